@@ -134,7 +134,7 @@ async def _tokenize_text(request: BenchRequest, endpoint: Endpoint) -> tuple[int
     if len(ids) < MIN_TEXT_TOKENS:
         raise BenchError(
             f"the prompt text has {len(ids)} tokens; at least {MIN_TEXT_TOKENS} are required",
-            where=request.workload.text_file or "",
+            location=request.workload.text_file or "",
             hint="set `text_file` to a longer text, or remove it to use the built-in text",
         )
     return ids
@@ -224,7 +224,7 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
             raise
         _write_with_kernel_gate(request, _with_issues(request, replace(result, ending=BenchEnding.ENDPOINT_DIED)))
         raise BenchError(
-            f"measurement ended early: {error.message}", where=error.where, hint=error.hint, details=error.details
+            f"measurement ended early: {error.message}", location=error.location, hint=error.hint, details=error.details
         ) from error
     return _write_with_kernel_gate(request, _with_issues(request, replace(result, ending=ending)))
 

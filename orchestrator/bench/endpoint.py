@@ -71,11 +71,13 @@ class Endpoint:
         try:
             status, content = await self._servers[0].fetch("POST", endpoints.TOKENIZE, content=body)
             if status != 200:
-                raise BenchError(f"POST {endpoints.TOKENIZE} returned status {status}", where=self.facts.url, hint=hint)
+                raise BenchError(
+                    f"POST {endpoints.TOKENIZE} returned status {status}", location=self.facts.url, hint=hint
+                )
             return read_token_ids(content)
         except (NoResponseError, UnexpectedResponseError) as error:
             message = f"cannot tokenize the prompt text: {error}"
-            raise BenchError(message, where=self.facts.url, hint=hint) from error
+            raise BenchError(message, location=self.facts.url, hint=hint) from error
 
     async def flush_cache(self) -> bool:
         """Flush the prefix caches, so that a repeated run gets no hits for its own prompts; return success."""
@@ -107,9 +109,9 @@ async def discover(
         engine = foreign.read_engine(listed)
         info = await _server_info(server, address)
     except UnexpectedResponseError as error:
-        raise BenchError(f"cannot discover the endpoint: {error}", where=address.url) from error
+        raise BenchError(f"cannot discover the endpoint: {error}", location=address.url) from error
     if not models:
-        raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", where=address.url)
+        raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", location=address.url)
     served, context = next(iter(models.items()))
     facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context)
     metrics = await _read_metrics(server)
@@ -146,7 +148,7 @@ def check_fits(workload: Workload, facts: EndpointFacts) -> None:
     if facts.context_length is not None and needed > facts.context_length:
         raise BenchError(
             f"`{facts.served_model}` has a context of {facts.context_length} tokens; the workload needs {needed}",
-            where=facts.url,
+            location=facts.url,
             hint="choose a smaller workload"
             + (
                 f", or increase `--{option}` of the server"
@@ -163,9 +165,9 @@ async def _get_json(connections: Connections, address: Address, path: str) -> Js
             message, hint = "the endpoint rejected the API key", "use the key that the server was started with"
         else:
             message, hint = "the endpoint requires an API key", "name its variable with `--api-key-env`"
-        raise BenchError(message, where=address.url, hint=hint)
+        raise BenchError(message, location=address.url, hint=hint)
     if status != 200:
-        raise BenchError(f"GET {path} returned status {status}", where=address.url)
+        raise BenchError(f"GET {path} returned status {status}", location=address.url)
     return read_object(content, path=path)
 
 
@@ -184,7 +186,7 @@ async def _fetch(connections: Connections, address: Address, path: str) -> tuple
         return await connections.fetch("GET", path)
     except NoResponseError as error:
         raise BenchError(
-            f"cannot reach the endpoint: {error}", where=address.url, hint="check the server with `deploy status`"
+            f"cannot reach the endpoint: {error}", location=address.url, hint="check the server with `deploy status`"
         ) from error
 
 

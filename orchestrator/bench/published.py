@@ -305,7 +305,7 @@ def _load_published_file(path: Path) -> Published:
         raise UsageError(f"no file `{path}` found", hint="use a name without `.yaml` for built-in published results")
     entry = read_published(path, str(path))
     if not isinstance(entry, Published):
-        raise UsageError(f"the file has kind `{entry.kind}`, not `comparison`", where=str(path))
+        raise UsageError(f"the file has kind `{entry.kind}`, not `comparison`", location=str(path))
     return entry
 
 

@@ -279,7 +279,7 @@ class BenchResult:
         if version != RESULT_SCHEMA:
             raise BenchError(
                 f"the result has schema version `{version}`; this version of `deploy` reads `{RESULT_SCHEMA}`",
-                where=location,
+                location=location,
                 hint="use the version of `deploy` that wrote it, or measure again",
             )
         return parse_strict(_result_adapter(), text, description="result of `deploy bench`", location=location)
@@ -294,7 +294,7 @@ def parse_strict(adapter: TypeAdapter[Parsed], text: str, *, description: str, l
         return adapter.validate_json(text, strict=True)
     except ValidationError as error:
         problems = validation_problems(error)[:10]
-    raise BenchError(f"not a valid {description}", where=location, problems=problems)
+    raise BenchError(f"not a valid {description}", location=location, problems=problems)
 
 
 _VERSIONED: Final = TypeAdapter(dict[str, object])

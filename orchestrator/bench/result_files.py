@@ -22,7 +22,7 @@ def read_result_text(file: Path, description: str, *, max_bytes: int = MAX_BYTES
         return read_file(file, most=max_bytes).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise BenchError(f"cannot read the {description}: {reason}", where=str(file)) from error
+        raise BenchError(f"cannot read the {description}: {reason}", location=str(file)) from error
 
 
 def load_result(path: Path) -> BenchResult:

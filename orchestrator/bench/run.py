@@ -218,9 +218,9 @@ def resume_command(command: str, directory: Path) -> str:
 def _previous_result(directory: Path, *, resume: bool) -> BenchResult | None:
     previous = load_result(directory) if (directory / RESULT_FILE).exists() else None
     if previous is not None and previous.points and not resume:
-        raise UsageError("the directory already has a result", where=str(directory), hint="continue with `--resume`")
+        raise UsageError("the directory already has a result", location=str(directory), hint="continue with `--resume`")
     if previous is None and resume:
-        raise UsageError("no result to resume found", where=str(directory), hint="omit `--resume`")
+        raise UsageError("no result to resume found", location=str(directory), hint="omit `--resume`")
     return previous if resume else None
 
 

@@ -152,4 +152,4 @@ def read_text(workload: Workload, *, catalog: Catalog | None = None) -> str:
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             reason = f"larger than {MAX_TEXT_BYTES} bytes"
             hint = f"`head -c {MAX_TEXT_BYTES - 4} {quote([str(path)])} | iconv -c -t utf-8 > shorter.txt`"
-        raise ProfileError(f"cannot read `text_file`: {reason}", where=str(path), hint=hint) from error
+        raise ProfileError(f"cannot read `text_file`: {reason}", location=str(path), hint=hint) from error

@@ -65,7 +65,7 @@ class Checkpoint:
         """The config.json. Raises CheckpointError if it is missing or unreadable."""
         if (found := self._config(CONFIG)) is None:
             raise CheckpointError(
-                f"no `{CONFIG}` found", where=self.location, hint="name the directory of a checkpoint"
+                f"no `{CONFIG}` found", location=self.location, hint="name the directory of a checkpoint"
             )
         return found
 
@@ -84,7 +84,7 @@ class Checkpoint:
     def shards(self) -> Mapping[CheckpointFile, set[str]]:
         """The tensors of each shard by the index. Raises CheckpointError for an invalid index."""
         if self.index.problems:
-            raise CheckpointError(INCOMPLETE, where=self.location, problems=self.index.problems)
+            raise CheckpointError(INCOMPLETE, location=self.location, problems=self.index.problems)
         return self.index.shards
 
     def header(self, shard: CheckpointFile) -> Mapping[str, StoredTensor]:
@@ -101,22 +101,24 @@ class Checkpoint:
         return self._dtypes[shard]
 
     def _parse_shard(self, shard: CheckpointFile, parse: Callable[[Read, int], T]) -> T:
-        where = f"{self.location}/{shard}"
+        location = f"{self.location}/{shard}"
         if shard not in self.files.sizes:
-            raise CheckpointError(f"`{shard}` is missing", where=where)
+            raise CheckpointError(f"`{shard}` is missing", location=location)
         try:
             return parse(partial(self.files.read, shard), self.files.sizes[shard])
         except BadShardError as error:
-            raise CheckpointError(f"`{shard}` {error}", where=where) from error
+            raise CheckpointError(f"`{shard}` {error}", location=location) from error
         except (OSError, UnsafeValueError) as error:
-            raise CheckpointError(f"`{shard}`: {error}", where=where) from error
+            raise CheckpointError(f"`{shard}`: {error}", location=location) from error
 
     def read(self, name: CheckpointFile) -> bytes:
         """Read a small file. Raises CheckpointError if it is unreadable, HostError."""
         try:
             return self.files.read(name, 0, _MAX_BYTES)
         except OSError as error:
-            raise CheckpointError(f"cannot read `{name}`: {error.strerror}", where=f"{self.location}/{name}") from error
+            raise CheckpointError(
+                f"cannot read `{name}`: {error.strerror}", location=f"{self.location}/{name}"
+            ) from error
 
     def _config(self, name: CheckpointFile) -> CheckpointConfig | None:
         if name not in self.files.sizes:
@@ -125,7 +127,7 @@ class Checkpoint:
             return CheckpointConfig.parse(self.read(name))
         except ValueError as error:
             message = f"`{name}` is not JSON: the file is truncated or modified"
-            raise CheckpointError(message, where=f"{self.location}/{name}") from error
+            raise CheckpointError(message, location=f"{self.location}/{name}") from error
 
 
 def local_checkpoint(directory: Path) -> Checkpoint | None:

@@ -43,7 +43,7 @@ def describe(summary: CheckpointSummary, overridden: Sequence[str]) -> Descripti
     facts = {key: found for key, read in reader.all().items() if not reader.is_overridden(key) and (found := read())}
     if problems := list(_contradictions(summary, reader, facts)):
         raise CheckpointError(
-            "the config and the tensors of the checkpoint disagree", where=summary.location, problems=problems
+            "the config and the tensors of the checkpoint disagree", location=summary.location, problems=problems
         )
     return Description(facts=facts, missing=reader.missing, notes=tuple(reader.notes))
 
@@ -232,13 +232,13 @@ class _FactReader:
 
 
 def _contradictions(outline: CheckpointSummary, reader: _FactReader, facts: dict[str, ConfigFact]) -> Iterator[Problem]:
-    where = f"{outline.location}/{CONFIG}"
-    yield from (Problem(message, where) for message in _impossible(facts))
-    yield from (Problem(message, where) for message in (*_layers_differ(outline), *_windows_differ(reader)))
+    location = f"{outline.location}/{CONFIG}"
+    yield from (Problem(message, location) for message in _impossible(facts))
+    yield from (Problem(message, location) for message in (*_layers_differ(outline), *_windows_differ(reader)))
     for ending, expected, of in _rows(reader):
         name, rows = outline.rows.get(ending, ("", expected))
         if rows != expected:
-            yield Problem(f"`{name}` has {rows} rows, {of} is {expected}", where)
+            yield Problem(f"`{name}` has {rows} rows, {of} is {expected}", location)
 
 
 def _windows_differ(reader: _FactReader) -> Iterator[str]:

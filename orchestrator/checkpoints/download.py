@@ -118,8 +118,10 @@ def download_interrupted(location: str, *, reason: str, full: bool, done: int, t
     """Return the error for an interrupted download."""
     again = f"run the same command again: it resumes at {done / 1e9:.1f} of {total / 1e9:.1f} GB"
     if full:
-        return HostError("the disk is full", where=location, hint=f"free {(total - done) / 1e9:.1f} GB, then {again}")
-    return HostError(f"the download failed: {reason}", where=location, hint=again)
+        return HostError(
+            "the disk is full", location=location, hint=f"free {(total - done) / 1e9:.1f} GB, then {again}"
+        )
+    return HostError(f"the download failed: {reason}", location=location, hint=again)
 
 
 def _interrupted(directory: Path, listing: Listing, code: int, log: str) -> HostError:

@@ -38,9 +38,9 @@ class LocalFiles:
                     if entry.is_file():  # not a dangling link
                         sizes[CheckpointFile(name)] = entry.stat().st_size
         except FileNotFoundError as error:
-            raise CheckpointNotFoundError("directory not found", where=self.location) from error
+            raise CheckpointNotFoundError("directory not found", location=self.location) from error
         except OSError as error:
-            raise CheckpointError(f"cannot read the checkpoint: {error.strerror}", where=self.location) from error
+            raise CheckpointError(f"cannot read the checkpoint: {error.strerror}", location=self.location) from error
 
     def read(self, name: CheckpointFile, begin: int, length: int) -> bytes:
         """Read up to `length` bytes of a file."""

@@ -34,7 +34,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
         if target.exists() and not (target / _MARKER).is_file():
             raise BuildError(
                 f"cannot generate model `{model.name}`: the directory has other files",
-                where=str(target),
+                location=str(target),
                 hint="move them away, or serve them: `--set model.checkpoint.source=local`",
             )
         for left in home.models.glob(f".{model.name}.making-*"):  # of killed commands
@@ -69,10 +69,10 @@ def _generate(model: Model, generator: Path, *, python: Path, folder: Path) -> N
         details = "\n".join(last)
         if os.strerror(errno.ENOSPC) in details:  # the generator's message names no file
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-        raise BuildError(f"cannot generate model `{model.name}`", where=str(generator), details=details)
+        raise BuildError(f"cannot generate model `{model.name}`", location=str(generator), details=details)
     if not folder.is_dir():
         raise BuildError(
             f"the generator of model `{model.name}` did not create `{folder}`",
-            where=str(generator),
+            location=str(generator),
             hint="the generator must write the checkpoint to the directory in its only argument",
         )

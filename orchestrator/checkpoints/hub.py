@@ -122,7 +122,7 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
             "try again; `HF_ENDPOINT` names a mirror; a local checkpoint is served with "
             "`--set model.checkpoint.source=local --set model.checkpoint.path=DIRECTORY`"
         )
-        raise HostError(f"cannot reach the hub: {reason}", where=api.endpoint, hint=hint) from error
+        raise HostError(f"cannot reach the hub: {reason}", location=api.endpoint, hint=hint) from error
     except (
         ValueError,
         KeyError,
@@ -132,7 +132,7 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     ) as error:  # of huggingface_hub, for JSON of another shape
         reason = str(error) if isinstance(error, UnsafeValueError) else "malformed response"
         hint = "`HF_ENDPOINT` names the hub: correct it, or unset it for huggingface.co"
-        raise HostError(f"cannot use the hub: {reason}", where=api.endpoint, hint=hint) from error
+        raise HostError(f"cannot use the hub: {reason}", location=api.endpoint, hint=hint) from error
     return Listing(repository=name, commit=commit, files=files, gated=bool(getattr(info, "gated", False)))
 
 
@@ -203,5 +203,5 @@ class HubFiles:
                         break
         except httpx.HTTPError as error:
             hint = "try again; `HF_ENDPOINT` names a mirror"
-            raise HostError(f"cannot download `{name}`: {error}", where=self.location, hint=hint) from error
+            raise HostError(f"cannot download `{name}`: {error}", location=self.location, hint=hint) from error
         return bytes(found[:length])

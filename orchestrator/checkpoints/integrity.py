@@ -37,9 +37,9 @@ class IntegrityReport:
 def check_integrity(checkpoint: Checkpoint, spec: IntegritySpec) -> IntegrityReport:
     """Check a checkpoint by its headers and metadata; report unreadable files as problems."""
     problems = list(_sizes(checkpoint, spec.sizes))
-    reported = {problem.where for problem in problems}  # one problem per file
+    reported = {problem.location for problem in problems}  # one problem per file
     more = [*_readable(checkpoint, CONFIG), *_tokenizer(checkpoint)]
-    problems += [problem for problem in more if problem.where not in reported]
+    problems += [problem for problem in more if problem.location not in reported]
     index = checkpoint.index
     problems += index.problems
     drafts = any(_of_layer(name, spec.mtp_layer) for named in index.shards.values() for name in named)
@@ -48,7 +48,7 @@ def check_integrity(checkpoint: Checkpoint, spec: IntegritySpec) -> IntegrityRep
         try:
             header = checkpoint.header(shard)
         except CheckpointError as error:
-            problems += [problem for problem in error.each() if problem.where not in reported]
+            problems += [problem for problem in error.problems_or_self() if problem.location not in reported]
             continue
         tensors += len(header)
         drafts = drafts or any(_of_layer(name, spec.mtp_layer) for name in header)
@@ -60,11 +60,11 @@ def check_integrity(checkpoint: Checkpoint, spec: IntegritySpec) -> IntegrityRep
 
 def _sizes(checkpoint: Checkpoint, sizes: Mapping[CheckpointFile, int]) -> Iterator[Problem]:
     for name, size in sorted(sizes.items()):
-        where, found = f"{checkpoint.location}/{name}", checkpoint.files.sizes.get(name)
+        location, found = f"{checkpoint.location}/{name}", checkpoint.files.sizes.get(name)
         if found is None:
-            yield Problem(f"`{name}` is missing ({size} bytes)", where)
+            yield Problem(f"`{name}` is missing ({size} bytes)", location)
         elif found != size:
-            yield Problem(f"`{name}` has {found} bytes instead of {size}", where)
+            yield Problem(f"`{name}` has {found} bytes instead of {size}", location)
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Iterator[Problem]:
@@ -81,25 +81,25 @@ def _tokenizer(checkpoint: Checkpoint) -> Iterator[Problem]:
 
 
 def _readable(checkpoint: Checkpoint, name: CheckpointFile) -> Iterator[Problem]:
-    where = f"{checkpoint.location}/{name}"
+    location = f"{checkpoint.location}/{name}"
     if name not in checkpoint.files.sizes:
-        yield Problem(f"`{name}` is missing", where)
+        yield Problem(f"`{name}` is missing", location)
         return
     try:
         parse_json(checkpoint.read(name))
     except ValueError:
-        yield Problem(f"`{name}` is not JSON: the file is truncated or modified", where)
+        yield Problem(f"`{name}` is not JSON: the file is truncated or modified", location)
     except CheckpointError as error:
-        yield from error.each()
+        yield from error.problems_or_self()
 
 
 def _of_layer(name: str, layer: int | None) -> bool:
     return layer is not None and name.startswith(f"model.layers.{layer}.")
 
 
-def _no_mtp(where: str, layer: int) -> Problem:
+def _no_mtp(location: str, layer: int) -> Problem:
     return Problem(
         f"no tensor of the MTP layer (`model.layers.{layer}.`) found, which speculative decoding needs",
-        where,
+        location,
         "use a revision of the checkpoint with the MTP layer, or serve without the `speculative-…` flags",
     )

@@ -30,7 +30,7 @@ def require_profile_match(directory: Path, model: Model) -> None:
         )
 
 
-def _contradictions(config: CheckpointConfig, model: Model, where: str) -> Iterator[Problem]:
+def _contradictions(config: CheckpointConfig, model: Model, location: str) -> Iterator[Problem]:
     for key, said, name, found in (*_counts(config, model), *_kinds(config, model)):
         if found != said:
             hint = f"correct `model.{key}`; `deploy show PROFILE --explain` names its line"
@@ -38,7 +38,9 @@ def _contradictions(config: CheckpointConfig, model: Model, where: str) -> Itera
                 shorter = isinstance(found, int) and model.context_length < found
                 served = f" --set flags.{Meaning.CONTEXT}={said}` serves a shorter context" if shorter else "`"
                 hint = f"`--set model.context_length={found}{served}; or {hint}"
-            yield Problem(f"`model.{key}` is {_show(said)}, the checkpoint's `{name}` is {_show(found)}", where, hint)
+            yield Problem(
+                f"`model.{key}` is {_show(said)}, the checkpoint's `{name}` is {_show(found)}", location, hint
+            )
 
 
 _Fact = tuple[str, object, str, object]  # the profile's key and value, the config's

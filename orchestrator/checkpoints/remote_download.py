@@ -121,7 +121,7 @@ class RemoteDownload:
                 raise disk_full_error(self._where, needed=needed, free=free, hint=OTHER_DIRECTORY)
             elif "nothing" in told:
                 message = f"no checkpoint of `{self.model.name}` found"
-                raise CheckpointNotFoundError(message, where=f"{self.host}: {told['nothing']}", hint=self._hint)
+                raise CheckpointNotFoundError(message, location=f"{self.host}: {told['nothing']}", hint=self._hint)
             elif "end" in told:
                 return self._absolute(told.get("directory"))
         raise self._exit_error(program.wait(), complaints().strip(), done, total)
@@ -162,10 +162,11 @@ class RemoteDownload:
                 kind, hint = CheckpointMismatchError, error.hint
             raise kind(
                 error.message,
-                where=error.where.replace(str(mirror), place),
+                location=error.location.replace(str(mirror), place),
                 hint=hint,
                 problems=tuple(
-                    replace(problem, where=problem.where.replace(str(mirror), place)) for problem in error.problems
+                    replace(problem, location=problem.location.replace(str(mirror), place))
+                    for problem in error.problems
                 ),
             ) from error
 

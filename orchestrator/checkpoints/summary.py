@@ -75,7 +75,7 @@ def hub_summary(repository: str, revision: str | None, hub: Hub) -> tuple[Checkp
         raise
     except HostError as error:
         hint = "try again; `HF_ENDPOINT` names a mirror; or name a directory with the checkpoint"
-        raise HostError(error.message, where=error.where, hint=hint) from error
+        raise HostError(error.message, location=error.location, hint=hint) from error
     return summarize(Checkpoint(HubFiles(listing, hub))), listing
 
 
@@ -98,7 +98,7 @@ def summarize(checkpoint: Checkpoint) -> CheckpointSummary:
         if shard in wanted or shard not in sizes:
             problems += _add_shard(checkpoint, shard, names, summary)
     if problems:
-        raise CheckpointError(INCOMPLETE, where=checkpoint.location, problems=problems)
+        raise CheckpointError(INCOMPLETE, location=checkpoint.location, problems=problems)
     return summary
 
 
@@ -122,7 +122,7 @@ def _add_shard(
     try:
         header = checkpoint.header(shard)
     except CheckpointError as error:
-        return error.each()
+        return error.problems_or_self()
     summary.add_header(header)
     if not named:  # there is no index
         summary.count_layers(header)
@@ -134,5 +134,5 @@ def missing_tensors(checkpoint: Checkpoint, shard: CheckpointFile, named: set[st
     if lost := sorted(named - checkpoint.header(shard).keys()):
         more = f", … ({len(lost) - _SHOWN} more)" if len(lost) > _SHOWN else ""
         names = ", ".join(f"`{name}`" for name in lost[:_SHOWN]) + more
-        where = f"{checkpoint.location}/{shard}"
-        yield Problem(f"`{shard}` lacks {len(lost)} tensors of the index: {names}", where)
+        location = f"{checkpoint.location}/{shard}"
+        yield Problem(f"`{shard}` lacks {len(lost)} tensors of the index: {names}", location)

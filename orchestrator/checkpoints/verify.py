@@ -100,7 +100,7 @@ def verify_fresh(directory: Path, model: Model, options: VerifyOptions) -> Verif
     if found.problems:
         raise CheckpointError(
             f"the checkpoint of `{model.name}` is incomplete or modified",
-            where=str(directory),
+            location=str(directory),
             hint=_repair_hint(model),
             problems=found.problems,
         )
@@ -126,7 +126,7 @@ def verify_created(directory: Path, target: Path, *, layer: int | None) -> Check
     """
     found, mismatches = _inspect(directory, {}, layer)
     if found.problems:
-        raise CheckpointError("the created checkpoint is incomplete", where=str(directory), problems=found.problems)
+        raise CheckpointError("the created checkpoint is incomplete", location=str(directory), problems=found.problems)
     if fatal := [mismatch for mismatch in mismatches if is_fatal(mismatch, "")]:
         problems = tuple(Problem(mismatch.message, str(directory), mismatch.hint) for mismatch in fatal)
         raise CheckpointMismatchError("the created tensors do not match their config", problems=problems)
@@ -180,11 +180,11 @@ def _require_loadable(directory: Path, model: Model, receipt: CheckpointReceipt,
     """Raise CheckpointMismatchError with every mismatch that is fatal to this version, unless accepted."""
     fatal = [mismatch for mismatch in receipt.mismatches if is_fatal(mismatch, sglang)]
     if fatal and not receipt.allow_mismatch:
-        where = str(directory / CONFIG)
+        location = str(directory / CONFIG)
         raise CheckpointMismatchError(
             f"the tensors of `{model.name}` do not match its `{CONFIG}`",
             hint="to serve it anyway: `deploy stage PROFILE --allow-mismatch`",
-            problems=tuple(Problem(mismatch.message, where, mismatch.hint) for mismatch in fatal),
+            problems=tuple(Problem(mismatch.message, location, mismatch.hint) for mismatch in fatal),
         )
 
 
@@ -228,9 +228,9 @@ def _stamps(directory: Path, model: Model) -> Stamps:
             if model.quantization.startswith("quark"):
                 elsewhere += f"; `deploy quantize SOURCE {directory} --recipe RECIPE` makes one"
             hint = elsewhere if model.checkpoint.source == "local" else _repair_hint(model)
-            raise CheckpointNotFoundError(message, where=str(directory), hint=hint) from error
+            raise CheckpointNotFoundError(message, location=str(directory), hint=hint) from error
         message = f"cannot read the checkpoint of `{model.name}`: {error.strerror}"
-        raise CheckpointError(message, where=str(error.filename)) from error
+        raise CheckpointError(message, location=str(error.filename)) from error
 
 
 def _repair_hint(model: Model) -> str:

@@ -143,7 +143,7 @@ def _measure(target: BenchTarget, options: BenchOptions) -> tuple[BenchResult, P
         _show(error.result, json=True)
         raise BenchError(
             f"cannot write the result: {error.cause.strerror}",
-            where=str(error.cause.filename or ""),
+            location=str(error.cause.filename or ""),
             hint="the result is on standard output: save it as `result.json`, free disk space, then `--resume`",
         ) from error
     finally:
@@ -164,7 +164,7 @@ def _tell_ending(result: BenchResult, *, url: str, again: str) -> None:
     if result.ending is BenchEnding.ENDPOINT_DIED:
         failure = result.points[-1].failures[0]
         raise BenchError(
-            f"the endpoint died: {failure.example}", where=url, hint=f"once it is back, continue with `{again}`"
+            f"the endpoint died: {failure.example}", location=url, hint=f"once it is back, continue with `{again}`"
         )
 
 

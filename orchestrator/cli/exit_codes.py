@@ -127,7 +127,7 @@ def _of_the_machine(error: OSError) -> HostError:
     hint = f"free disk space, or {hint}" if place else ""
     if error.errno in _IN_THE_WAY:
         hint = f"move what is there away, or set {variable or 'DEPLOY_HOME'} to another directory"
-    return HostError(error.strerror or str(error), where=place, hint=hint)
+    return HostError(error.strerror or str(error), location=place, hint=hint)
 
 
 def _variable_for(place: str) -> str:
@@ -154,7 +154,7 @@ def _of_this_tool(error: Exception) -> DeployError:
         hint = f"please report it; all of it would be in a file, but: {unwritable.strerror or unwritable}"
     return DeployError(
         f"a fault of this tool: {type(error).__name__}: {error}",
-        where=f"{Path(last.filename).name}:{last.lineno}",
+        location=f"{Path(last.filename).name}:{last.lineno}",
         hint=hint,
     )
 

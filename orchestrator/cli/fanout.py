@@ -63,7 +63,7 @@ def parse_hosts(words: Iterable[str]) -> tuple[Node, ...]:
     return tuple(nodes.values())
 
 
-def require_machine(word: str, *, where: str = "") -> None:
+def require_machine(word: str, *, location: str = "") -> None:
     """Raise UsageError, with the nearest valid form, for a word that is not the URL of a host."""
     scheme, given, rest = word.partition("://")
     if given and scheme in _SCHEMES:
@@ -71,7 +71,7 @@ def require_machine(word: str, *, where: str = "") -> None:
     if not given:
         scheme, rest = ("unix" if word.startswith("/") else "ssh"), word
     meant = f"{closest_match(scheme, _SCHEMES) or 'ssh'}://{rest}"
-    raise UsageError(f"`{word}` does not say how to reach the host", where=where, hint=f"did you mean `{meant}`?")
+    raise UsageError(f"`{word}` does not say how to reach the host", location=location, hint=f"did you mean `{meant}`?")
 
 
 def _urls(word: str) -> Iterator[str]:
@@ -89,7 +89,7 @@ def _urls(word: str) -> Iterator[str]:
         raise UsageError(f"no host in `{path}`", hint="write one host per line: ssh://user@node")
     for number, line in enumerate(lines, start=1):
         if line:
-            require_machine(line, where=f"{path}:{number}")
+            require_machine(line, location=f"{path}:{number}")
             yield line
 
 

@@ -55,7 +55,7 @@ def command(
     try:
         written = write_report(made, output or directory)
     except OSError as error:
-        raise BenchError(f"cannot write the report: {error.strerror}", where=str(error.filename)) from error
+        raise BenchError(f"cannot write the report: {error.strerror}", location=str(error.filename)) from error
     if json:
         print_json(parse_json(render_json(made)))
     warn_incomparable(made)

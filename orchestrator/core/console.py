@@ -82,7 +82,7 @@ def show_error(error: DeployError) -> None:
     if _JsonOutput.expected and not _JsonOutput.document:
         print_json({"error": _error_dict(error)}, one_line=True)
     say(error.message, lead=_lead("error:", "red"))
-    _show_place(Problem(error.message, error.where, ""))
+    _show_place(Problem(error.message, error.location, ""))
     for problem in error.problems:
         say(problem.message, lead="  " + _lead("-", "red"))
         _show_place(problem, indent="    ")
@@ -94,11 +94,12 @@ def show_error(error: DeployError) -> None:
 
 def _error_dict(error: DeployError) -> dict[str, object]:
     problems = [
-        {"message": each.message, "location": each.where, "hint": expand_commands(each.hint)} for each in error.problems
+        {"message": each.message, "location": each.location, "hint": expand_commands(each.hint)}
+        for each in error.problems
     ]
     return {
         "message": error.message,
-        "location": error.where,
+        "location": error.location,
         "hint": expand_commands(error.hint),
         "problems": problems,
         "details": error.details,
@@ -107,8 +108,8 @@ def _error_dict(error: DeployError) -> dict[str, object]:
 
 
 def _show_place(problem: Problem, indent: str = "  ") -> None:
-    if problem.where:
-        say(problem.where, lead=indent + _lead("-->", "cyan"))
+    if problem.location:
+        say(problem.location, lead=indent + _lead("-->", "cyan"))
     if problem.hint:
         say(problem.hint, lead=indent + _lead("hint:", "cyan"))
 

@@ -16,4 +16,4 @@ def require_disk_space(directory: Path, needed: int, *, hint: str) -> None:
 def disk_full_error(location: str, *, needed: int, free: int, hint: str) -> HostError:
     """Return the error for a disk without space; sizes in bytes."""
     message = f"not enough disk space: {needed / 1e9:,.1f} GB needed, {free / 1e9:,.1f} GB free"
-    return HostError(message, where=location, hint=f"free up space, or {hint}")
+    return HostError(message, location=location, hint=f"free up space, or {hint}")

@@ -34,7 +34,7 @@ class Problem:
     """One thing that is wrong: what, where (`file:line` or a key path), and what to do next."""
 
     message: str
-    where: str = ""
+    location: str = ""
     hint: str = ""
 
 
@@ -63,7 +63,7 @@ class DeployError(Exception):
         self,
         message: str,
         *,
-        where: str = "",
+        location: str = "",
         hint: str = "",
         problems: Iterable[Problem] = (),
         details: str = "",
@@ -74,14 +74,14 @@ class DeployError(Exception):
         """
         super().__init__(message)
         self.message = message
-        self.where = where
+        self.location = location
         self.hint = hint
         self.problems = tuple(problems)
         self.details = details
 
-    def each(self) -> tuple[Problem, ...]:
+    def problems_or_self(self) -> tuple[Problem, ...]:
         """Return the problems, or the message itself as a problem if there are none."""
-        return self.problems or (Problem(self.message, self.where, self.hint),)
+        return self.problems or (Problem(self.message, self.location, self.hint),)
 
 
 class UsageError(DeployError):

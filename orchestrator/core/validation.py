@@ -140,7 +140,7 @@ def read_file(path: Path, name: str, *, fault: type[DeployError] = ProfileError)
         text = files.read_file(path, most=_MOST).decode()
     except (OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, a name with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
-        raise fault(f"cannot read `{name}`: {reason}", where=name) from error
+        raise fault(f"cannot read `{name}`: {reason}", location=name) from error
     return read_document(text, name, fault=fault)
 
 

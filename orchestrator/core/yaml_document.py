@@ -56,11 +56,11 @@ def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileErr
         data = reader.document()
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise fault(f"invalid YAML: {error.problem}", where=f"{name}{line}") from error
+        raise fault(f"invalid YAML: {error.problem}", location=f"{name}{line}") from error
     except yaml.reader.ReaderError as error:
-        raise fault(f"not text: {error.reason}", where=name) from error
+        raise fault(f"not text: {error.reason}", location=name) from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a lone surrogate, an escape beyond Unicode
-        raise fault(f"not text: {error}", where=name) from error
+        raise fault(f"not text: {error}", location=name) from error
     if reader.problems:
         raise fault(f"cannot read `{name}`", problems=truncate_problems(reader.problems))
     return Document(name, data, reader.lines)
@@ -135,7 +135,7 @@ class _Reader:
         if isinstance(event, yaml.AliasEvent):
             return None
         if len(path) >= MAX_DEPTH:
-            raise self._fault(f"nested deeper than {MAX_DEPTH} levels", where=f"{self._name}:{_line(event)}")
+            raise self._fault(f"nested deeper than {MAX_DEPTH} levels", location=f"{self._name}:{_line(event)}")
         return self._mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._list(path)
 
     def _mapping(self, path: KeyPath) -> dict[str, Data]:

@@ -40,22 +40,22 @@ def authorization(key: Secret | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key.reveal()}"} if key else {}
 
 
-def read_key(value: str, *, where: str) -> Secret:
+def read_key(value: str, *, location: str) -> Secret:
     """Return the API key in `value`, without a trailing line end.
 
     Raises UsageError if an HTTP header or sglang's `--config` file cannot carry the key, or if the key is too short.
-    The message names `where`, the variable of the key, and never the key.
+    The message names `location`, the variable of the key, and never the key.
     """
     key = value.rstrip("\r\n")
     if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"the API key in `{where}` contains a character that an HTTP header cannot carry")
+        raise UsageError(f"the API key in `{location}` contains a character that an HTTP header cannot carry")
     if key != key.strip() or not key:
-        raise UsageError(f"the API key in `{where}` begins or ends with a blank, which an HTTP header drops")
+        raise UsageError(f"the API key in `{location}` begins or ends with a blank, which an HTTP header drops")
     if len(key) < MIN_LENGTH:
         raise UsageError(
-            f"the API key in `{where}` has fewer than {MIN_LENGTH} characters: guessable, and not redactable",
-            hint=f"`export {where}=$(openssl rand -hex 16)`",
+            f"the API key in `{location}` has fewer than {MIN_LENGTH} characters: guessable, and not redactable",
+            hint=f"`export {location}=$(openssl rand -hex 16)`",
         )
     if key.startswith("-"):
-        raise UsageError(f"the API key in `{where}` begins with `-`, so that sglang would parse it as an option")
+        raise UsageError(f"the API key in `{location}` begins with `-`, so that sglang would parse it as an option")
     return Secret(key)

@@ -114,14 +114,14 @@ def read_flags(version: str, catalog: Catalog, *, location: str = "") -> FlagTab
         known = ", ".join(f"`{name}`" for name in catalog.names(EntryKind.FLAGS))
         raise ProfileError(
             f"no flag table for sglang {version} found",
-            where=location,
+            location=location,
             hint=f"`deploy add engine {version} --flags-only` writes it; existing tables: {known}",
         )
     try:
         return parse_flags(version, path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         hint = f"`deploy add engine {version} --flags-only` rewrites it"
-        raise ProfileError("invalid flag table", where=catalog.shown(path), hint=hint) from error
+        raise ProfileError("invalid flag table", location=catalog.shown(path), hint=hint) from error
 
 
 def parse_flags(version: str, text: str) -> FlagTable:
@@ -160,36 +160,36 @@ def flag_words(value: FlagValue) -> tuple[str, ...]:
     return (str(value),) if isinstance(value, str | int | float) else tuple(str(item) for item in value)
 
 
-def flag_problems(name: str, value: FlagValue, table: FlagTable, where: str) -> Iterator[Problem]:
+def flag_problems(name: str, value: FlagValue, table: FlagTable, location: str) -> Iterator[Problem]:
     """Yield the problems of a flag: reserved for another key of the profile, secret, unknown, or an invalid value."""
     if name in RESERVED:
-        yield Problem(f"`{name}` cannot be set as a flag", where, f"set `{RESERVED[name]}` instead")
+        yield Problem(f"`{name}` cannot be set as a flag", location, f"set `{RESERVED[name]}` instead")
         return
     if _SECRET_FLAG.search(name):
         hint = "give the server a file that only its user can read"
-        yield Problem(f"`{name}` is a secret and cannot be set in a profile", where, hint)
+        yield Problem(f"`{name}` is a secret and cannot be set in a profile", location, hint)
         return
     spec = table.flags.get(name)
     if spec is None:
-        yield Problem(f"sglang {table.version} has no option `--{name}`", where, _near(name, table))
+        yield Problem(f"sglang {table.version} has no option `--{name}`", location, _near(name, table))
         return
-    yield from value_problems(f"`--{name}` of sglang {table.version}", value, spec, where)
+    yield from value_problems(f"`--{name}` of sglang {table.version}", value, spec, location)
 
 
-def value_problems(option: str, value: FlagValue, spec: FlagSpec, where: str) -> Iterator[Problem]:
+def value_problems(option: str, value: FlagValue, spec: FlagSpec, location: str) -> Iterator[Problem]:
     """Yield the problems that a parser finds in the value of a known option; messages call it `option`."""
     if expected := _expected(value, spec):
         shown = str(list(flag_words(value))) if isinstance(value, list | tuple) else str(value)
-        yield Problem(f"{option} takes {expected}, found `{shown}`", where)
+        yield Problem(f"{option} takes {expected}, found `{shown}`", location)
         return
     for word in flag_words(value):
         if not _is_read(word, spec.type):
-            yield Problem(f"{option} takes {_TYPES[spec.type or '']}, found `{word}`", where)
+            yield Problem(f"{option} takes {_TYPES[spec.type or '']}, found `{word}`", location)
         elif word.startswith("-") and not _INTEGER.match(word) and spec.type is None:
-            yield Problem(f"{option}: `{word}` begins with `-`, so that sglang would parse it as an option", where)
+            yield Problem(f"{option}: `{word}` begins with `-`, so that sglang would parse it as an option", location)
         elif spec.choices and word not in spec.choices:
             choices = ", ".join(f"`{choice}`" for choice in spec.choices)
-            yield Problem(f"{option} does not take `{word}`", where, f"one of {choices}")
+            yield Problem(f"{option} does not take `{word}`", location, f"one of {choices}")
 
 
 _TYPES: Final[Mapping[str, str]] = {"int": "a whole number", "float": "a number", "json": "JSON"}

@@ -93,16 +93,16 @@ DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def gateway_problems(name: str, value: FlagValue, where: str) -> Iterator[Problem]:
+def gateway_problems(name: str, value: FlagValue, location: str) -> Iterator[Problem]:
     """Yield the problems of a gateway option: set by another key of the profile, unknown, or an invalid value."""
     if name in _RESERVED:
-        yield Problem(f"`gateway.{name}` cannot be set", where, f"set `{_RESERVED[name]}` instead")
+        yield Problem(f"`gateway.{name}` cannot be set", location, f"set `{_RESERVED[name]}` instead")
     elif (spec := OPTIONS.get(name)) is None:
         near = closest_match(name, OPTIONS)
         hint = f"did you mean `{near}`?" if near else f"one of {', '.join(f'`{each}`' for each in sorted(OPTIONS))}"
-        yield Problem(f"the gateway has no option `{name}`", where, hint)
+        yield Problem(f"the gateway has no option `{name}`", location, hint)
     else:
-        yield from value_problems(f"`--{name}` of the gateway", value, spec, where)
+        yield from value_problems(f"`--{name}` of the gateway", value, spec, location)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,19 +93,19 @@ def _rows(meta: Json, key: str, ids: tuple[int, ...]) -> list[Any]:
     return rows
 
 
-def _ranked(row: object, where: str, top: int) -> Ranked:
+def _ranked(row: object, position: str, top: int) -> Ranked:
     if not isinstance(row, list) or len(row) != top:
-        raise UnexpectedResponseError(f"`{GENERATE}` did not return the {top} likeliest tokens at {where}")
-    return tuple(_entry(each, where) for each in row)
+        raise UnexpectedResponseError(f"`{GENERATE}` did not return the {top} likeliest tokens at {position}")
+    return tuple(_entry(each, position) for each in row)
 
 
-def _entry(row: object, where: str) -> tuple[int, float]:
+def _entry(row: object, position: str) -> tuple[int, float]:
     """Parse the id and the log-probability of one token; sglang's rows also hold the token's text."""
     if not isinstance(row, list) or len(row) < 2 or type(row[1]) is not int or row[1] < 0:
-        raise UnexpectedResponseError(f"`{GENERATE}` returned no token with a log-probability at {where}")
+        raise UnexpectedResponseError(f"`{GENERATE}` returned no token with a log-probability at {position}")
     score = row[0]
     if not isinstance(score, int | float) or isinstance(score, bool):
-        raise UnexpectedResponseError(f"the log-probability at {where} is not a number; sglang writes NaN as null")
+        raise UnexpectedResponseError(f"the log-probability at {position} is not a number; sglang writes NaN as null")
     if not _LEAST <= score <= _MOST:
-        raise UnexpectedResponseError(f"`{GENERATE}` returned no log-probability (at most 0) at {where}")
+        raise UnexpectedResponseError(f"`{GENERATE}` returned no log-probability (at most 0) at {position}")
     return row[1], float(score)

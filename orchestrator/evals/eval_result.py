@@ -137,9 +137,11 @@ def eval_result_to_json(result: EvalResult) -> str:
     return _OUTCOME.dump_json(result, indent=1, exclude_defaults=True).decode() + "\n"
 
 
-def eval_result_from_json(text: str, *, where: str) -> EvalResult:
+def eval_result_from_json(text: str, *, location: str) -> EvalResult:
     """Parse a result read from `where`. Raises BenchError for another schema version or damaged data."""
-    result = parse_strict(_OUTCOME, text, description="result of `deploy eval`", location=where)
+    result = parse_strict(_OUTCOME, text, description="result of `deploy eval`", location=location)
     if result.schema_version != EVAL_RESULT_SCHEMA or not result.items:
-        raise BenchError("the eval result has another schema version, or is empty", where=where, hint="evaluate again")
+        raise BenchError(
+            "the eval result has another schema version, or is empty", location=location, hint="evaluate again"
+        )
     return result

@@ -115,7 +115,7 @@ def read_eval_result(work: Path, request: EvalRequest, *, task: str) -> EvalResu
     samples = sorted((work / "out").rglob(f"samples_{task}_*.jsonl"))
     results = sorted((work / "out").rglob("results_*.json"))
     if not samples or not results:
-        raise BenchError("lm-eval wrote no answers", where=str(work), hint="check its output above")
+        raise BenchError("lm-eval wrote no answers", location=str(work), hint="check its output above")
     items = read_items(
         samples[-1].read_text(encoding="utf-8"),
         metric=request.suite.metric,
@@ -179,7 +179,7 @@ def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -
     if code != 0:
         raise BenchError(
             f"lm-eval failed with exit code {code}",
-            where=request.url,
+            location=request.url,
             details=_last_words(tail),
             hint="" if request.data else "if the questions cannot be downloaded, use a local copy with `--dataset`",
         )
@@ -199,7 +199,7 @@ def require_questions(suite: Suite, data: Path | None) -> None:
     elif suite.gated is not None and hub_token() is None and not _HUB_LOGIN.expanduser().is_file():
         raise UsageError(
             f"the questions of `{suite.name}` are gated, and no hub token is set",
-            where=f"https://huggingface.co/datasets/{suite.gated}",
+            location=f"https://huggingface.co/datasets/{suite.gated}",
             hint=f"accept its terms there and set {HUB_TOKEN}, or give `{suite.file}` with --dataset",
         )
 

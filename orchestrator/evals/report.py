@@ -25,7 +25,7 @@ class SuiteScore:
         if self.before is None:
             return compare_with_published(self.result)
         against = self.against or "baseline"
-        return ((against, compare_with_baseline(self.result, self.before, where=against)),)
+        return ((against, compare_with_baseline(self.result, self.before, location=against)),)
 
     def lines(self) -> Iterator[str]:
         """Yield the result as text lines."""

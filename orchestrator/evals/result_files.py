@@ -8,4 +8,4 @@ from orchestrator.evals.eval_result import EvalResult, eval_result_from_json
 
 def load_eval_result(file: Path) -> EvalResult:
     """Load an eval result. Raises BenchError if the file is unreadable or invalid."""
-    return eval_result_from_json(read_result_text(file, "eval result"), where=str(file))
+    return eval_result_from_json(read_result_text(file, "eval result"), location=str(file))

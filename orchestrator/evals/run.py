@@ -82,7 +82,7 @@ def _score(
             kept = f"the {len(result.items):,} answers in `{file}` are kept; " if result else ""
             again = resume_command(options.command, options.output)
             raise Interrupted("interrupted", hint=f"{kept}`{again}` goes on") from error
-        result = answered if result is None else merge_seeds(result, answered, where=str(file))
+        result = answered if result is None else merge_seeds(result, answered, location=str(file))
         save_eval_result(result, folder)
     if result is None:
         raise ValueError("a suite without seeds")
@@ -106,7 +106,7 @@ def _earlier(file: Path, options: EvalOptions) -> EvalResult | None:
     if not file.exists():
         return None
     if not options.resume:
-        raise UsageError("the directory already has a result", where=str(file), hint="continue with `--resume`")
+        raise UsageError("the directory already has a result", location=str(file), hint="continue with `--resume`")
     there = load_eval_result(file)
     for option, then, now in (
         ("--limit", there.limit, options.limit),
@@ -114,11 +114,11 @@ def _earlier(file: Path, options: EvalOptions) -> EvalResult | None:
     ):
         if then != now and not (option == "--max-tokens" and then is None):  # unknown in results of older versions
             said = f"`{option} {then}`" if then is not None else f"no `{option}`"
-            raise UsageError(f"the previous run used {said}", where=str(file), hint="choose another `--output`")
+            raise UsageError(f"the previous run used {said}", location=str(file), hint="choose another `--output`")
     return there
 
 
-def merge_seeds(before: EvalResult, more: EvalResult, *, where: str) -> EvalResult:
+def merge_seeds(before: EvalResult, more: EvalResult, *, location: str) -> EvalResult:
     """Add the answers of another seed to a result. Raises BenchError if model, metric or harness differ."""
     for what, one, other in (
         ("model", before.model, more.model),
@@ -127,7 +127,7 @@ def merge_seeds(before: EvalResult, more: EvalResult, *, where: str) -> EvalResu
     ):
         if one != other:
             raise BenchError(
-                f"the {what} changed from `{one}` to `{other}`", where=where, hint="choose another `--output`"
+                f"the {what} changed from `{one}` to `{other}`", location=location, hint="choose another `--output`"
             )
     return replace(more, items=(*before.items, *more.items))
 
@@ -174,10 +174,10 @@ def baseline_result(baseline: str, suite: str) -> EvalResult | None:
     if suite == tau2.NAME and (path.name == tau2.RESULTS or (path.is_dir() and not file.exists())):
         return tau2.read_simulations(path, path.name, "").result
     if not file.exists():
-        raise UsageError(f"no baseline result of `{suite}` found", where=str(file))
+        raise UsageError(f"no baseline result of `{suite}` found", location=str(file))
     result = load_eval_result(file)
     if result.suite != suite:
-        raise UsageError(f"the baseline is of `{result.suite}`, not of `{suite}`", where=str(file))
+        raise UsageError(f"the baseline is of `{result.suite}`, not of `{suite}`", location=str(file))
     return result
 
 
@@ -187,9 +187,9 @@ def served_model(target: BenchTarget) -> str:
         with EngineClient(target.url, key=target.key) as server:
             return next(iter(server.models()))
     except (NoResponseError, UnexpectedResponseError) as error:
-        raise BenchError(f"cannot read the model of the endpoint: {error}", where=target.url) from error
+        raise BenchError(f"cannot read the model of the endpoint: {error}", location=target.url) from error
     except StopIteration as error:
-        raise BenchError("the endpoint serves no model", where=target.url) from error
+        raise BenchError("the endpoint serves no model", location=target.url) from error
 
 
 def run_eval(
@@ -260,7 +260,7 @@ def require_sampling(target: BenchTarget, suite: Suite) -> None:
         raise BenchError(
             f"`{suite.name}` samples at temperature {suite.generation['temperature']}, which the server cannot",
             details=greedy.summary,
-            where=target.url,
+            location=target.url,
             hint=f"{greedy.hint}; `gsm8k` is greedy",
         )
 
@@ -301,12 +301,12 @@ def save_eval_result(result: EvalResult, directory: Path) -> Path:
     except OSError as error:
         raise BenchError(
             f"cannot write the result: {error.strerror}",
-            where=str(error.filename),
+            location=str(error.filename),
             details=f"{result.suite}: {result.score:.4f} of {len(result.items):,} answers",
         ) from error
 
 
-def compare_with_baseline(result: EvalResult, before: EvalResult, *, where: str) -> SignificanceTest:
+def compare_with_baseline(result: EvalResult, before: EvalResult, *, location: str) -> SignificanceTest:
     """Compare a result with its baseline. Raises BenchError if suite, metric, task or answer length differ."""
     for what, one, other in (
         ("suite", before.suite, result.suite),
@@ -315,7 +315,9 @@ def compare_with_baseline(result: EvalResult, before: EvalResult, *, where: str)
         ("longest answer", before.max_tokens, result.max_tokens),
     ):
         if one != other and None not in (one, other):
-            raise BenchError(f"cannot compare with the baseline: its {what} is `{one}`, not `{other}`", where=where)
+            raise BenchError(
+                f"cannot compare with the baseline: its {what} is `{one}`, not `{other}`", location=location
+            )
     return compare_results(before, result)
 
 

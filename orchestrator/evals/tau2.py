@@ -121,7 +121,7 @@ def read_simulations(folder: Path, name: str, command: str, *, compared: bool = 
     simulations = [(each.info.environment_info.domain_name, one) for each in found for one in each.simulations]
     ran = [(domain, one) for domain, one in simulations if one.termination_reason != _NEVER_RAN]
     if not ran:
-        raise BenchError("no tau2 simulation was run", where=str(folder))
+        raise BenchError("no tau2 simulation was run", location=str(folder))
     info = found[0].info
     domains = ", ".join(sorted({domain for domain, _ in ran}))
     result = EvalResult(
@@ -153,7 +153,7 @@ def _files(folder: Path, name: str, *, compared: bool) -> list[Path]:
     if not found:
         raise UsageError(
             f"no tau2 results{f' named `{name}-DOMAIN`' if compared else ''} found",
-            where=str(folder),
+            location=str(folder),
             hint=f"use its `data/simulations`; `deploy eval {name} --suite tau2` prints the commands to run",
         )
     return found
@@ -163,10 +163,10 @@ def _read(file: Path) -> _Results:
     try:
         return _Results.model_validate_json(read_file(file, most=_MAX_BYTES))
     except OSError as error:
-        raise BenchError(f"cannot read the tau2 results: {error.strerror}", where=str(file)) from error
+        raise BenchError(f"cannot read the tau2 results: {error.strerror}", location=str(file)) from error
     except ValidationError as error:
         problems = validation_problems(error)[:10]
-    raise BenchError("not valid tau2 results", where=str(file), problems=problems)
+    raise BenchError("not valid tau2 results", location=str(file), problems=problems)
 
 
 def _require_one(files: Sequence[Path], found: Sequence[_Results]) -> None:
@@ -179,14 +179,14 @@ def _require_one(files: Sequence[Path], found: Sequence[_Results]) -> None:
     for what, names in told.items():
         if len(names) > 1:
             listed = ", ".join(sorted(f"`{name}`" for name in names))
-            raise BenchError(f"the runs use different {what}: {listed}", where=str(files[0].parent.parent))
+            raise BenchError(f"the runs use different {what}: {listed}", location=str(files[0].parent.parent))
     domains = [each.info.environment_info.domain_name for each in found]
     if twice := next((domain for domain in domains if domains.count(domain) > 1), None):
         places = ", ".join(str(file) for file, domain in zip(files, domains, strict=True) if domain == twice)
-        raise BenchError(f"several runs of `{twice}` found", where=places, hint="specify the file of one run")
+        raise BenchError(f"several runs of `{twice}` found", location=places, hint="specify the file of one run")
     for file, each in zip(files, found, strict=True):
         trials = Counter((one.task_id, one.trial) for one in each.simulations)
         if again := next(
             (f"task `{task}`, trial {trial}" for (task, trial), count in trials.items() if count > 1), None
         ):
-            raise BenchError(f"duplicate tau2 simulation: {again}", where=str(file))
+            raise BenchError(f"duplicate tau2 simulation: {again}", location=str(file))

@@ -63,11 +63,11 @@ class StepLog:
             digest, done = found["steps"], _times(found["done"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UsageError(
-                f"cannot read the state: {error}", where=str(self._file), hint="use another --output"
+                f"cannot read the state: {error}", location=str(self._file), hint="use another --output"
             ) from error
         if digest != self._digest:
             hint = "go on with the options of then, or use another --output"
-            raise UsageError("this directory was begun with other steps", where=str(self._file), hint=hint)
+            raise UsageError("this directory was begun with other steps", location=str(self._file), hint=hint)
         return done
 
 

@@ -149,7 +149,9 @@ def checkpoint(subject: CheckContext) -> Iterator[Finding]:
             level, found = warn, "not staged yet"
         else:
             level, found = fail, _first(error)
-        yield level("checkpoint", found, "whole", error.each()[0].hint or error.hint or "`deploy stage PROFILE`")
+        yield level(
+            "checkpoint", found, "whole", error.problems_or_self()[0].hint or error.hint or "`deploy stage PROFILE`"
+        )
         if plan.model.gated and on_hub:
             yield _variable("token", "HF_TOKEN", subject, f"a token that may read {plan.model.checkpoint.path}")
         return
@@ -168,7 +170,7 @@ def api_key(subject: CheckContext) -> Iterator[Finding]:
     found = _variable("api key", name, subject, "the API key of the server")
     if found.level is Level.INFO:
         try:
-            read_key(subject.access.environ[name], where=name)
+            read_key(subject.access.environ[name], location=name)
         except UsageError as error:
             found = fail(found.check, error.message, found.needed, error.hint)
     yield found

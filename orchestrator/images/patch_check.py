@@ -223,7 +223,7 @@ def fetch_wheel(version: str, folder: Path) -> Path:
         done = run(python_module_argv("pip", "download", *options, f"sglang=={version}"), env={"TMPDIR": partial})
         found = sorted(Path(partial).glob("sglang-*.whl"))
         if "No space left on device" in done.stderr or "No usable temporary directory" in done.stderr:
-            raise HostError(os.strerror(errno.ENOSPC), where=str(folder), hint="free disk space, or set DEPLOY_HOME")
+            raise HostError(os.strerror(errno.ENOSPC), location=str(folder), hint="free disk space, or set DEPLOY_HOME")
         if not done.ok or not found:
             raise _no_wheel(version, done.stderr)
         return move(found[0], folder / found[0].name)

@@ -71,7 +71,7 @@ def input_digests(inputs: Mapping[str, bytes]) -> dict[str, str]:
 def _template(plan: Plan, catalog: Catalog) -> str:
     path = catalog.find(EntryKind.IMAGE_FILE, f"{plan.engine.dockerfile}.Dockerfile.j2")
     if path is None:
-        raise BuildError(f"no image template `{plan.engine.dockerfile}` found", where=f"engine {plan.engine.name}")
+        raise BuildError(f"no image template `{plan.engine.dockerfile}` found", location=f"engine {plan.engine.name}")
     return path.read_text(encoding="utf-8")
 
 
@@ -92,7 +92,7 @@ def _of_the_engine(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
     requirements = catalog.find(EntryKind.IMAGE_FILE, plan.engine.requirements)
     if requirements is None:
         message = f"no requirement file `{plan.engine.requirements}` found"
-        raise BuildError(message, where=f"engine {plan.engine.name}")
+        raise BuildError(message, location=f"engine {plan.engine.name}")
     images = data_root() / "images"
     shim = {path.relative_to(images).as_posix(): path.read_bytes() for path in sorted(images.glob("cpu_shim/*.p*"))}
     return {plan.engine.requirements: requirements.read_bytes(), **shim}

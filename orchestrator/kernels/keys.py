@@ -111,13 +111,13 @@ def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING
     if layout.tp % layout.ep or moe.routed_experts % layout.ep:
         raise ProfileError(
             f"ep {layout.ep} must divide tp {layout.tp} and the {moe.routed_experts} routed experts",
-            where="layout.ep",
+            location="layout.ep",
         )
     slices = layout.tp // layout.ep
     if moe.intermediate_size % slices:
         raise ProfileError(
             f"expert width {moe.intermediate_size} is not divisible by tp / ep = {slices}",
-            where="layout.tp",
+            location="layout.tp",
         )
     shared = moe.shared_experts if fused else 0
     return Shape(

@@ -204,7 +204,7 @@ def require_tuned(
     A plan with unknown coverage passes, and so does a plan without the table patch.
     """
     if problem := untuned_problem(plan, home, sources, tune=tune, allow=allow):
-        raise KernelsError(problem.message, where=problem.where, hint=problem.hint)
+        raise KernelsError(problem.message, location=problem.location, hint=problem.hint)
 
 
 def untuned_problem(
@@ -228,7 +228,7 @@ def untuned_problem(
     ways = [f"{tune}: {_tuning_cost(plan, covered.coverage.untuned)}", *engines, *([f"`{allow}`"] if allow else [])]
     return Problem(
         f"no tuned MoE kernel for batches of `{plan.profile}`: {', '.join(map(str, untuned))} tokens",
-        where=f"engine `{plan.engine.name}`, {_aiter_label(plan)}",
+        location=f"engine `{plan.engine.name}`, {_aiter_label(plan)}",
         hint="; or ".join(ways),
     )
 
@@ -308,7 +308,7 @@ def tables_in_image(plan: Plan, image: str, remote: str | None = None) -> ImageT
     """Read the tables of an image and the commit of its aiter; warn if the plan pins another one."""
     if plan.engine.aiter_dir is None:
         raise KernelsError(
-            f"the engine of `{plan.profile}` has no aiter", where=f"engine {plan.engine.name}: aiter_dir"
+            f"the engine of `{plan.profile}` has no aiter", location=f"engine {plan.engine.name}: aiter_dir"
         )
     shipped = read_image(image, plan.engine.aiter_dir, remote)
     if (commit := shipped.aiter_commit) not in {None, plan.engine.aiter_commit}:

@@ -117,7 +117,7 @@ def _asked(run: RunDir, catalog: Catalog) -> LoadedProfile | None:
     try:
         return read_profile(asked.profile, overrides=asked.overrides, catalog=catalog) if asked else None
     except ProfileError as error:
-        note(f"no limits of a load: {error.each()[0].message}")
+        note(f"no limits of a load: {error.problems_or_self()[0].message}")
         return None
 
 

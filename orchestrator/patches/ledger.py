@@ -37,7 +37,7 @@ def _read(catalog: Catalog) -> tuple[Patch, ...]:
             document = read_file(path, catalog.shown(path))
             patch = model_of(document, Patch)
         except ProfileError as error:
-            problems += error.each()
+            problems += error.problems_or_self()
             continue
         patches.append(patch)
         problems += _misplaced(patch, document, locations, path.parent)
@@ -60,7 +60,7 @@ def _diff(diff: Diff, beside: Path) -> str:
         return files.read_file(path, most=_MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ProfileError(f"cannot read the diff: {reason}", where=str(path)) from error
+        raise ProfileError(f"cannot read the diff: {reason}", location=str(path)) from error
 
 
 def manifest(

@@ -70,11 +70,11 @@ def parse_lock(document: Document, tool: str) -> Lock:
     data, name = document.data, document.name
     if data.get("lock") != FORMAT:
         hint = "`deploy lock PROFILE` writes one"
-        raise ProfileError(f"not a lock of format {FORMAT}", where=document.location(("lock",)), hint=hint)
+        raise ProfileError(f"not a lock of format {FORMAT}", location=document.location(("lock",)), hint=hint)
     if data.get("tool") != tool:
         raise ProfileError(
             f"the lock was written by deploy {data.get('tool')}; this is deploy {tool}",
-            where=document.location(("tool",)),
+            location=document.location(("tool",)),
             hint="`deploy lock PROFILE` writes a new one; `deploy diff LOCK PROFILE` shows the changes",
         )
     if edited := truncate_problems(_edited(document)):
@@ -83,7 +83,7 @@ def parse_lock(document: Document, tool: str) -> Lock:
     try:
         return _lock(data)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ProfileError("not a lock", where=name) from error
+        raise ProfileError("not a lock", location=name) from error
 
 
 def _lock(data: Mapping[str, object]) -> Lock:

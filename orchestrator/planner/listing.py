@@ -47,7 +47,7 @@ def _entry(name: str, describe: Callable[[str, Catalog], Entry], catalog: Catalo
     try:
         return {"name": name, **describe(name, catalog)}
     except ProfileError as error:
-        return {"name": name, "problems": [f"{each.message} ({each.where})" for each in error.each()]}
+        return {"name": name, "problems": [f"{each.message} ({each.location})" for each in error.problems_or_self()]}
 
 
 def _profile(name: str, catalog: Catalog) -> Entry:

@@ -126,7 +126,7 @@ def usable_plans(overrides: Sequence[str] = ()) -> Iterator[Plan]:
         try:
             yield load(name, overrides=overrides).plan
         except ProfileError as error:
-            first = error.each()[0].message
+            first = error.problems_or_self()[0].message
             warn(f"skipped profile `{name}`: {first}", hint=f"`deploy show {name}` shows every problem")
 
 
@@ -168,7 +168,7 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalog: Catalog |
     path = _profile_path(name, catalog)
     if not NAME.match(path.stem):
         hint = "rename it: lower-case letters and digits, with single `.`, `_` or `-` between them"
-        raise ProfileError(f"invalid profile name `{path.stem}`", where=str(path), hint=hint)
+        raise ProfileError(f"invalid profile name `{path.stem}`", location=str(path), hint=hint)
     return _composed(path, _read_layers(path, catalog), given, catalog)
 
 
@@ -205,7 +205,7 @@ def _further_faults(name: str, known: MergedProfile, catalog: Catalog) -> tuple[
     try:
         _valid(name, known, catalog).decide()
     except ProfileError as error:
-        return error.each()
+        return error.problems_or_self()
     return ()
 
 
@@ -225,14 +225,14 @@ def _layers(path: Path, document: Document, catalog: Catalog) -> dict[Path, Docu
         place = document.location((EXTENDS,))
         if not isinstance(base, str):
             raise ProfileError(
-                "`extends` is not a name", where=place, hint="`extends: NAME`; `deploy profiles` lists the names"
+                "`extends` is not a name", location=place, hint="`extends: NAME`; `deploy profiles` lists the names"
             )
         if base in names:
-            raise ProfileError(f"circular `extends`: profile `{base}` extends itself", where=place)
+            raise ProfileError(f"circular `extends`: profile `{base}` extends itself", location=place)
         found = _extended(base, path.parent, catalog)
         if found is None:
             hint = did_you_mean(base, catalog.names(EntryKind.PROFILE))
-            raise ProfileError(f"no profile `{base}` to extend", where=place, hint=hint)
+            raise ProfileError(f"no profile `{base}` to extend", location=place, hint=hint)
         names.append(base)
         path, document = found, read_file(found, catalog.shown(found))
 
@@ -250,7 +250,7 @@ def _read_load(name: str, catalog: Catalog, place: str) -> Load:
     path = catalog.find(EntryKind.WORKLOAD, name)
     if path is None:
         hint = did_you_mean(name, catalog.names(EntryKind.WORKLOAD))
-        raise ProfileError(f"no workload `{name}`", where=place, hint=hint)
+        raise ProfileError(f"no workload `{name}`", location=place, hint=hint)
     document = read_file(path, catalog.shown(path))
     lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
     return validate({**lengths, "name": name}, Load, place=document.location, message=f"workload `{name}` is not valid")

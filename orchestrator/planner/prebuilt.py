@@ -104,6 +104,6 @@ def require_table(image: PrebuiltImage, plan: Plan, *, allow_untuned: bool) -> N
     if needs_table(plan) and MOE_TABLE not in image.inputs and not allow_untuned:
         raise KernelsError(
             f"`{image.reference}` carries no table of tuned kernels",
-            where=f"profile {plan.profile}",
+            location=f"profile {plan.profile}",
             hint="`deploy build PROFILE` makes one with it; or `--allow-untuned`",
         )

@@ -84,7 +84,7 @@ def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
     if not recipes:
         raise UsageError(
             f"there is no recipe for `{kind}`",
-            where=str(source.directory / CONFIG),
+            location=str(source.directory / CONFIG),
             hint="a recipe of your own is a file below `$DEPLOY_HOME/profiles/recipes`",
         )
     for name, recipe in recipes.items():
@@ -255,20 +255,20 @@ def _require_free(name: str, home: Home) -> None:
         free_name(EntryKind.MODEL, name, home, replace=False)
     except UsageError as error:
         hint = "give the model's file another: `--name NAME`"
-        raise UsageError(error.message, where=error.where, hint=hint) from error
+        raise UsageError(error.message, location=error.location, hint=hint) from error
 
 
 def _require_apart(source: Source, target: Path) -> None:
     """Raise UsageError for a target inside the source: the source's other files are copied into the target."""
     if target.resolve().is_relative_to(source.directory.resolve()):
-        raise UsageError("the target lies in the source", where=str(target), hint="name a directory beside it")
+        raise UsageError("the target lies in the source", location=str(target), hint="name a directory beside it")
 
 
 def _require_new(target: Path) -> None:
     if os.path.lexists(target):
-        raise UsageError("the target exists", where=str(target), hint=_hint_of_what_exists(target))
+        raise UsageError("the target exists", location=str(target), hint=_hint_of_what_exists(target))
     if not target.parent.is_dir():
-        raise UsageError("there is no such directory", where=str(target.parent), hint="make it first")
+        raise UsageError("there is no such directory", location=str(target.parent), hint="make it first")
 
 
 def _hint_of_what_exists(target: Path) -> str:

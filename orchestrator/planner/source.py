@@ -133,7 +133,7 @@ class RunSource:
         if fusion is not None and fusion.required_flag:
             raise ProfileError(
                 f"`{self.plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.reason}",
-                where=str(self.run.path / "plan.json"),
+                location=str(self.run.path / "plan.json"),
                 hint=f"`deploy up PROFILE` sets `--{fusion.required_flag}`: {fusion.hint}",
             )
         return self.plan
@@ -156,18 +156,18 @@ def run_source(run: RunDir, home: Home) -> RunSource:
     if plan is None:
         raise StartError(
             "the plan of this run cannot be read: it is damaged",
-            where=place,
+            location=place,
             hint="`deploy up PROFILE` starts what its profile says now",
         )
     if not run.digest or not plan.digest.startswith(run.digest):
         raise StartError(
             f"this plan is not the one that was started: its digest begins with `{plan.digest[:8]}`",
-            where=place,
+            location=place,
             hint="a run directory is named by its time and its plan's digest; `deploy up PROFILE` starts a profile",
         )
     inputs: dict[str, bytes] = {}
     if gone := tuple(_gone(plan, run, home, inputs)):
-        raise StartError(f"`{run.path.name}` cannot be repeated as it was", where=place, problems=gone)
+        raise StartError(f"`{run.path.name}` cannot be repeated as it was", location=place, problems=gone)
     return RunSource(run=run, plan=plan, home=home, inputs=inputs)
 
 

@@ -108,8 +108,7 @@ def _hardware(plan: Plan) -> _Rows:
 def _server(plan: Plan) -> _Rows:
     server = plan.server
     key = f"the API key of ${server.api_key_env}" if server.api_key_env else "no API key"
-    where = f"listens on {server.host}, port {server.port}"
-    yield "server", f"{plan.runtime} runtime, {where}, {key}"
+    yield "server", f"{plan.runtime} runtime, listens on {server.host}, port {server.port}, {key}"
     if plan.kubernetes is not None:
         yield "", f"namespace {plan.kubernetes.namespace}"
     if plan.slurm is not None and plan.slurm.partition:

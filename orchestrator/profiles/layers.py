@@ -100,7 +100,7 @@ def select_entries(profiles: Sequence[Document], overrides: Sequence[Override]) 
         try:
             choices[part] = _choice(part, profiles, overrides)
         except ProfileError as error:
-            problems += error.each()
+            problems += error.problems_or_self()
     if problems:
         raise ProfileError(f"`{profiles[-1].name}` does not name its parts", problems=problems)
     return choices
@@ -135,7 +135,7 @@ def _file(part: str, chosen: Data, place: str) -> str:
     if isinstance(chosen, str):
         return chosen
     hint = f"`{part}: NAME`, `{part}: ./FILE.yaml`, or `{part}: {{{USE}: NAME, KEY: VALUE}}`"
-    raise ProfileError(f"`{part}` must name a file, found {_show(chosen)}", where=place, hint=hint)
+    raise ProfileError(f"`{part}` must name a file, found {_show(chosen)}", location=place, hint=hint)
 
 
 def merge_layers(
@@ -309,7 +309,7 @@ def _apply_override(data: dict[str, Data], places: dict[KeyPath, str], override:
     place = f"{_OPTION}{'.'.join(override.path)}"
     if path[0] in PARTS and path[1:] == (_SOURCE,):
         hint = "what `--set` says is yours, and is shown as yours"
-        raise ProfileError("the source of a file's facts is not set", where=place, hint=hint)
+        raise ProfileError("the source of a file's facts is not set", location=place, hint=hint)
     value = override.value
     if is_setting(path[:2]) and (value is not None or len(path) > 2):
         value = _of_user(data, override)

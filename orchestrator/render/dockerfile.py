@@ -100,7 +100,7 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
         )
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         why = f"template `{plan.engine.dockerfile}` cannot be rendered: {error}"
-        raise BuildError(why, where=f"engine {plan.engine.name}") from error
+        raise BuildError(why, location=f"engine {plan.engine.name}") from error
     texts = {"Dockerfile": dockerfile + _gateway_instructions(plan), "patches/manifest.json": _manifest(plan, sources)}
     contents = {path: text.encode() for path, text in texts.items()}
     contents |= {f"patches/{name}": program for name, program in sources.programs.items()}
@@ -129,7 +129,7 @@ def _patch_steps(plan: Plan, sources: ImageSources) -> tuple[PatchStep, ...]:
     """
     uses = {use.id: use for use in plan.patches}
     if others := [patch.id for patch in sources.patches if patch.id not in uses]:
-        raise BuildError(f"the plan has no patch `{others[0]}`", where=f"engine {plan.engine.name}")
+        raise BuildError(f"the plan has no patch `{others[0]}`", location=f"engine {plan.engine.name}")
     steps = [_patch_step(plan, patch, uses[patch.id], sources) for patch in sources.patches]
     return tuple(sorted(steps, key=lambda step: (step.published is None, step.published, step.id)))
 

@@ -206,10 +206,10 @@ def _ttft_limit(result: BenchResult) -> float | None:
 
 def system_name(result: BenchResult) -> str:
     """Return the GPU count and model of a result, such as `8×MI355X`."""
-    where = result.run.provenance
-    if where.gpu is None:
+    provenance = result.run.provenance
+    if provenance.gpu is None:
         return "unknown hardware"
-    return f"{where.gpus}×{where.gpu.upper()}" if where.gpus else where.gpu.upper()
+    return f"{provenance.gpus}×{provenance.gpu.upper()}" if provenance.gpus else provenance.gpu.upper()
 
 
 def layout_name(result: BenchResult) -> str:

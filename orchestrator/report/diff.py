@@ -131,8 +131,8 @@ def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> 
     if (last := latest_run(home, text)) is not None:
         return _of_run(last, results)
     near = did_you_mean(text, {*catalog.names(EntryKind.PROFILE), *known_names(home)})
-    where = "a profile, a result, a run directory, or `NAME/RUN` as `deploy history` shows it"
-    raise UsageError(f"`{text}` is nothing that can be set beside another", hint=near or where)
+    forms = "a profile, a result, a run directory, or `NAME/RUN` as `deploy history` shows it"
+    raise UsageError(f"`{text}` is nothing that `deploy diff` can compare", hint=near or forms)
 
 
 def diff(a: DiffSide, b: DiffSide) -> Differences:
@@ -273,7 +273,7 @@ def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
     require_version(run)
     plan = run.read("plan.json")
     if not plan:
-        raise StartError("the plan of this run cannot be read", where=str(run.path / "plan.json"))
+        raise StartError("the plan of this run cannot be read", location=str(run.path / "plan.json"))
     start, measured = summarize_run(run, results)
     label = f"run `{start.name}/{start.run}` of `{start.profile or plan.get('profile')}`"
     stood = replace(provenance_of(run, None), plan=plan)

@@ -36,7 +36,7 @@ def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, .
         if wanted and (not here or not here[0].exists()):
             raise UsageError(
                 "no result of `deploy bench` here",
-                where=str(path),
+                location=str(path),
                 hint=f"`deploy bench` with `--output {path}` puts one there",
             )
         found += here

@@ -121,7 +121,7 @@ def write_files(folder: Path, files: Iterable[RenderedFile]) -> None:
     except OSError as error:
         raise HostError(
             f"cannot write below `{folder}`: {error.strerror}",
-            where=str(error.filename or folder),
+            location=str(error.filename or folder),
             hint="free disk space, or name a directory elsewhere",
         ) from error
 
@@ -212,7 +212,7 @@ def _make_folder(first: Path) -> Path:
 def write_error(home: Home, error: OSError) -> HostError:
     """What is raised where nothing can be kept of a start."""
     why = f"cannot write below `{home.root}`: {error.strerror}"
-    return HostError(why, where=str(error.filename or home.root), hint="set DEPLOY_HOME")
+    return HostError(why, location=str(error.filename or home.root), hint="set DEPLOY_HOME")
 
 
 def latest_run(home: Home, name: str) -> RunDir | None:
@@ -270,7 +270,7 @@ def no_plan(run: RunDir | None, name: str) -> StartError:
         return StartError(f"the plan of `{name}` is not in this home", hint=_FROM_HERE)
     if run.other_version:
         return version_error(run)
-    return StartError(f"the plan of `{name}` cannot be read", where=str(run.path / "plan.json"), hint=_FROM_HERE)
+    return StartError(f"the plan of `{name}` cannot be read", location=str(run.path / "plan.json"), hint=_FROM_HERE)
 
 
 def require_version(run: RunDir) -> None:
@@ -281,7 +281,9 @@ def require_version(run: RunDir) -> None:
 
 def version_error(run: RunDir) -> StartError:
     """That a run is of another version, and what to do with it."""
-    return StartError(f"cannot read the run `{run}`: {run.other_version}", where=str(run.path), hint=version_hint(run))
+    return StartError(
+        f"cannot read the run `{run}`: {run.other_version}", location=str(run.path), hint=version_hint(run)
+    )
 
 
 def warn_of_version(run: RunDir) -> None:
@@ -325,6 +327,6 @@ def load_lock(path: Path) -> tuple[Lock, Document]:
         text = read_file(path, most=MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ProfileError(f"cannot read the lock: {reason}", where=str(path)) from error
+        raise ProfileError(f"cannot read the lock: {reason}", location=str(path)) from error
     document = read_document(text, str(path))
     return parse_lock(document, __version__), document

@@ -103,8 +103,8 @@ class Unit:
     @classmethod
     def unreadable(cls, runtime: str, name: str, run_dir: Path) -> Unit:
         """Return a unit whose record is unreadable."""
-        where = str(run_dir.absolute())
-        return cls(runtime=runtime, name=name, profile="", plan_digest="", url="", run_dir=where, runtime_id="")
+        path = str(run_dir.absolute())
+        return cls(runtime=runtime, name=name, profile="", plan_digest="", url="", run_dir=path, runtime_id="")
 
 
 def lines_since(

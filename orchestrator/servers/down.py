@@ -57,9 +57,9 @@ def down_all(
         note(f"`{name}` was started from another home and is left alone: `deploy down {name}` stops it")
     problems = [Problem(f"cannot query {kind}: {why}") for kind, why in servers.unreachable.items()]
     problems += [
-        Problem(f"`{name}`: {problem.message}", problem.where, problem.hint)
+        Problem(f"`{name}`: {problem.message}", problem.location, problem.hint)
         for name, error in failures.items()
-        for problem in error.each()
+        for problem in error.problems_or_self()
     ]
     if problems:
         what = f"{len(failures)} of {len(names)} servers are not known to be down" if failures else "not all was found"

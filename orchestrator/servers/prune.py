@@ -103,7 +103,7 @@ def prune(servers: Servers, name: str | None, request: PruneRequest) -> tuple[Ol
                 if not old.kept and not request.dry_run:
                     _remove(RunDir(Path(old.run_dir)))
         except (DeployError, OSError) as error:
-            problems += error.each() if isinstance(error, DeployError) else [_problem(error)]
+            problems += error.problems_or_self() if isinstance(error, DeployError) else [_problem(error)]
     if problems:
         for old in told:
             note(f"checked `{old.run_dir}`{f': {old.kept}' if old.kept else ''}")
@@ -235,7 +235,7 @@ def _remove(run: RunDir) -> None:
     """Remove a run directory and its files. Raises OSError, HostError."""
     found = _contents(run)
     if stranger := _stranger(run, found):
-        raise HostError(f"the directory has changed: {stranger}", where=str(run.path))
+        raise HostError(f"the directory has changed: {stranger}", location=str(run.path))
     records = (*_LAST, *_of_runtimes(), EXIT_FILE)
     for path, status in sorted(found, key=lambda each: records.index(each[0]) if each[0] in records else -1):
         at = run.path / RelativePath(path)

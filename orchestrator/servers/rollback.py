@@ -46,7 +46,7 @@ def request_from(run: RunDir) -> UpRequest:
     if request is None:
         raise StartError(
             "cannot read the request of this run",
-            where=str(run.path / REQUEST_FILE),
+            location=str(run.path / REQUEST_FILE),
             hint="`deploy up PROFILE` starts a profile",
         )
     return dataclasses.replace(

@@ -207,7 +207,7 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
     if not (value := environ.get(variable)):
         what = f"`{variable}` is not set; the plan takes the API key from it"
         raise UsageError(what, hint=f"export {variable}=…")
-    key = read_key(value, where=variable)
+    key = read_key(value, location=variable)
     if len(key.reveal()) < SAFE_LENGTH:
         what = f"the API key in `{variable}` has fewer than {SAFE_LENGTH} characters"
         warn(f"{what}: it can be guessed, and output redacts it only as a whole word")

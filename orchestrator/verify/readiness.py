@@ -157,8 +157,8 @@ class _Wait:
         self._moved = self._clock()
 
     def _refused(self, refusal: ArgumentRefusal) -> ProfileError:
-        where = ", ".join(".".join(key) for key in refusal.keys(refusal.options))
-        problem = Problem(redact(refusal.text), where)
+        location = ", ".join(".".join(key) for key in refusal.keys(refusal.options))
+        problem = Problem(redact(refusal.text), location)
         return ProfileError(f"sglang refuses arguments of `{self._server.served_name}`", problems=[problem])
 
     def _refuse_dead(self, state: ServerState) -> None:

@@ -63,9 +63,9 @@ def told(deployment: Deployment, encoding: str, place: str, key: str) -> Iterato
     yield from deployment.run(*up, **{VARIABLE: key}).faults(*((8,) if settings else (0,)))
     for words in commands:
         yield from deployment.run(*words, **{VARIABLE: key}).faults(0, 6, 8, 10)
-    for where, text in (*written(deployment), *running(deployment)):
+    for location, text in (*written(deployment), *running(deployment)):
         if said := next((form for form in forms(key) if form in text), None):
-            yield f"{where} tells it: {line_with(said, text)}"
+            yield f"{location} tells it: {line_with(said, text)}"
     yield from deployment.run("down", "target").faults(0)
 
 

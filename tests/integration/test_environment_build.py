@@ -160,7 +160,7 @@ def test_build_that_fails_shows_what_uv_said_and_leaves_nothing(images: Path, ho
         build(images, home)
 
     assert "there is no version of h11==999" in raised.value.details
-    assert raised.value.where == str(images / "small.txt")
+    assert raised.value.location == str(images / "small.txt")
     assert folders(home) == []
 
 

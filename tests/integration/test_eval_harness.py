@@ -168,7 +168,7 @@ def test_a_real_server_is_set_beside_its_baseline_question_by_question_and_asked
     assert (outcome.model, outcome.score, len(outcome.items)) == ("tiny", 0.0, 6)
     assert load_eval_result(file) == outcome
     assert before is not None
-    judged = compare_with_baseline(outcome, before, where="adder")
+    judged = compare_with_baseline(outcome, before, location="adder")
     assert (judged.lost, judged.gained, judged.significant) == (6, 0, True)
     print(judged.sentence)
 

@@ -146,7 +146,7 @@ def test_start_on_a_full_disk_fails_and_names_the_file(small_disk: Path) -> None
     with pytest.raises(StartError) as raised:
         engine.start("full", artifacts=artifacts)
 
-    assert raised.value.details == f"No space left on device: `{raised.value.where}/process.json`"
+    assert raised.value.details == f"No space left on device: `{raised.value.location}/process.json`"
     assert ProcessRuntime(engine.home).find() == ()
 
 
@@ -174,7 +174,7 @@ def test_disk_that_is_full_once_the_server_runs_leaves_nothing_of_it(
     with pytest.raises(StartError, match="was not started") as raised:
         engine.start("full", artifacts=engine.artifacts(argv=("sh", "-c", "setsid sleep 600 & sleep 600")))
 
-    assert programs_with(VARIABLE, raised.value.where) == []
+    assert programs_with(VARIABLE, raised.value.location) == []
     assert ProcessRuntime(engine.home).find() == ()
 
 

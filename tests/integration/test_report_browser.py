@@ -103,8 +103,8 @@ def test_a_report_of_ones_own_fits_too(chromium: str, tmp_path: Path) -> None:
         result = tp4dp2()
         points = tuple(replace(point, failures=(failed,)) for point in result.points)
         plan = {"flags": [{"name": "a-setting-of-quite-some-length", "values": [f"/a/long/path/{place}" * 6]}]}
-        where = replace(result.run.provenance, plan=plan, plan_digest=str(place))
-        own = replace(result, run=replace(result.run, provenance=where), points=points)
+        location = replace(result.run.provenance, plan=plan, plan_digest=str(place))
+        own = replace(result, run=replace(result.run, provenance=location), points=points)
         folder = save(own, tmp_path / f"a-directory-with-a-rather-long-name-{place}").parent
         lines = [
             {

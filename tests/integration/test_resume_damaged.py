@@ -103,7 +103,7 @@ def test_a_result_that_was_changed_is_gone_on_with_or_refused_and_stays(
         ends["refused" if refused else "gone on with"] += 1
         if refused:
             assert file.read_bytes() == before, refused.message
-            assert refused.where == str(file) or refused.hint, refused.message
+            assert refused.location == str(file) or refused.hint, refused.message
         if earlier and result:
             assert finished(earlier) <= finished(result), "a measured point is lost"
             assert {point.label for point in result.points} >= {"40", "41"}

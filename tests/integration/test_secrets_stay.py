@@ -32,14 +32,14 @@ def forms(secret: str) -> list[str]:
     return [*(ENCODINGS[name](secret) for name in ENCODED), "\x1b[31m".join(secret)]
 
 
-def assert_untold(text: str, where: str) -> None:
+def assert_untold(text: str, location: str) -> None:
     """Of no form of the key, eight characters in a row."""
     text = "".join(text.split())
     for secret in (KEY, TOKEN):
         for form in forms(secret):
             telling = "".join(form.split()).removeprefix("Authorization:Basic")[10:]
             told = [telling[at : at + 8] for at in range(len(telling) - 7) if telling[at : at + 8] in text]
-            assert not told, f"{where}: {told[0]!r} in {text[:2000]}"
+            assert not told, f"{location}: {told[0]!r} in {text[:2000]}"
 
 
 def told_by_processes() -> dict[str, str]:

@@ -194,7 +194,7 @@ def ours(setting: str, *overrides: str) -> str:
     try:
         load("mi355x-tp8", overrides=[*overrides, *overrides_of(setting)])
     except ProfileError as error:
-        return error.each()[0].message
+        return error.problems_or_self()[0].message
     return "accepted"
 
 

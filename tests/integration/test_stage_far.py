@@ -156,7 +156,7 @@ def test_an_up_fetches_what_is_missing_over_there_and_only_that(
     there = tmp_path / "glm"
     with pytest.raises(CheckpointNotFoundError, match="no checkpoint of") as refused:
         bring(far, tmp_path, allowed=False)
-    assert (refused.value.where, hub.sent) == (f"{far}: {there}", {})
+    assert (refused.value.location, hub.sent) == (f"{far}: {there}", {})
     assert "`deploy stage PROFILE --host ssh://" in refused.value.hint
     assert bring(far, tmp_path).shards == 3
     hub.down = True  # from here on nobody is asked
@@ -166,7 +166,7 @@ def test_an_up_fetches_what_is_missing_over_there_and_only_that(
     (there / SECOND).write_bytes(b"")
     with pytest.raises(CheckpointModifiedError, match="incomplete or modified") as changed:
         bring(far, tmp_path)
-    assert changed.value.each()[0].where.startswith(f"{far}: {there}")
+    assert changed.value.problems_or_self()[0].location.startswith(f"{far}: {there}")
 
 
 @pytest.mark.docker

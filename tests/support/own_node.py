@@ -121,9 +121,9 @@ class OwnNode:
         archive.unlink()
         layer.unlink()
 
-    def show(self, place: Path, where: Path) -> None:
+    def show(self, place: Path, location: Path) -> None:
         """Show a directory of this machine to its pods at another place, which nobody else sees there."""
-        subprocess.run([*self._inside, "mount", "--bind", str(place), str(where)], check=True)
+        subprocess.run([*self._inside, "mount", "--bind", str(place), str(location)], check=True)
 
     def end(self) -> None:
         """End the kubelet, which would start its containers again, and containerd: they have no other parent then."""

@@ -60,7 +60,7 @@ def _config(notes: Mapping[CheckpointFile, ShardResult], foreseen: Forecast) -> 
     """Return the config that Quark wrote for each shard, with the union of their excluded modules."""
     first, *others = (_without_exclude(note.config) for note in notes.values())
     if any(other != first for other in others):
-        raise BuildError("Quark wrote different configs for different shards", where="made/")
+        raise BuildError("Quark wrote different configs for different shards", location="made/")
     exclude = sorted({name for note in notes.values() for name in note.config[_QUANTIZED]["exclude"]})
     if tuple(exclude) != foreseen.exclude:
         odd = sorted({*exclude} ^ {*foreseen.exclude})

@@ -59,7 +59,7 @@ def forecast(source: Source, recipe: Recipe) -> Forecast:
     if kind not in recipe.model_types:
         raise UsageError(
             f"the recipe is for {' and '.join(f'`{each}`' for each in recipe.model_types)}, this model is `{kind}`",
-            where=str(source.directory / CONFIG),
+            location=str(source.directory / CONFIG),
             hint="a recipe of your own is a file below `$DEPLOY_HOME/profiles/recipes`",
         )
     scheme_of = _Schemes(recipe, source.layers)
@@ -128,7 +128,7 @@ def _require_groups(source: Source, made: Mapping[CheckpointFile, Mapping[str, S
         more = f", and {len(odd) - _MAX_SHOWN} more" if len(odd) > _MAX_SHOWN else ""
         raise UsageError(
             f"MXFP4 has groups of {_GROUP} columns: {', '.join(odd[:_MAX_SHOWN])}{more}",
-            where=str(source.directory),
+            location=str(source.directory),
             hint="exclude them in a recipe of your own, below `$DEPLOY_HOME/profiles/recipes`",
         )
 

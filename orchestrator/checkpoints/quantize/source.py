@@ -58,11 +58,11 @@ def read_source(directory: Path) -> Source:
     outline = summarize(checkpoint)
     shards = {name: checkpoint.header(name) for name in sorted(checkpoint.shards)}
     if inside := [name for name in shards if "/" in name]:
-        raise UsageError("Quark reads no shards in folders of their own", where=str(directory / inside[0]))
+        raise UsageError("Quark reads no shards in folders of their own", location=str(directory / inside[0]))
     _require_floats(directory, outline, shards)
     if not outline.config.model_type or not outline.config.count("layers"):
         message = "its config says neither what kind of model it is nor how many layers it has"
-        raise CheckpointError(message, where=str(directory / CONFIG))
+        raise CheckpointError(message, location=str(directory / CONFIG))
     sizes = {name: checkpoint.files.sizes[name] for name in shards}
     return Source(directory=directory, summary=outline, shards=shards, sizes=sizes)
 
@@ -84,7 +84,7 @@ def _require_floats(
         return
     raise UsageError(
         f"this checkpoint is quantized already: {f'its config says `{method.value}`' if method else other}",
-        where=str(directory),
+        location=str(directory),
         hint="take the BF16 one that it was made from: Quark reads FP8 on a GPU with Triton alone, on a CPU it writes "
         "nothing and says so in its log; that way is not taken here",
     )

@@ -86,7 +86,7 @@ class WorkDir:
             if (differ := _differences(read_private(path).decode(errors="replace"), text)) is not None:
                 raise UsageError(
                     f"cannot resume this quantization: it was started with another {differ}",
-                    where=str(self.root),
+                    location=str(self.root),
                     hint=f"quantize into another target, or start again: `rm -r {shlex.quote(str(self.root))}`",
                 )
         self.root.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class WorkDir:
         if self.root.is_symlink() or (left and _JOB not in names):
             raise UsageError(
                 "the directory was not made by `deploy quantize`",
-                where=str(self.root),
+                location=str(self.root),
                 hint="name another target: `deploy quantize` removes its working directory",
             )
 

@@ -149,14 +149,14 @@ def _worker_error(folder: WorkDir, number: int, code: int, *, shard: int) -> Bui
     log = folder.root / f"worker-{number}.log"
     if code == -signal.SIGKILL:
         message = "a worker was killed, probably because memory ran out"
-        return BuildError(message, where=str(log), hint="fewer at once: `--workers 1`")
+        return BuildError(message, location=str(log), hint="fewer at once: `--workers 1`")
     lines, full = _last_lines(log), os.strerror(errno.ENOSPC)
     if any(full in line for line in lines) or (not lines and shutil.disk_usage(folder.root).free < shard):
         return OSError(errno.ENOSPC, full, str(folder.root))
     if any("C++ compiler" in line or "g++: not found" in line or "ninja" in line for line in lines):
         message = "Quark could not compile its kernels"
-        return BuildError(message, where=str(log), hint="install a C++ compiler (g++)", details="\n".join(lines))
-    return BuildError(f"a worker of Quark failed with exit code {code}", where=str(log), details="\n".join(lines))
+        return BuildError(message, location=str(log), hint="install a C++ compiler (g++)", details="\n".join(lines))
+    return BuildError(f"a worker of Quark failed with exit code {code}", location=str(log), details="\n".join(lines))
 
 
 def _last_lines(log: Path) -> Sequence[str]:

@@ -14,7 +14,7 @@ from orchestrator.planner.add.profile import next_command
 
 
 def command(
-    where: Annotated[str, typer.Argument(metavar="DIR|HUB_ID", help="checkpoint directory or hub repository")],
+    checkpoint: Annotated[str, typer.Argument(metavar="DIR|HUB_ID", help="checkpoint directory or hub repository")],
     *,
     name: NameOption = None,
     revision: RevisionOption = None,
@@ -28,7 +28,7 @@ def command(
     value names its key.
     """
     home = Home.from_environment()
-    found = add_model(where, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
+    found = add_model(checkpoint, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
     following = next_command(found.name, home)
     if json:
         print_json({**found.to_dict(), "next": following})

@@ -114,8 +114,8 @@ def _verdict(row: ProbeRow) -> str:
 def _told(row: ProbeRow) -> Iterator[str]:
     """Describe the alarms of a row."""
     for part in row.alarms:
-        where = f"{row.named}, {row.length} tokens, positions {part.first} to {part.last}"
-        yield f"{where}: mean difference {_nats(part.mean)} where at most {_nats(row.limit or 0)} is expected"
+        position = f"{row.named}, {row.length} tokens, positions {part.first} to {part.last}"
+        yield f"{position}: mean difference {_nats(part.mean)} where at most {_nats(row.limit or 0)} is expected"
 
 
 def _faults(faults: tuple[ProbeFault, ...]) -> Iterator[Problem]:

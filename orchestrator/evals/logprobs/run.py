@@ -56,8 +56,8 @@ def load_reference(file: Path) -> LogprobReference:
         text = read_file(file, most=MOST_REFERENCE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise BenchError(f"cannot read the reference: {reason}", where=str(file)) from error
-    return reference_from_json(text, where=str(file))
+        raise BenchError(f"cannot read the reference: {reason}", location=str(file)) from error
+    return reference_from_json(text, location=str(file))
 
 
 def save_reference(reference: LogprobReference, file: Path) -> None:
@@ -65,7 +65,7 @@ def save_reference(reference: LogprobReference, file: Path) -> None:
     try:
         atomic_write(file, reference_to_json(reference))
     except OSError as error:
-        raise BenchError(f"the reference cannot be written: {error.strerror}", where=str(error.filename)) from error
+        raise BenchError(f"the reference cannot be written: {error.strerror}", location=str(error.filename)) from error
 
 
 def reference_of(side: ProbeSide, options: ProbeOptions) -> LogprobReference:
@@ -94,7 +94,9 @@ def run_probe(
         asked = _Round(side, reference, options, progress, ranks)
         found = tuple(asked.ask())
     except (NoResponseError, UnexpectedResponseError) as error:
-        raise SmokeError(f"`{side.name}` gives no log-probabilities: {error}", where=side.engines[0][1].url) from error
+        raise SmokeError(
+            f"`{side.name}` gives no log-probabilities: {error}", location=side.engines[0][1].url
+        ) from error
     finally:
         progress.done()
     return asked.report(found, against=against), asked.made(found)

@@ -188,5 +188,4 @@ def _marks(result: BenchResult | None) -> tuple[ComparabilityIssue, ...]:
 
 
 def _mark(mark: ComparabilityIssue) -> str:
-    where = f" at {mark.point}" if mark.point else ""
-    return f"{mark.kind.value}{where}"
+    return f"{mark.kind.value} at {mark.point}" if mark.point else mark.kind.value

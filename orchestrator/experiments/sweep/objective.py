@@ -59,9 +59,9 @@ class Goal:
         what = " and ".join(self.names)
         if self.closed:
             return what
-        where = f"at {self.at_rps:g} requests/s" if self.at_rps is not None else "at the knee"
-        where = "" if self.objective is Objective.KNEE else f" {where}"
-        return f"{what}{where}, with a TTFT p95 of at most {self.ttft_p95_s:g} s"
+        rate = f"at {self.at_rps:g} requests/s" if self.at_rps is not None else "at the knee"
+        rate = "" if self.objective is Objective.KNEE else f" {rate}"
+        return f"{what}{rate}, with a TTFT p95 of at most {self.ttft_p95_s:g} s"
 
     def text(self, values: tuple[float, ...]) -> str:
         """Format the values of a trial."""

@@ -157,7 +157,7 @@ class Sweep:
             base = read_profile(self.request.profile, overrides=overrides, catalog=self.base.catalog)
             plan = base.decide()
         except ProfileError as error:
-            return "; ".join(dict.fromkeys(problem.message for problem in error.each()))
+            return "; ".join(dict.fromkeys(problem.message for problem in error.problems_or_self()))
         needed, context = self.workload.input_tokens + self.workload.output_tokens, base.capacity.context
         if needed > context:
             return f"a request of the load has {needed:,} tokens, and the context {context:,}"
@@ -241,9 +241,9 @@ def _read_space(path: Path, table: FlagTable) -> SpaceFile:
     for knob in space_of(file).knobs:
         section, _, name = knob.key.partition(".")
         if section == "flags":
-            where = document.location((section, name))
+            location = document.location((section, name))
             values = (value for value in knob.values if isinstance(value, bool | int | float | str))
-            problems += (problem for value in values for problem in flag_problems(name, value, table, where))
+            problems += (problem for value in values for problem in flag_problems(name, value, table, location))
     if problems:
         raise ProfileError(f"`{path}` is not valid", problems=dict.fromkeys(problems))
     return file
@@ -334,13 +334,13 @@ def open_search(sweep: Sweep) -> Iterator[Search]:
     if journal.exists() != request.resume:
         what, hint = ("a sweep", "go on with it: --resume") if journal.exists() else ("nothing to resume", "")
         hint = hint or "leave out --resume"
-        raise UsageError(f"there is {what}{' already' if journal.exists() else ''}", where=str(folder), hint=hint)
+        raise UsageError(f"there is {what}{' already' if journal.exists() else ''}", location=str(folder), hint=hint)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = hold(folder / ".lock")
     except LockHeldError as error:
         message = f"another `deploy sweep` works here (pid {error.holder})"
-        raise HostError(message, where=str(folder), hint="wait for it, or use another --output") from error
+        raise HostError(message, location=str(folder), hint="wait for it, or use another --output") from error
     with lock:
         _mend(journal)
         yield Search(journal, sweep.space, sweep.goal, seed=request.seed, begun=sweep.begun())

@@ -120,7 +120,7 @@ class Search:
         if (found := self._study.user_attrs.get(_BEGUN, asked)) != asked:
             other = sorted(key for key in asked if found.get(key) != asked[key])
             hint = "go on with the options of then, or use another --output"
-            raise UsageError(f"this sweep was begun with another {', '.join(other)}", where=str(journal), hint=hint)
+            raise UsageError(f"this sweep was begun with another {', '.join(other)}", location=str(journal), hint=hint)
         self._study.set_user_attr(_BEGUN, asked)
         self._fixed = {knob.key: self._distribution(knob.key) for knob in space.knobs}
         self._dice = random.Random(seed + len(self._study.trials))  # noqa: S311 - not for security
@@ -142,7 +142,7 @@ class Search:
             )
         except (ValueError, LookupError, TypeError, AssertionError) as error:
             raise UsageError(
-                f"the journal cannot be read: {error}", where=str(journal), hint="use another --output"
+                f"the journal cannot be read: {error}", location=str(journal), hint="use another --output"
             ) from error
         return study
 

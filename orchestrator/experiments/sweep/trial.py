@@ -286,4 +286,4 @@ def _answers(started: UpResult) -> str:
 
 
 def _reason(error: DeployError) -> str:
-    return redact("; ".join(problem.message for problem in error.each()))
+    return redact("; ".join(problem.message for problem in error.problems_or_self()))

@@ -59,9 +59,9 @@ def holders(inventory: GpuInventory, gpus: Iterable[int]) -> tuple[str, ...]:
 
 
 def _describe(process: GpuProcess) -> str:
-    where = "" if process.gpu is None else f", gpu {process.gpu}"
+    gpu = "" if process.gpu is None else f", gpu {process.gpu}"
     size = "" if process.vram_bytes is None else f", {gib(process.vram_bytes)}"
-    return f"{process.name} (pid {process.pid}{where}{size})"
+    return f"{process.name} (pid {process.pid}{gpu}{size})"
 
 
 def gib(size: float) -> str:

@@ -122,7 +122,7 @@ class _Steps:
             said = "\n".join(last)
             raise BuildError(
                 f"{self.pinned.name} could not be built: {doing} failed",
-                where=str(self.pinned.file),
+                location=str(self.pinned.file),
                 hint=hint(said),
                 details=said,
             )

@@ -58,7 +58,9 @@ class _Recipe:
         try:
             torch = _TORCH.search(requirements.read_text())
         except FileNotFoundError as error:
-            raise BuildError(f"there is no requirement file `{requirements.name}`", where=str(requirements)) from error
+            raise BuildError(
+                f"there is no requirement file `{requirements.name}`", location=str(requirements)
+            ) from error
         on_cpu = torch is not None and torch["platform"] == "cpu"
         files = sorted(file for file in shim.iterdir() if file.is_file()) if on_cpu else []
         return cls(requirements=requirements, torch=torch, shim=tuple(files))
@@ -93,7 +95,7 @@ def engine_python(engine: Engine, home: Home) -> str:
         )
     requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements)
     if requirements is None:  # only names are found, because an edited plan may contain any path
-        raise BuildError(f"there is no requirement file `{engine.requirements}`", where=f"engine `{engine.name}`")
+        raise BuildError(f"there is no requirement file `{engine.requirements}`", location=f"engine `{engine.name}`")
     return str(ensure_venv(requirements, home=home, progress=Progress()).python)
 
 

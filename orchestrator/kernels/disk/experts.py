@@ -18,7 +18,7 @@ def read_experts(checkpoint: Checkpoint) -> MoeCheckpoint:
     sizes = {name: fact.number for name in _FIELDS if (fact := config.count(name, name)) is not None}
     if missing := [name for name in _FIELDS if name not in sizes]:
         names = ", ".join(f"`{name}`" for name in missing)
-        raise CheckpointError(f"no routed experts found: {names} missing", where=f"{checkpoint.location}/{CONFIG}")
+        raise CheckpointError(f"no routed experts found: {names} missing", location=f"{checkpoint.location}/{CONFIG}")
     shared, exclude = config.count("moe.shared_experts"), config.quantized.get("exclude")
     shared_dtype, routed_dtype = _expert_dtypes(checkpoint, sizes["num_hidden_layers"])
     return MoeCheckpoint(

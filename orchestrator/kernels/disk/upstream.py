@@ -39,7 +39,7 @@ def upstream_file(
     if (digest := _digest(content)) != pin.sha256:
         raise KernelsError(
             f"`{pin.name}` at commit {pin.commit[:12]} has checksum {digest[:16]}…, expected {pin.sha256[:16]}…",
-            where=pin.address,
+            location=pin.address,
             hint="check the response of that address: a proxy may have answered",
         )
     return write_cache(path, content)
@@ -62,7 +62,7 @@ def _download(
     except httpx.HTTPError as error:
         raise KernelsError(
             f"cannot download `{pin.name}`: {error}",
-            where=pin.address,
+            location=pin.address,
             hint=hint,
         ) from error
 

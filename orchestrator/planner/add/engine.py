@@ -155,13 +155,13 @@ def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:
     return part_lines({line.path: line for line in (*lines, template)}, (), EngineFile)
 
 
-def _contradiction(facts: Mapping[str, Data], where: str) -> Mapping[str, Problem]:
+def _contradiction(facts: Mapping[str, Data], location: str) -> Mapping[str, Problem]:
     """Return the problem of an image named after another release: no profile could be planned with both."""
     image, version = str(facts.get("image", "")), facts.get("version")
     if (named := sglang_version_in_tag(image)) in {None, version} or version is None:
         return {}
     hint = f"name an image of {version}; or one that is on this machine anew: `docker tag {image} NAME:TAG`"
-    return {"image": Problem(f"`version` is {version}, and `{image}` is named after sglang {named}", where, hint)}
+    return {"image": Problem(f"`version` is {version}, and `{image}` is named after sglang {named}", location, hint)}
 
 
 def _reference(facts: Mapping[str, Data]) -> str | None:

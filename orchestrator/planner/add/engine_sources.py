@@ -206,5 +206,5 @@ class _Image:
             return None
         place = str(PurePosixPath(self.facts.aiter.root).parent)
         found = read_image(self.config.reference, place, self.request.host)
-        where = f"{self.image} ({found.digest[:19]}) "
-        return replace(found, rows=tuple(replace(row, location=where + row.location) for row in found.rows))
+        prefix = f"{self.image} ({found.digest[:19]}) "
+        return replace(found, rows=tuple(replace(row, location=prefix + row.location) for row in found.rows))

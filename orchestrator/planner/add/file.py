@@ -64,7 +64,7 @@ def require_free(kind: EntryKind, name: str, home: Home) -> None:
         hint = "`--replace` writes over it" if ours else "`--replace` lets yours take the place of the shipped one"
         raise UsageError(
             f"there is {_a(kind)} `{name}` already",
-            where=catalog.shown(path),
+            location=catalog.shown(path),
             hint=f"{hint}; or give a `--name NAME`",
         )
 
@@ -87,7 +87,7 @@ def part_lines(
 
 
 def require_whole(
-    lines: Sequence[YamlLine], missing: Mapping[str, Problem], where: str, model: type[BaseModel]
+    lines: Sequence[YamlLine], missing: Mapping[str, Problem], location: str, model: type[BaseModel]
 ) -> None:
     """Raise ProfileError with the missing values, and with invalid values of the user's `--set`."""
     data: dict[str, Data] = {}
@@ -101,7 +101,7 @@ def require_whole(
 
     def place(path: KeyPath) -> str:
         key = ".".join(map(str, path))
-        return f"{_GIVEN} {key}" if any(key.startswith(said) for said in given) else where
+        return f"{_GIVEN} {key}" if any(key.startswith(said) for said in given) else location
 
     problems = list(missing.values())
     try:

@@ -24,7 +24,7 @@ _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASC
 
 
 def add_model(
-    where: str,
+    checkpoint: str,
     home: Home,
     *,
     name: str | None = None,
@@ -41,24 +41,24 @@ def add_model(
     contradicts itself, ProfileError with every missing fact and the option that sets it. An error leaves nothing
     written.
     """
-    directory = _directory(where)
+    directory = _directory(checkpoint)
     if directory is not None and revision is not None:
         raise UsageError("a directory has no revision", hint="`--revision` is for a repository of the hub")
     given = [Override.parse(text) for text in overrides]
-    name = name or (directory.name if directory else where.partition("/")[2]).lower()
+    name = name or (directory.name if directory else checkpoint.partition("/")[2]).lower()
     free_name(EntryKind.MODEL, name, home, replace=replace)
     keys = [".".join(each.path) for each in given]
     if directory is not None:
-        outline, checkpoint = local_summary(directory), {"source": "local", "path": str(directory)}
+        outline, section = local_summary(directory), {"source": "local", "path": str(directory)}
         found, gated = describe(outline, keys), False
         for difference in compare_with_config(outline, drafts=bool(outline.config.mtp_layers)):
             warn(difference.message, hint=difference.hint)
     else:
-        outline, listing = hub_summary(where, revision, hub_of(environ))
+        outline, listing = hub_summary(checkpoint, revision, hub_of(environ))
         found, gated = describe(outline, keys), listing.gated
-        checkpoint = {"source": "hub", "path": where, "revision": listing.commit}
-    lines = _lines(name, checkpoint, found, given, gated=gated)
-    require_whole(lines, found.missing, where, ModelFile)
+        section = {"source": "hub", "path": checkpoint, "revision": listing.commit}
+    lines = _lines(name, section, found, given, gated=gated)
+    require_whole(lines, found.missing, checkpoint, ModelFile)
     path = home.root / EntryKind.MODEL.file(name)
     added = CatalogFile(kind=EntryKind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
     said = f"{name}, as `deploy add model` read its checkpoint: behind each fact stands what says so."
@@ -66,14 +66,14 @@ def add_model(
     return added
 
 
-def _directory(where: str) -> Path | None:
+def _directory(checkpoint: str) -> Path | None:
     """Return the checkpoint's directory; None for a repository on the hub."""
-    path = Path(where).expanduser()
+    path = Path(checkpoint).expanduser()
     if path.is_dir():
         return path.absolute()
-    if path.exists() or not _REPOSITORY.fullmatch(where):
+    if path.exists() or not _REPOSITORY.fullmatch(checkpoint):
         hint = "a checkpoint's directory, or a repository as `OWNER/NAME`"
-        raise UsageError(f"`{where}` is neither a directory nor the name of a repository", hint=hint)
+        raise UsageError(f"`{checkpoint}` is neither a directory nor the name of a repository", hint=hint)
     return None
 
 

@@ -249,8 +249,8 @@ def _engines(catalog: Catalog) -> Iterator[tuple[str, EngineFile]]:
         try:
             yield name, read_model(path, EngineFile, catalog.shown(path))
         except ProfileError as error:
-            first = error.each()[0]
-            warn(f"skipped engine `{name}`: {first.message}", hint=f"fix {first.where or path}")
+            first = error.problems_or_self()[0]
+            warn(f"skipped engine `{name}`: {first.message}", hint=f"fix {first.location or path}")
 
 
 def _node(catalog: Catalog, name: str) -> HardwareFile:
@@ -313,7 +313,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
         valid.decide()
     except ProfileError as error:
         short = {problem.message for problem in context_shortage(valid.capacity, lambda *_: "")}  # `shortfall` tells it
-        if problems := tuple(problem for problem in error.each() if problem.message not in short):
+        if problems := tuple(problem for problem in error.problems_or_self() if problem.message not in short):
             return draft, LayoutAttempt(tp=tp, capacity=None, problems=problems)
     return draft, LayoutAttempt(tp=tp, capacity=valid.capacity, problems=())
 

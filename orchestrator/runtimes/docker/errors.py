@@ -65,7 +65,7 @@ class _Cause:
 
     pattern: str
     message: str
-    where: str = ""
+    location: str = ""
     hint: str = ""
     details: str = ""
     fault: type[DeployError] = HostError
@@ -76,20 +76,20 @@ _CAUSES: Final = (
     _Cause(
         pattern=r'gathering device information while adding custom device "(?P<device>[^"]+)"',
         message="this host has no device `{device}`",
-        where="{hardware}: container.devices",
+        location="{hardware}: container.devices",
         hint="`ls -l {device}` on the host: is the GPU driver loaded, is it the right hardware?",
     ),
     _Cause(
         pattern=r"error setting rlimit type (?P<number>\d+): operation not permitted",
         message="the Docker daemon is not permitted to set the limit `{limit}`{asked}",
-        where="{hardware}: container.ulimits",
+        location="{hardware}: container.ulimits",
         hint="the daemon itself is confined (it lacks CAP_SYS_RESOURCE): raise its own limit, or ask for less",
     ),
     _Cause(
         pattern=r"listen tcp\d? \S*:(?P<port>\d+): bind: address already in use"
         r"|Bind for \S*:(?P<allocated>\d+) failed: port is already allocated",
         message="port {taken} is taken{by}",
-        where="server.port",
+        location="server.port",
         hint="end what holds it, or choose another with `--set server.port=...`",
     ),
     _Cause(
@@ -100,7 +100,7 @@ _CAUSES: Final = (
     _Cause(
         pattern=r"Unable to find group (?P<group>\S+?):",
         message="the image has no group `{group}`",
-        where="{hardware}: container.groups",
+        location="{hardware}: container.groups",
     ),
     _Cause(
         pattern=r'container name "/(?P<name>[^"]+)" is already in use',
@@ -117,13 +117,13 @@ _CAUSES: Final = (
     _Cause(
         pattern=r"could not select device driver",
         message="the Docker daemon cannot hand out NVIDIA GPUs",
-        where="{hardware}: container.all_gpus",
+        location="{hardware}: container.all_gpus",
         hint="install the NVIDIA container toolkit and restart the daemon",
     ),
     _Cause(
         pattern=r"unable to apply caps",
         message="the Docker daemon is not permitted to grant {capabilities}",
-        where="{hardware}: container.cap_add",
+        location="{hardware}: container.cap_add",
     ),
     _Cause(
         pattern=r"no space left on device",
@@ -141,7 +141,7 @@ def start_error(refusal: DaemonError) -> DeployError:
             facts = _facts(refusal, match.groupdict())
             return cause.fault(
                 cause.message.format_map(facts),
-                where=cause.where.format_map(facts),
+                location=cause.location.format_map(facts),
                 hint=cause.hint.format_map(facts),
                 details=cause.details.format_map(facts),
             )

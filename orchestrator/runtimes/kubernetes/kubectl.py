@@ -100,10 +100,10 @@ class Cluster:
         return found
 
     def _silent(self, done: CompletedProgram) -> HostError:
-        where = f"context `{self.context}`" if self.context else "the kubeconfig's current context"
+        context = f"context `{self.context}`" if self.context else "the kubeconfig's current context"
         said = done.stderr.strip().splitlines()
         return HostError(
-            f"the cluster of {where} does not answer",
+            f"the cluster of {context} does not answer",
             hint=f"{self.shown('get', 'pods')} has to work; `--set kubernetes.context=…` names another",
             details=f"  {said[-1]}" if said else "",
         )

@@ -131,7 +131,7 @@ class ProcessRuntime(Runtime):
             found = _servers(self._home.runs / FileName(name))
             if not may_coexist(run_dir.absolute(), found):
                 raise NameTakenError(
-                    f"there is a server `{name}`", where=found[0].run_dir, hint=f"`deploy down {name}`"
+                    f"there is a server `{name}`", location=found[0].run_dir, hint=f"`deploy down {name}`"
                 )
             try:
                 with defer_signals():
@@ -238,7 +238,7 @@ def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: i
     record = read_record(Path(request.run_dir))
     if not result.ok or record is None:
         why = result.stderr.strip()
-        raise StartError(f"`{request.argv[0]}` was not started", where=request.run_dir, details=why)
+        raise StartError(f"`{request.argv[0]}` was not started", location=request.run_dir, details=why)
     return record
 
 

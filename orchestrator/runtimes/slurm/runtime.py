@@ -151,7 +151,7 @@ class SlurmRuntime(Runtime):
         """
         found = self.find(name)
         if not may_coexist(run_dir.absolute(), found):
-            raise NameTakenError(f"there is a server `{name}`", where=found[0].run_dir, hint=f"`deploy down {name}`")
+            raise NameTakenError(f"there is a server `{name}`", location=found[0].run_dir, hint=f"`deploy down {name}`")
         plan = artifacts.plan
         comment = JobComment(
             name=name, profile=plan.profile, plan=plan.digest, port=plan.server.port, run=str(run_dir.absolute())

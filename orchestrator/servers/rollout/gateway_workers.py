@@ -51,9 +51,10 @@ def require_own(url: str, control_key: Secret) -> None:
     try:
         GatewayWorkers(url=url, control_key=control_key, key=None, drain_seconds=0).workers()
     except HostError as error:
-        where = f"another gateway answers at {url}"
         raise NotReadyError(
-            where, hint="choose another port: `--set server.port=PORT`", details=error.message
+            f"another gateway answers at {url}",
+            hint="choose another port: `--set server.port=PORT`",
+            details=error.message,
         ) from error
 
 
@@ -159,7 +160,7 @@ class GatewayWorkers:
         except NoResponseError as error:
             raise HostError(f"the gateway does not answer: {error}") from error
         if status != _ACCEPTED:
-            raise HostError(f"the gateway answered `{method} {path}` with HTTP {status}", where=self.url)
+            raise HostError(f"the gateway answered `{method} {path}` with HTTP {status}", location=self.url)
 
 
 @dataclass(frozen=True, kw_only=True)

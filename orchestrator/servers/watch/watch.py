@@ -146,7 +146,7 @@ class LiveBackend:
         if not (value := os.environ.get(variable)):
             what = f"`{variable}` is not set; the watcher needs the API key of the server"
             raise UsageError(what, hint=f"export {variable}=…")
-        return self.keys.setdefault(variable, read_key(value, where=variable))
+        return self.keys.setdefault(variable, read_key(value, location=variable))
 
     def _client(self, snapshot: ServerSnapshot, server: int | None = None) -> HealthClient:
         """Return a client of the server, or of one replica behind its gateway."""

@@ -67,7 +67,7 @@ def test_a_fault_is_named_with_its_line(was: str, is_: str, message: str, line: 
     path.write_text(TEXT.replace(was, is_))
     with pytest.raises(ProfileError) as caught:
         load_workload(str(path))
-    problems = {problem.where: problem.message for problem in caught.value.problems}
+    problems = {problem.location: problem.message for problem in caught.value.problems}
     assert message in problems[f"{path}:{line}"]
 
 
@@ -176,7 +176,7 @@ def test_a_file_that_is_no_text_is_refused(content: bytes | None, message: str, 
         path.write_bytes(content)
     with pytest.raises(ProfileError, match=message) as caught:
         read_text(of_text(text_file=str(path)))
-    assert caught.value.where == str(path)
+    assert caught.value.location == str(path)
 
 
 @pytest.mark.timeout(30)  # who opens a FIFO may wait for ever

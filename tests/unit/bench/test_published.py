@@ -73,7 +73,7 @@ def test_a_fault_is_shown_with_its_line(tmp_path: Path) -> None:
     path.write_text(head + "  - {gpu: X, usd_per_gpu_hour: -1}\n")
     with pytest.raises(ProfileError) as caught:
         read_published(path, "x.yaml")
-    assert [problem.where for problem in caught.value.problems] == ["x.yaml:8"]
+    assert [problem.location for problem in caught.value.problems] == ["x.yaml:8"]
 
 
 def test_a_measurement_may_stand_in_a_file_of_the_user(tmp_path: Path) -> None:

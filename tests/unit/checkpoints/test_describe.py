@@ -92,7 +92,7 @@ def values(found: Description) -> dict[str, object]:
 def refused(directory: Path) -> list[str]:
     with pytest.raises(CheckpointError) as caught:
         described(directory)
-    return [problem.message for problem in caught.value.each()]
+    return [problem.message for problem in caught.value.problems_or_self()]
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -39,7 +39,7 @@ def said(folder: Path, of: Model, **config: object) -> list[str]:
     (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value != "gone"}))
     with pytest.raises(CheckpointMismatchError) as caught:
         require_profile_match(folder, of)
-    assert {problem.where for problem in caught.value.problems} == {f"{folder}/config.json"}
+    assert {problem.location for problem in caught.value.problems} == {f"{folder}/config.json"}
     return [problem.message for problem in caught.value.problems]
 
 

@@ -69,8 +69,8 @@ def test_a_file_that_is_there_and_not_whole_is_refused(tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(CheckpointError) as caught:
         staged(Scripted(*_file_records(there), end()))
-    assert caught.value.where == "ssh://node: /share/glm"
-    assert [problem.where for problem in caught.value.problems] == [f"ssh://node: /share/glm/{shard.name}"]
+    assert caught.value.location == "ssh://node: /share/glm"
+    assert [problem.location for problem in caught.value.problems] == [f"ssh://node: /share/glm/{shard.name}"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_an_end_without_a_checkpoint_says_what_to_do(program: Scripted, said: st
 def test_nothing_there_is_told() -> None:
     with pytest.raises(CheckpointNotFoundError) as caught:
         staged(Scripted({"nothing": "/share/glm"}))
-    assert caught.value.where == "ssh://node: /share/glm"
+    assert caught.value.location == "ssh://node: /share/glm"
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x"])

@@ -34,7 +34,7 @@ def test_a_generator_that_makes_nothing_is_named(tmp_path: Path, monkeypatch: py
         generate_model(
             plan_of("cpu-tiny").model, generator, python=Path("python3"), home=Home(tmp_path), progress=Progress()
         )
-    assert caught.value.where == str(generator)
+    assert caught.value.location == str(generator)
 
 
 def test_a_model_is_never_there_without_its_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ def test_a_fault_is_told_with_its_line(tmp_path: Path) -> None:
     path.write_text("description: mine\nsource: me\nmodel_types: []\nscheme: mxfp8\nexclud: [lm_head]\n")
     with pytest.raises(ProfileError) as caught:
         load_recipe(str(path), SHIPPED)
-    told = {(problem.where.rpartition(":")[2], problem.message.partition("`")[2].partition("`")[0], problem.hint)
+    told = {(problem.location.rpartition(":")[2], problem.message.partition("`")[2].partition("`")[0], problem.hint)
             for problem in caught.value.problems}  # fmt: skip
     assert {("3", "model_types", ""), ("4", "scheme", ""), ("5", "exclud", "did you mean `exclude`?")} <= told
 

@@ -125,7 +125,7 @@ def test_a_shard_that_leads_nowhere_is_not_taken_for_no_checkpoint(tmp_path: Pat
     with pytest.raises(CheckpointError, match="cannot read the checkpoint of `small`: No such file") as caught:
         verify_checkpoint(directory, model(str(directory)), speculative=True)
     assert not isinstance(caught.value, CheckpointNotFoundError)
-    assert caught.value.where.endswith("lost.safetensors")
+    assert caught.value.location.endswith("lost.safetensors")
 
 
 def test_a_share_that_takes_no_receipt_is_verified_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

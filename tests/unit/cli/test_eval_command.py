@@ -276,7 +276,7 @@ def test_an_outcome_that_stands_in_the_way_is_seen_before_anybody_is_asked(
                 output=tmp_path,
                 baseline="http://127.0.0.1:2",
             )
-        assert caught.value.where == str(folder / "eval-gpqa-diamond.json")
+        assert caught.value.location == str(folder / "eval-gpqa-diamond.json")
         (folder / "eval-gpqa-diamond.json").unlink()
 
 

@@ -124,7 +124,7 @@ def test_hardware_without_a_name_to_rent_it_by_and_a_checkpoint_that_lies_here_a
     here = ("hardware=own", "model.checkpoint.source=local", "model.checkpoint.path=/models/mine")
     with pytest.raises(ProfileError) as refused:
         rental_files("skypilot", "mi355x-tp8", here, home, tool=URL)
-    messages = [problem.message for problem in refused.value.each()]
+    messages = [problem.message for problem in refused.value.problems_or_self()]
     assert messages == [
         "the hardware has no `gpu_product`",
         "`/models/mine` is a local path",
@@ -135,7 +135,9 @@ def test_hardware_without_a_name_to_rent_it_by_and_a_checkpoint_that_lies_here_a
 def test_several_servers_are_refused_as_the_watch_that_stays_there_looks_after_one(broker: str, home: Home) -> None:
     with pytest.raises(ProfileError) as refused:
         told(broker, "mi355x-tp4x2", home)
-    assert [problem.message for problem in refused.value.each()] == ["a rented machine runs 1 replica, not 2"]
+    assert [problem.message for problem in refused.value.problems_or_self()] == [
+        "a rented machine runs 1 replica, not 2"
+    ]
     told(broker, "mi355x-tp4x2", home, "replicas=1")
 
 

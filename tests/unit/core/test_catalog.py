@@ -101,7 +101,7 @@ def test_an_entry_that_is_no_small_file_is_an_error_and_never_replaced(
     put(path)
     with pytest.raises(ProfileError) as refused:
         load("cpu-tiny", catalog=Catalog.of(Home(tmp_path)))
-    (problem,) = refused.value.each()
+    (problem,) = refused.value.problems_or_self()
     assert problem.message == f"`{path}` {message}"
     assert problem.hint == "remove it to use the one that ships, or put a file in its place"
 
@@ -117,7 +117,7 @@ def test_a_fault_in_the_home_is_shown_with_the_whole_path(home: Path) -> None:
     path.write_text(path.read_text() + "gpu: 1\n")
     with pytest.raises(ProfileError) as caught:
         load("mine", catalog=Catalog.of(Home(home)))
-    assert caught.value.problems[0].where.startswith(f"{path}:")
+    assert caught.value.problems[0].location.startswith(f"{path}:")
 
 
 def test_the_diff_of_a_patch_lies_beside_it(home: Path) -> None:

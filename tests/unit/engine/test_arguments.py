@@ -66,7 +66,7 @@ def test_a_value_that_parses_and_is_refused(setting: str, message: str, hint: st
     found = [problem for problem in problems(f"flags.{setting}") if message in problem.message]
     assert found, setting
     assert hint in found[0].hint
-    assert found[0].where == f"--set flags.{setting.partition('=')[0]}" or setting.endswith("=null")
+    assert found[0].location == f"--set flags.{setting.partition('=')[0]}" or setting.endswith("=null")
 
 
 @pytest.mark.parametrize("name", ["pp-size", "pipeline-parallel-size"])

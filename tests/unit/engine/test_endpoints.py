@@ -13,7 +13,7 @@ def test_the_key_goes_into_one_header() -> None:
 
 
 def test_a_key_loses_the_line_end_of_its_file_and_nothing_else() -> None:
-    assert read_key('sk "quoted"\\ 1\r\n', where="KEY").reveal() == 'sk "quoted"\\ 1'
+    assert read_key('sk "quoted"\\ 1\r\n', location="KEY").reveal() == 'sk "quoted"\\ 1'
 
 
 @pytest.mark.parametrize(
@@ -34,5 +34,5 @@ def test_a_key_loses_the_line_end_of_its_file_and_nothing_else() -> None:
 )
 def test_a_key_that_no_server_can_be_given_is_refused_with_its_place_and_not_shown(key: str) -> None:
     with pytest.raises(UsageError, match="the API key in `KEY` ") as caught:
-        read_key(key, where="KEY")
+        read_key(key, location="KEY")
     assert "sk-" not in caught.value.message + caught.value.hint

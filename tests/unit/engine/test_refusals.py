@@ -135,4 +135,4 @@ def test_a_plan_refuses_what_its_version_says(setting: str, message: str) -> Non
         load("mi355x-tp8", overrides=["engine=sglang-0.5.16-rocm", f"flags.{setting}"])
     [problem] = [each for each in caught.value.problems if message in each.message]
     assert problem.message.startswith(f"sglang 0.5.16 refuses `--{setting.partition('=')[0]}`: ")
-    assert problem.where == f"--set flags.{setting.partition('=')[0]}"
+    assert problem.location == f"--set flags.{setting.partition('=')[0]}"

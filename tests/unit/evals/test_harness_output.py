@@ -103,7 +103,7 @@ def test_local_questions_bring_their_examples(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").touch()
     with pytest.raises(UsageError) as caught:
         local_task(asked, tmp_path / "test.jsonl")
-    assert caught.value.where == str(tmp_path / "train.jsonl")
+    assert caught.value.location == str(tmp_path / "train.jsonl")
     (tmp_path / "train.jsonl").touch()
     task = json.loads(local_task(asked, tmp_path / "test.jsonl"))
     assert task["include"] == f"{harness}/tasks/gsm8k/gsm8k.yaml"

@@ -82,7 +82,7 @@ def test_what_is_no_result_of_tau2_is_refused(text: str, tmp_path: Path) -> None
     (tmp_path / "results.json").write_text(text, encoding="latin-1")
     with pytest.raises(BenchError, match="not valid tau2 results") as caught:
         read_simulations(tmp_path, "glm", "")
-    assert caught.value.where == str(tmp_path / "results.json")
+    assert caught.value.location == str(tmp_path / "results.json")
 
 
 def test_runs_of_different_models_users_or_of_one_domain_twice_are_no_evaluation(tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ def test_a_state_that_was_changed_is_gone_on_with_or_refused_and_nothing_done_is
             state = StepLog(file, planned)
         except UsageError as error:
             refused += 1
-            assert (file.read_text(), error.where, bool(error.hint)) == (changed, str(file), True)  # noqa: PT017
+            assert (file.read_text(), error.location, bool(error.hint)) == (changed, str(file), True)  # noqa: PT017
             continue
         told = {key for key in json.loads(changed)["done"] if key in whole}
         assert {key for key in state.done if key in whole} == told

@@ -79,15 +79,15 @@ def test_a_point_is_what_set_would_say(tmp_path: Path) -> None:
 def test_what_is_wrong_is_told_at_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
     with pytest.raises(ProfileError) as error:
         space(tmp_path, text)
-    [problem] = error.value.each()
+    [problem] = error.value.problems_or_self()
     assert said in problem.message
-    assert problem.where == f"space.yaml:{line}"
+    assert problem.location == f"space.yaml:{line}"
 
 
 def test_a_key_is_called_what_a_user_writes(tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as error:
         space(tmp_path, "flags:\n  a: {form: 1, from: 1, to: 9, step: 1}\n")
-    [problem] = error.value.each()
+    [problem] = error.value.problems_or_self()
     assert problem.hint == "did you mean `from`?"
 
 

@@ -120,10 +120,10 @@ def test_an_option_that_sglang_does_not_know_is_told_at_its_line(home: Home) -> 
     text = "flags:\n  max-running-requests: [16]\n  schedule-polcy: [lpm, fcfs]\n  schedule-policy: [lpm, fcsf]\n"
     with pytest.raises(ProfileError) as error:
         planned(home, text)
-    option, value = error.value.each()
-    assert (option.where.rpartition("/")[2], option.hint) == ("space.yaml:3", "did you mean `schedule-policy`?")
+    option, value = error.value.problems_or_self()
+    assert (option.location.rpartition("/")[2], option.hint) == ("space.yaml:3", "did you mean `schedule-policy`?")
     assert "fcsf" in value.message
-    assert value.where.endswith("space.yaml:4")
+    assert value.location.endswith("space.yaml:4")
 
 
 def test_a_text_that_is_not_there_is_told_before_anything_is_started(home: Home) -> None:

@@ -84,7 +84,7 @@ def refused(*line: str, fault: type[DeployError] = ProfileError) -> Sequence[str
     """What is said of a command that writes nothing."""
     error = deploy("add", "engine", *line).exception
     assert isinstance(error, fault), error
-    return [f"{each.message} | {each.hint}" for each in error.each()]
+    return [f"{each.message} | {each.hint}" for each in error.problems_or_self()]
 
 
 def written(home: Home) -> list[str]:

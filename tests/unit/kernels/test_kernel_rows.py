@@ -53,7 +53,7 @@ def test_numbers_as_pandas_writes_them_and_windows_line_ends_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "message", "where"),
+    ("lines", "message", "location"),
     [
         ((HEADER.replace("topk", "expert"),), "duplicate column `expert`", "t.csv:1"),
         ((HEADER.replace("kernelName2,", ""),), "missing columns: `kernelName2`", "t.csv:1"),
@@ -69,9 +69,9 @@ def test_numbers_as_pandas_writes_them_and_windows_line_ends_are_read() -> None:
         ((HEADER, line(16).replace(",1,0,32,", ",2,0,32,")), "`use_g1u1` is `2`, neither 0 nor 1", "t.csv:2"),
     ],
 )
-def test_what_cannot_be_read_is_named_by_line(lines: tuple[str, ...], message: str, where: str) -> None:
+def test_what_cannot_be_read_is_named_by_line(lines: tuple[str, ...], message: str, location: str) -> None:
     problems = faults(*lines)
-    assert (problems[0].message, problems[0].where) == (message, where)
+    assert (problems[0].message, problems[0].location) == (message, location)
 
 
 def test_an_empty_file_is_no_table() -> None:

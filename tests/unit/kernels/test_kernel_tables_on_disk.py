@@ -58,7 +58,7 @@ def test_every_fault_of_every_table_is_shown_at_once(tmp_path: Path) -> None:
     second = table(tmp_path / "b.csv", line(64) + ",more")
     with pytest.raises(KernelsError) as caught:
         read_tables([first, second, tmp_path / "none.csv"])
-    assert [problem.where for problem in caught.value.problems] == [
+    assert [problem.location for problem in caught.value.problems] == [
         f"{first}:3",
         f"{second}:2",
         str(tmp_path / "none.csv"),
@@ -231,7 +231,7 @@ def test_an_unreadable_names_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DeployError) as caught:
         read_pins(Catalog((tmp_path,)))
     lost = next(problem for problem in caught.value.problems if "`upstream.sha256`" in problem.message)
-    assert lost.where == "profiles/kernels/aiter.yaml:1"
+    assert lost.location == "profiles/kernels/aiter.yaml:1"
 
 
 def test_a_built_table_goes_into_the_servers_image_and_the_variable_leads_to_it(tmp_path: Path) -> None:

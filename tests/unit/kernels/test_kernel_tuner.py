@@ -119,7 +119,7 @@ def test_a_printed_error_is_told_whatever_the_exit_code(tmp_path: Path, printed:
     run = leaving(line(16), printed=f"Start tuning\n{printed}\n", code=0)
     tuned = tune(job(tmp_path), run=run, store=Store(tmp_path / "store"), provenance=WHO)
     assert [key.token for key in tuned.remaining] == [32]
-    assert [problem.where for problem in tuned.problems] == [f"{tmp_path / 'tuner.log'}:2"]
+    assert [problem.location for problem in tuned.problems] == [f"{tmp_path / 'tuner.log'}:2"]
 
 
 def test_an_exit_code_is_told_and_a_hang_after_the_last_row_is_not(tmp_path: Path) -> None:

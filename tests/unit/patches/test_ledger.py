@@ -20,7 +20,7 @@ def ledger(tmp_path: Path) -> Path:
 def faults(root: Path) -> list[str]:
     with pytest.raises(ProfileError) as caught:
         read_ledger(Catalog((root,)))
-    return [f"{problem.where}: {problem.message}" for problem in caught.value.problems]
+    return [f"{problem.location}: {problem.message}" for problem in caught.value.problems]
 
 
 def test_a_ledger_is_read_once_a_process(ledger: Path) -> None:

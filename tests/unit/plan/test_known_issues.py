@@ -81,7 +81,7 @@ def test_a_refusal_names_its_source_and_the_way_around() -> None:
     (problem,) = caught.value.problems
     assert "sglang #33973" in problem.message
     assert "allow_known_issues=[dsa-dp-attention-hang]" in problem.hint
-    assert problem.where == "--set layout.dp_attention"
+    assert problem.location == "--set layout.dp_attention"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_refusal_names_the_key_that_is_known_bad() -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8", overrides=["flags.chunked-prefill-size=131072", "flags.mem-fraction-static=0.85"])
     (problem,) = caught.value.problems
-    assert problem.where == "--set flags.chunked-prefill-size"
+    assert problem.location == "--set flags.chunked-prefill-size"
 
 
 def test_a_report_that_the_user_accepts_is_not_raised() -> None:
@@ -128,7 +128,7 @@ def test_a_report_that_is_not_well_formed_is_refused_at_its_line(entry: str, tmp
     with pytest.raises(ProfileError) as caught:
         read_known_issues(Catalog((tmp_path,)))
     assert "blocked.0." in caught.value.problems[0].message
-    assert caught.value.problems[0].where == "profiles/known_issues/blocked.yaml:3"
+    assert caught.value.problems[0].location == "profiles/known_issues/blocked.yaml:3"
 
 
 def test_every_report_has_a_source_and_a_condition() -> None:

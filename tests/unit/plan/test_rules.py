@@ -48,7 +48,7 @@ def test_all_faults_come_at_once_each_with_its_place() -> None:
         "runtime=process",
     )
     assert len(problems) == 5
-    assert all(problem.where for problem in problems.values())
+    assert all(problem.location for problem in problems.values())
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_rule_refuses_with_the_next_step(overrides: list[str], message: str, h
     found = [problem for text, problem in problems.items() if message in text]
     assert found, problems
     assert hint in found[0].hint
-    assert found[0].where
+    assert found[0].location
     assert not any("wJ4-zTq8" in f"{problem}" for problem in problems.values())
 
 

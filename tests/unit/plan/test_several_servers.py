@@ -13,7 +13,7 @@ def refused(profile: str, *overrides: str) -> dict[str, str]:
     """Each problem with the place that it names."""
     with pytest.raises(ProfileError) as error:
         load(profile, overrides=overrides)
-    return {problem.message: problem.where for problem in error.value.each()}
+    return {problem.message: problem.location for problem in error.value.problems_or_self()}
 
 
 def test_one_server_has_no_gateway_and_is_its_own_replica() -> None:

@@ -165,9 +165,9 @@ def test_what_is_no_checkpoint_is_said_to_be_none(home: Home, tmp_path: Path) ->
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="a directory has no revision"):
         added(tmp_path, home, revision="main")
-    for where in ("no-such-directory", "a/b/c", str(tmp_path / "file")):
+    for location in ("no-such-directory", "a/b/c", str(tmp_path / "file")):
         with pytest.raises(UsageError, match="neither a directory nor the name of a repository"):
-            add_model(where, home, environ={})
+            add_model(location, home, environ={})
     with pytest.raises(CheckpointError, match=r"no `config\.json`"):
         added(tmp_path, home, name="empty")
 

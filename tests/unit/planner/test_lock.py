@@ -165,7 +165,7 @@ def test_a_lock_that_was_edited_is_refused_with_its_line(home: Home, old: str, n
     line = edit(path, old, new)
     with pytest.raises(ProfileError, match="was edited") as caught:
         locked(path, home)
-    assert [problem.where for problem in caught.value.problems] == [f"{path}:{line}"]
+    assert [problem.location for problem in caught.value.problems] == [f"{path}:{line}"]
 
 
 def test_a_line_that_was_taken_out_of_a_lock_is_told_at_its_section(home: Home) -> None:
@@ -177,7 +177,7 @@ def test_a_line_that_was_taken_out_of_a_lock_is_told_at_its_section(home: Home) 
         locked(path, home)
     [problem] = caught.value.problems
     assert problem.message == "`plan` lost 1 line"
-    assert problem.where == f"{path}:{lines.index('plan:') + 1}"
+    assert problem.location == f"{path}:{lines.index('plan:') + 1}"
 
 
 @pytest.mark.parametrize(("old", "new"), [("lock: 2", "lock: 3"), (f"tool: {__version__}", "tool: 99.0")])
@@ -186,7 +186,7 @@ def test_a_lock_of_another_version_is_refused_with_its_line(home: Home, old: str
     line = edit(path, old, new)
     with pytest.raises(ProfileError) as caught:
         locked(path, home)
-    assert caught.value.where == f"{path}:{line}"
+    assert caught.value.location == f"{path}:{line}"
 
 
 def test_every_line_that_is_another_one_now_is_told_and_nothing_is_started(home: Home) -> None:
@@ -198,7 +198,7 @@ def test_every_line_that_is_another_one_now_is_told_and_nothing_is_started(home:
     with pytest.raises(ProfileError) as caught:
         locked(path, home)
     lines = path.read_text().splitlines()
-    said = {problem.message: lines[int(problem.where.rpartition(":")[2]) - 1] for problem in caught.value.problems}
+    said = {problem.message: lines[int(problem.location.rpartition(":")[2]) - 1] for problem in caught.value.problems}
     assert said == {
         "`server.port` is `31000` in the lock and `31001` now": "  server.port: '31000'",
         "`flags.device` is `cpu` in the lock and `nothing` now": "  flags.device: cpu",
@@ -216,7 +216,7 @@ def test_a_patch_or_a_file_of_other_content_ends_with_the_code_of_a_build(
     with pytest.raises(BuildError) as caught:
         locked(path, home)
     assert len(caught.value.problems) == len(read_lock(path)[0].patches)
-    assert all(str(path) in problem.where for problem in caught.value.problems)
+    assert all(str(path) in problem.location for problem in caught.value.problems)
 
 
 def test_weights_that_are_not_the_locked_ones_end_with_the_code_of_weights(home: Home) -> None:

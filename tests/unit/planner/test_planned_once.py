@@ -59,4 +59,4 @@ def test_a_runtime_that_there_is_not_is_refused_where_it_is_written(tmp_path: Pa
     with pytest.raises(ProfileError, match="cannot plan profile") as caught:
         _ = profile_source("mi355x-tp8", ("runtime=dockr",), Home(tmp_path), image=image).runtime
     (problem,) = caught.value.problems
-    assert (problem.message, problem.where) == ("no runtime `dockr`", "--set runtime")
+    assert (problem.message, problem.location) == ("no runtime `dockr`", "--set runtime")

@@ -30,7 +30,7 @@ def test_every_key_remembers_its_line() -> None:
 def test_all_faults_are_shown_at_once() -> None:
     with pytest.raises(ProfileError) as caught:
         read_document("a: 1\na: 2\nb: &x 3\nc: *x\nd: !!set {}\n", "f.yaml")
-    problems = {problem.where: problem.message for problem in caught.value.problems}
+    problems = {problem.location: problem.message for problem in caught.value.problems}
     assert problems == {
         "f.yaml:2": "duplicate key `a`",
         "f.yaml:3": "anchors and aliases are not used here",
@@ -43,7 +43,7 @@ def test_all_faults_are_shown_at_once() -> None:
 def test_what_is_no_mapping_is_refused_with_its_line(text: str) -> None:
     with pytest.raises(ProfileError) as caught:
         read_document(text, "f.yaml")
-    places = [caught.value.where, *(problem.where for problem in caught.value.problems)]
+    places = [caught.value.location, *(problem.location for problem in caught.value.problems)]
     assert any(place.startswith("f.yaml:") for place in places)
 
 
@@ -55,4 +55,4 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 def test_a_fault_is_shown_once_a_line() -> None:
     with pytest.raises(ProfileError) as caught:
         read_document("layout: &x [*x]\n", "f.yaml")
-    assert [problem.where for problem in caught.value.problems] == ["f.yaml:1"]
+    assert [problem.location for problem in caught.value.problems] == ["f.yaml:1"]

@@ -48,7 +48,7 @@ def test_the_state_of_july_differs_in_its_engine_alone() -> None:
 def test_what_is_not_there_cannot_be_extended(text: str, message: str, hint: str, tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=message) as caught:
         read_profile(write(tmp_path, "mine", text))
-    assert caught.value.where == f"{tmp_path}/mine.yaml:1"
+    assert caught.value.location == f"{tmp_path}/mine.yaml:1"
     assert hint in caught.value.hint
 
 

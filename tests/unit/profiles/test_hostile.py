@@ -62,7 +62,7 @@ def test_a_number_of_steps_that_is_none_is_refused() -> None:
         load("mi355x-tp8", overrides=["flags.speculative-num-steps=abc"])
     [problem] = caught.value.problems
     assert problem.message == "`--speculative-num-steps` of sglang 0.5.16 takes a whole number, found `abc`"
-    assert problem.where == "--set flags.speculative-num-steps"
+    assert problem.location == "--set flags.speculative-num-steps"
 
 
 def test_an_alias_is_refused_and_never_followed(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_second_document_and_a_key_that_is_no_text_are_refused(tmp_path: Path)
 
 def test_a_text_that_ends_in_rendered_files_is_one_line(tmp_path: Path) -> None:
     text = GOOD + 'description: "fine\\nrm -rf /"\nenv: {A: {value: "1\\n2", origin: recipe, source: "x\\ny"}}\n'
-    places = {problem.where.rpartition(":")[2] for problem in refused(tmp_path, text).problems}
+    places = {problem.location.rpartition(":")[2] for problem in refused(tmp_path, text).problems}
     assert places == {"6", "7"}
 
 
@@ -126,7 +126,7 @@ def test_what_is_no_text_is_refused_in_every_file_at_its_line(line: str, hidden:
     text = GOOD + line.format(f"a{hidden}b").replace("'", '"') + "\n"
     (problem,) = refused(tmp_path, text).problems
     assert problem.message.startswith("a text cannot contain")
-    assert problem.where.endswith(f":{len(text.splitlines())}")
+    assert problem.location.endswith(f":{len(text.splitlines())}")
 
 
 HOSTILE_TEXTS = ["--privileged", "a b", "a\nRUN touch /x", "a\\", "$(id)", "a;b", '"', ""]

@@ -32,7 +32,7 @@ def test_a_path_counts_from_the_profile(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ProfileError) as caught:
         load(profile(tmp_path, "engine: ./no.yaml\n"))
     assert caught.value.problems[0].message == f"no file `{tmp_path}/no.yaml`"
-    assert caught.value.problems[0].where.endswith("mine.yaml:5")
+    assert caught.value.problems[0].location.endswith("mine.yaml:5")
     with pytest.raises(ProfileError) as caught:
         load(profile(tmp_path, "engine: engines/no name.yaml\n"))
     assert caught.value.problems[0].message == "invalid name `no name` of a catalog entry"
@@ -67,7 +67,7 @@ def test_an_unknown_key_is_told_at_its_line(tmp_path: Path) -> None:
         load(profile(tmp_path, "engine:\n  use: sglang-0.5.14-cpu\n  imag: x\n"))
     (problem,) = caught.value.problems
     assert (problem.message, problem.hint) == ("unknown key `engine.imag`", "did you mean `image`?")
-    assert problem.where.endswith("mine.yaml:7")
+    assert problem.location.endswith("mine.yaml:7")
 
 
 def test_an_editor_knows_every_form() -> None:

@@ -24,9 +24,9 @@ def faults(tmp_path: Path, text: str) -> dict[str, tuple[str, str]]:
     with pytest.raises(ProfileError) as caught:
         load(str(path))
     found = {
-        problem.message: (problem.where.removeprefix(f"{path}:"), problem.hint) for problem in caught.value.problems
+        problem.message: (problem.location.removeprefix(f"{path}:"), problem.hint) for problem in caught.value.problems
     }
-    return found or {caught.value.message: (caught.value.where.removeprefix(f"{path}:"), caught.value.hint)}
+    return found or {caught.value.message: (caught.value.location.removeprefix(f"{path}:"), caught.value.hint)}
 
 
 def test_a_users_own_profile_loads_and_is_its_own_authority(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_an_unknown_key_hides_nothing_else() -> None:
     settings = ["no.such=key", "model.layrs=3", "layout.tp=8", "flags.nsa-prefil-backend=tilelang"]
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp4dp2", overrides=settings)
-    assert [(problem.message, problem.where) for problem in caught.value.problems] == [
+    assert [(problem.message, problem.location) for problem in caught.value.problems] == [
         ("unknown key `model.layrs`", "--set model.layrs"),
         ("unknown key `no`", "--set no.such"),
         ("tp 8 x dp 2 needs 16 GPUs; the node has 8", "--set layout.tp"),

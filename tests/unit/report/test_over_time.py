@@ -76,7 +76,7 @@ def test_a_damaged_line_is_named(measured: Path, damage: str) -> None:
     file.write_text(f"{line(0.0)}\n{damage}\n")
     with pytest.raises(BenchError, match="not a valid request of `deploy bench`") as caught:
         find_requests([measured / "own" / "result.json"], None)
-    assert caught.value.where == f"{file}:2"
+    assert caught.value.location == f"{file}:2"
 
 
 def test_a_long_run_is_drawn_in_as_much_as_a_plot_shows_and_its_slowest_is_in_it() -> None:

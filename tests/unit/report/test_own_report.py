@@ -291,8 +291,8 @@ def test_so_many_at_a_time_have_their_figures(tmp_path: Path) -> None:
 def test_what_ran_stands_before_its_figures(tmp_path: Path) -> None:
     result = own(1.0)
     plan = {**(result.run.provenance.plan or {}), "flags": [{"name": "enable-metrics", "values": []}]}
-    where = replace(result.run.provenance, plan=plan)
-    page = render_html(made(tmp_path, replace(result, run=replace(result.run, provenance=where))))
+    location = replace(result.run.provenance, plan=plan)
+    page = render_html(made(tmp_path, replace(result, run=replace(result.run, provenance=location))))
     ran = page[page.index('id="ran"') : page.index('id="plots"')]
 
     for fact in ("owl", "sglang 0.5.14", "1×L40S", "enable-metrics", "800 tokens in, 64 out", "200 at 1"):

@@ -82,13 +82,13 @@ def test_the_headline_judges_what_may_be_judged() -> None:
 
 
 def speculating(result: BenchResult, steps: str, accepted: float | None) -> BenchResult:
-    where = result.run.provenance
+    location = result.run.provenance
     flags = {"speculative-algorithm": "EAGLE", "speculative-num-steps": steps}
-    plan = {**(where.plan or {}), "flags": [{"name": name, "values": [value]} for name, value in flags.items()]}
+    plan = {**(location.plan or {}), "flags": [{"name": name, "values": [value]} for name, value in flags.items()]}
     points = tuple(
         replace(point, server=point.server and replace(point.server, accept_length=accepted)) for point in result.points
     )
-    return replace(result, run=replace(result.run, provenance=replace(where, plan=plan)), points=points)
+    return replace(result, run=replace(result.run, provenance=replace(location, plan=plan)), points=points)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ def run(rate: float = 2.0, *, tpot_ms: float = 9.0, tok_s: float = 1970.0, plan:
     latency = replace(only.latency, tpot_s=replace(only.latency.tpot_s, p50=tpot_ms / 1000))
     only = replace(only, latency=latency, window=replace(only.window, output_tok_per_s=tok_s))
     layout: dict[str, object] = {"layout": {"tp": 1, "dp": 1}, "flags": [{"name": "page-size", "values": [plan]}]}
-    where = replace(base.run.provenance, gpu="l40s", gpus=1, plan=layout, plan_digest=plan)
-    return replace(base, run=replace(base.run, provenance=where, workload_name="own"), points=(only,), knee_rps=rate)
+    location = replace(base.run.provenance, gpu="l40s", gpus=1, plan=layout, plan_digest=plan)
+    return replace(base, run=replace(base.run, provenance=location, workload_name="own"), points=(only,), knee_rps=rate)
 
 
 def made(tmp_path: Path, **results: BenchResult) -> Report:
@@ -129,8 +129,8 @@ def test_servers_behind_a_url_are_one_configuration_only_where_the_user_says_so(
 
     def behind_a_url(label: str | None) -> BenchResult:
         base = run()
-        where = replace(base.run.provenance, plan=None, plan_digest=None, name=None)
-        return replace(base, run=replace(base.run, provenance=where, label=label))
+        location = replace(base.run.provenance, plan=None, plan_digest=None, name=None)
+        return replace(base, run=replace(base.run, provenance=location, label=label))
 
     for label, sides in ((None, 3), ("it", 1)):
         runs = {name: behind_a_url(label) for name in "abc"}

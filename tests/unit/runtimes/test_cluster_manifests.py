@@ -169,7 +169,7 @@ def test_what_no_namespace_bears_is_refused_where_it_stands(tmp_path: Path, said
     profile.write_text(f"extends: cpu-tiny\nkubernetes:\n  allowed_scrapers: {said}\n")
     with pytest.raises(ProfileError) as caught:
         load(str(profile))
-    assert any(f"{profile}:3" in problem.where for problem in caught.value.each())
+    assert any(f"{profile}:3" in problem.location for problem in caught.value.problems_or_self())
 
 
 def test_kubernetes_expands_nothing_of_what_a_plan_says() -> None:
@@ -264,7 +264,7 @@ def test_what_no_cluster_takes_is_refused_with_its_line(section: str, line: int,
     file.write_text(f"extends: cpu-tiny\nkubernetes: {section}\nruntime: kubernetes\n")
     with pytest.raises(ProfileError) as caught:
         load(str(file))
-    assert any(what in each.message and each.where.endswith(f"mine.yaml:{line}") for each in caught.value.problems)
+    assert any(what in each.message and each.location.endswith(f"mine.yaml:{line}") for each in caught.value.problems)
 
 
 def test_another_runtime_carries_nothing_of_it() -> None:

@@ -60,9 +60,9 @@ def test_what_a_start_makes_first_has_the_name_and_the_service_of_it_leads_to_th
 def test_a_deployment_selects_the_pod_of_its_own_part(found: dict[tuple[str, str], Any]) -> None:
     labels = [found["Deployment", part]["spec"]["template"]["metadata"]["labels"] for part in PARTS]
     for part in PARTS:
-        for kind, where in (("Deployment", ("selector", "matchLabels")), ("Service", ("selector",))):
+        for kind, location in (("Deployment", ("selector", "matchLabels")), ("Service", ("selector",))):
             wanted = found[kind, part]["spec"]
-            for key in where:
+            for key in location:
                 wanted = wanted[key]
             assert [wanted.items() <= each.items() for each in labels] == [part == other for other in PARTS]
 

@@ -78,7 +78,7 @@ def test_a_limit_is_named_with_what_was_asked_and_where() -> None:
     said = f"{SHIM}error during container init: error setting rlimit type 8: operation not permitted"
     error = told(said, "b200-tp8")
     assert error.message == "the Docker daemon is not permitted to set the limit `memlock` to -1"
-    assert error.where == "profiles/hardware/b200.yaml: container.ulimits"
+    assert error.location == "profiles/hardware/b200.yaml: container.ulimits"
 
 
 @pytest.mark.parametrize(("number", "name"), [(3, "stack"), (7, "nofile"), (8, "memlock"), (99, "99")])

@@ -30,7 +30,7 @@ def script(profile: str, *settings: str) -> str:
 def problems(profile: str, *settings: str) -> list[tuple[str, str, str]]:
     with pytest.raises(ProfileError) as refused:
         load(profile, overrides=settings)
-    return [(problem.message, problem.where, problem.hint) for problem in refused.value.each()]
+    return [(problem.message, problem.location, problem.hint) for problem in refused.value.problems_or_self()]
 
 
 def test_a_job_asks_for_what_the_plan_takes() -> None:
@@ -128,9 +128,9 @@ def test_a_container_of_the_site_runs_the_same_command(tmp_path: Path, container
 
 
 def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
-    [(message, where, hint)] = problems("cpu-tiny", "runtime=slurm")
+    [(message, location, hint)] = problems("cpu-tiny", "runtime=slurm")
     assert message == "on Slurm everyone in the cluster's network reaches the server, and it has no API key"
-    assert where == "--set runtime"
+    assert location == "--set runtime"
     assert "server.allow_unauthenticated=true" in hint
     assert plan_on_slurm("cpu-tiny", "runtime=slurm", "server.allow_unauthenticated=true").slurm is not None
 
@@ -163,9 +163,9 @@ def test_what_is_not_written_so_is_told_how_it_is_meant() -> None:
 
 
 def test_an_engine_without_an_interpreter_needs_a_container() -> None:
-    [(message, where, hint)] = problems("mi355x-tp8", *KEYED)
+    [(message, location, hint)] = problems("mi355x-tp8", *KEYED)
     assert "needs an interpreter on the nodes, or the site's containers" in message
-    assert where == "profiles/mi355x-tp8.yaml:7"
+    assert location == "profiles/mi355x-tp8.yaml:7"
     assert "slurm.container" in hint
 
 

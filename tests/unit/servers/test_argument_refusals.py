@@ -55,35 +55,35 @@ def test_a_refusal_is_an_error_of_the_profile_at_the_setting(tmp_path: Path) -> 
         judge(Answers(NO_EPLB), tmp_path)
     assert caught.value.exit_code == 3
     assert caught.value.message == "sglang 0.5.14 refuses arguments of `cpu-tiny`"
-    [problem] = caught.value.each()
-    assert (problem.message, problem.where) == (
+    [problem] = caught.value.problems_or_self()
+    assert (problem.message, problem.location) == (
         "`assert self.ep_size > 1` (server_args.py:5383)",
         "--set flags.enable-eplb",
     )
 
 
 @pytest.mark.parametrize(
-    ("message", "where"),
+    ("message", "location"),
     [
         ("argument --tp-size/--tensor-parallel-size: invalid int value: 'x'", "layout.tp"),
         ("argument --attention-backend: invalid choice: 'y'", "profiles/hardware/cpu.yaml:"),
     ],
 )
-def test_a_refusal_is_located_wherever_the_setting_was_written(tmp_path: Path, message: str, where: str) -> None:
+def test_a_refusal_is_located_wherever_the_setting_was_written(tmp_path: Path, message: str, location: str) -> None:
     refused = {"kind": "argparse", "message": message, "place": "", "line": "", "options": []}
     with pytest.raises(ProfileError) as caught:
         judge(Answers({"refused": refused}), tmp_path, settings=("layout.tp=1",))
-    [problem] = caught.value.each()
+    [problem] = caught.value.problems_or_self()
     assert problem.message == message
-    assert where in problem.where
+    assert location in problem.location
 
 
 def test_a_refusal_of_no_single_option_has_a_hint(tmp_path: Path) -> None:
     refused = {"kind": "ValueError", "message": "ValueError: no", "place": "a.py:1", "line": "raise", "options": []}
     with pytest.raises(ProfileError) as caught:
         judge(Answers({"refused": refused}), tmp_path)
-    [problem] = caught.value.each()
-    assert (problem.message, problem.where) == ("ValueError: no (a.py:1)", "")
+    [problem] = caught.value.problems_or_self()
+    assert (problem.message, problem.location) == ("ValueError: no (a.py:1)", "")
     assert "`deploy show cpu-tiny`" in problem.hint
 
 
@@ -96,7 +96,7 @@ def test_a_verdict_is_asked_for_once(tmp_path: Path, verdict: Mapping[str, objec
             judge(answers, tmp_path)
             said.append("")
         except ProfileError as error:
-            said.append(error.each()[0].message)
+            said.append(error.problems_or_self()[0].message)
     assert said[0] == said[1]
     assert len(answers.asked) == 1
     judge(Answers(ACCEPTED), tmp_path, identity="another engine")
@@ -144,7 +144,7 @@ def test_every_replica_is_judged_and_a_common_refusal_told_once(tmp_path: Path) 
     with pytest.raises(ProfileError) as caught:
         judge(answers, tmp_path, settings=(*SETTINGS, "replicas=2"))
     assert len(answers.asked[0]["argv"]) == 2  # type: ignore[arg-type]
-    assert len(caught.value.each()) == 1
+    assert len(caught.value.problems_or_self()) == 1
 
 
 def test_where_nothing_was_validated_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

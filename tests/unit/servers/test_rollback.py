@@ -112,7 +112,7 @@ def test_a_plan_that_was_changed_after_its_start_is_not_started(home: Home) -> N
     (run.path / "plan.json").write_text(text.replace('"65536"', '"65537"'))
     with pytest.raises(StartError, match="is not the one that was started") as caught:
         run_source(run, home)
-    assert caught.value.where == str(run.path / "plan.json")
+    assert caught.value.location == str(run.path / "plan.json")
     elsewhere = RunDir(run.path.rename(home.root / "copied"))
     (elsewhere.path / "plan.json").write_text(text)
     with pytest.raises(StartError, match="is not the one that was started"):

@@ -110,4 +110,4 @@ def test_a_question_that_cannot_be_asked_is_refused_at_its_line(
     with pytest.raises(ProfileError) as caught:
         load("cpu-tiny")
     assert any(message in problem.message for problem in caught.value.problems)
-    assert all("tiny.yaml:" in problem.where for problem in caught.value.problems)
+    assert all("tiny.yaml:" in problem.location for problem in caught.value.problems)

@@ -262,5 +262,5 @@ def test_arguments_that_the_engine_refuses_are_an_error_of_the_profile() -> None
 
     with pytest.raises(ProfileError, match=r"sglang refuses arguments of `glm-5\.2`") as caught:
         Refused(log={}).wait()
-    [problem] = caught.value.each()
-    assert (problem.message, problem.where) == (refusal.text, "flags.enable-eplb")
+    [problem] = caught.value.problems_or_self()
+    assert (problem.message, problem.location) == (refusal.text, "flags.enable-eplb")
