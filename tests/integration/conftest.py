@@ -18,6 +18,7 @@ from docker_server import DockerEngine
 from forked import forking
 from left_running import MARK, end_containers, end_marked
 from loopback_registry import serving
+from schedule import group_of
 from slurm_cluster import MISSING, PACKAGES, SlurmCluster, SlurmEngine, slurm_running
 from standin import base_image, packages_of, scripted_sources
 from wheels import wheel
@@ -56,6 +57,16 @@ def leaves_nothing_running(request: pytest.FixtureRequest, monkeypatch: pytest.M
     if home is not None:
         left += end_containers(home)
     assert not left, "was left running, and is ended now"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a group of files shares ends with the group: idle, a Kubernetes takes a fifth of a core from the others."""
+    if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
+        for name in ("server", "cluster_of_tests"):
+            for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
+                if fixture.scope == "session":
+                    fixture.finish(item._request)  # type: ignore[attr-defined]
 
 
 @pytest.fixture

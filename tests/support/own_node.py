@@ -160,6 +160,7 @@ sandbox_image = "{_PAUSE}"
 restrict_oom_score_adj = true
 disable_apparmor = true
 stream_server_port = "0"
+stats_collect_period = 3600
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "{CNI}"
 conf_dir = "{self.folder}/cni"
