@@ -58,6 +58,7 @@ class BenchRequest:
     price: Price | None
     label: str | None = None  # chosen by the user
     read_energy: EnergyReader | None
+    engine: str | None = None  # named by the user; None: detected
     directory: Path
     text: str  # source of text prompts
     previous: BenchResult | None  # result to resume; its complete points are reused
@@ -103,7 +104,9 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
     try:
         progress("discovering the endpoint", "")
         try:
-            endpoint = await discover(connections, address, api=request.api, replicas=tuple(replicas))
+            endpoint = await discover(
+                connections, address, api=request.api, engine=request.engine, replicas=tuple(replicas)
+            )
         except asyncio.CancelledError as error:
             raise Interrupted("interrupted before the first measurement", hint="run the same command again") from error
         check_fits(request.workload, endpoint.facts)

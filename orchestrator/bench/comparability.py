@@ -5,7 +5,7 @@ from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchEnding, ComparabilityIssue, IssueKind, Point, ServerProvenance
-from orchestrator.engine.foreign import option_name
+from orchestrator.engine.foreign import UNKNOWN, option_name
 from orchestrator.engine.options import Meaning
 
 CACHE_HIT_RATE_TOLERANCE: Final = 0.02  # hits are rounded down to a page: 64 of 12,000 tokens are 0.5 %
@@ -19,7 +19,7 @@ def comparability_issues(
     *,
     ending: BenchEnding,
     overridden: Sequence[str],
-    engine: str | None = None,
+    engine: str = UNKNOWN,
     speculation: str | None = None,
 ) -> tuple[ComparabilityIssue, ...]:
     """Return the comparability issues of a result, those of the whole run first.
@@ -67,7 +67,7 @@ def _random_prompt_issues(points: Sequence[Point], speculation: str | None) -> I
     yield ComparabilityIssue(kind=IssueKind.RANDOM_PROMPTS, detail=detail)
 
 
-def _point_issues(point: Point, engine: str | None) -> Iterator[ComparabilityIssue]:
+def _point_issues(point: Point, engine: str) -> Iterator[ComparabilityIssue]:
     if point.ending is not BenchEnding.COMPLETE:
         detail = f"{point.ending.value} after {point.requests} requests"
         yield ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail=detail, point=point.label)
@@ -82,7 +82,7 @@ def _point_issues(point: Point, engine: str | None) -> Iterator[ComparabilityIss
     yield from _cache_hit_rate_issues(point, engine)
 
 
-def _cache_hit_rate_issues(point: Point, engine: str | None) -> Iterator[ComparabilityIssue]:
+def _cache_hit_rate_issues(point: Point, engine: str) -> Iterator[ComparabilityIssue]:
     if point.cache is None or not point.succeeded:
         return
     measured = metrics.cached_share(point)

@@ -31,6 +31,7 @@ class Endpoint:
 
     connections: Connections
     facts: EndpointFacts
+    is_sglang: bool  # the endpoint has sglang's native API
     reports_cache: bool  # responses carry `cached_tokens`
     has_metrics: bool
     replicas: tuple[Connections, ...] = ()  # connections to the replicas, if the endpoint is a gateway
@@ -38,11 +39,6 @@ class Endpoint:
     @property
     def _servers(self) -> tuple[Connections, ...]:
         return self.replicas or (self.connections,)
-
-    @property
-    def is_sglang(self) -> bool:
-        """Whether the endpoint has sglang's native API."""
-        return self.facts.engine == "sglang"
 
     def request(self, body: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Return a complete request from the fragments of its body."""
@@ -95,48 +91,44 @@ async def discover(
     address: Address,
     *,
     api: str = Api.COMPLETIONS,
+    engine: str | None = None,
     replicas: tuple[Connections, ...] = (),
 ) -> Endpoint:
     """Query the facts of an endpoint. Raises BenchError if it is unreachable, rejects the key or is no such API.
 
-    A gateway reports little about its replicas, so the first replica is queried too; all have the same plan.
+    `engine` is the engine that the user names; None detects it. A gateway reports little about its replicas, so the
+    first replica is queried too; all have the same plan.
     """
     server = replicas[0] if replicas else connections
     try:
         await _get_json(connections, address, endpoints.MODELS)
         listed = await _get_json(server, address, endpoints.MODELS)
         models = read_models(listed)
-        engine = foreign.read_engine(listed)
+        engine = engine or foreign.read_engine(listed)
         info = await _server_info(server, address)
     except UnexpectedResponseError as error:
         raise BenchError(f"cannot discover the endpoint: {error}", location=address.url) from error
     if not models:
         raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", location=address.url)
     served, context = next(iter(models.items()))
-    facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context)
+    facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context, engine=engine)
     metrics = await _read_metrics(server)
-    if info is None:
-        if engine == "vllm":
-            facts = await _vllm_facts(server, facts, metrics or "")
-        return Endpoint(
-            connections=connections,
-            facts=facts,
-            reports_cache=False,
-            has_metrics=metrics is not None,
-            replicas=replicas,
+    if info is not None:
+        facts = replace(
+            facts,
+            engine="sglang",
+            engine_version=info.version,
+            replicas=info.replicas,
+            page_size=info.page_size,
+            speculative=info.speculative,
         )
-    facts = replace(
-        facts,
-        engine="sglang",
-        engine_version=info.version,
-        replicas=info.replicas,
-        page_size=info.page_size,
-        speculative=info.speculative,
-    )
+    elif engine == "vllm":
+        facts = await _vllm_facts(server, facts, metrics or "")
     return Endpoint(
         connections=connections,
         facts=facts,
-        reports_cache=info.reports_cache,
+        is_sglang=info is not None,
+        reports_cache=info is not None and info.reports_cache,
         has_metrics=metrics is not None,
         replicas=replicas,
     )
@@ -199,7 +191,6 @@ async def _vllm_facts(connections: Connections, facts: EndpointFacts, metrics: s
         version = None
     return replace(
         facts,
-        engine="vllm",
         engine_version=version if isinstance(version, str) else None,
         replicas=foreign.read_ranks(metrics),
         page_size=foreign.read_block_size(metrics),

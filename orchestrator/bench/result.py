@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import BenchError
 from orchestrator.core.validation import validation_problems
+from orchestrator.engine.foreign import UNKNOWN
 
 RESULT_SCHEMA: Final = 2
 RESULT_FILE: Final = "result.json"
@@ -198,7 +199,7 @@ class EndpointFacts:
     url: str
     api: str  # completions | generate
     served_model: str
-    engine: str | None = None  # sglang | vllm | None if unknown
+    engine: str = UNKNOWN  # sglang | vllm | atom | unknown
     engine_version: str | None = None
     replicas: Number = 1  # data-parallel replicas, each with its own prefix cache
     context_length: Count | None = None

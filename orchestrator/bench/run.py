@@ -27,6 +27,7 @@ from orchestrator.core.secrets import Secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.url import Address
 from orchestrator.core.validation import validation_problems
+from orchestrator.engine.foreign import require_engine
 from orchestrator.engine.requests import Api
 from orchestrator.plan.plan import PlanWarning
 
@@ -54,6 +55,7 @@ class BenchTarget:
     provenance: ServerProvenance
     warnings: tuple[PlanWarning, ...]  # of the plan
     kernel_gate: Callable[[], dict[str, object] | None]  # reads the kernel gate from the server log
+    engine: str | None = None  # named by the user; None: detected
     gpus: range | None = None  # GPU indices on the host of the server; None if unknown
     replica_urls: tuple[str, ...] = ()  # base URLs of the replicas of a gateway
     may_be_local: bool = True  # False: a local port that forwards to a cluster
@@ -82,26 +84,30 @@ def is_url(target: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedHardware:
-    """The hardware of an endpoint URL, as claimed by the user."""
+    """The hardware and the engine of an endpoint URL, as claimed by the user."""
 
     gpu: str | None = None  # name of a hardware file, as `b200`
     gpus: int | None = None
     layout: str | None = None  # as `TP4×DP2`
+    engine: str | None = None
 
     @classmethod
-    def parse(cls, *, gpu: str | None, gpus: int | None, layout: str | None) -> "ClaimedHardware":
-        """Parse the options. Raises UsageError for unknown hardware or an invalid layout."""
+    def parse(
+        cls, *, gpu: str | None, gpus: int | None, layout: str | None, engine: str | None = None
+    ) -> "ClaimedHardware":
+        """Parse the options. Raises UsageError for unknown hardware, an invalid layout or an unknown engine."""
         catalog = Catalog.from_environment()
+        engine = require_engine(engine)
         if gpu is not None and catalog.find(EntryKind.HARDWARE, gpu.lower()) is None:
             raise UsageError(f"no hardware `{gpu}` found", hint=did_you_mean(gpu, catalog.names(EntryKind.HARDWARE)))
         if layout is None:
-            return cls(gpu=gpu and gpu.lower(), gpus=gpus)
+            return cls(gpu=gpu and gpu.lower(), gpus=gpus, engine=engine)
         match = _LAYOUT.fullmatch(layout)
         if match is None:
             raise UsageError(f"`--layout {layout}` is not a layout", hint="use a layout such as `tp8` or `tp4dp2`")
         tp, dp = int(match["tp"]), int(match["dp"] or 1)
         label = f"TP{tp}×DP{dp}" if dp > 1 else f"TP{tp}"
-        return cls(gpu=gpu and gpu.lower(), gpus=gpus or tp * dp, layout=label)
+        return cls(gpu=gpu and gpu.lower(), gpus=gpus or tp * dp, layout=label, engine=engine)
 
 
 def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
@@ -125,6 +131,7 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
         price=parse_price(options.usd_per_gpu_hour),
         label=options.label,
         read_energy=_energy_reader(target),
+        engine=target.engine,
         directory=directory,
         text=read_text(workload),
         previous=_previous_result(directory, resume=options.resume),

@@ -21,6 +21,7 @@ from orchestrator.bench.run import (
     resume_command,
 )
 from orchestrator.cli.options import (
+    EngineOption,
     HostOption,
     Json,
     RequestRateOption,
@@ -93,6 +94,7 @@ def command(
     gpus: GpusOption = None,
     gpu: GpuOption = None,
     layout: LayoutOption = None,
+    engine: EngineOption = None,
     price: Annotated[float | None, typer.Option(metavar="USD", help="price per GPU hour (USD)")] = None,
     label: Annotated[str | None, typer.Option(metavar="TEXT", help="name of the result in a report")] = None,
     output: Annotated[
@@ -117,21 +119,18 @@ def command(
         resume=resume,
         command=shlex.join(["deploy", *sys.argv[1:]]),
     )
-    behind = {"--api-key-env": api_key_env, "--gpus": gpus, "--gpu": gpu, "--layout": layout}
+    behind = {"--api-key-env": api_key_env, "--gpus": gpus, "--gpu": gpu, "--layout": layout, "--engine": engine}
     require_kind(target, url=is_url(target), of_url=behind, of_server={"--host": host})
     with ExitStack() as stack:
         if is_url(target):
-            found = url_target(target, gpus=gpus, api_key_env=api_key_env, named=_named(gpu, gpus, layout))
+            claimed = ClaimedHardware.parse(gpu=gpu, gpus=gpus, layout=layout, engine=engine)
+            found = url_target(target, gpus=gpus, api_key_env=api_key_env, named=claimed)
         else:
             found = server_target(stack.enter_context(open_servers(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)
     _show(result, json=json)
     note(f"wrote the result to `{directory}`")
     _tell_ending(result, url=found.url, again=resume_command(options.command, directory))
-
-
-def _named(gpu: str | None, gpus: int | None, layout: str | None) -> ClaimedHardware:
-    return ClaimedHardware.parse(gpu=gpu, gpus=gpus, layout=layout)
 
 
 def _measure(target: BenchTarget, options: BenchOptions) -> tuple[BenchResult, Path]:

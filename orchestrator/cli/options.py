@@ -130,6 +130,9 @@ NameArgument: TypeAlias = Annotated[
 TargetArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="NAME|URL", help="server name or endpoint URL", autocompletion=server_names)
 ]
+EngineOption: TypeAlias = Annotated[
+    str | None, typer.Option("--engine", metavar="sglang|vllm|atom", help="engine behind a URL; default: detected")
+]
 WorkloadOption: TypeAlias = Annotated[
     str | None,
     typer.Option(

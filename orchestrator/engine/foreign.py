@@ -1,30 +1,40 @@
-"""Names that vLLM uses for options and metrics that this tool knows from sglang (vLLM 0.32.0, read from a server)."""
+"""The engines behind an endpoint, and the names of their options and metrics (vLLM 0.32.0, read from a server)."""
 
 import re
 from collections.abc import Mapping
 from typing import Final
 
+from orchestrator.core.errors import UsageError
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import Json, get_objects
 
-_ENGINES: Final = frozenset({"sglang", "vllm"})
-_VLLM_OPTIONS: Final[Mapping[Meaning, str]] = {
-    Meaning.CACHED_TOKENS_REPORT: "enable-prompt-tokens-details",
-    Meaning.CONTEXT: "max-model-len",
+UNKNOWN: Final = "unknown"  # the name of an engine that the endpoint does not tell
+# By engine: the options that a hint names. The key is `owned_by` in `/v1/models`, too.
+_OPTIONS: Final[Mapping[str, Mapping[Meaning, str]]] = {
+    "sglang": {each: str(each) for each in Meaning},
+    "vllm": {Meaning.CACHED_TOKENS_REPORT: "enable-prompt-tokens-details", Meaning.CONTEXT: "max-model-len"},
+    "atom": {Meaning.CONTEXT: "max-model-len"},
 }
 _RANK: Final = re.compile(r'\bengine="(\d+)"')
 _BLOCK_SIZE: Final = re.compile(r'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d{1,6})"', re.MULTILINE)
 
 
-def read_engine(models: Json) -> str | None:
-    """Return the engine that `/v1/models` names as the owner of its models; None for an unknown one."""
-    owners = {str(model.get("owned_by")) for model in get_objects(models, "data")}
-    return next(iter(owners & _ENGINES), None)
+def require_engine(name: str | None) -> str | None:
+    """Return the name of an engine in lower case. Raises UsageError for an unknown one."""
+    if name is not None and name.lower() not in _OPTIONS:
+        raise UsageError(f"unknown engine `{name}`", hint=f"use one of {', '.join(_OPTIONS)}, or omit `--engine`")
+    return name and name.lower()
 
 
-def option_name(engine: str | None, meaning: Meaning) -> str | None:
-    """Return the name of an option in `engine`, without dashes; None if the engine is unknown."""
-    return {"sglang": str(meaning), "vllm": _VLLM_OPTIONS.get(meaning)}.get(engine or "")
+def read_engine(models: Json) -> str:
+    """Return the engine that `/v1/models` names as the owner of its models, else UNKNOWN."""
+    owners = [str(model.get("owned_by")) for model in get_objects(models, "data")]
+    return next((owner for owner in owners if owner in _OPTIONS), UNKNOWN)
+
+
+def option_name(engine: str, meaning: Meaning) -> str | None:
+    """Return the name of an option in `engine`, without dashes; None if it is not known."""
+    return _OPTIONS.get(engine, {}).get(meaning)
 
 
 def read_ranks(metrics: str) -> int:

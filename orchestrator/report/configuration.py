@@ -75,7 +75,7 @@ def configuration_of(result: BenchResult) -> dict[str, str]:
         facts = run.endpoint
         more["endpoint"] = {
             "model": facts.served_model,
-            "engine": f"{facts.engine or ''} {facts.engine_version or ''}".strip(),
+            "engine": engine_name(result),
             "replicas": facts.replicas,
             "context_length": facts.context_length,
             "page_size": facts.page_size,
@@ -83,6 +83,12 @@ def configuration_of(result: BenchResult) -> dict[str, str]:
         }
         more["hardware"] = {"name": stood.gpu, "gpus": stood.gpus}
     return {**started_with(stood), **flat_known(more)}
+
+
+def engine_name(result: BenchResult) -> str:
+    """Return the engine of a result with its version, if known."""
+    facts = result.run.endpoint
+    return f"{facts.engine} {facts.engine_version or ''}".rstrip()
 
 
 def started_with(stood: ServerProvenance) -> dict[str, str]:
@@ -130,7 +136,7 @@ def _facts(comparison: Comparison) -> Iterator[tuple[str, str]]:
     run, stood = comparison.result.run, comparison.result.run.provenance
     plan = flatten(stood.plan or {})
     yield "Model", ", ".join(filter(None, (run.endpoint.served_model, plan.get("model.quantization"))))
-    yield "Engine", f"{run.endpoint.engine or ''} {run.endpoint.engine_version or ''}".strip()
+    yield "Engine", engine_name(comparison.result)
     yield "Hardware", comparison.system
     yield "Layout", comparison.layout
     yield "Speculation", run.endpoint.speculative or ""

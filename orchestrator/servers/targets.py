@@ -29,6 +29,7 @@ def url_target(
         url=Address.from_url(url).url,
         key=api_key(api_key_env),
         provenance=provenance,
+        engine=behind.engine,
         warnings=(),
         kernel_gate=lambda: None,
     )

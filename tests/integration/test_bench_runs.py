@@ -88,6 +88,7 @@ def test_a_server_whose_cache_cannot_be_flushed_gets_other_prompts_in_each_run(t
     result = bench(first, tmp_path / "1")
     bench(second, tmp_path / "2")
     assert "caches cannot be flushed: prompts varied by " in result.run.warmup
+    assert result.run.endpoint.engine == "unknown"
     assert len(first.bodies) == len(second.bodies) == 32
     assert not {*first.bodies} & {*second.bodies}
 

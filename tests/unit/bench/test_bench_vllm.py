@@ -1,12 +1,12 @@
 """What the measuring instrument reads of a vLLM endpoint: engine, counters, ranks, blocks; and varied prompts."""
 
-import json
-
 import pytest
 
 from orchestrator.bench.prompts import prompts
+from orchestrator.bench.run import ClaimedHardware
 from orchestrator.bench.workload import Workload
-from orchestrator.engine.foreign import option_name, read_block_size, read_engine, read_ranks, speculates
+from orchestrator.core.errors import UsageError
+from orchestrator.engine.foreign import UNKNOWN, option_name, read_block_size, read_engine, read_ranks, speculates
 from orchestrator.engine.metrics import Metric, read_metrics
 from orchestrator.engine.options import Meaning
 
@@ -39,16 +39,24 @@ def test_the_metrics_tell_ranks_and_blocks() -> None:
     assert speculates(METRICS + 'vllm:spec_decode_num_drafts_total{engine="0"} 0.0\n')
 
 
-@pytest.mark.parametrize(("owner", "engine"), [("vllm", "vllm"), ("sglang", "sglang"), ("someone", None)])
-def test_the_owner_of_a_model_names_the_engine(owner: str, engine: str | None) -> None:
-    assert read_engine(json.loads(json.dumps({"data": [{"id": "tiny", "owned_by": owner}]}))) == engine
+@pytest.mark.parametrize(
+    ("owner", "engine"), [("vllm", "vllm"), ("sglang", "sglang"), ("atom", "atom"), ("someone", UNKNOWN)]
+)
+def test_the_owner_of_a_model_names_the_engine(owner: str, engine: str) -> None:
+    assert read_engine({"data": [{"id": "tiny", "owned_by": owner}]}) == engine
+
+
+def test_the_user_names_an_engine_that_the_endpoint_does_not_tell() -> None:
+    assert ClaimedHardware.parse(gpu=None, gpus=None, layout=None, engine="ATOM").engine == "atom"
+    with pytest.raises(UsageError, match="unknown engine `trt`"):
+        ClaimedHardware.parse(gpu=None, gpus=None, layout=None, engine="trt")
 
 
 def test_an_option_has_the_name_of_its_engine() -> None:
     assert option_name("sglang", Meaning.CONTEXT) == "context-length"
     assert option_name("vllm", Meaning.CONTEXT) == "max-model-len"
     assert option_name("vllm", Meaning.CACHED_TOKENS_REPORT) == "enable-prompt-tokens-details"
-    assert option_name(None, Meaning.CONTEXT) is None
+    assert option_name(UNKNOWN, Meaning.CONTEXT) is None
 
 
 def test_another_salt_gives_other_prompts() -> None:
