@@ -5,7 +5,15 @@ from typing import Annotated
 import typer
 
 from orchestrator.bench.run import is_url
-from orchestrator.cli.options import HostOption, Json, StrictKernels, TargetArgument, complete_names, require_kind
+from orchestrator.cli.options import (
+    EngineOption,
+    HostOption,
+    Json,
+    StrictKernels,
+    TargetArgument,
+    complete_names,
+    require_kind,
+)
 from orchestrator.core.console import print_data, print_json, terminal_width
 from orchestrator.core.paths import Home
 from orchestrator.core.streams import ignore_sigpipe
@@ -31,18 +39,22 @@ def command(
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
     ] = None,
+    engine: EngineOption = None,
     host: HostOption = None,
     json: Json = False,
 ) -> None:
     """Run the smoke test against a server. A check fails if a feature of the plan is missing."""
     ours = {"--strict-kernels": strict_kernels, "--host": host}
     require_kind(
-        target, url=is_url(target), of_url={"--profile": profile_, "--api-key-env": api_key_env}, of_server=ours
+        target,
+        url=is_url(target),
+        of_url={"--profile": profile_, "--api-key-env": api_key_env, "--engine": engine},
+        of_server=ours,
     )
     if is_url(target):
         plan = load(profile_).plan if profile_ else None
         ignore_sigpipe()  # the server counts and measures these requests
-        report = smoke_url(target, plan=plan, key=api_key(api_key_env))
+        report = smoke_url(target, plan=plan, key=api_key(api_key_env), engine=engine)
     else:
         with open_servers(Home.from_environment(), host) as servers:
             report = smoke_server(servers, target, strict_kernels=strict_kernels)

@@ -8,7 +8,7 @@ connection costs little compared with the seconds that a response takes, and the
 import json
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -142,9 +142,9 @@ class EngineClient:
         """GET the JSON object at `path`."""
         return self._object("GET", path)
 
-    def post(self, path: str, body: Body) -> Json:
+    def post(self, path: str, body: Body, headers: Mapping[str, str] | None = None) -> Json:
         """POST `body` as JSON; return the JSON object of the response."""
-        return self._object("POST", path, content=json.dumps(body).encode())
+        return self._object("POST", path, content=json.dumps(body).encode(), headers=headers)
 
     def post_list(self, path: str, body: Body) -> list[Json]:
         """POST `body` as JSON; return the list of JSON objects of the response."""
@@ -161,13 +161,14 @@ class EngineClient:
         """Send a request with any method; return the HTTP status."""
         return self._status(method, path, content=None if body is None else json.dumps(body).encode())
 
-    def events(self, path: str, body: Body) -> Iterator[bytes]:
+    def events(self, path: str, body: Body, headers: Mapping[str, str] | None = None) -> Iterator[bytes]:
         """POST `body` and yield the events of the streamed response as they arrive, without the final `[DONE]`.
 
         Raises UnexpectedResponseError also for an error event and for a stream that ends without `[DONE]`.
         """
         reader = SseParser()
-        with self._open("POST", path, content=json.dumps({**body, "stream": True}).encode()) as response:
+        content = json.dumps({**body, "stream": True}).encode()
+        with self._open("POST", path, content=content, headers=headers) as response:
             _require_ok(response)
             for event in (event for data in _bounded(response, MOST_STREAM_BYTES) for event in reader.feed(data)):
                 if event == DONE:
@@ -195,10 +196,11 @@ class EngineClient:
         *,
         content: bytes | None = None,
         with_key: bool = True,
+        headers: Mapping[str, str] | None = None,
         limits: Timeouts | None = None,
     ) -> Iterator[httpx.Response]:
         limits = limits or self._limits
-        headers = authorization(self._key) if with_key else {}
+        headers = {**(headers or {}), **(authorization(self._key) if with_key else {})}
         if content is not None:
             headers["Content-Type"] = "application/json"
         end = Deadline(limits.total)

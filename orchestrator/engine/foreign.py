@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from orchestrator.core.errors import UsageError
+from orchestrator.engine.liveness import RANK_FIELD
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import Json, get_objects
 
@@ -15,6 +16,8 @@ _OPTIONS: Final[Mapping[str, Mapping[Meaning, str]]] = {
     "vllm": {Meaning.CACHED_TOKENS_REPORT: "enable-prompt-tokens-details", Meaning.CONTEXT: "max-model-len"},
     "atom": {Meaning.CONTEXT: "max-model-len"},
 }
+_RANK_HEADER: Final = {"vllm": "X-data-parallel-rank"}  # pins a request; v1/entrypoints: `_get_data_parallel_rank`
+RETURNS_IDS: Final = {"vllm": {"return_token_ids": True}}  # the field that adds `token_ids` to a completion
 _RANK: Final = re.compile(r'\bengine="(\d+)"')
 _BLOCK_SIZE: Final = re.compile(r'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d{1,6})"', re.MULTILINE)
 
@@ -32,9 +35,23 @@ def read_engine(models: Json) -> str:
     return next((owner for owner in owners if owner in _OPTIONS), UNKNOWN)
 
 
+def is_foreign(engine: str) -> bool:
+    """Return whether an engine is known and not sglang."""
+    return engine not in {"sglang", UNKNOWN}
+
+
 def option_name(engine: str, meaning: Meaning) -> str | None:
     """Return the name of an option in `engine`, without dashes; None if it is not known."""
     return _OPTIONS.get(engine, {}).get(meaning)
+
+
+def pinned(engine: str, body: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
+    """Return body and headers of a request: sglang takes a data-parallel rank in the body, vLLM in a header."""
+    if engine == "sglang":
+        return dict(body), {}
+    rest = {key: value for key, value in body.items() if key != RANK_FIELD}
+    rank, header = body.get(RANK_FIELD), _RANK_HEADER.get(engine)
+    return rest, {header: str(rank)} if header and rank is not None else {}
 
 
 def read_ranks(metrics: str) -> int:

@@ -214,6 +214,29 @@ def read_generated(data: Json) -> GenerateResponse:
     )
 
 
+def read_completed(data: Json) -> GenerateResponse:
+    """Parse a response of the completions API with `token_ids` (vLLM). Raises UnexpectedResponseError."""
+    choices, usage = get_objects(data, "choices"), get_object(data, "usage")
+    if not choices:
+        raise UnexpectedResponseError(f"the response of `{COMPLETIONS}` has no choice")
+    _ending(choices[0])
+    return GenerateResponse(
+        ids=token_ids(choices[0], "token_ids"),
+        prompt_tokens=number(usage, "prompt_tokens"),
+        completion_tokens=number(usage, "completion_tokens"),
+        cached_tokens=read_cached(usage) or 0,
+        dp_rank=None,
+        verify_steps=None,
+        correct_drafts=None,
+    )
+
+
+def read_cached(usage: Json) -> int | None:
+    """Return the cached tokens in a `usage`; None if it has none. Raises UnexpectedResponseError."""
+    details = usage.get("prompt_tokens_details")
+    return optional_number(details, "cached_tokens") if isinstance(details, dict) else None
+
+
 def read_usage_of(data: Json) -> Json:
     """Return the `usage` of a response of the OpenAI API. Raises UnexpectedResponseError."""
     return get_object(data, "usage")

@@ -8,11 +8,13 @@ from typing import Final
 from orchestrator.core.secrets import excerpt
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
+from orchestrator.engine.foreign import option_name
 from orchestrator.engine.metrics import Metric
+from orchestrator.engine.options import Meaning
 from orchestrator.engine.requests import Body, chat_body, completion_body, generate_body
-from orchestrator.engine.responses import ChatResponse, Json, UnexpectedResponseError, number
+from orchestrator.engine.responses import ChatResponse, Json, UnexpectedResponseError, number, read_cached
 from orchestrator.plan.plan import SmokeQuestion
-from orchestrator.verify.client import SmokeClient
+from orchestrator.verify.client import NotOfferedError, SmokeClient
 from orchestrator.verify.questions import is_correct
 from orchestrator.verify.report import CheckOutcome, failed, passed, skipped, warning
 from orchestrator.verify.target import Target
@@ -37,8 +39,10 @@ def served_model(client: SmokeClient) -> CheckOutcome:
     name, length = client.target.served_name, client.target.context_length
     if name not in served:
         return failed(f"serves `{', '.join(served)}`, not `{name}`")
-    if served[name] != length:
+    if (served[name] or 0) != length:
         return failed(f"`{name}` takes {served[name]} tokens, the profile says {length}")
+    if not client.is_sglang:
+        return passed(f"`{name}` of {client.target.engine}, context {length or 'not reported'}")
     path = client.server.get(endpoints.MODEL_INFO).get("model_path")
     if not isinstance(path, str):
         raise UnexpectedResponseError(f"`{endpoints.MODEL_INFO}` names no model path")
@@ -49,8 +53,8 @@ def api_key_required(client: SmokeClient) -> CheckOutcome:
     """The server was to be closed and is open."""
     if not client.target.api_key:
         return skipped("the profile has no API key")
-    body = json.dumps(generate_body("Hi", tokens=1)).encode()
-    status = client.server.post_status(endpoints.GENERATE, body, with_key=False)
+    body = json.dumps(completion_body(client.target.served_name, "Hi", tokens=1)).encode()
+    status = client.server.post_status(endpoints.COMPLETIONS, body, with_key=False)
     return passed("401 without the key") if status == 401 else failed(f"a request without the key is answered {status}")
 
 
@@ -142,7 +146,7 @@ def token_counts(client: SmokeClient) -> CheckOutcome:
         "total tokens in `usage`": (number(usage, "total_tokens"), len(ids) + tokens),
     }
     wrong = [f"{what}: {seen}, not {sent}" for what, (seen, sent) in counted.items() if seen != sent]
-    return failed("; ".join(wrong)) if wrong else passed(f"{len(ids)} in, {tokens} out, in both protocols")
+    return failed("; ".join(wrong)) if wrong else passed(f"{len(ids)} in, {tokens} out")
 
 
 def prefix_cache(client: SmokeClient) -> CheckOutcome:
@@ -153,8 +157,12 @@ def prefix_cache(client: SmokeClient) -> CheckOutcome:
     """
     if not client.target.prefix_cache:
         return skipped("the profile turns the prefix cache off")
+    if not (client.is_sglang or client.target.cache_report):
+        option = option_name(client.target.engine, Meaning.CACHED_TOKENS_REPORT)
+        started = f"; start it with `--{option}`" if option else ""
+        raise NotOfferedError(f"{client.engine} reports no cached tokens{started}")
     prompt = client.fresh_ids(min(PREFIX_TOKENS, client.target.context_length // 4))
-    page = client.info().page_size
+    page = client.page_size()
     cold, warm = (client.generate(prompt, tokens=1).cached_tokens for _ in range(2))
     least = (len(prompt) - 2) // page * page
     if warm < least:
@@ -182,6 +190,8 @@ def speculative_decoding(client: SmokeClient) -> CheckOutcome:
     """Speculation is off, or its drafts are all refused: the cost without the gain."""
     if not client.target.speculative:
         return skipped("the profile does not speculate")
+    if not client.is_sglang:
+        raise NotOfferedError(f"{client.engine} reports no verification steps of a request")
     lengths = [client.generate(PROMPT, tokens=64, rank=rank).accept_length for rank in range(client.target.dp)]
     if None in lengths:
         return failed("the server reports no verification steps: speculation is off")
@@ -213,8 +223,9 @@ def structured_output(client: SmokeClient) -> CheckOutcome:
 
 def bad_requests_rejected(client: SmokeClient) -> CheckOutcome:
     """A client's mistake is answered 5xx, or takes the server down."""
+    own = {f"broken JSON to `{endpoints.GENERATE}`": (endpoints.GENERATE, b"{broken")}
     sent = {
-        f"broken JSON to `{endpoints.GENERATE}`": (endpoints.GENERATE, b"{broken"),
+        **(own if client.is_sglang else {}),
         f"broken JSON to `{endpoints.CHAT_COMPLETIONS}`": (endpoints.CHAT_COMPLETIONS, b"{broken"),
         "messages of the wrong type": (endpoints.CHAT_COMPLETIONS, b'{"model": "m", "messages": "hello"}'),
         "negative max_tokens": (endpoints.COMPLETIONS, b'{"model": "m", "prompt": "hello", "max_tokens": -5}'),
@@ -224,9 +235,12 @@ def bad_requests_rejected(client: SmokeClient) -> CheckOutcome:
 
 def overlong_prompt_rejected(client: SmokeClient) -> CheckOutcome:
     """A prompt beyond the context length is cut in silence, answered 5xx, or takes the server down."""
+    if not client.target.context_length:
+        raise NotOfferedError(f"{client.engine} reports no context length")
     prompt = client.fresh_ids(client.target.context_length + 1)
+    own = {endpoints.GENERATE: generate_body(prompt, tokens=1)}
     bodies: dict[str, Body] = {
-        endpoints.GENERATE: generate_body(prompt, tokens=1),
+        **(own if client.is_sglang else {}),
         endpoints.COMPLETIONS: completion_body(client.target.served_name, prompt, tokens=1),
     }
     return _refused(
@@ -239,11 +253,12 @@ def metrics(client: SmokeClient) -> CheckOutcome:
     """Metrics are off or stand still, and so is everything that watches them."""
     if not client.target.metrics:
         return skipped("the profile does not export metrics")
-    name = Metric.OUTPUT_TOKENS
+    name = str(Metric.OUTPUT_TOKENS)
     before = client.server.metrics().get(name, 0.0)  # a counter may first appear with what it counts
-    client.generate(PROMPT, tokens=16)
-    client.generate(PROMPT, tokens=1)  # the count of a request may follow its answer; that of the one before does not
+    client.usage(PROMPT, tokens=16)
+    client.usage(PROMPT, tokens=1)  # the count of a request may follow its answer; that of the one before does not
     after = client.server.metrics().get(name)
+    name = name.replace("sglang", client.target.engine)
     if before is None or after is None:
         return failed(f"`{endpoints.METRICS}` has no number for `{name}`")
     if after < before + 16:
@@ -323,12 +338,11 @@ def _refused(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> Che
     if (health := client.server.health(tries=2)) != 200:  # before the requests below: see `EngineClient.health`
         return failed(f"`{endpoints.HEALTH}` answers {health} afterwards")
     for rank in range(client.target.dp):
-        client.generate(PROMPT, tokens=1, rank=rank)
+        client.usage(PROMPT, tokens=1, rank=rank)
     return passed(
         f"{len(statuses)} requests answered {', '.join(map(str, sorted(set(statuses.values()))))}; still serving"
     )
 
 
 def _reported(usage: Json) -> int:
-    details = usage.get("prompt_tokens_details")
-    return number(details, "cached_tokens") if isinstance(details, dict) else 0
+    return read_cached(usage) or 0

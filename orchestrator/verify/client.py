@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from orchestrator.engine import endpoints
+from orchestrator.engine import endpoints, foreign
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.liveness import RANK_FIELD
 from orchestrator.engine.requests import Body, chat_body, completion_body, generate_body
@@ -16,6 +16,7 @@ from orchestrator.engine.responses import (
     UnexpectedResponseError,
     read_chat,
     read_chat_events,
+    read_completed,
     read_generated,
     read_server_info,
     read_usage_of,
@@ -27,6 +28,10 @@ from orchestrator.verify.target import Target
 # Token ids that every tokenizer has, above the special ones of small vocabularies. An id outside the vocabulary would
 # crash the scheduler (sglang 0.5.14 checks none: `IndexError: index out of range in self`).
 TOKEN_IDS: Final = range(100, 500)
+
+
+class NotOfferedError(Exception):
+    """The engine of the endpoint does not offer what a check needs; the message names it."""
 
 
 class SmokeClient:
@@ -46,18 +51,49 @@ class SmokeClient:
         return self._random.choices(TOKEN_IDS, k=count)
 
     def generate(self, prompt: str | list[int], *, tokens: int, rank: int = 0, **more: object) -> GenerateResponse:
-        """Exactly `tokens` tokens after `prompt`, from rank `rank`: greedy, unless `more` samples."""
-        body = generate_body(prompt, tokens=tokens, rank=rank, **more)
-        return read_generated(self.server.post(endpoints.GENERATE, body))
+        """Exactly `tokens` tokens after `prompt`, from rank `rank`: greedy, unless `more` samples.
 
-    def usage(self, prompt: list[int], *, tokens: int) -> Json:
-        """The `usage` that the OpenAI API gives for `tokens` greedy tokens after `prompt`, from rank 0."""
-        body = completion_body(self.target.served_name, prompt, tokens=tokens, ignore_eos=True, **{RANK_FIELD: 0})
-        return read_usage_of(self.server.post(endpoints.COMPLETIONS, body))
+        Raises NotOfferedError if the engine returns no token ids.
+        """
+        if self.is_sglang:
+            body = generate_body(prompt, tokens=tokens, rank=rank, **more)
+            return read_generated(self.server.post(endpoints.GENERATE, body))
+        if (returns_ids := foreign.RETURNS_IDS.get(self.target.engine)) is None:
+            raise NotOfferedError(f"{self.engine} has no `{endpoints.GENERATE}` and returns no token ids")
+        more = {"ignore_eos": True, RANK_FIELD: rank, **returns_ids, **more}
+        body = completion_body(self.target.served_name, prompt, tokens=tokens, **more)
+        return read_completed(self._post(endpoints.COMPLETIONS, body))
+
+    @property
+    def is_sglang(self) -> bool:
+        """Whether the target has sglang's own API."""
+        return self.target.engine == "sglang"
+
+    @property
+    def engine(self) -> str:
+        """The engine as a subject of a sentence."""
+        return "the endpoint" if self.target.engine == foreign.UNKNOWN else self.target.engine
+
+    def page_size(self) -> int:
+        """The tokens in a page of the KV cache. Raises NotOfferedError if the endpoint reports none."""
+        if self.is_sglang:
+            return self.info().page_size
+        size = foreign.read_block_size(self.server.exported().decode(errors="replace"))
+        if size is None:
+            raise NotOfferedError(f"{self.engine} reports no block size in `{endpoints.METRICS}`")
+        return size
+
+    def usage(self, prompt: str | list[int], *, tokens: int, rank: int = 0) -> Json:
+        """The `usage` that the OpenAI API gives for `tokens` greedy tokens after `prompt`."""
+        body = completion_body(self.target.served_name, prompt, tokens=tokens, ignore_eos=True, **{RANK_FIELD: rank})
+        return read_usage_of(self._post(endpoints.COMPLETIONS, body))
+
+    def _post(self, path: str, body: Body) -> Json:
+        return self.server.post(path, *foreign.pinned(self.target.engine, body))
 
     def chat(self, body: Body) -> ChatResponse:
         """The answer to a chat request, in one piece."""
-        return read_chat(self.server.post(endpoints.CHAT_COMPLETIONS, body))
+        return read_chat(self._post(endpoints.CHAT_COMPLETIONS, body))
 
     def ask(self, question: SmokeQuestion, *, rank: int) -> ChatResponse:
         """The answer of rank `rank` to a question, without thinking: its reasoning has no one right text."""
@@ -67,8 +103,8 @@ class SmokeClient:
 
     def chat_stream(self, body: Body) -> ChatResponse:
         """The answer to a chat request as server-sent events, put together."""
-        streamed = {**body, "stream_options": {"include_usage": True}}
-        return read_chat_events(self.server.events(endpoints.CHAT_COMPLETIONS, streamed))
+        streamed = foreign.pinned(self.target.engine, {**body, "stream_options": {"include_usage": True}})
+        return read_chat_events(self.server.events(endpoints.CHAT_COMPLETIONS, *streamed))
 
     def info(self) -> ServerInfo:
         """What the server says of its settings."""

@@ -11,8 +11,8 @@ from orchestrator.core.secrets import excerpt
 from orchestrator.engine.client import EngineClient, Timeouts
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.verify.checks import Check, checks_for
-from orchestrator.verify.client import SmokeClient
-from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, failed
+from orchestrator.verify.client import NotOfferedError, SmokeClient
+from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, failed, skipped
 from orchestrator.verify.target import Target
 
 CONNECT_SECONDS: Final = 5.0
@@ -63,6 +63,8 @@ def _conclude(name: str, check: Check, client: SmokeClient) -> tuple[CheckOutcom
     """What a check concludes, and in what words the server has stopped answering ("" while it answers)."""
     try:
         return check(client), ""
+    except NotOfferedError as error:
+        return skipped(str(error)), ""
     except UnexpectedResponseError as error:
         return failed(str(error)), ""
     except NoResponseError as error:

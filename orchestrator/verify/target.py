@@ -3,9 +3,17 @@
 from dataclasses import dataclass
 
 from orchestrator.core.secrets import Secret
-from orchestrator.engine import endpoints
+from orchestrator.engine import endpoints, foreign
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.responses import UnexpectedResponseError, read_server_info
+from orchestrator.engine.metrics import read_metrics
+from orchestrator.engine.requests import completion_body
+from orchestrator.engine.responses import (
+    UnexpectedResponseError,
+    read_cached,
+    read_models,
+    read_server_info,
+    read_usage_of,
+)
 from orchestrator.plan.plan import GREEDY_SPECULATION, Plan, PlanWarning, SmokeQuestion
 
 
@@ -15,7 +23,7 @@ class Target:
 
     url: str  # base URL as reached from this machine
     served_name: str
-    context_length: int  # tokens
+    context_length: int  # tokens; 0 if the endpoint reports none
     dp: int
     speculative: bool
     prefix_cache: bool
@@ -28,6 +36,45 @@ class Target:
     nondeterministic: tuple[PlanWarning, ...]  # why two greedy answers may differ
     greedy: tuple[PlanWarning, ...]  # why nothing is sampled but the first token
     api_key: Secret | None
+    engine: str = "sglang"
+
+
+def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: str | None = None) -> Target:
+    """Return the target of an endpoint without a plan; `engine` is the one that the user names.
+
+    Raises NoResponseError, and UnexpectedResponseError if it lists no model, or is no sglang server though it says so.
+    """
+    listed = server.get(endpoints.MODELS)
+    engine = engine or foreign.read_engine(listed)
+    if not foreign.is_foreign(engine):
+        try:
+            return target_from_server_info(server, url=url, api_key=api_key)
+        except UnexpectedResponseError:
+            if engine == "sglang":
+                raise
+    name, length = next(iter(read_models(listed).items()), (None, None))
+    if name is None:
+        raise UnexpectedResponseError(f"`{endpoints.MODELS}` lists no model")
+    exported = server.exported().decode(errors="replace")
+    usage = read_usage_of(server.post(endpoints.COMPLETIONS, completion_body(name, "Hi", tokens=1)))
+    return Target(
+        url=url,
+        served_name=name,
+        context_length=length or 0,
+        dp=foreign.read_ranks(exported),
+        speculative=foreign.speculates(exported),
+        prefix_cache=True,
+        cache_report=read_cached(usage) is not None,
+        metrics=bool(read_metrics(exported.encode())),
+        grammar=True,
+        questions=(),
+        prefill_chunk=None,
+        wrong_answers=(),
+        nondeterministic=(),
+        greedy=(),
+        api_key=api_key,
+        engine=engine,
+    )
 
 
 def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:

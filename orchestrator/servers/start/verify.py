@@ -15,6 +15,8 @@ from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
 from orchestrator.engine.client import EngineClient, Timeouts
+from orchestrator.engine.endpoints import MODELS
+from orchestrator.engine.foreign import UNKNOWN, is_foreign, read_engine, require_engine
 from orchestrator.engine.gateway import LIVENESS
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.kernels.plan_table import kernel_gate
@@ -28,7 +30,7 @@ from orchestrator.verify.gateway import count_workers, gateway_checks
 from orchestrator.verify.readiness import StartingServer, wait_until_ready
 from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.smoke import smoke_test
-from orchestrator.verify.target import target_from_server_info, target_of
+from orchestrator.verify.target import describe, target_of
 
 _PAUSE: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
 _SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
@@ -172,29 +174,44 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool) -> SmokeR
     return report
 
 
-def smoke_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport:
-    """Run the smoke test of any endpoint, with a plan or with its own server info.
+def smoke_url(url: str, *, plan: Plan | None, key: Secret | None, engine: str | None = None) -> SmokeReport:
+    """Run the smoke test of any endpoint, with a plan or with what it reports; `engine` is the one the user names.
 
-    Raises UsageError for an invalid URL, SmokeError if no sglang server responds.
+    Raises UsageError for an invalid URL or an unknown engine, SmokeError if no model is served there.
     """
     from orchestrator.core.url import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
 
-    url = Address.from_url(url).url
-    if plan is not None:
-        return smoke_test(target_of(plan, url=url, api_key=key), faults=None)
+    url, engine = Address.from_url(url).url, require_engine(engine)
     try:
         with EngineClient(url, key=key) as server:
-            target = target_from_server_info(server, url=url, api_key=key)
+            if plan is not None and not is_foreign(engine or _listed_engine(server)):
+                return smoke_test(target_of(plan, url=url, api_key=key), faults=None)
+            target = describe(server, url=url, api_key=key, engine=engine)
     except (NoResponseError, UnexpectedResponseError) as error:
         raise unidentified_server(url, error, key=key) from error
+    if plan is not None:
+        model = plan.model
+        target = replace(
+            target, served_name=model.served_name, questions=model.questions, context_length=plan.serving.context
+        )
     return smoke_test(target, faults=None)
+
+
+def _listed_engine(server: EngineClient) -> str:
+    try:
+        return read_engine(server.get(MODELS))
+    except (NoResponseError, UnexpectedResponseError):
+        return UNKNOWN
 
 
 def unidentified_server(
     url: str, error: NoResponseError | UnexpectedResponseError, *, key: Secret | None
 ) -> SmokeError:
     """Return the error for a URL without the server info of sglang, with a hint."""
-    hint = "a gateway does not: give the URL of one of its servers, or the name of a server of `deploy status`"
+    hint = (
+        "another engine or a gateway does not: give the URL of an sglang server, or the name of a server of "
+        "`deploy status`"
+    )
     if isinstance(error, NoResponseError):
         hint = "`deploy status` lists the URLs of your own servers"
     elif isinstance(error, UnauthorizedError):

@@ -14,7 +14,7 @@ from orchestrator.servers.start.verify import unidentified_server
         (UnauthorizedError("401"), "`--api-key-env VARIABLE` names the variable that holds the key"),
         (
             UnexpectedResponseError("`/server_info` answers 404"),
-            "a gateway does not: give the URL of one of its servers",
+            "a gateway does not: give the URL of an sglang server",
         ),
     ],
 )
