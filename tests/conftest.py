@@ -4,8 +4,10 @@ import gc
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -22,6 +24,9 @@ MORE_ATTACKS = float(os.environ.get("ATTACK", "1")) > 1
 settings.register_profile("ours", deadline=None, derandomize=not MORE_ATTACKS)
 settings.load_profile("ours")
 os.environ.setdefault("ATTACK_SEED", str(random.SystemRandom().randrange(1_000_000)) if MORE_ATTACKS else "1")
+
+# `python3`, by which the scripted engine begins, may be a shim of pyenv, which takes as long as the engine itself.
+os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 STARTED = pytest.StashKey[float]()
 SERVERS = pytest.StashKey[RealServers]()

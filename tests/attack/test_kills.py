@@ -23,7 +23,7 @@ from orchestrator.runs.run_dir import runs_of
 
 pytestmark = pytest.mark.attack
 
-ROUNDS = 60
+ROUNDS = 30
 KILL, TERM, HUP, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT
 SIGNALS = ((KILL,), (KILL,), (TERM,), (HUP,), (INT,), (INT, INT), (INT, INT), (TERM, INT))
 APART = 0.6  # seconds at most between two signals

@@ -23,7 +23,7 @@ from orchestrator.runtimes.supervisor.record import write_record
 
 pytestmark = pytest.mark.attack
 
-ROUNDS = 30
+ROUNDS = 24  # each part in each stage
 PARTS = (
     "server",
     "sglang::scheduler",

@@ -3,7 +3,6 @@
 A key that a server breaks by line ends or colors is not redacted, and no round of this group.
 """
 
-import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,13 +10,13 @@ from random import Random
 
 import pytest
 from deployment import Deployment, Deployments
+from engine_process import ENCODINGS
 from rounds import attack
-from scripted_engine import ENCODINGS
 from survivors import programs_of
 
 pytestmark = pytest.mark.attack
 
-ROUNDS = 50
+ROUNDS = 10  # each place twice, with half of the encodings
 VARIABLE = "ATTACKED_KEY"
 LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz23456789_+/"
 BENCH = (
@@ -43,22 +42,21 @@ PLACES: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
 
 
 def test_a_key_that_comes_back_is_neither_kept_nor_shown(deployments: Deployments) -> None:
-    pairs = list(itertools.product(ENCODINGS, PLACES))
-
     def repeat(number: int, dice: Random) -> Iterator[str]:
-        deployment, (encoding, place) = deployments(number), pairs[number % len(pairs)]
+        deployment, place = deployments(number), [*PLACES][number % len(PLACES)]
+        encodings = ",".join([*ENCODINGS][number // len(PLACES) % 2 :: 2])
         key = "".join(dice.choices(LETTERS, k=24))
-        for fault in (*told(deployment, encoding, place, key), *deployment.survivors()):
-            yield f"{encoding} in {place}: {fault}"
+        for fault in (*told(deployment, encodings, place, key), *deployment.survivors()):
+            yield f"{encodings} in {place}: {fault}"
 
     attack("secrets", ROUNDS, repeat)
 
 
-def told(deployment: Deployment, encoding: str, place: str, key: str) -> Iterator[str]:
+def told(deployment: Deployment, encodings: str, place: str, key: str) -> Iterator[str]:
     """Let the key come back there, and look for it everywhere."""
     settings, commands = PLACES[place]
     up = deployment.up(
-        f"SCRIPTED_ECHO={encoding}", *settings, "--set", f"server.api_key_env={VARIABLE}", "--keep-failed"
+        f"SCRIPTED_ECHO={encodings}", *settings, "--set", f"server.api_key_env={VARIABLE}", "--keep-failed"
     )
     yield from deployment.run(*up, **{VARIABLE: key}).faults(*((8,) if settings else (0,)))
     for words in commands:

@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 from command_line import CommandLine
+from engine_process import ENCODINGS
 from ports import free_port
-from scripted_engine import ENCODINGS
 
 from orchestrator.core.paths import Home
 

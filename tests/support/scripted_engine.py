@@ -22,228 +22,23 @@ Told by variables of its environment:
     SCRIPTED_STEP=0.01       seconds for each token of a stream; what is no number ends it while it loads
 """
 
-import base64
-import contextlib
-import ctypes
 import json
 import os
-import signal
-import socketserver
 import sys
-import time
-from collections.abc import Callable, Iterator
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from typing import NoReturn
-from urllib.parse import quote
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - also where PYTHONSAFEPATH is set
 
-from engine_api import VERSION, Answer, EngineApi
-
-UNHEALTHY = os.environ.get("SCRIPTED_UNHEALTHY", "")
 VERSIONS = {
     "python": "3.11.2",
     "torch": "2.9.1+cpu",
     "cuda": None,
     "hip": None,
-    "sglang": VERSION,
+    "sglang": "0.5.14",
     "sglang-kernel": None,
     "flashinfer-python": None,
     "triton": None,
     "transformers": "5.3.0",
 }
-ENCODINGS: dict[str, Callable[[str], str]] = {
-    "plain": str,
-    "base64": lambda key: base64.b64encode(key.encode()).decode(),
-    "urlsafe": lambda key: base64.urlsafe_b64encode(key.encode()).decode(),
-    "basic": lambda key: "Basic " + base64.b64encode(f"user:{key}".encode()).decode(),
-    "hex": lambda key: key.encode().hex(),
-    "percent": quote,
-    "all percent": lambda key: "".join(f"%{byte:02X}" for byte in key.encode()),
-    "json": lambda key: "".join(f"\\u{ord(letter):04x}" for letter in key),
-    "is": lambda key: f"the token is {key}, they say",
-    "bearer": lambda key: f"Authorization: Bearer {key}",
-}
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Sends what `EngineApi` answers."""
-
-    protocol_version = "HTTP/1.1"
-    server: "Server"
-
-    def do_GET(self) -> None:
-        self._respond(b"")
-
-    def do_POST(self) -> None:
-        self._respond(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
-
-    def log_message(self, _: str, *arguments: object) -> None:
-        line, status = str(arguments[0]), HTTPStatus(int(str(arguments[1])))
-        say(f'INFO:     127.0.0.1:{self.client_address[1]} - "{line}" {status.value} {status.phrase}')
-
-    def _respond(self, content: bytes) -> None:
-        if self.path == "/generate" and (mute := content_of(os.environ.get("SCRIPTED_MUTE", ""))):
-            while mute == "hangs":
-                time.sleep(0.1)
-            self._send(200, mute, "text/plain")
-            return
-        answer = self.server.api.answer(self.path, content, self.headers.get("Authorization"))
-        unhealthy = self.path == "/health" and self.server.port in content_of(UNHEALTHY).split()
-        if answer.status == 400:
-            say(f"[http_server] Error: {answer.body()}{self.server.api.echo}")
-        if answer.stream:
-            self._stream(answer)
-        else:
-            kind = "text/plain" if isinstance(answer.documents[0], str) else "application/json"
-            self._send(503 if unhealthy else answer.status, answer.body(), kind)
-
-    def _send(self, status: int, body: str, kind: str) -> None:
-        data = body.encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Content-Type", kind)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def _stream(self, answer: Answer) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for event in (*answer.texts(), "[DONE]"):
-            time.sleep(self.server.step)
-            data = f"data: {event}\n\n".encode()
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.write(b"0\r\n\r\n")
-
-
-class Server(socketserver.ThreadingTCPServer):
-    """The API on its port."""
-
-    allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int], api: EngineApi, step: float) -> None:
-        super().__init__(address, Handler)
-        self.api, self.step, self.port = api, step, str(address[1])
-
-    def handle_error(self, *_: object) -> None:
-        """A client that goes away is nothing to speak of."""
-
-
-def wait_while_stopped(pid: int) -> None:
-    """Wait as long as a process is stopped by a signal."""
-    while content_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]:
-        time.sleep(0.05)
-
-
-def content_of(file: str) -> str:
-    """What a file says; "" where there is none."""
-    with contextlib.suppress(FileNotFoundError), open(file) as content:  # noqa: PTH123
-        return content.read()
-    return ""
-
-
-def say(text: str) -> None:
-    os.write(1, f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {text}\n".encode(errors="replace"))
-
-
-def stages(options: dict[str, str], key: str) -> Iterator[str]:
-    """What the log says on the way to the port, in sglang's words."""
-    path, port = options["model-path"], options["port"]
-    yield f"server_args=ServerArgs(model_path={path!r}, port={port}, api_key={key or None!r})"
-    yield os.environ.get("SCRIPTED_LOG") or "Init torch distributed begin."
-    yield "Load weight begin. avail mem=20.27 GB"
-    yield "Multi-thread loading shards: 100% Completed | 1/1 [00:00<00:00, 965.54it/s]"
-    yield "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 65536, K size: 0.02 GB, V size: 0.02 GB"
-    yield "max_total_num_tokens=65536, chunked_prefill_size=2048, context_len=32768"
-
-
-def child(title: str, *, detached: bool = False) -> int:
-    """A process as setproctitle leaves it, without the environment that it began with; it ends with its parent."""
-    parent = os.getpid()
-    if pid := os.fork():
-        return pid
-    libc = ctypes.CDLL(None)
-    libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    overwrite(title)
-    if detached and os.fork() == 0:
-        os.setsid()
-        os.execve("/bin/sleep", ["sleep", "600"], {})  # noqa: S606
-    while os.getppid() == parent:
-        time.sleep(60)
-    os._exit(0)
-
-
-def overwrite(title: str) -> None:
-    """Put a title where the command line and the environment lie (proc(5), /proc/self/stat)."""
-    with open("/proc/self/stat") as file:  # noqa: PTH123 - one module less to import
-        fields = file.read().rpartition(")")[2].split()
-    begin, end = int(fields[45]), int(fields[48])  # arg_start, env_end
-    ctypes.memset(begin, 0, end - begin)
-    ctypes.memmove(begin, title.encode(), len(title))
-
-
-def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
-    """Start as sglang does: children, weights, port, a request to itself, and the word that it is ready."""
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(environ.get("SCRIPTED_MUTE", ""))  # noqa: PTH107
-    key = ""
-    if "config" in options:
-        with open(options["config"]) as file:  # noqa: PTH123
-            key = json.load(file)["api-key"]
-    encoding = environ.get("SCRIPTED_ECHO", "")
-    echo = "".join(f" {ENCODINGS[name](key)} " for name in encoding.split(",")) if encoding and key else ""
-    if environ.get("SCRIPTED_DEAF"):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    children = [
-        child("sglang::scheduler", detached=bool(environ.get("SCRIPTED_DETACHED"))),
-        child("sglang::detokenizer"),
-    ]
-    signal.signal(signal.SIGCHLD, lambda *_: die_with(children))
-    pauses = environ.get("SCRIPTED_PAUSE", "0").split(",")
-    for number, stage in enumerate(stages(options, key)):
-        say(stage + echo)
-        time.sleep(float(pauses[min(number, len(pauses) - 1)]))
-    if environ.get("SCRIPTED_BROKEN"):
-        raise RuntimeError("broken, as it was told")
-    step = float(environ.get("SCRIPTED_STEP", "0"))
-    api = EngineApi(
-        model=options["served-model-name"],
-        model_path=options["model-path"],
-        key=key,
-        echo=echo,
-        refuses_to_generate=bool(environ.get("SCRIPTED_REFUSE")),
-        wait_for_detokenizer=lambda: wait_while_stopped(children[-1]),
-    )
-    try:
-        server = Server((options["host"], int(options["port"])), api, step)
-    except OSError as error:
-        address = f"('{options['host']}', {options['port']})"
-        why = os.strerror(error.errno or 0).lower()
-        say(f"[Errno {error.errno}] error while attempting to bind on address {address}: {why}")
-        sys.exit(1)
-    if not environ.get("SCRIPTED_DEAF"):
-        signal.signal(
-            signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        )  # so sglang ends, once it is idle
-    say(f"INFO:     Uvicorn running on http://{options['host']}:{options['port']} (Press CTRL+C to quit)")
-    say("The server is fired up and ready to roll!")
-    server.serve_forever()
-    sys.exit(0)
-
-
-def die_with(children: list[int]) -> None:
-    """A scheduler that is gone takes the server with it."""
-    for pid in children:
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                say(f"Subprocess scheduler_0 (pid={pid}) crashed with exit code -9. Triggering SIGQUIT for cleanup...")
-                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def make_checkpoint(folder: str) -> None:
@@ -267,6 +62,8 @@ def main(argv: list[str]) -> None:
     if argv[:2] != ["-m", "sglang.launch_server"]:
         make_checkpoint(argv[1])
         return
+    from engine_process import serve
+
     names = [(word, argv[place + 1 : place + 2]) for place, word in enumerate(argv) if word.startswith("--")]
     serve({name.removeprefix("--"): "".join(value) for name, value in names}, dict(os.environ))
 

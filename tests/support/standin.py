@@ -72,7 +72,9 @@ def base_image(wheel: Path, *, replaced: Mapping[str, bytes] | None = None, dock
 
 def scripted_sources() -> dict[str, bytes]:
     """The files of a package of sglang whose server is the scripted engine."""
-    engine = {name: (_SUPPORT / name).read_bytes() for name in ("scripted_engine.py", "engine_api.py")}
+    engine = {
+        name: (_SUPPORT / name).read_bytes() for name in ("scripted_engine.py", "engine_process.py", "engine_api.py")
+    }
     return {"__init__.py": b"\n", "launch_server.py": _LAUNCHER, **engine}
 
 
