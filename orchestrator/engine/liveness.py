@@ -255,7 +255,7 @@ def main(words: Sequence[str]) -> str:
         silent = unresponsive_ranks(check, Path(_STATE_DIR, f"deploy-life-{port}.json"))
     finally:
         check.close()
-    return "; ".join(f"rank {rank} does not get on: {why}" for rank, why in sorted(silent.items()))
+    return "; ".join(f"rank {rank} makes no progress: {why}" for rank, why in sorted(silent.items()))
 
 
 if __name__ == "__main__":

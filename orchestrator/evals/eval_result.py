@@ -138,7 +138,7 @@ def eval_result_to_json(result: EvalResult) -> str:
 
 
 def eval_result_from_json(text: str, *, location: str) -> EvalResult:
-    """Parse a result read from `where`. Raises BenchError for another schema version or damaged data."""
+    """Parse a result read from `location`. Raises BenchError for another schema version or damaged data."""
     result = parse_strict(_OUTCOME, text, description="result of `deploy eval`", location=location)
     if result.schema_version != EVAL_RESULT_SCHEMA or not result.items:
         raise BenchError(

@@ -247,8 +247,8 @@ class Runtime(ABC):
         del environ
         if host is not None:
             raise UsageError(
-                f"the {cls.name} runtime runs on this machine, not on `{host}`",
-                hint="run the same command there, over ssh; or `--set runtime=docker`, which runs on a far host",
+                f"the {cls.name} runtime starts servers only on this host, not on `{host}`",
+                hint="run the command on that host; or `--set runtime=docker`, which supports remote hosts",
             )
         return None
 

@@ -51,13 +51,13 @@ def _prune(cache: Cache, *, dry_run: bool) -> str:
     """Remove a cache. Return the reason if it is kept, "" if it is removed."""
     if (dry_run and not cache.used_by) or (not dry_run and cache.remove()):
         return ""
-    return f"used by `{'`, `'.join(cache.used_by)}`" if cache.used_by else "it is in use"
+    return f"used by `{'`, `'.join(cache.used_by)}`" if cache.used_by else "in use"
 
 
 def caches_text(found: Sequence[PrunedCache], *, dry_run: bool) -> str:
     """Return the removed and the kept caches with reasons and total sizes, as text."""
     gone = [each.cache for each in found if not each.kept]
-    lines = [f"`{each.cache.place}` stays: {each.kept}; {_about(each.cache)}" for each in found if each.kept]
+    lines = [f"`{each.cache.place}` is kept: {each.kept}; {_about(each.cache)}" for each in found if each.kept]
     lines += [f"{'would remove' if dry_run else 'removed'} `{cache.place}`: {_about(cache)}" for cache in gone]
     count = "1 cache" if len(gone) == 1 else f"{len(gone)} caches"
     return "\n".join([*lines, f"{count}, {sum(cache.size for cache in gone):,} bytes"])

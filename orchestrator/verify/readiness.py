@@ -140,7 +140,7 @@ class _Wait:
             was_ready = self.reader.is_ready
             alive = self.reader.feed(text)
             if self.reader.port_taken:
-                raise self._error(f"the port of `{self._server.url}` is taken by another process")
+                raise self._error(f"the port of `{self._server.url}` is in use by another process")
             if alive and not was_ready:  # later lines may be the echo of our own health requests
                 self._moved = self._clock()
 

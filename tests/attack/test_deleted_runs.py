@@ -18,7 +18,7 @@ def test_a_server_whose_run_directory_was_deleted_is_named_and_stopped(
     assert not list(deployment.run(*deployment.up()).faults(0))
     [run] = (path for path in (deployment.home / "runs" / deployment.name).glob("*-*") if path.is_dir())
     shutil.rmtree(run if depth == "run" else run.parent)
-    deleted = f"`{deployment.name}`: it runs, and its run directory `{run}` was deleted"
+    deleted = f"`{deployment.name}`: running, but its run directory `{run}` was deleted"
 
     listed = deployment.run("status")
     assert not list(listed.faults(0))

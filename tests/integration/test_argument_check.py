@@ -171,7 +171,7 @@ def test_as_the_first_step_of_a_job_in_a_container_it_starts_no_server_that_it_r
     assert (done.returncode, (tmp_path / "served").exists()) == (3, False), done.stderr
     assert state.refusal is not None
     assert state.refusal.options == ("enable-eplb",)
-    assert "sglang refuses the arguments: `assert self.ep_size > 1`" in state.detail
+    assert "sglang rejected its arguments: `assert self.ep_size > 1`" in state.detail
 
 
 def question(artifacts: object, argv: list[str], config: object) -> str:

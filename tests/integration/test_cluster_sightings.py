@@ -102,7 +102,7 @@ def test_an_outage_is_told_once_and_ends(
     (kubectl / "silent").unlink()
     runtime.state(handle)
     said = capsys.readouterr().err
-    assert said.count("does not answer: waiting for it for 5 min") == 1
+    assert said.count("does not answer: retrying for 5 min") == 1
     assert said.count("the cluster answers again") == 1
 
     (kubectl / "silent").touch()

@@ -68,7 +68,7 @@ def test_a_port_is_taken_by_a_process(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     with socket.create_server(("127.0.0.1", artifacts.plan.server.port)):
         error = refused(docker_engine, artifacts, HostError)
-    assert error.message.startswith(f"port {artifacts.plan.server.port} is taken by `")
+    assert error.message.startswith(f"port {artifacts.plan.server.port} is in use by `")
     assert f"pid {os.getpid()}" in error.message
 
 
@@ -76,7 +76,7 @@ def test_a_port_is_taken_by_another_container(docker_engine: DockerEngine) -> No
     artifacts = docker_engine.artifacts(argv=SLEEP)
     holder = docker_engine.start("holder", artifacts)
     error = refused(docker_engine, artifacts, HostError)
-    assert f"is taken by container `deploy-{holder.handle.name}`" in error.message
+    assert f"is in use by container `deploy-{holder.handle.name}`" in error.message
 
 
 def test_a_checkpoint_is_not_there(docker_engine: DockerEngine) -> None:
@@ -242,7 +242,7 @@ def test_a_server_that_exits_while_loading_is_started_again_up_to_the_limit(dock
     assert sum("unrecognized arguments: --no-such-option" in line for line in lines) == 4
     state = server.runtime.state(server.handle)
     assert (state.status, state.exit_code, state.restarts) == (Status.EXITED, 2, 3)
-    assert state.detail == "the restart limit is reached (restarted 3 of 3 times), last exit code 2"
+    assert state.detail == "reached the restart limit (restarted 3 of 3 times), last exit code 2"
 
 
 def test_a_cache_goes_once_no_server_uses_it(docker_engine: DockerEngine) -> None:

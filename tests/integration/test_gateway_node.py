@@ -182,7 +182,7 @@ def test_the_gateway_finds_its_servers_and_they_come_back_to_it(
     assert "is already up" in deploy.run(*words).stderr
     assert deploy.run("ask", NAME, "Once", "--tokens", "4").returncode == 0
     told = hang_and_come_back(deploy, cluster)
-    assert "its livenessProbe had said: rank 0 does not get on: no answer within" in told
+    assert "its livenessProbe failed: rank 0 makes no progress: no answer within" in told
 
     before = {pod["metadata"]["name"] for pod in pods(cluster, "replica-1", "replica-2")}
     (gateway,) = pods(cluster, "gateway")

@@ -103,7 +103,7 @@ def test_a_claim_without_the_checkpoint_is_told_and_its_server_starts_once_it_is
     )
     serves = "import time; print('serves', flush=True); time.sleep(600)"
     server = cluster_engine.start("claimed", cluster_engine.artifacts(*settings, argv=("python3", "-c", serves)))
-    wait_for(lambda: "claim `models` does not hold `tiny`" in server.runtime.state(server.handle).detail)
+    wait_for(lambda: "claim `models` has no `tiny`" in server.runtime.state(server.handle).detail)
     (command,) = re.findall("`(kubectl [^`]* run [^`]*)`", server.runtime.state(server.handle).detail)
     subprocess.run(shlex.split(command), check=True)
     cluster = cluster_engine.cluster

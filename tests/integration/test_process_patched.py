@@ -185,7 +185,7 @@ def test_a_diff_to_aiter_is_refused_and_does_not_change_what_is_installed(instal
     patches = tuple(patch.model_copy(update={"target": "aiter"}) for patch in sources.patches)
     elsewhere = dataclasses.replace(sources, patches=patches)
 
-    with pytest.raises(PatchError, match="changes aiter, of which a process gets no copy"):
+    with pytest.raises(PatchError, match="changes aiter, which the process runtime does not copy"):
         patched.patched_copy(sys.executable, elsewhere, Home(tmp_path / "home").packages)
 
     assert snapshot(installed) == before
@@ -226,7 +226,7 @@ def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_pat
     script = tmp_path / "server.sh"
     script.write_bytes(written.content)
     refused = run(["sh", str(script)], env={"DEPLOY_HOME": str(home.root)})
-    assert (refused.code, "the patched copy is gone" in refused.stderr) == (1, True)
+    assert (refused.code, "the patched copy was deleted" in refused.stderr) == (1, True)
     assert prepared.not_needed >= {"mtp-shared-expert-exclude"}  # its sources turned out to do it themselves
     record = json.loads(json.dumps(prepared.records["patches.json"]))  # as the run directory keeps it
     assert {entry["id"]: entry["state"] for entry in record["patches"]}["aiter-fp4-moe-table"] == "applied"

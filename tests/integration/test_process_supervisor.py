@@ -171,7 +171,7 @@ def test_disk_that_is_full_once_the_server_runs_leaves_nothing_of_it(
         "orchestrator.core.subprocesses.python_module_argv", lambda _, lock: [sys.executable, "-c", FILLS_UP, lock]
     )
 
-    with pytest.raises(StartError, match="was not started") as raised:
+    with pytest.raises(StartError, match="cannot start `") as raised:
         engine.start("full", artifacts=engine.artifacts(argv=("sh", "-c", "setsid sleep 600 & sleep 600")))
 
     assert programs_with(VARIABLE, raised.value.location) == []
@@ -211,7 +211,7 @@ def test_what_left_the_session_ends_with_a_server_whose_supervisor_was_killed(st
     wait_for(lambda: len(processes_of(server.handle)) == 3)
     state = server.runtime.state(server.handle)
     assert state.status is Status.EXITED
-    assert "3 of its processes still run" in state.detail
+    assert "3 of its processes are still running" in state.detail
     server.runtime.stop(server.handle, grace=0)
 
     assert processes_of(server.handle) == ()

@@ -173,7 +173,7 @@ def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:
     """The scripted engine ends of it with sglang's own words."""
     port, scripted = free_port(), dataclasses.replace(cpu_engine, python=ENGINE)
     with socket.create_server(("127.0.0.1", port)), started(scripted, "unlucky", f"server.port={port}") as server:
-        with pytest.raises(NotReadyError, match="is taken by another process") as caught:
+        with pytest.raises(NotReadyError, match="is in use by another process") as caught:
             wait_by_its_log(server)
         assert "address already in use" in caught.value.details
         cause = diagnose(server.log.read_text().splitlines()).cause

@@ -100,7 +100,7 @@ def test_each_rank_answers_for_itself_and_the_death_of_one_is_told(replicas: Cpu
     group, server = ServerGroup(replicas.runtime), RunningServer.of(replicas.handle)
     record_processes(group, server, 0)
     first, second = schedulers(replicas)
-    hangs = (1, "rank 1 does not get on: no answer within 4 s\n")
+    hangs = (1, "rank 1 makes no progress: no answer within 4 s\n")
     os.kill(second, signal.SIGSTOP)
     assert [look(replicas, tmp_path), look(replicas, tmp_path)] == [hangs, hangs]  # `/health` asks the ranks in turn
     os.kill(second, signal.SIGCONT)
@@ -110,7 +110,7 @@ def test_each_rank_answers_for_itself_and_the_death_of_one_is_told(replicas: Cpu
     dead = smoke_test(target, faults=None, timeout=4).failures
     assert any("within 4 s" in check.evidence for check in dead), dead
     code, said = look(replicas, tmp_path)
-    assert (code, "rank 1 does not get on" in said) == (1, True), said  # and the other one may hang with it
+    assert (code, "rank 1 makes no progress" in said) == (1, True), said  # and the other one may hang with it
     assert replicas.runtime.state(replicas.handle).status is Status.RUNNING
 
     replicas.runtime.stop(replicas.handle, grace=2)  # without a bound it would not come back: the server hangs

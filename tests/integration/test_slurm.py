@@ -98,7 +98,7 @@ def test_the_whole_line_as_a_job(deploy: CommandLine, slurm_cluster: SlurmCluste
     up = words("cpu-tiny", "cluster")
     done = deploy.run(*up, "--json")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"job \d+ runs on n[01]", done.stderr)
+    assert re.search(r"job \d+ is running on n[01]", done.stderr)
     [job] = slurm_cluster.queue()
     run = Path(status(deploy, "cluster")["run_dir"])
     shown = [
@@ -131,7 +131,7 @@ def test_what_waits_says_why_and_is_cancelled_by_ctrl_c(
 ) -> None:
     up = with_gpus("queued", gpu_python)
     with taken(slurm_cluster, NODES), deploy.running(*up) as first:
-        first.wait_for(r"job \d+ waits: no node has what it asks for free \(Resources\)")
+        first.wait_for(r"job \d+ is pending: no node has enough free resources \(Resources\)")
         told = status(deploy, "queued")
         assert (told["status"], told["url"], "(Resources)" in told["detail"]) == ("pending", "", True)
         asked = deploy.run("status", "queued")
@@ -142,7 +142,7 @@ def test_what_waits_says_why_and_is_cancelled_by_ctrl_c(
         assert (code, "Traceback" in said) == (130, False), said
         assert len(slurm_cluster.queue()) == len(NODES)
         over = deploy.run(*up, "--set", "slurm.queue_timeout=1")
-        assert (over.returncode, "; 1 s are over" in over.stderr) == (6, True)
+        assert (over.returncode, "; gave up after 1 s" in over.stderr) == (6, True)
         assert len(slurm_cluster.queue()) == len(NODES)
 
 
@@ -203,7 +203,11 @@ def test_preflight_has_slurm_judge_the_job(deploy: CommandLine, slurm_cluster: S
 @pytest.mark.parametrize(
     ("settings", "why", "hint"),
     [
-        (["slurm.partition=short", "slurm.time_limit=30"], "more time than the partition gives", "slurm.time_limit"),
+        (
+            ["slurm.partition=short", "slurm.time_limit=30"],
+            "exceeds the time limit of the partition",
+            "slurm.time_limit",
+        ),
         (["slurm.sbatch_options=[--constraint=nothing]"], "Invalid feature specification", "sinfo"),
         (["slurm.sbatch_options=[--mem=900G]"], "node configuration is not available", "slurm.gpu_type"),
     ],
@@ -302,7 +306,7 @@ def test_a_controller_that_is_away_is_no_server_that_is_gone(deploy: CommandLine
     for verb in ("status", "down"):
         unasked = deploy.run(verb, "served", SLURM_CONF=str(away))
         assert unasked.returncode == 4, unasked.stderr
-        assert "cannot query slurm: Slurm does not answer `squeue`: Unable to contact" in unasked.stderr
+        assert "cannot query slurm: `squeue` failed: Unable to contact" in unasked.stderr
     assert deploy.run("down", "served").returncode == 0
 
 

@@ -161,7 +161,7 @@ def test_a_server_that_ends_while_another_waits_for_a_node_ends_the_start(pair: 
     others = [pair.cluster.run(*words, f"--nodelist={node}", f"--ntasks={each}").strip() for node, each in FILL]
     wait_for(lambda: pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split() >= others)
     with pair.deploy.running(*pair.words()) as command:
-        command.wait_for("job .* waits: no node has what it asks for free")
+        command.wait_for("job .* is pending: no node has enough free resources")
         [first] = set(pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split()) - {*others}
         pair.cluster.run("scancel", first)
         assert command.process.wait(PATIENCE) == 7

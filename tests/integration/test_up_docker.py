@@ -187,7 +187,7 @@ def test_docker_starts_again_what_dies_up_to_the_limit(deploy: CommandLine, up: 
     assert following.process.returncode == 0
     shown = status(deploy)
     assert (shown["status"], shown["exit_code"], shown["restarts"]) == ("exited", 137, 3)
-    assert shown["detail"] == "the restart limit is reached (restarted 3 of 3 times), last exit code 137"
+    assert shown["detail"] == "reached the restart limit (restarted 3 of 3 times), last exit code 137"
     assert deploy.run("smoke", NAME).returncode == 6
 
     down = deploy.run("down", NAME)

@@ -78,7 +78,7 @@ def reference_to_json(reference: LogprobReference) -> str:
 
 
 def reference_from_json(text: str, *, location: str) -> LogprobReference:
-    """Parse a reference read from `where`. Raises BenchError for another schema version or damaged data."""
+    """Parse a reference read from `location`. Raises BenchError for another schema version or damaged data."""
     if text.count("[") + text.count("{") > _MOST_LISTS or text.count(",") > _MOST_VALUES:
         raise BenchError("not a reference of `deploy logprobs`: it holds more than one can", location=location)
     try:

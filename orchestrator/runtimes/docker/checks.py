@@ -36,12 +36,12 @@ def image(subject: CheckContext) -> Iterator[Finding]:
     try:
         digests = image_digests(subject.access.runner, name)
     except OSError as error:
-        hint = f"see what `docker manifest inspect {name}` says"
+        hint = f"see what `docker manifest inspect {name}`"
         why = str(error).rpartition(": ")[2]  # Go puts the cause last
-        yield warn("image", f"the registry cannot be asked: {why}", name, hint)
+        yield warn("image", f"cannot query the registry: {why}", name, hint)
         return
     if plan.prebuilt_image:
-        pushed = f"`deploy build PROFILE --tag {name.partition('@')[0]} --push` makes it"
+        pushed = f"`deploy build PROFILE --tag {name.partition('@')[0]} --push` builds it"
         yield info("image", "there", name) if digests else fail("image", "no such image", name, pushed)
         return
     yield from _base_found(engine, name, digests)
@@ -50,13 +50,13 @@ def image(subject: CheckContext) -> Iterator[Finding]:
 def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Iterator[Finding]:
     if not digests:
         others = () if engine.image_digest else engine.image_fallbacks
-        hint = "dated tags get deleted: pin another one in the engine's file"
+        hint = "dated tags get deleted: pin another tag in the engine's file"
         if others:
-            yield warn("image", "no such tag", name, f"`{'`, then `'.join(others)}` is tried in its place")
+            yield warn("image", "no such tag", name, f"`{'`, then `'.join(others)}` is tried instead")
         else:
             yield fail("image", "no such tag", name, hint)
     elif engine.image_digest and engine.image_digest not in digests:
-        hint = "the tag was moved: pin what was tested, or test the new one and pin it in the engine's file"
+        hint = "the tag has moved: pin the tested digest, or test the new image and pin its digest in the engine's file"
         level = fail if len(digests) == 1 else warn  # the digest of a multi-platform index is not reported
         yield level("image", f"{min(digests)[:19]}…", f"{engine.image_digest[:19]}…", hint)
     else:
@@ -88,7 +88,7 @@ def image_digests(runner: Runner, reference: str) -> frozenset[str]:
             found = parse_json(there.stdout)
             return frozenset(entry["Descriptor"]["digest"] for entry in (found if isinstance(found, list) else [found]))
         except (ValueError, KeyError, TypeError) as error:
-            raise OSError("`docker manifest inspect` answers in another form") from error
+            raise OSError("cannot parse the output of `docker manifest inspect`") from error
     if any(word in there.stderr for word in ("no such manifest", "manifest unknown", "not found: manifest")):
         return frozenset()
     raise OSError(_last_line(there))

@@ -104,7 +104,7 @@ def _several(plan: Plan, build: BuildContext | None, image: str, found: Detected
 def spec_of(artifacts: Artifacts) -> ContainerSpec:
     """Return the container spec of artifacts that were rendered for docker. Raises StartError for others."""
     if not isinstance(artifacts.spec, ContainerSpec):
-        raise StartError(f"the plan of `{artifacts.plan.profile}` is not for docker")
+        raise StartError(f"the plan of `{artifacts.plan.profile}` is not for the docker runtime")
     return artifacts.spec
 
 

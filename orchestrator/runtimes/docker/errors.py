@@ -32,14 +32,14 @@ def daemon_errors(host: str) -> Iterator[None]:
         if not error.is_server_error():
             raise
         raise HostError(
-            f"the Docker daemon at `{host}` fails",
-            hint="its own log says why: `journalctl -u docker` on its machine",
+            f"the Docker daemon at `{host}` failed",
+            hint="see its log: `journalctl -u docker` on that host",
             details=f"  {error.explanation or error}",
         ) from error
     except (DockerException, requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
         raise HostError(
             f"the Docker daemon at `{host}` does not answer",
-            hint="`docker version` shows whether it runs and may be used; DOCKER_HOST or --host names another",
+            hint="`docker version` shows whether you can use it; DOCKER_HOST or `--host` selects another",
             details=f"  {error}",
         ) from error
 
@@ -77,25 +77,25 @@ _CAUSES: Final = (
         pattern=r'gathering device information while adding custom device "(?P<device>[^"]+)"',
         message="this host has no device `{device}`",
         location="{hardware}: container.devices",
-        hint="`ls -l {device}` on the host: is the GPU driver loaded, is it the right hardware?",
+        hint="`ls -l {device}` on the host: is the GPU driver loaded? Is the profile for this hardware?",
     ),
     _Cause(
         pattern=r"error setting rlimit type (?P<number>\d+): operation not permitted",
         message="the Docker daemon is not permitted to set the limit `{limit}`{asked}",
         location="{hardware}: container.ulimits",
-        hint="the daemon itself is confined (it lacks CAP_SYS_RESOURCE): raise its own limit, or ask for less",
+        hint="the daemon lacks CAP_SYS_RESOURCE: raise its own limit, or lower the limit in the profile",
     ),
     _Cause(
         pattern=r"listen tcp\d? \S*:(?P<port>\d+): bind: address already in use"
         r"|Bind for \S*:(?P<allocated>\d+) failed: port is already allocated",
-        message="port {taken} is taken{by}",
+        message="port {taken} is in use{by}",
         location="server.port",
-        hint="end what holds it, or choose another with `--set server.port=...`",
+        hint="stop that program, or choose another port with `--set server.port=PORT`",
     ),
     _Cause(
         pattern=r"bind source path does not exist: (?P<path>\S+)",
         message="`{path}` does not exist on the Docker host",
-        hint="`deploy stage PROFILE` brings the checkpoint there",
+        hint="`deploy stage PROFILE` downloads the checkpoint to it",
     ),
     _Cause(
         pattern=r"Unable to find group (?P<group>\S+?):",
@@ -105,18 +105,18 @@ _CAUSES: Final = (
     _Cause(
         pattern=r'container name "/(?P<name>[^"]+)" is already in use',
         message="container `{name}` exists",
-        hint="`deploy status` shows it; `deploy down {server}` ends it",
+        hint="`deploy status` shows it; `deploy down {server}` stops it",
         fault=NameTakenError,
     ),
     _Cause(
         pattern=r"no such image",
         message="the Docker host has no image `{image}`",
-        hint="`deploy build PROFILE` makes it",
+        hint="`deploy build PROFILE` builds it",
         fault=StartError,
     ),
     _Cause(
         pattern=r"could not select device driver",
-        message="the Docker daemon cannot hand out NVIDIA GPUs",
+        message="the Docker daemon cannot provide NVIDIA GPUs",
         location="{hardware}: container.all_gpus",
         hint="install the NVIDIA container toolkit and restart the daemon",
     ),
@@ -128,7 +128,7 @@ _CAUSES: Final = (
     _Cause(
         pattern=r"no space left on device",
         message="the Docker host's disk is full",
-        hint="`docker system df` shows what takes it",
+        hint="`docker system df` shows the disk usage",
         details="  {said}",
     ),
 )
@@ -145,7 +145,7 @@ def start_error(refusal: DaemonError) -> DeployError:
                 hint=cause.hint.format_map(facts),
                 details=cause.details.format_map(facts),
             )
-    return StartError("the container could not be started", details=f"  {refusal.said}")
+    return StartError("cannot start the container", details=f"  {refusal.said}")
 
 
 def _facts(refusal: DaemonError, said: dict[str, str | None]) -> dict[str, str | None]:

@@ -88,8 +88,8 @@ def _runs_again(container: Container, run: str) -> bool:
 
     goes_on = ("running", run)
     if poll_until(lambda seen: seen != goes_on, look, within=_SETTLED, pause=_PAUSE) == goes_on:
-        hint = "ask for it again: the daemon was restarted?"
-        raise HostError("the log was cut off while the server runs on", hint=hint)
+        hint = "repeat the command; the daemon may have been restarted"
+        raise HostError("the log stream ended while the server is running", hint=hint)
     status, _ = poll_until(lambda seen: seen[0] != "restarting", look, within=inf, pause=_PAUSE)
     return status == "running"
 

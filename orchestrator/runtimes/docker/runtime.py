@@ -213,7 +213,7 @@ class DockerRuntime(Runtime):
     def _require_own(self, name: str, run_dir: Path) -> None:
         """Raise NameTakenError if a container of another start has the name of a replica."""
         if not may_coexist(run_dir, self.find(name)):
-            raise NameTakenError(f"there is a server `{name}`", hint=f"`deploy down {name}` ends it")
+            raise NameTakenError(f"a server `{name}` exists", hint=f"`deploy down {name}` stops it")
 
     def _keep_log(self, container: Container, unit: Unit) -> None:
         """Save the log if this home has the run directory; never write to another home's directory."""
@@ -221,14 +221,14 @@ class DockerRuntime(Runtime):
 
         run_dir = Path(unit.run_dir)
         if not self._home.holds(run_dir, unit.name):
-            note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
+            note(f"cannot save the log: `{run_dir}` is not a run directory of this home")
             return
         try:
             save_log(container, run_dir)
         except OSError as error:
             if error.errno is None:  # the connection to the daemon failed
                 raise
-            warn(f"the log is not kept: {error.strerror}: `{run_dir}`")
+            warn(f"cannot save the log: {error.strerror}: `{run_dir}`")
 
     def _get(self, unit: Unit) -> Container | None:
         from docker.errors import NotFound
@@ -301,7 +301,7 @@ class DockerRuntime(Runtime):
                 for container in self._host.client.containers.list(all=True, filters={"label": label}):
                     _remove(container)
         except (APIError, HostError) as error:
-            warn(f"a container may be left: {error}", hint=f"`docker ps --all --filter label={label}` finds it")
+            warn(f"cannot remove the container: {error}", hint=f"`docker ps --all --filter label={label}` finds it")
 
 
 def _remove(container: Container) -> None:

@@ -38,7 +38,7 @@ def prepare(artifacts: Artifacts, place: HostRef) -> PreparedRun:
     }
     plan = artifacts.plan
     for text in unexpected_patches(plan, built.receipt):
-        warn(text, hint=f"`deploy inspect {built.tag}` shows what was found")
+        warn(text, hint=f"`deploy inspect {built.tag}` lists the patches that the image has")
     if (found := found_at_start(plan, built.receipt)).ids:
         artifacts = render(plan, artifacts.build, built.tag, found)
     return PreparedRun(

@@ -43,11 +43,11 @@ def _ended(inspected: Mapping[str, Any]) -> str:
     if state["Status"] == "created":
         return "created and never started"
     if state["OOMKilled"]:
-        return f"killed: out of host memory, {_again(inspected)}"
+        return f"killed: the host ran out of memory, {_again(inspected)}"
     if state["ExitCode"] == 0:
-        return "ended by itself with exit code 0"
+        return "exited with code 0"
     if inspected["RestartCount"] >= inspected["HostConfig"]["RestartPolicy"]["MaximumRetryCount"]:
-        return f"the restart limit is reached ({_again(inspected)}), last exit code {state['ExitCode']}"
+        return f"reached the restart limit ({_again(inspected)}), last exit code {state['ExitCode']}"
     # Docker restarts a failed container unless it was asked to stop, so an exit below the limit was requested. A clean
     # stop of sglang exits with 137: after the drain it kills its own process tree (0.5.14,
     # tokenizer_manager.py:2612-2656).

@@ -16,24 +16,29 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
     cluster = Cluster(settings.context or "", settings.namespace)
     try:
         version = cluster.json("get", "--raw", "/version").get("gitVersion", "")
-        yield info("cluster", str(version), "a cluster that answers")
+        yield info("cluster", str(version), "a cluster that responds")
         yield from _rights(cluster)
         yield from _nodes(cluster, plan)
         for kind, name in (("persistentvolumeclaim", settings.weights.pvc), ("secret", settings.api_key_secret)):
             if name is not None:
                 yield _there(cluster, kind, name)
     except HostError as error:
-        yield fail("cluster", error.message, "a cluster that answers", error.hint)
+        yield fail("cluster", error.message, "a cluster that responds", error.hint)
 
 
 def _rights(cluster: Cluster) -> Iterator[Finding]:
     if not cluster.ask("get", "namespace", cluster.namespace).ok:
         create = Cluster(cluster.context, "default").shown("create", "namespace", cluster.namespace)
-        yield fail("namespace", f"no `{cluster.namespace}` that you may look at", cluster.namespace, create)
+        yield fail("namespace", f"no `{cluster.namespace}` that you can read", cluster.namespace, create)
     elif not cluster.ask("auth", "can-i", "create", "deployments").ok:
-        yield fail("rights", "you may not create deployments", "create, patch, delete", "ask who runs the cluster")
+        yield fail(
+            "rights",
+            "you are not permitted to create deployments",
+            "create, patch, delete",
+            "ask the cluster's administrator",
+        )
     else:
-        yield info("namespace", cluster.namespace, "you may create deployments in it")
+        yield info("namespace", cluster.namespace, "you are permitted to create deployments")
 
 
 def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
@@ -53,7 +58,7 @@ def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
         yield info("nodes", found, needed)
     else:
         shown = cluster.shown("describe", "nodes")
-        yield warn("nodes", found, needed, f"{shown} shows what they have: device plugin, labels, taints")
+        yield warn("nodes", found, needed, f"{shown} shows their device plugin, labels and taints")
 
 
 def _there(cluster: Cluster, kind: str, name: str) -> Finding:
@@ -62,5 +67,5 @@ def _there(cluster: Cluster, kind: str, name: str) -> Finding:
         return fail(kind, "not there", name, f"create it in namespace `{cluster.namespace}`")
     phase = str(found.get("status", {}).get("phase", "there"))
     if phase == "Pending":
-        return warn(kind, "not bound", name, f"{cluster.shown('describe', kind, name)} says what it waits for")
+        return warn(kind, "not bound", name, f"{cluster.shown('describe', kind, name)} shows why it is pending")
     return info(kind, phase.lower(), name)

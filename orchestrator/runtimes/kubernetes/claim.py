@@ -23,7 +23,7 @@ def how_to_fill(plan: Plan) -> str:
     """Return the command that downloads the plan's checkpoint into its claim; prose if no hub has it."""
     cluster, source = cluster_of(plan), plan.model.checkpoint
     if source.source != "hub":
-        return f"`deploy stage {plan.profile}` makes it; copy its directory to `{plan.model.name}` in the claim"
+        return f"`deploy stage {plan.profile}` downloads it; copy its directory to `{plan.model.name}` in the claim"
     container = {
         "name": _POD,
         "image": _IMAGE,

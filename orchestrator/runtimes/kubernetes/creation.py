@@ -31,7 +31,7 @@ def objects_of_start(
         yield {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
     for each in objects_of(artifacts, image_of_pods(artifacts).reference, name, seat.part):
         if each["apiVersion"] == "policy/v1" and not seat.cluster.ask("get", "--raw", "/apis/policy/v1").ok:
-            warn("this Kubernetes is older than 1.21: who drains its node evicts the server")
+            warn("this Kubernetes is older than 1.21: draining the node evicts the server")
             continue
         yield each
 
@@ -63,4 +63,4 @@ def require_taken(applied: CompletedProgram) -> None:
     """Raise StartError if the cluster rejected the objects."""
     if not applied.ok:
         said = "\n".join(f"  {line}" for line in applied.stderr.strip().splitlines())
-        raise StartError("the cluster does not take the server", details=said)
+        raise StartError("the cluster rejected the server", details=said)

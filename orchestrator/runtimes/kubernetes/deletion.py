@@ -58,8 +58,8 @@ class Removal:
             force = self._cluster.shown("delete", "pod", *names, "--force", "--grace-period=0")
             which = " and ".join(f"pod `{pod}`" for pod in names)
             raise HostError(
-                f"{which}: deleted, and {node} does not say that it has ended",
-                hint=f"where that node is gone for good: {force}",
+                f"{which}: deleted, but {node} has not confirmed that it exited",
+                hint=f"if that node is lost for good: {force}",
             )
 
     def _seen(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:

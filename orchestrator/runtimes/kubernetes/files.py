@@ -45,22 +45,22 @@ def image_of_pods(artifacts: Artifacts) -> PodImage:
     plan, image = artifacts.plan, artifacts.spec
     assert isinstance(image, PodImage)  # noqa: S101 - for the type: `render` puts it there
     if problems := tuple(_problems(plan, image)):
-        raise ProfileError(f"profile `{plan.profile}` cannot be rendered for a cluster", problems=problems)
+        raise ProfileError(f"cannot render profile `{plan.profile}` for a cluster", problems=problems)
     return image
 
 
 def _problems(plan: Plan, image: PodImage) -> Iterator[Problem]:
-    pushed = "`deploy build PROFILE --tag registry.example/served:1 --push` prints its name: give it with `--image`"
-    on_node = "`--set kubernetes.image_pull_policy=Never` where the nodes hold it"
+    pushed = "`deploy build PROFILE --tag registry.example/served:1 --push` prints its name; pass that with `--image`"
+    on_node = "`--set kubernetes.image_pull_policy=Never` if the nodes have the image"
     if cluster_of(plan).image_pull_policy != "Never":
         if image.built_here:
-            yield Problem(f"its image `{image.reference}` is in no registry", "kubernetes", f"{pushed}; or {on_node}")
+            yield Problem(f"image `{image.reference}` is in no registry", "kubernetes", f"{pushed}; or {on_node}")
         elif "@sha256:" not in image.reference:
-            what = f"`{image.reference}` may be another image tomorrow: a cluster is given one by its digest"
+            what = f"`{image.reference}` has no registry digest; a cluster needs the image by digest"
             yield Problem(what, "--image", f"{pushed}; or {on_node}")
     if overlay_path(plan) is not None:
         patches = ", ".join(patch.id for patch in plan.patches if patch.kind == "config" and patch.expected)
-        hint = "an engine whose sources do it themselves, such as sglang 0.5.16; or `runtime: docker`"
+        hint = "use an engine that needs no such patch, such as sglang 0.5.16; or `runtime: docker`"
         yield Problem(
             f"patch `{patches}` changes the checkpoint's config.json, which is in the cluster", "patches", hint
         )
@@ -70,14 +70,14 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
     yield f"{plan.profile}: {plan.description}"
     yield "`kubectl apply --server-side -f kubernetes.yaml` starts it"
     if limits := ", ".join(limit.name for limit in plan.hardware.container.ulimits):
-        yield f"limits ({limits}): a pod has those of its node's container runtime, and can ask for no others"
+        yield f"limits ({limits}): a pod has the limits of its node's container runtime and cannot request others"
     cluster = cluster_of(plan)
     if cluster.weights.pvc:
-        yield f"before that, once: claim `{cluster.weights.pvc}` gets `{plan.model.name}`; {how_to_fill(plan)}"
+        yield f"before that, once: copy `{plan.model.name}` to claim `{cluster.weights.pvc}`; {how_to_fill(plan)}"
     if variable := plan.server.api_key_env:
         argv = ["kubectl", "create", "secret", "generic", secret_name(plan, name), "--namespace", cluster.namespace]
         argv += [f"--from-file={CONFIG}=/dev/stdin", *(["--context", cluster.context] if cluster.context else [])]
-        yield f"before that, once: the API key of ${variable}, by way of no file and no command line"
+        yield f"before that, once: store the API key of ${variable}, without a file or an argument"
         yield f"""  printf '{{"{Meaning.API_KEY}": "%s"}}\\n' "${variable}" | {quote(argv)}"""
 
 

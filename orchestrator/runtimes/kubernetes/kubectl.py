@@ -85,7 +85,8 @@ class Cluster:
         """Return the error for a rejected request."""
         said = done.stderr.strip().removeprefix("Error from server ").removeprefix("error: ")
         return HostError(
-            f"the cluster refuses: {said.splitlines()[0] if said else f'exit code {done.code}'}", details=said
+            f"the cluster rejected the request: {said.splitlines()[0] if said else f'exit code {done.code}'}",
+            details=said,
         )
 
     def _answer(self, done: CompletedProgram) -> CompletedProgram:
@@ -104,7 +105,7 @@ class Cluster:
         said = done.stderr.strip().splitlines()
         return HostError(
             f"the cluster of {context} does not answer",
-            hint=f"{self.shown('get', 'pods')} has to work; `--set kubernetes.context=…` names another",
+            hint=f"{self.shown('get', 'pods')} must work; `--set kubernetes.context=…` selects another cluster",
             details=f"  {said[-1]}" if said else "",
         )
 
@@ -153,4 +154,4 @@ def _run(argv: Sequence[str], *, stdin: str | None, limit: float) -> CompletedPr
 
 def _no_kubectl() -> HostError:
     hint = "https://kubernetes.io/docs/tasks/tools, or `apt-get install kubernetes-client`"
-    return HostError("there is no `kubectl` on this machine", hint=hint)
+    return HostError("no `kubectl` found on this host", hint=hint)

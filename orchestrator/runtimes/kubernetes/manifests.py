@@ -126,7 +126,7 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
     if needs.shm_bytes is not None or needs.ipc is not None:
         mounts["shm"] = "/dev/shm"  # noqa: S108 - the pod's
     claim = None if directory else cluster.weights.pvc
-    missing = f"claim `{claim}` does not hold `{plan.model.name}`; {how_to_fill(plan)}" if claim else ""
+    missing = f"claim `{claim}` has no `{plan.model.name}`; {how_to_fill(plan)}" if claim else ""
     return {
         **_command(plan, artifacts.command),
         "programs": {**liveness_program(), **argument_files(artifacts)},

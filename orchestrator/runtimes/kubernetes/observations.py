@@ -58,7 +58,7 @@ class ObservationCache:
             if time.monotonic() - seen.at > MAX_STALENESS:
                 raise
             if why is None:
-                warn(f"{error.message}: waiting for it for {MAX_STALENESS / 60:.0f} min", hint=error.hint)
+                warn(f"{error.message}: retrying for {MAX_STALENESS / 60:.0f} min", hint=error.hint)
             self._failed[cluster] = time.monotonic(), error
             return seen
         if self._failed.pop(cluster, None) is not None:

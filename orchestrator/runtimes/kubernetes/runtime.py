@@ -301,7 +301,7 @@ class KubernetesRuntime(Runtime):
         """Save the log if this home has the run directory; an error must not prevent a stop."""
         run_dir = Path(unit.run_dir)
         if not self._home.holds(run_dir, unit.name):
-            note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
+            note(f"cannot save the log: `{run_dir}` is not a run directory of this home")
             return
         try:
             self._seen.forget(unit)
@@ -332,7 +332,7 @@ class KubernetesRuntime(Runtime):
         except DeployError as error:
             selected = selector(name, seat.part)
             hint = f"{cluster.shown('delete', kinds_of(seat.part), '--selector', selected)} removes them"
-            warn(f"objects of `{name}` may be left: {error}", hint=hint)
+            warn(f"cannot remove the objects of `{name}`: {error}", hint=hint)
 
     def _unit(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Unit:
         about = deployment["metadata"]

@@ -25,9 +25,9 @@ def weights_have_a_place(context: RuleContext) -> Iterator[Problem]:
     weights, origin = context.profile.kubernetes.weights, context.profile.model.checkpoint.source
     if origin != "local" and not weights.pvc and not weights.host_path:
         yield Problem(
-            "nothing says where the pods find the checkpoint",
+            "no checkpoint location is set for the pods",
             context.location("kubernetes", "weights") or context.location("runtime"),
-            "`--set kubernetes.weights.pvc=CLAIM`, or `--set kubernetes.weights.host_path=/DIR` of the nodes",
+            "`--set kubernetes.weights.pvc=CLAIM`, or `--set kubernetes.weights.host_path=/DIR` on the nodes",
         )
 
 
@@ -36,7 +36,7 @@ def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
     server, service = context.profile.server, context.profile.kubernetes.service_type
     if service != "ClusterIP" and server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
-            f"a Service of type {service} is reached from beyond the cluster and the server has no API key",
+            f"a Service of type {service} exposes the server outside the cluster without an API key",
             context.location("kubernetes", "service_type"),
             "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
             "or say that you mean it: `--set server.allow_unauthenticated=true`",
@@ -84,5 +84,5 @@ def monitoring_targets(plan: Plan, name: str) -> PodTargets:
 
 def restart_owner(plan: Plan) -> str:
     """Return what restarts the server."""
-    hangs = f"a server of which a rank has not got on for {hang_seconds(plan)} s (its livenessProbe)"
-    return f"its cluster does: it starts again what ends, at once, and {hangs}"
+    hangs = f"a server with a rank that makes no progress for {hang_seconds(plan)} s (its livenessProbe)"
+    return f"the cluster restarts an exited server at once, and {hangs}"

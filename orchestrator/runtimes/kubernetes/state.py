@@ -15,15 +15,15 @@ NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
 # Reasons of the kubelet for a container that cannot start without a change by a person (kubelet, images/types.go,
 # kuberuntime_container.go); the kubelet gives the same reasons for its own retries.
 _HELD: Final[Mapping[str, str]] = {
-    "ErrImagePull": "its image cannot be pulled",
-    "ImagePullBackOff": "its image cannot be pulled",
-    "RegistryUnavailable": "its image cannot be pulled",
-    "InvalidImageName": "its image has no valid name",
-    "ErrImageNeverPull": "the node does not hold its image, and is told not to pull it",
-    "CreateContainerConfigError": "its container cannot be made",
-    "CreateContainerError": "its container cannot be made",
-    "RunContainerError": "its container cannot be started",
-    "StartError": "its container cannot be started",
+    "ErrImagePull": "cannot pull its image",
+    "ImagePullBackOff": "cannot pull its image",
+    "RegistryUnavailable": "cannot pull its image",
+    "InvalidImageName": "invalid image name",
+    "ErrImageNeverPull": "the node does not have its image, and `image_pull_policy` is Never",
+    "CreateContainerConfigError": "cannot create its container",
+    "CreateContainerError": "cannot create its container",
+    "RunContainerError": "cannot start its container",
+    "StartError": "cannot start its container",
 }
 _AGAIN: Final = "CrashLoopBackOff"
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
@@ -122,27 +122,27 @@ def _has_failed(pod: Seen) -> bool:
 def server_state(deployment: Seen | None, view: PodView | None) -> ServerState:
     """Return the state of a server from its Deployment and its pod.
 
-    PENDING means that the server has never run in this pod; the detail says what it waits for. A deleted Deployment may
-    leave a pod that never started: the cluster sometimes creates one more while it ends the others.
+    PENDING means that the server has never run in this pod; the detail has the reason. A deleted Deployment may leave
+    a pod that never started: the cluster sometimes creates one more while it ends the others.
     """
     if deployment is None:
         return NOT_FOUND if view is None or not has_started(view.pod) else _ending(view)
     if view is None:
         scaled = deployment["spec"].get("replicas") == 0
         return (
-            _exited("somebody has scaled it to 0")
+            _exited("the Deployment was scaled to 0")
             if scaled
             else _pending(_refused(deployment) or "waiting for its pod")
         )
     state = _ending(view) if view.pod["metadata"].get("deletionTimestamp") else _of_pod(view)
     if view.lost is None:
         return state
-    return replace(state, detail="; ".join(filter(None, [state.detail, f"its pod before {_failed(view.lost)}"])))
+    return replace(state, detail="; ".join(filter(None, [state.detail, f"its previous pod {_failed(view.lost)}"])))
 
 
 def _of_pod(view: PodView) -> ServerState:
     if _has_failed(view.pod):
-        return _exited(f"its pod {_failed(view.pod)}; another is to come")
+        return _exited(f"its pod {_failed(view.pod)}; a replacement is pending")
     if (since := view.runs_since) is not None:
         return _running(view, since)
     if view.restarts or _last_end(view.container) is not None:
@@ -162,7 +162,7 @@ def scheduling_problem(deployment: Seen | None, view: PodView | None) -> str:
 
 def _troubles(view: PodView) -> Iterator[str]:
     yield from _held(view.pod)
-    for reasons, what in ((_MOUNTS, "a volume cannot be mounted"), (_SANDBOX, "the node cannot make its pod")):
+    for reasons, what in ((_MOUNTS, "cannot mount a volume"), (_SANDBOX, "the node cannot create its pod")):
         said = [str(event.get("message", "")) for event in view.events if event.get("reason") in reasons]
         if said and view.placed:
             yield f"{what}: {said[-1]}"
@@ -172,14 +172,14 @@ def _held(pod: Seen) -> Iterator[str]:
     """Yield the reasons that keep a pod from a node, or its containers from starting."""
     status = pod.get("status", {})
     if (refusal := refusal_in(pod)) is not None:
-        yield f"its sglang refuses the arguments: {refusal.text}"
+        yield f"sglang rejected its arguments: {refusal.text}"
     for each in status.get("initContainerStatuses", ()):
         ended = _last_end(each) if each["name"] == CHECKPOINT else None
         if ended is not None and ended.get("exitCode"):
             yield f"its checkpoint is missing: {ended.get('message', '')}"
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            yield f"no node takes it: {condition.get('message', condition.get('reason', ''))}"
+            yield f"no node accepts it: {condition.get('message', condition.get('reason', ''))}"
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = container.get("state", {}).get("waiting", {})
         if what := _HELD.get(waiting.get("reason", "")):
@@ -190,7 +190,7 @@ def _refused(deployment: Seen) -> str:
     """Return why no pod was created: a quota, a policy, a limit of the namespace."""
     for condition in deployment.get("status", {}).get("conditions", ()):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            return f"the cluster makes no pod: {condition.get('message', '')}"
+            return f"the cluster creates no pod: {condition.get('message', '')}"
     return ""
 
 
@@ -199,8 +199,8 @@ def _waits_for(view: PodView) -> str:
         return "waiting for a node"
     node = view.pod["spec"]["nodeName"]
     if any(each["name"] == ARGUMENTS and "running" in each.get("state", {}) for each in _first_steps(view.pod)):
-        return f"its sglang judges the arguments on {node}"
-    return f"waiting on {node} for its image and its volumes"
+        return f"sglang is checking its arguments on {node}"
+    return f"waiting for its image and volumes on {node}"
 
 
 def _first_steps(pod: Seen) -> Sequence[Seen]:
@@ -215,11 +215,13 @@ def _pending(detail: str) -> ServerState:
 def _running(view: PodView, since: str) -> ServerState:
     if _is_out_of_sight(view):
         node = view.pod.get("spec", {}).get("nodeName", "")
-        detail = f"its node {node} does not answer the cluster: nobody knows whether it still runs"
+        detail = f"its node {node} does not answer the cluster: the state of the server is unknown"
         return replace(_exited(detail), status=Status.UNKNOWN, restarts=view.restarts, started_at=_utc(since))
     last = view.container.get("lastState", {}).get("terminated")
     detail = (
-        f"restarted {view.restarts} times, the last time after it {_ended(last)}{_unwell(view, last)}" if last else ""
+        f"restarted {view.restarts} times; before the last restart it {_ended(last)}{_unwell(view, last)}"
+        if last
+        else ""
     )
     return ServerState(status=Status.RUNNING, restarts=view.restarts, started_at=_utc(since), detail=detail)
 
@@ -241,9 +243,9 @@ def _failed(pod: Seen) -> str:
 def _between(view: PodView) -> ServerState:
     """Return the state between two runs: Kubernetes restarts the container with increasing delays."""
     last = _last_end(view.container) or {}
-    again = "is to start again"
+    again = "restart pending"
     if view.container.get("state", {}).get("waiting", {}).get("reason") == _AGAIN:
-        again = "is started again later each time (CrashLoopBackOff)"
+        again = "restarted with increasing delays (CrashLoopBackOff)"
     return ServerState(
         status=Status.EXITED,
         exit_code=last.get("exitCode"),
@@ -256,7 +258,7 @@ def _between(view: PodView) -> ServerState:
 
 def _ending(view: PodView) -> ServerState:
     lost = ", which does not answer the cluster" if view.pod.get("status", {}).get("reason") == "NodeLost" else ""
-    return _exited(f"its pod is being ended on {view.pod.get('spec', {}).get('nodeName', 'no node')}{lost}")
+    return _exited(f"its pod is being deleted on {view.pod.get('spec', {}).get('nodeName', 'no node')}{lost}")
 
 
 def _exited(detail: str) -> ServerState:
@@ -275,8 +277,8 @@ def _ended(last: Seen) -> str:
     """Return how a run of the container ended (core/v1 ContainerStateTerminated)."""
     reason, code = last.get("reason", ""), last.get("exitCode")
     if reason == "OOMKilled":
-        return "was killed: out of the memory that its pod may have"
-    return f"ended with exit code {code}" if code is not None else "ended"
+        return "was killed: its pod exceeded its memory limit"
+    return f"exited with code {code}" if code is not None else "exited"
 
 
 def _unwell(view: PodView, last: Seen) -> str:
@@ -288,13 +290,9 @@ def _unwell(view: PodView, last: Seen) -> str:
         if began <= str(event.get("lastTimestamp") or "") <= ended
     ]
     if said := [message for message in messages if message.startswith(_LIVENESS)]:
-        return f" (its livenessProbe had said: {_one_line(said[-1].removeprefix(_LIVENESS))})"
+        return f" (its livenessProbe failed: {_one_line(said[-1].removeprefix(_LIVENESS))})"
     late = any(_NOT_STARTED in message for message in messages)
-    return (
-        " (it was ended as it did not serve in time; a longer `timeouts.progress_deadline` gives it more)"
-        if late
-        else ""
-    )
+    return " (it was stopped because it was not ready in time; raise `timeouts.progress_deadline`)" if late else ""
 
 
 def _utc(moment: str) -> str:

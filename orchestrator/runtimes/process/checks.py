@@ -15,7 +15,7 @@ def device_access(subject: CheckContext) -> Iterator[Finding]:
         user = subject.machine.user
         groups = ",".join(sorted({device.group for device in closed}))
         hint = f"`sudo usermod -aG {groups} {user}`, then log in again"
-        yield fail("device access", f"{closed[0].path} is closed to {user}", "read and write", hint)
+        yield fail("device access", f"{closed[0].path} is not accessible to {user}", "read and write", hint)
 
 
 def locked_memory(subject: CheckContext) -> Iterator[Finding]:

@@ -13,5 +13,5 @@ def has_interpreter(context: RuleContext) -> Iterator[Problem]:
         yield Problem(
             "the process runtime needs an engine with a requirement file or an interpreter",
             context.location("engine"),
-            "inside a container that has sglang: `--set engine.python=python3`; otherwise `--set runtime=docker`",
+            "in a container that has sglang, `--set engine.python=python3`; otherwise `--set runtime=docker`",
         )

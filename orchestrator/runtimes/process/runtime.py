@@ -131,7 +131,7 @@ class ProcessRuntime(Runtime):
             found = _servers(self._home.runs / FileName(name))
             if not may_coexist(run_dir.absolute(), found):
                 raise NameTakenError(
-                    f"there is a server `{name}`", location=found[0].run_dir, hint=f"`deploy down {name}`"
+                    f"a server `{name}` exists", location=found[0].run_dir, hint=f"`deploy down {name}`"
                 )
             try:
                 with defer_signals():
@@ -161,7 +161,7 @@ class ProcessRuntime(Runtime):
         except HostError as error:
             return ServerState(status=Status.UNKNOWN, detail=f"{error.message}; {error.hint}")
         if not Path(unit.run_dir).exists() and server_processes(ProcessMarkers(token=run_marker(Path(unit.run_dir)))):
-            deleted = f"it runs, and its run directory `{unit.run_dir}` was deleted"
+            deleted = f"running, but its run directory `{unit.run_dir}` was deleted"
             return ServerState(status=Status.UNKNOWN, detail=deleted)
         if record is None or record.stopped or record.supervisor != unit.runtime_id:
             return ServerState(status=Status.NOT_FOUND)
@@ -238,7 +238,7 @@ def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: i
     record = read_record(Path(request.run_dir))
     if not result.ok or record is None:
         why = result.stderr.strip()
-        raise StartError(f"`{request.argv[0]}` was not started", location=request.run_dir, details=why)
+        raise StartError(f"cannot start `{request.argv[0]}`", location=request.run_dir, details=why)
     return record
 
 
@@ -253,7 +253,7 @@ def _folders(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise HostError(f"`{folder}` cannot be looked through: {error.strerror}", hint="set DEPLOY_HOME") from error
+        raise HostError(f"cannot list `{folder}`: {error.strerror}", hint="set DEPLOY_HOME") from error
 
 
 def _servers(folder: Path) -> list[Unit]:
@@ -346,6 +346,6 @@ def _unit(record: Record, run_dir: Path) -> Unit:
 def _how_it_ended(record: Record) -> str:
     code = record.exit_code
     if code is None:
-        left = f"; {count} of its processes still run" if (count := len(server_processes(record.marks))) else ""
+        left = f"; {count} of its processes are still running" if (count := len(server_processes(record.marks))) else ""
         return f"its supervisor was killed, and the server with it{left}"
     return describe_exit(code)

@@ -43,7 +43,9 @@ def terminate(name: str, marks: ProcessMarkers, *, grace: float) -> None:
         for spared, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
             _kill(marks, spared, within=seconds)
     if left := ", ".join(str(process.pid) for process in server_processes(marks)):
-        raise DeployError(f"processes of `{name}` do not end: {left}", hint="`ps -o stat,wchan -p PID` says why")
+        raise DeployError(
+            f"cannot stop processes of `{name}`: {left}", hint="`ps -o stat,wchan -p PID` shows what they wait for"
+        )
 
 
 def ask(marks: ProcessMarkers, running: Sequence[Process]) -> list[Process]:
@@ -72,8 +74,8 @@ def record_end(record: Record, run_dir: Path) -> None:
     except (OSError, HostError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.message
         warn(
-            f"everything of `{record.name}` has ended, and `{run_dir / FILE}` cannot be written: {reason}",
-            hint=f"`deploy down {record.name}` once more, when it can be",
+            f"stopped `{record.name}`, but cannot write `{run_dir / FILE}`: {reason}",
+            hint=f"fix that, then run `deploy down {record.name}` again",
         )
 
 
@@ -86,8 +88,8 @@ def quarantine_record(name: str, run_dir: Path) -> None:
         try:
             move(run_dir / FILE, away)
         except OSError as error:
-            reason = f"`{run_dir / FILE}` cannot be moved away: {error.strerror}"
-            warn(f"everything of `{name}` that could be told has ended, and {reason}")
+            reason = f"cannot rename `{run_dir / FILE}`: {error.strerror}"
+            warn(f"stopped all known processes of `{name}`, but {reason}")
         return
     if record is not None:
         record_end(record, run_dir)

@@ -17,7 +17,9 @@ from orchestrator.runtimes.supervisor.interpreter import interpreter
 _COMMANDS: Final = ("sbatch", "squeue", "scontrol", "scancel", "srun", "sinfo")
 _NODES: Final = ("sinfo", "--noheader", "--format=%P|%D")
 _ASIDE: Final = ("--job-name", "--signal", "--no-requeue")  # irrelevant for the test
-_GIVE_ROOM: Final = "`--set slurm.exclusive=false`, or the gateway elsewhere: `--set slurm.gateway_partition=…`"
+_GIVE_ROOM: Final = (
+    "`--set slurm.exclusive=false`, or another partition for the gateway: `--set slurm.gateway_partition=…`"
+)
 _TAKEN: Final = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
 
 
@@ -29,7 +31,7 @@ def cluster(subject: CheckContext) -> Iterator[Finding]:
     """
     runner, plan, job = subject.access.runner, subject.plan, job_of(subject.plan)
     if missing := [each for each in _COMMANDS if not runner(("sh", "-c", f"command -v {each}")).ok]:
-        hint = "run this on a login node of the cluster, or install its client programs"
+        hint = "run this on a login node of the cluster, or install Slurm's client programs"
         yield fail("slurm", f"without {', '.join(missing)}", "its commands", hint)
         return
     yield info("slurm", runner(("sbatch", "--version")).stdout.strip(), "its commands")
@@ -39,7 +41,10 @@ def cluster(subject: CheckContext) -> Iterator[Finding]:
         yield from _whole_nodes(runner, plan, job)
     if job.time_limit is None:
         yield warn(
-            "time", "the partition's default", "as long as it is to serve", "`--set slurm.time_limit=7-00:00:00`"
+            "time",
+            "the partition's default",
+            "the planned lifetime of the server",
+            "`--set slurm.time_limit=7-00:00:00`",
         )
 
 
@@ -56,7 +61,7 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
     found = sum(int(count) for name, count in rows if name.removesuffix("*") in ours)
     needed = plan.replicas + (job.gateway_partition in {None, *ours})
     if found < needed:
-        yield fail("nodes", str(found), f"{needed}, for servers that take whole ones and their gateway", _GIVE_ROOM)
+        yield fail("nodes", str(found), f"{needed}, for servers with exclusive nodes and their gateway", _GIVE_ROOM)
 
 
 def node_interpreter(subject: CheckContext) -> Iterator[Finding]:
@@ -76,4 +81,4 @@ def _judged(runner: Runner, check: str, options: Sequence[str]) -> Finding:
         why, hint = refusal(done)
         return fail(check, why, wanted, hint)
     found = _TAKEN.search(done.stderr)
-    return info(check, f"{found[2]} of {found[3]}, from {found[1]}" if found else "Slurm takes it", wanted)
+    return info(check, f"{found[2]} of {found[3]}, from {found[1]}" if found else "Slurm accepts the job", wanted)

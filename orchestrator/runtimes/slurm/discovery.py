@@ -107,5 +107,5 @@ def _names(runs: Path) -> set[str]:
     except (FileNotFoundError, NotADirectoryError):
         return set()
     except OSError as error:
-        why = f"`{runs}` cannot be looked through: {error.strerror}"
+        why = f"cannot list `{runs}`: {error.strerror}"
         raise HostError(why, hint="set DEPLOY_HOME") from error

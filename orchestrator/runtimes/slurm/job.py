@@ -41,7 +41,7 @@ def main() -> int:
         set_known(request.secrets)
         os.environ[VARIABLE] = request.token
         if (refusal := _refusal(run_dir, request)) is not None:
-            write(sys.stderr, f"sglang refuses the arguments: {redact(refusal.text)}\n")
+            write(sys.stderr, f"sglang rejected its arguments: {redact(refusal.text)}\n")
             return _REFUSED
         code = serve(request, _end_when_asked)
     except StartError as error:
@@ -64,9 +64,9 @@ def _take_request(run_dir: Path) -> StartRequest:
         if not data[_KEEPS]:
             remove_file(path)
     except OSError as error:
-        raise StartError(f"`{path}` cannot be read on this node: {error.strerror}") from error
+        raise StartError(f"cannot read `{path}` on this node: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise StartError(f"`{path}` is not what this version writes") from error
+        raise StartError(f"`{path}` is not in this version's format") from error
     port = request.url.rpartition(":")[2]
     return replace(request, record=SERVER, url=f"http://{os.environ.get('SLURMD_NODENAME', 'localhost')}:{port}")
 

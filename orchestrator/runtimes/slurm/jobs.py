@@ -66,19 +66,19 @@ def submit(options: Sequence[str], script: str, *arguments: str) -> str:
     done = _run(["sbatch", "--parsable", *options, script, *arguments], env=dict.fromkeys(secret_variables()))
     if not done.ok:
         why, hint = refusal(done)
-        raise StartError(f"Slurm does not take the job: {why}", hint=hint)
+        raise StartError(f"Slurm rejected the job: {why}", hint=hint)
     return done.stdout.strip().partition(";")[0]
 
 
 _LOOK: Final = "`sinfo --format='%P %G %l %D %T'` shows partitions, GPUs, limits and states"
 _REFUSALS: Final = {
-    "Requested node configuration is not available": f"no node has these GPUs, CPUs or this memory: {_LOOK}; "
-    "`--set slurm.gpu_type=…` names the type, `--set slurm.exclusive=false` takes a part of a node",
-    "Invalid partition name specified": f"{_LOOK}; `--set slurm.partition=…` names one",
+    "Requested node configuration is not available": f"no node has the requested GPUs, CPUs or memory: {_LOOK}; "
+    "`--set slurm.gpu_type=…` selects a type, `--set slurm.exclusive=false` shares a node",
+    "Invalid partition name specified": f"{_LOOK}; `--set slurm.partition=…` selects one",
     "Invalid account or account/partition combination specified": "`--set slurm.account=…`; "
     "`sacctmgr show associations user=$USER` lists yours",
     "Invalid qos specification": "`sacctmgr show qos` lists them; `--set slurm.qos=…`",
-    "Unable to contact slurm controller (connect failure)": "`scontrol ping` says which one is away",
+    "Unable to contact slurm controller (connect failure)": "`scontrol ping` shows which controller is down",
     "Requested time limit is invalid (missing or exceeds some limit)": f"`--set slurm.time_limit=…`; {_LOOK}",
 }
 
@@ -112,8 +112,8 @@ def read_job(text: str) -> Job:
     number = re.match(r"JobId=(\d+)", text)
     if found is None or counts is None or number is None:
         raise HostError(
-            "`scontrol show job` does not say how the job is",
-            hint="22.05 was tried; `sinfo --version` says which this is",
+            "cannot parse the output of `scontrol show job`",
+            hint="tested with 22.05; `sinfo --version` shows the version",
         )
     nodes = re.search(r"^\s+NodeList=(\S*)", text, re.MULTILINE)
     node = nodes[1] if nodes and nodes[1] != "(null)" else ""
@@ -174,14 +174,16 @@ def _run(argv: Sequence[str], env: Mapping[str, str | None] | None = None) -> Co
 
 def _require(done: CompletedProgram) -> CompletedProgram:
     if not done.ok:
-        raise HostError(f"Slurm does not answer `{done.argv[0]}`: {_said(done)}", hint="`scontrol ping` says why")
+        raise HostError(
+            f"`{done.argv[0]}` failed: {_said(done)}", hint="`scontrol ping` shows the state of the controller"
+        )
     return done
 
 
 def _said(done: CompletedProgram) -> str:
     """Return the last line of the error, without the program's name."""
     if done.code == 124:
-        return f"nothing within {_WITHIN:.0f} s"
+        return f"no answer within {_WITHIN:.0f} s"
     lines = done.stderr.strip().splitlines()
     last = re.sub(r"^\w+:? (?:error|fatal): ", "", lines[-1]) if lines else f"exit code {done.code}"
     return last.removeprefix("Batch job submission failed: ").removeprefix("allocation failure: ")

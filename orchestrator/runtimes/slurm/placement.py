@@ -54,20 +54,24 @@ def wait_for_node(
     finally:
         progress.done()
     if job.waits:
-        longer = "a longer `slurm.queue_timeout` in the profile waits longer"
-        raise StartError(f"{pending_reason(job)}; {limit:g} s are over", hint="; ".join(filter(None, [longer, hint])))
+        longer = "raise `slurm.queue_timeout` in the profile"
+        raise StartError(
+            f"{pending_reason(job)}; gave up after {limit:g} s", hint="; ".join(filter(None, [longer, hint]))
+        )
     if not job.node:
-        raise StartError(f"job {number} ended before it ran: {exit_reason(job) or job.state}", hint=_show(number))
-    note(f"job {number} runs on {job.node}")
+        raise StartError(f"job {number} ended before it started: {exit_reason(job) or job.state}", hint=_show(number))
+    note(f"job {number} is running on {job.node}")
     return job
 
 
 def _known(number: str) -> Job:
     job = jobs.find_job(number)
     if job is None:
-        raise StartError(f"job {number} is gone from Slurm before it ran", hint="`sacct` may know more")
+        raise StartError(
+            f"job {number} disappeared from Slurm before it started", hint="`sacct` may have a record of it"
+        )
     return job
 
 
 def _show(number: str) -> str:
-    return f"`scontrol show job {number}` says more"
+    return f"`scontrol show job {number}` shows details"

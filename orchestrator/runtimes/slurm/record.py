@@ -98,8 +98,8 @@ def read_submission(run_dir: Path) -> Submission | None:
         return None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        hint = "`squeue --me` lists your jobs, and `scancel JOB` ends one; then move its run directory away"
-        raise HostError(f"the record `{path}` cannot be read: {reason}", hint=hint) from error
+        hint = "`squeue --me` lists your jobs, and `scancel JOB` cancels one; then move its run directory away"
+        raise HostError(f"cannot read the record `{path}`: {reason}", hint=hint) from error
 
 
 def _submission(data: object) -> Submission:

@@ -30,14 +30,14 @@ def has_engine(context: RuleContext) -> Iterator[Problem]:
     if section.container == "none":
         if engine.requirements is None and engine.python is None:
             yield Problem(
-                "on Slurm this engine needs an interpreter on the nodes, or the site's containers",
+                "on Slurm this engine needs a Python interpreter on the nodes, or containers of the site",
                 context.location("engine"),
-                "`--set engine.python=PATH`, of a Python that has sglang; or `--set slurm.container=apptainer` (or "
+                "`--set engine.python=PATH` for a Python that has sglang; or `--set slurm.container=apptainer` (or "
                 "pyxis) with `--set slurm.image=…`",
             )
         if section.image is not None:
             yield Problem(
-                "`slurm.image` is for a container, and none is named",
+                "`slurm.image` needs `slurm.container`",
                 context.location("slurm", "image"),
                 "`--set slurm.container=apptainer`, or pyxis",
             )
@@ -45,7 +45,7 @@ def has_engine(context: RuleContext) -> Iterator[Problem]:
         yield Problem(
             f"`{section.container}` needs an image",
             context.location("slurm", "container"),
-            "`deploy build PROFILE` makes it; `--set slurm.image=…` names it as the cluster takes it",
+            "`deploy build PROFILE` builds it; set `slurm.image` to its name in the cluster",
         )
 
 
@@ -61,13 +61,13 @@ def address_is_routable(context: RuleContext) -> Iterator[Problem]:
         return  # `public_address_is_allowed` reports it
     if not (address.is_loopback or address.is_unspecified):
         yield Problem(
-            f"`{server.host}` may not be an address of the node that the job gets",
+            f"`{server.host}` may not be an address of the job's node",
             context.location("server", "host"),
-            "leave it out: on Slurm a server listens on its node's addresses",
+            "remove it: on Slurm a server listens on the addresses of its node",
         )
     elif server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
-            "on Slurm everyone in the cluster's network reaches the server, and it has no API key",
+            "on Slurm the server is open to the cluster's network and has no API key",
             context.location("runtime"),
             "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
             "or say that you mean it: `--set server.allow_unauthenticated=true`",
@@ -79,9 +79,9 @@ def no_requeue_with_replicas(context: RuleContext) -> Iterator[Problem]:
     profile = context.profile
     if profile.replicas > 1 and profile.slurm.requeue:
         yield Problem(
-            f"`slurm.requeue` is for one server: of {profile.replicas} the gateway would not find one on another node",
+            f"`slurm.requeue` needs 1 replica, not {profile.replicas}: the gateway cannot follow it to another node",
             context.location("slurm", "requeue"),
-            "leave it out: `deploy watch` starts one that has ended as a new job, and tells the gateway",
+            "remove it: `deploy watch` restarts an exited replica as a new job and registers it at the gateway",
         )
 
 
@@ -94,7 +94,7 @@ def options_are_free(context: RuleContext) -> Iterator[Problem]:
             yield Problem(f"`--{ours}` is set by this tool", place, hint)
         if looks_secret(option):
             yield Problem(
-                f"`--{name}` holds what looks like a secret", place, "Slurm shows it to everyone: leave it out"
+                f"`--{name}` looks like a secret", place, "remove it: Slurm shows the options of a job to everyone"
             )
 
 

@@ -78,7 +78,7 @@ _LAST_WORD: Final = 10.0  # seconds for a killed server's record to appear on a 
 _DRAINS: Final = 960.0  # seconds: the longest wait of a job for VRAM (hosts/vram.py), and a margin
 _ENDS: Final = 90.0  # seconds for Slurm to end a cancelled job: KillWait is 30 s by default, then the epilog
 _ASKED: Final = 10.0  # timeout of a query to a node, in seconds
-_GIVE_ROOM: Final = "`slurm.gateway_partition` in the profile has the gateway where its servers do not take whole nodes"
+_GIVE_ROOM: Final = "set `slurm.gateway_partition` in the profile to a partition without exclusive nodes"
 
 
 class SlurmRuntime(Runtime):
@@ -151,7 +151,7 @@ class SlurmRuntime(Runtime):
         """
         found = self.find(name)
         if not may_coexist(run_dir.absolute(), found):
-            raise NameTakenError(f"there is a server `{name}`", location=found[0].run_dir, hint=f"`deploy down {name}`")
+            raise NameTakenError(f"a server `{name}` exists", location=found[0].run_dir, hint=f"`deploy down {name}`")
         plan = artifacts.plan
         comment = JobComment(
             name=name, profile=plan.profile, plan=plan.digest, port=plan.server.port, run=str(run_dir.absolute())
@@ -224,7 +224,7 @@ class SlurmRuntime(Runtime):
         """Write the request for the node and submit the job. Raises StartError, HostError."""
         plan, run_dir = artifacts.plan, Path(comment.run)
         if plan.server.api_key_env is None and not replica_name(run_dir):
-            warn(f"`{comment.name}` asks for no API key: it answers everyone in the cluster's network")
+            warn(f"`{comment.name}` has no API key; anyone in the cluster's network can use it")
         job, python = job_of(plan), job_of(plan).python or sys.executable
         request = start_request(
             artifacts, name=comment.name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=SERVER
@@ -253,7 +253,7 @@ class SlurmRuntime(Runtime):
             for number in [number for number, text in jobs.queued() if JobComment.read(text) == comment]:
                 self._end(number, run_dir, grace=0)
         except DeployError as error:
-            warn(f"whether a job of `{comment.name}` is left is not known: {error.message}", hint="`squeue --me`")
+            warn(f"cannot check for jobs of `{comment.name}`: {error.message}", hint="`squeue --me`")
             return
         _note_stopped(run_dir)
 
@@ -267,8 +267,8 @@ class SlurmRuntime(Runtime):
         job = poll_until(_is_over, lambda: jobs.find_job(number), within=_ENDS, pause=_POLL)
         if job is not None and not job.is_over:
             raise DeployError(
-                f"job {number} does not end: it is {job.state} on {job.node or 'no node'}",
-                hint=f"`scontrol show job {number}`; a node that does not answer keeps it until it is back or set down",
+                f"cannot stop job {number}: it is {job.state} on {job.node or 'no node'}",
+                hint=f"`scontrol show job {number}`; on a dead node it ends when the node returns or is set to down",
             )
 
     def _unit(self, comment: JobComment, job: Job) -> Unit:
@@ -312,7 +312,9 @@ def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Unit]) -> Ar
     behind = {Path(unit.run_dir): unit.url for unit in found}
     for number, replica in enumerate(replica_plans(plan), start=1):
         if not (url := behind.get(run_dir / FileName(replica_folder(number)))):
-            raise StartError(f"replica {number} has no node any more", hint=f"`squeue --me`; its log is in `{run_dir}`")
+            raise StartError(
+                f"replica {number} has lost its node", hint=f"see `squeue --me` and the log in `{run_dir}`"
+            )
         urls[replica.server.url] = url
     argv = tuple(urls.get(word, word) for word in artifacts.command.argv)
     return dataclasses.replace(artifacts, command=dataclasses.replace(artifacts.command, argv=argv))
@@ -334,7 +336,7 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
 
     def meanwhile(_: object) -> None:
         if (waited := time.monotonic() - began) > 2:
-            progress.update("waiting for the node to give back its VRAM", transient=f"{waited:.0f} s")
+            progress.update("waiting for the node to release its VRAM", transient=f"{waited:.0f} s")
 
     try:
         poll_until(
@@ -376,4 +378,4 @@ def _note_stopped(run_dir: Path) -> None:
             mark_stopped(run_dir, submission)
     except (OSError, HostError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.message
-        warn(f"the job has ended, and its record in `{run_dir}` cannot be written: {reason}")
+        warn(f"the job has ended, but cannot write its record in `{run_dir}`: {reason}")

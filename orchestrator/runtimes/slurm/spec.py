@@ -39,7 +39,7 @@ def prepare(artifacts: Artifacts, place: HostRef) -> PreparedRun:
     plan = artifacts.plan
     if not _in_container(plan):
         return supervisor.prepare(artifacts, place, place.home.job_packages, _EVERYWHERE)
-    note(f"`{job_of(plan).image}` is taken as it is: the smoke test tells what it lacks")
+    note(f"`{job_of(plan).image}` is used unchanged; the smoke test shows missing patches")
     home = str(place.home.root)
     made = supervisor.commanded(artifacts, place.home, lambda each: _contained(each, home).command, _EVERYWHERE)
     return PreparedRun(artifacts=made, records={})
@@ -60,7 +60,7 @@ def external_image(plan: Plan) -> ExternalImage | None:
         return None
     scheme, of_registry, reference = image.partition("://")
     pinnable = job.container == "apptainer" and scheme == "docker" and bool(of_registry)
-    why = f"{job.container} takes `{image}` as it is, and its digest is not known"
+    why = f"{job.container} uses `{image}` unchanged; its digest is unknown"
     return ExternalImage(
         key="slurm.image", scheme="docker://", reference=reference if pinnable else "", unpinned=redact(why)
     )
@@ -84,5 +84,5 @@ def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
 def tables(plan: Plan, home: Home) -> tuple[Path, ...]:
     """Return the tables of the interpreter. Raises KernelsError for a container, which cannot be inspected."""
     if _in_container(plan):
-        raise KernelsError(f"the tables in `{job_of(plan).image}` cannot be read", hint="`--allow-untuned`")
+        raise KernelsError(f"cannot read the tables in `{job_of(plan).image}`", hint="`--allow-untuned`")
     return supervisor.own_tables(plan, home)

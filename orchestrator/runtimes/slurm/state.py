@@ -20,7 +20,7 @@ from orchestrator.runtimes.supervisor.record import Record, describe_exit, read_
 _SKEW: Final = timedelta(seconds=30)  # maximum difference between the clocks of two hosts
 
 _UNTOLD: Final = "its node failed, or its job was cancelled"
-_ENDING: Final = "its job is just ending"
+_ENDING: Final = "its job is completing"
 
 
 def state_of(run_dir: Path, ask: Callable[[], Job | None]) -> ServerState:

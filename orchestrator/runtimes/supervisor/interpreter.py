@@ -38,15 +38,13 @@ def interpreter(subject: CheckContext) -> Iterator[Finding]:
     if versions is None:
         said = (told.stderr or told.stdout).strip().splitlines()
         found = f"`{python}` {'is no Python' if told.ok else 'does not run'}" + (f": {said[-1][:200]}" if said else "")
-        yield fail("interpreter", found, "a Python that has sglang", "name another: `--set engine.python=PATH`")
+        yield fail("interpreter", found, "a Python that has sglang", "choose another: `--set engine.python=PATH`")
         return
     shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if versions["sglang"] == engine.version:
         yield info("interpreter", shown, f"sglang {engine.version}")
     else:
-        hint = (
-            "options and patches are those of the plan's version: `--set engine.version=…`, or name another interpreter"
-        )
+        hint = "the plan is for another version: `--set engine.version=…`, or choose another interpreter"
         yield fail("interpreter", shown, f"sglang {engine.version}", hint)
     yield from _torch(subject, versions)
 
@@ -78,7 +76,9 @@ def _torch(subject: CheckContext, versions: Mapping[str, str | None]) -> Iterato
     """Check that torch is built for the plan's GPUs and supported by their driver."""
     vendor, inventory = subject.plan.hardware.vendor, subject.inventory
     if versions["torch"] is None:
-        yield fail("torch", "none", "torch", "install sglang with what it needs into this interpreter, or name another")
+        yield fail(
+            "torch", "none", "torch", "install sglang with its dependencies into this interpreter, or choose another"
+        )
     elif vendor in _TOOLKIT:
         toolkit, built = VENDORS[vendor].toolkit, versions[_TOOLKIT[vendor]]
         carried = inventory.toolkit if inventory else None

@@ -35,9 +35,9 @@ _FINDS: Final = 60.0  # seconds for an interpreter to report its imports; anothe
 _RECEIPT: Final = "receipt.json"
 _APPLIED: Final = frozenset({"applied", "upstream"})  # the applier's states of a patch that is in place
 _NO_TABLE: Final = (
-    "`deploy kernels coverage PROFILE` says what the table is for; `skip_patches` in the profile leaves it out"
+    "`deploy kernels coverage PROFILE` shows the use of the table; `skip_patches` in the profile omits it"
 )
-_MISFIT: Final = "`deploy patches check --source {}` shows every patch; a newer sglang may hold the fix"
+_MISFIT: Final = "`deploy patches check --source {}` shows every patch; a newer sglang may have the fix"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def patched_copy(python: str, sources: SourcePatches, packages: Path) -> Patched
     _require_sglang(sources)
     found = find_sources(python)
     if "sglang" not in found:
-        hint = "name one that has it: `--set engine.python=…`; or `--set runtime=docker`"
+        hint = "choose an interpreter that has it: `--set engine.python=…`; or `--set runtime=docker`"
         raise BuildError(f"`{python}` has no sglang to patch", hint=hint)
     folder = packages / FileName(_digest(python, sources, found)[:16])
     if (receipt := receipt_of(folder)) is not None:
@@ -94,7 +94,7 @@ def patched_copy(python: str, sources: SourcePatches, packages: Path) -> Patched
             remove_tree(folder, within=packages)
             receipt = _make(folder, python, sources, found)
         except OSError as error:
-            raise BuildError(f"`{folder}` cannot be written: {error.strerror or error}") from error
+            raise BuildError(f"cannot write `{folder}`: {error.strerror or error}") from error
         finally:
             if receipt_of(folder) is None:
                 remove_tree(folder, within=packages)
@@ -113,7 +113,7 @@ def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str,
     path = os.pathsep.join(filter(None, [str(folder / "python"), before]))
     done = _run(python, *argv, stdin=sources.manifest(places), path=path)
     if not done.ok:
-        message = f"a patch does not fit the sources that `{python}` imports"
+        message = f"a patch does not apply to the sources that `{python}` imports"
         raise PatchError(
             message, details=done.stderr.strip().removeprefix("error: "), hint=_MISFIT.format(found["sglang"]["root"])
         )
@@ -130,8 +130,8 @@ def _require_sglang(sources: SourcePatches) -> None:
     """Raise PatchError if a diff changes another package than sglang, the only one that is copied."""
     for patch in sources.patches:
         if isinstance(patch.apply, Diff) and patch.sources != "sglang":
-            message = f"patch `{patch.id}` changes {patch.sources}, of which a process gets no copy"
-            raise PatchError(message, hint="`--set runtime=docker`, or leave it out with `skip_patches`")
+            message = f"patch `{patch.id}` changes {patch.sources}, which the process runtime does not copy"
+            raise PatchError(message, hint="`--set runtime=docker`, or omit the patch with `skip_patches`")
 
 
 def _require_tables(python: str, sources: SourcePatches, receipt: ImageReceipt) -> None:
@@ -140,7 +140,7 @@ def _require_tables(python: str, sources: SourcePatches, receipt: ImageReceipt) 
         given = isinstance(patch.apply, AddedFile) and patch.apply.destination in sources.tables
         if given and (state := receipt.state(patch.id)) not in _APPLIED:
             evidence = next(record.evidence for record in receipt.patches if record.id == patch.id)
-            message = f"patch `{patch.id}` is {state} to what `{python}` imports"
+            message = f"patch `{patch.id}` is {state} for the sources that `{python}` imports"
             raise PatchError(message, details="\n".join(evidence), hint=_NO_TABLE)
 
 
@@ -155,7 +155,7 @@ def find_sources(python: str) -> dict[str, Any]:
     try:
         return dict(parse_json(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError) as error:
-        message = f"`{python}` cannot be asked which sglang it imports"
+        message = f"cannot query which sglang `{python}` imports"
         raise BuildError(message, details=done.stderr.strip()[-2000:]) from error
 
 

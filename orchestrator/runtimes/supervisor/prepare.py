@@ -108,10 +108,10 @@ def prepare(artifacts: Artifacts, place: HostRef, packages: Path, host: str | No
     copy = patched_copy(python, sources, packages)
     states = ", ".join(f"{record.id} {record.state}" for record in copy.receipt.patches)
     note(f"patched sglang {'made' if copy.made else 'found'} at {copy.folder}: {states}")
-    gone = "the patched copy is gone; deploy up makes it anew"  # without it the server would import unpatched sources
+    gone = "the patched copy was deleted; deploy up creates it again"  # else the server imports unpatched sources
     script = (f"[ -e {shlex.quote(copy.python_path)}/sglang ] || {{ echo '{gone}' >&2; exit 1; }}",)
     for text in unexpected_patches(plan, copy.receipt):
-        warn(text, hint=f"`{copy.folder}` holds what was found")
+        warn(text, hint=f"`{copy.folder}` has the details")
     found = found_at_start(plan, copy.receipt)
 
     def command(server: Plan) -> Command:
@@ -188,14 +188,14 @@ def own_tables(plan: Plan, home: Home) -> tuple[Path, ...]:
     python = engine_python(plan.engine, home)
     found = find_sources(python).get("aiter")
     if found is None or not (tables := tables_below(Path(found["root"]) / "configs")):
-        raise KernelsError(f"`{python}` has no aiter with tuned tables", hint="name the interpreter of a ROCm image")
+        raise KernelsError(f"`{python}` has no aiter with tuned tables", hint="use the interpreter of a ROCm image")
     return tables
 
 
 def sources_of(artifacts: Artifacts) -> SourcePatches:
     """Return the source patches of artifacts that were rendered for a process. Raises StartError for others."""
     if not isinstance(artifacts.spec, SourcePatches):
-        raise StartError(f"the plan of `{artifacts.plan.profile}` is not for a process")
+        raise StartError(f"the plan of `{artifacts.plan.profile}` is not for the process runtime")
     return artifacts.spec
 
 

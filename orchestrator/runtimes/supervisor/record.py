@@ -107,8 +107,8 @@ def read_record(run_dir: Path, file: str = FILE) -> Record | None:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         name = run_root(run_dir).parent.name
         raise HostError(
-            f"the record `{path}` cannot be read: {reason}",
-            hint=f"`deploy down {name}` ends its server where it can be told; then move its run directory away",
+            f"cannot read the record `{path}`: {reason}",
+            hint=f"`deploy down {name}` stops its known processes; then move its run directory away",
         ) from error
 
 

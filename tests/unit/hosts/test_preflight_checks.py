@@ -218,7 +218,7 @@ def test_the_image() -> None:
     alone = replace(plan, engine=replace(plan.engine, image_fallbacks=()))
     gone = look("mi355x-healthy", alone, docker=docker_told())
     replaced = only(look("mi355x-healthy", plan, docker=docker_told()), "image")
-    assert (replaced.level, "is tried in its place" in replaced.hint) == (Level.WARN, True)
+    assert (replaced.level, "is tried instead" in replaced.hint) == (Level.WARN, True)
     assert only(look("mi355x-healthy", pinned, docker=docker_told()), "image").level is Level.FAIL
     moved = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(b)))
     same = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(a)))
@@ -228,7 +228,7 @@ def test_the_image() -> None:
     unknown = only(
         look("mi355x-healthy", plan, docker=docker_told(missing="dial tcp: lookup hub: no such host")), "image"
     )
-    assert (unknown.level, unknown.found) == (Level.WARN, "the registry cannot be asked: no such host")
+    assert (unknown.level, unknown.found) == (Level.WARN, "cannot query the registry: no such host")
 
 
 def test_the_checkpoint_and_the_token_to_fetch_it_with() -> None:

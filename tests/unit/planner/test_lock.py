@@ -116,7 +116,7 @@ def test_an_image_of_a_cluster_that_cannot_be_pinned_is_said_to_be_unknown(
     settings = (*ON_SLURM, f"slurm.container={container}", f"slurm.image={image}")
     found = resolve("cpu-tiny", settings, home, {})
     assert found.plan["slurm.image"] == image
-    assert found.unknown["slurm.image"] == f"{container} takes `{image}` as it is, and its digest is not known"
+    assert found.unknown["slurm.image"] == f"{container} uses `{image}` unchanged; its digest is unknown"
     plan = load("cpu-tiny", overrides=settings).plan
     assert f"{container} takes" in lock_of_start(plan, "cpu-tiny", settings, home, tmp_path).content.decode()
 

@@ -49,8 +49,8 @@ def prune(*words: str) -> str:
 
 def test_what_a_server_uses_stays_and_is_named() -> None:
     assert prune().splitlines() == [
-        "`busy` stays: used by `owl`; compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
-        "`taken` stays: it is in use; compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
+        "`busy` is kept: used by `owl`; compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
+        "`taken` is kept: in use; compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
         "removed `idle`: compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
         "1 cache, 1,000 bytes",
     ]
@@ -72,7 +72,7 @@ def test_programs_read_why_a_cache_stays() -> None:
     assert {each["place"]: each["kept"] for each in told["caches"]} == {
         "idle": "",
         "busy": "used by `owl`",
-        "taken": "it is in use",
+        "taken": "in use",
     }
 
 

@@ -192,7 +192,7 @@ def test_a_pod_looks_into_its_claim_before_the_engine_judges_the_arguments() -> 
 
 def test_what_no_hub_has_is_copied_into_the_claim() -> None:
     (holds, _) = pod(cluster_plan("cpu-tiny", "kubernetes.weights.pvc=models"))["initContainers"]
-    assert "`deploy stage cpu-tiny` makes it" in holds["command"][-1]
+    assert "`deploy stage cpu-tiny` downloads it" in holds["command"][-1]
     assert [each["name"] for each in pod(cluster_plan(GLM, HOST_PATH))["initContainers"]] == ["arguments"]
 
 
@@ -229,8 +229,8 @@ def test_the_engine_judges_the_arguments_before_the_server_starts() -> None:
     ("overrides", "image", "what"),
     [
         ((), None, "is in no registry"),
-        ((), "registry.example/sglang:latest", "another image tomorrow"),
-        ((), f"sha256:{'0' * 64}", "another image tomorrow"),
+        ((), "registry.example/sglang:latest", "has no registry digest"),
+        ((), f"sha256:{'0' * 64}", "has no registry digest"),
     ],
 )
 def test_an_image_that_nodes_cannot_have_is_refused(overrides: tuple[str, ...], image: str | None, what: str) -> None:
@@ -252,8 +252,8 @@ def test_an_image_that_the_nodes_hold_is_never_pulled() -> None:
 @pytest.mark.parametrize(
     ("section", "line", "what"),
     [
-        ("{}", 2, "nothing says where the pods find the checkpoint"),
-        ("\n  service_type: LoadBalancer\n  weights: {pvc: models}", 3, "from beyond the cluster"),
+        ("{}", 2, "no checkpoint location is set for the pods"),
+        ("\n  service_type: LoadBalancer\n  weights: {pvc: models}", 3, "outside the cluster"),
         ("\n  weights: {pvc: models, host_path: /srv}", 3, "two places"),
         ("\n  tolerations: [nonsense]", 3, "nonsense"),
         ("\n  namespace: Not.One", 3, "Not.One"),

@@ -35,9 +35,7 @@ def test_one_that_runs_again_says_how_it_ended_before() -> None:
     again = server(state={"running": {"startedAt": ENDED}}, lastState=last, restartCount=2)
     found = state_of(pod(containerStatuses=again))
     assert (found.status, found.restarts) == (Status.RUNNING, 2)
-    assert (
-        found.detail == "restarted 2 times, the last time after it was killed: out of the memory that its pod may have"
-    )
+    assert found.detail == "restarted 2 times; before the last restart it was killed: its pod exceeded its memory limit"
 
 
 def test_one_whose_probe_ended_it_says_what_the_probe_had_said() -> None:
@@ -45,19 +43,19 @@ def test_one_whose_probe_ended_it_says_what_the_probe_had_said() -> None:
         return {"reason": "Unhealthy", "message": message, "lastTimestamp": at}
 
     events = (
-        event("Liveness probe failed: rank 1 does not get on: no answer within 20 s\n", "2026-11-22T10:04:50Z"),
+        event("Liveness probe failed: rank 1 makes no progress: no answer within 20 s\n", "2026-11-22T10:04:50Z"),
         event("Readiness probe failed: 503", ENDED),
         event("Liveness probe failed: of a run before", "2026-11-22T09:00:00Z"),
     )
     last = {"terminated": {"exitCode": 137, "startedAt": BEGAN, "finishedAt": ENDED}}
-    said = "ended with exit code 137 (its livenessProbe had said: rank 1 does not get on: no answer within 20 s)"
+    said = "exited with code 137 (its livenessProbe failed: rank 1 makes no progress: no answer within 20 s)"
     runs = pod(containerStatuses=server(state={"running": {"startedAt": ENDED}}, lastState=last, restartCount=1))
-    assert state_of(runs, *events).detail == f"restarted 1 times, the last time after it {said}"
+    assert state_of(runs, *events).detail == f"restarted 1 times; before the last restart it {said}"
     assert "livenessProbe" not in state_of(runs, *events[1:]).detail
     waits = pod(containerStatuses=server(state={"waiting": {}}, lastState=last, restartCount=1))
-    assert state_of(waits, *events).detail == f"it {said}, is to start again"
+    assert state_of(waits, *events).detail == f"it {said}, restart pending"
     late = event("Container server failed startup probe, will be restarted", "2026-11-22T10:04:55Z")
-    assert "as it did not serve in time; a longer `timeouts.progress_deadline`" in state_of(waits, late).detail
+    assert "because it was not ready in time; raise `timeouts.progress_deadline`" in state_of(waits, late).detail
 
 
 def test_a_crash_loop_has_ended_until_it_starts_again() -> None:
@@ -66,16 +64,16 @@ def test_a_crash_loop_has_ended_until_it_starts_again() -> None:
     found = state_of(pod(containerStatuses=waits))
     assert (found.status, found.exit_code, found.restarts) == (Status.EXITED, 3, 4)
     assert found.ended_at == "2026-11-22T10:05:00+00:00"
-    assert "ended with exit code 3" in found.detail
+    assert "exited with code 3" in found.detail
     assert "CrashLoopBackOff" in found.detail
 
 
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("ErrImagePull", "its image cannot be pulled: why"),
-        ("ErrImageNeverPull", "the node does not hold its image"),
-        ("CreateContainerConfigError", "its container cannot be made: why"),
+        ("ErrImagePull", "cannot pull its image: why"),
+        ("ErrImageNeverPull", "the node does not have its image"),
+        ("CreateContainerConfigError", "cannot create its container: why"),
     ],
 )
 @pytest.mark.parametrize("which", ["containerStatuses", "initContainerStatuses"])
@@ -89,13 +87,13 @@ def test_a_container_that_is_held_says_why(reason: str, words: str, which: str) 
 def test_what_no_node_takes_says_why_on_one_line() -> None:
     unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes:\n no GPUs"}
     found = state_of(pod(node="", conditions=[unplaced]))
-    assert found.detail == "no node takes it: 0/3 nodes: no GPUs"
+    assert found.detail == "no node accepts it: 0/3 nodes: no GPUs"
 
 
 def test_a_volume_is_in_trouble_until_the_server_runs() -> None:
     event = {"reason": "FailedMount", "message": "not a directory"}
     creating = pod(containerStatuses=server(state={"waiting": {"reason": "ContainerCreating"}}))
-    assert state_of(creating, event).detail == "a volume cannot be mounted: not a directory"
+    assert state_of(creating, event).detail == "cannot mount a volume: not a directory"
     running = pod(containerStatuses=server(state={"running": {"startedAt": BEGAN}}))
     assert state_of(running, event).status is Status.RUNNING
 
@@ -104,10 +102,10 @@ def test_a_volume_is_in_trouble_until_the_server_runs() -> None:
     ("seen", "words"),
     [
         (pod(node=""), "waiting for a node"),
-        (pod(), "waiting on node-a for its image and its volumes"),
+        (pod(), "waiting for its image and volumes on node-a"),
         (
             pod(initContainerStatuses=[{"name": "checkpoint", "state": {"terminated": {"exitCode": 0}}}]),
-            "for its image and its volumes",
+            "for its image and volumes",
         ),
     ],
 )
@@ -141,14 +139,14 @@ def test_arguments_that_the_engine_refuses_are_no_crash_loop(states: dict[str, A
     assert (found.status, found.unschedulable) == (Status.PENDING, True)
     assert found.refusal is not None
     assert found.refusal.options == ("enable-eplb",)
-    assert found.detail == "its sglang refuses the arguments: `assert self.ep_size > 1` (server_args.py:5383)"
+    assert found.detail == "sglang rejected its arguments: `assert self.ep_size > 1` (server_args.py:5383)"
 
 
 @pytest.mark.parametrize(
     ("ended", "words"),
     [
-        ({"exitCode": 137, "message": ""}, "waiting on node-a for its image and its volumes"),
-        ({"exitCode": 3, "message": "not what the program writes"}, "waiting on node-a for its image and its volumes"),
+        ({"exitCode": 137, "message": ""}, "waiting for its image and volumes on node-a"),
+        ({"exitCode": 3, "message": "not what the program writes"}, "waiting for its image and volumes on node-a"),
     ],
 )
 def test_an_end_that_is_no_refusal_refuses_nothing(ended: dict[str, Any], words: str) -> None:
@@ -158,23 +156,23 @@ def test_an_end_that_is_no_refusal_refuses_nothing(ended: dict[str, Any], words:
 
 def test_the_engine_that_judges_the_arguments_is_waited_for() -> None:
     found = state_of(pod(initContainerStatuses=[{"name": "arguments", "state": {"running": {}}}]))
-    assert found.detail == "its sglang judges the arguments on node-a"
+    assert found.detail == "sglang is checking its arguments on node-a"
 
 
 def test_a_claim_without_the_checkpoint_is_told_until_somebody_fills_it() -> None:
-    ended = {"terminated": {"exitCode": 1, "message": "claim `m` does not hold `glm`; `kubectl run`\n"}}
+    ended = {"terminated": {"exitCode": 1, "message": "claim `m` has no `glm`; `kubectl run`\n"}}
     for states in ({"state": ended}, {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}):
         waits = pod(initContainerStatuses=[{"name": "checkpoint", **states}])
         found = state_of(waits)
         assert (found.status, found.unschedulable) == (Status.PENDING, False)
-        assert found.detail == "its checkpoint is missing: claim `m` does not hold `glm`; `kubectl run`"
+        assert found.detail == "its checkpoint is missing: claim `m` has no `glm`; `kubectl run`"
         assert scheduling_problem(DEPLOYMENT, PodView(pod=waits))
 
 
 def test_a_quota_that_makes_no_pod_is_said() -> None:
     condition = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
     found = server_state({**DEPLOYMENT, "status": {"conditions": [condition]}}, None)
-    assert (found.status, found.detail) == (Status.PENDING, "the cluster makes no pod: exceeded quota: gpus")
+    assert (found.status, found.detail) == (Status.PENDING, "the cluster creates no pod: exceeded quota: gpus")
     assert scheduling_problem({**DEPLOYMENT, "status": {"conditions": [condition]}}, None) == found.detail
     assert "its pod" in server_state(DEPLOYMENT, None).detail
     assert server_state({**DEPLOYMENT, "spec": {"replicas": 0}}, None).status is Status.EXITED
@@ -188,12 +186,12 @@ def test_an_eviction_is_told_until_the_pod_is_removed() -> None:
     only = server_state(DEPLOYMENT, pod_view([evicted()]))
     assert (only.status, only.detail) == (
         Status.EXITED,
-        "its pod was evicted from node-a: The node was low on memory.; another is to come",
+        "its pod was evicted from node-a: The node was low on memory.; a replacement is pending",
     )
     waits = server_state(DEPLOYMENT, pod_view([evicted(), pod("b", node="")]))
     assert (waits.status, waits.detail) == (
         Status.PENDING,
-        "waiting for a node; its pod before was evicted from node-a: The node was low on memory.",
+        "waiting for a node; its previous pod was evicted from node-a: The node was low on memory.",
     )
     runs = pod("b", containerStatuses=server(state={"running": {"startedAt": BEGAN}}))
     again = server_state(DEPLOYMENT, pod_view([runs, evicted(created=ENDED), evicted("c")]))
@@ -211,7 +209,7 @@ def test_a_node_that_does_not_answer_leaves_its_server_unknown() -> None:
     assert state_of(pod(containerStatuses=running, conditions=loading)).status is Status.RUNNING
     leaving = pod(reason="NodeLost", containerStatuses=running)
     leaving["metadata"]["deletionTimestamp"] = ENDED
-    assert "being ended on node-a, which does not answer" in state_of(leaving).detail
+    assert "being deleted on node-a, which does not answer" in state_of(leaving).detail
 
 
 def test_one_that_is_gone_is_absent_once_its_pod_is() -> None:

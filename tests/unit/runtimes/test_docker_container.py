@@ -205,4 +205,6 @@ def test_a_start_that_fails_and_cannot_be_cleared_away_raises_its_own_error(
     runtime._host.__dict__["client"] = Dying()
     with pytest.raises(KeyboardInterrupt):
         runtime.start(rendered(load("cpu-tiny").plan), name="tiny", run_dir=tmp_path, secrets={})
-    assert "a container may be left: the Docker daemon at `unix:///nowhere` does not answer" in capsys.readouterr().err
+    assert (
+        "cannot remove the container: the Docker daemon at `unix:///nowhere` does not answer" in capsys.readouterr().err
+    )

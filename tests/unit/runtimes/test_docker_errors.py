@@ -35,9 +35,9 @@ def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
         (
             f"{PORT}Error starting userland proxy: listen tcp4 127.0.0.1:30000: bind: address already in use",
             HostError,
-            "port 30000 is taken by `python3`, pid 7",
+            "port 30000 is in use by `python3`, pid 7",
         ),
-        (f"{PORT}Bind for 127.0.0.1:30001 failed: port is already allocated", HostError, "port 30001 is taken"),
+        (f"{PORT}Bind for 127.0.0.1:30001 failed: port is already allocated", HostError, "port 30001 is in use"),
         (
             'invalid mount config for type "bind": bind source path does not exist: /models/glm',
             HostError,
@@ -52,7 +52,7 @@ def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
         (
             'could not select device driver "" with capabilities: [[gpu]]',
             HostError,
-            "the Docker daemon cannot hand out NVIDIA GPUs",
+            "the Docker daemon cannot provide NVIDIA GPUs",
         ),
         (
             f"{SHIM}unable to apply caps: operation not permitted: unknown",
@@ -65,7 +65,7 @@ def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
             NameTakenError,
             "container `deploy-glm` exists",
         ),
-        (f'{SHIM}exec: "/nope": no such file or directory', StartError, "the container could not be started"),
+        (f'{SHIM}exec: "/nope": no such file or directory', StartError, "cannot start the container"),
     ],
 )
 def test_cause(said: str, kind: type[DeployError], message: str) -> None:
@@ -109,7 +109,7 @@ def test_a_daemon_that_fails_is_named_with_its_words() -> None:
     answer.status_code = 500
     failing = APIError("500 Server Error", answer, "dial unix /run/containerd/containerd.sock: connection refused")
     with (
-        pytest.raises(HostError, match=r"the Docker daemon at `tcp://node:2375` fails") as caught,
+        pytest.raises(HostError, match=r"the Docker daemon at `tcp://node:2375` failed") as caught,
         daemon_errors("tcp://node:2375"),
     ):
         raise failing

@@ -72,7 +72,7 @@ def test_a_stream_that_was_cut_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("orchestrator.runtimes.docker.logs._SETTLED", 0.1)
     container = Restarting()
     container.reload = lambda: None  # type: ignore[method-assign] # the same run, at every look
-    with pytest.raises(HostError, match="the log was cut off while the server runs on"):
+    with pytest.raises(HostError, match="the log stream ended while the server is running"):
         list(follow_log(cast("Container", container)))
 
 
@@ -132,7 +132,7 @@ def test_a_container_that_names_a_directory_of_its_choice_has_nothing_written_th
     assert stopped(tmp_path / "home", tmp_path / "home" / below, monkeypatch)
 
     assert sorted(tmp_path.rglob("*")) == before
-    assert "the log is not kept" in capsys.readouterr().err
+    assert "cannot save the log" in capsys.readouterr().err
 
 
 def test_a_server_is_taken_down_where_its_log_cannot_be_kept(
@@ -146,7 +146,7 @@ def test_a_server_is_taken_down_where_its_log_cannot_be_kept(
 
     monkeypatch.setattr("orchestrator.runtimes.docker.logs.save_log", full)
     assert stopped(tmp_path, tmp_path / "runs/a/1", monkeypatch)
-    assert "the log is not kept: No space left on device" in capsys.readouterr().err
+    assert "cannot save the log: No space left on device" in capsys.readouterr().err
 
 
 class Stamped:

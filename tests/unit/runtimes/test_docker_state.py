@@ -32,18 +32,18 @@ def inspected(
             "restarting, restarted 2 of 3 times, last exit code 137",
         ),
         (inspected("created", started=NEVER), Status.EXITED, None, "created and never started"),
-        (inspected("exited"), Status.EXITED, 0, "ended by itself with exit code 0"),
+        (inspected("exited"), Status.EXITED, 0, "exited with code 0"),
         (
             inspected("exited", code=1, restarts=3),
             Status.EXITED,
             1,
-            "the restart limit is reached (restarted 3 of 3 times), last exit code 1",
+            "reached the restart limit (restarted 3 of 3 times), last exit code 1",
         ),
         (
             inspected("exited", code=137, oom=True, restarts=3),
             Status.EXITED,
             137,
-            "killed: out of host memory, restarted 3 of 3 times",
+            "killed: the host ran out of memory, restarted 3 of 3 times",
         ),
         # sglang's clean stop ends with 137 as well: Docker would have started it again, had it not been told to stop
         (

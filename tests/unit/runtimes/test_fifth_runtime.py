@@ -102,7 +102,7 @@ def test_a_fifth_runtime_is_one_folder_and_one_line(
 
 def test_what_a_runtime_does_not_say_is_as_usual(on_paper: str, tmp_path: Path) -> None:
     plan = load("cpu-tiny", overrides=[f"runtime={on_paper}"]).plan
-    with pytest.raises(UsageError, match="the on-paper runtime runs on this machine, not on `ssh://n0`"):
+    with pytest.raises(UsageError, match="the on-paper runtime starts servers only on this host, not on `ssh://n0`"):
         host_ref(plan.runtime, Home(tmp_path), "ssh://n0")
     kind = runtime_class(on_paper)
     assert (

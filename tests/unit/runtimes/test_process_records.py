@@ -175,7 +175,7 @@ def test_server_whose_orphans_alone_run_has_ended_and_is_still_to_be_stopped(hom
     state = runtime.state(handle)
 
     assert (state.status, state.exit_code) == (Status.EXITED, None)
-    assert state.detail == "its supervisor was killed, and the server with it; 1 of its processes still run"
+    assert state.detail == "its supervisor was killed, and the server with it; 1 of its processes are still running"
     assert str(folder) in [handle.run_dir for handle in runtime.find("tiny")]
     assert runtime.state(replace(handle, run_dir="/nowhere")).status is Status.NOT_FOUND
 
@@ -253,8 +253,8 @@ def test_a_record_that_cannot_be_read_is_a_server_and_hides_no_other(
     assert runtime.state(tiny).status is Status.RUNNING
     state = runtime.state(lost)
     assert state.status is Status.UNKNOWN
-    assert f"the record `{record}` cannot be read" in state.detail
-    with pytest.raises(HostError, match="cannot be read"):
+    assert f"cannot read the record `{record}`" in state.detail
+    with pytest.raises(HostError, match="cannot read"):
         runtime.stop(lost, grace=0)
 
 
@@ -280,8 +280,7 @@ def test_an_end_that_cannot_be_written_down_is_an_end(
     runtime.stop(runtime.find()[0], grace=0)
 
     said = capsys.readouterr().err
-    assert "everything of `tiny` has ended" in said
-    assert f"`{run_dir / 'process.json'}` cannot be written: No space left on device" in said
+    assert f"stopped `tiny`, but cannot write `{run_dir / 'process.json'}`: No space left on device" in said
 
 
 def test_a_name_that_is_a_path_finds_nothing_of_another_home(home: Home, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_job_is_read(name: str, state: str, node: str, restarts: int, code: in
 
 
 def test_what_is_no_job_is_refused() -> None:
-    with pytest.raises(HostError, match="does not say"):
+    with pytest.raises(HostError, match="cannot parse"):
         read_job("slurm_load_jobs: something else")
 
 
@@ -94,7 +94,7 @@ def test_a_refusal_of_sbatch_says_what_helps(monkeypatch: pytest.MonkeyPatch) ->
     said = "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: "
     said += "Invalid partition name specified"
     monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=said, code=1))
-    with pytest.raises(StartError, match="does not take the job: Invalid partition name specified") as refused:
+    with pytest.raises(StartError, match="rejected the job: Invalid partition name specified") as refused:
         jobs.submit(("--partition=x",), "job.sh")
     assert "--set slurm.partition=" in refused.value.hint
 
@@ -129,11 +129,17 @@ def test_a_comment_of_somebody_else_is_none_of_ours(text: str) -> None:
 
 def test_why_a_job_waits_is_said_with_the_word_of_slurm() -> None:
     job = recorded("pending")
-    assert pending_reason(job).startswith("job 3 waits: no node has what it asks for free (Resources), expected at ")
+    assert pending_reason(job).startswith(
+        "job 3 is pending: no node has enough free resources (Resources), expected at "
+    )
     assert unschedulable_hint(job) == ""
-    assert pending_reason(recorded("requeued")).startswith("job 1 waits, requeued: its time to begin has not come")
-    assert "more time than the partition gives (PartitionTimeLimit)" in pending_reason(recorded("never"))
-    assert pending_reason(replace(job, reason="QOSMaxGRESPerUser", begins=None)) == "job 3 waits: QOSMaxGRESPerUser"
+    assert pending_reason(recorded("requeued")).startswith(
+        "job 1 is pending, requeued: its start time is in the future"
+    )
+    assert "exceeds the time limit of the partition (PartitionTimeLimit)" in pending_reason(recorded("never"))
+    assert (
+        pending_reason(replace(job, reason="QOSMaxGRESPerUser", begins=None)) == "job 3 is pending: QOSMaxGRESPerUser"
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,7 +204,7 @@ def test_what_slurm_has_forgotten_is_told_by_the_records(tmp_path: Path) -> None
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"job": "x"}'])
 def test_a_record_that_cannot_be_read_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "slurm.json").write_text(text)
-    with pytest.raises(HostError, match=r"slurm\.json` cannot be read"):
+    with pytest.raises(HostError, match=r"cannot read the record `.*slurm\.json`"):
         read_submission(tmp_path)
 
 
@@ -215,7 +221,7 @@ def test_a_record_that_cannot_be_read_hides_no_server_and_ends_no_job_of_others(
     [handle] = runtime.find()
     assert runtime.state(handle).status is Status.UNKNOWN
     assert runtime.process_cmdlines(handle) == ()
-    with pytest.raises(HostError, match="cannot be read"):
+    with pytest.raises(HostError, match="cannot read"):
         runtime.stop(handle, grace=0)
     assert set(asked) == {"squeue"}
 
@@ -246,4 +252,4 @@ def test_a_job_whose_comment_names_another_directory_has_nothing_removed_there(
 
 def test_a_job_that_is_just_ending_has_no_exit_code_yet(tmp_path: Path) -> None:
     told = server_state(recorded("ending"), None, tmp_path)
-    assert (told.status, told.exit_code, told.detail) == (Status.EXITED, None, "its job is just ending")
+    assert (told.status, told.exit_code, told.detail) == (Status.EXITED, None, "its job is completing")

@@ -129,7 +129,7 @@ def test_a_container_of_the_site_runs_the_same_command(tmp_path: Path, container
 
 def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
     [(message, location, hint)] = problems("cpu-tiny", "runtime=slurm")
-    assert message == "on Slurm everyone in the cluster's network reaches the server, and it has no API key"
+    assert message == "on Slurm the server is open to the cluster's network and has no API key"
     assert location == "--set runtime"
     assert "server.allow_unauthenticated=true" in hint
     assert plan_on_slurm("cpu-tiny", "runtime=slurm", "server.allow_unauthenticated=true").slurm is not None
@@ -138,7 +138,7 @@ def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["server.host=10.1.2.3"], "`10.1.2.3` may not be an address of the node that the job gets"),
+        (["server.host=10.1.2.3"], "`10.1.2.3` may not be an address of the job's node"),
         (["slurm.sbatch_options=[--output=x]"], "`--output` is set by this tool"),
         (["slurm.sbatch_options=[--gres=gpu:1]"], "`--gres` is set by this tool"),
         (["slurm.sbatch_options=[--ntasks-per-node=2]"], "`--ntasks-per-node` is set by this tool"),
@@ -147,7 +147,7 @@ def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
         (["slurm.sbatch_options=[--comment=sk-abcdefghijklmnopqrstuvwxyz0123]"], "`--comment` is set by this tool"),
         (["slurm.sbatch_options=[--mail-user=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH]"], "looks like a secret"),
         (["slurm.container=pyxis"], "`pyxis` needs an image"),
-        (["slurm.image=/i.sif"], "`slurm.image` is for a container, and none is named"),
+        (["slurm.image=/i.sif"], "`slurm.image` needs `slurm.container`"),
         (["slurm.time_limit=soon"], "`slurm.time_limit` is not written as it has to be, found `soon`"),
         (["slurm.sbatch_options=[-p]"], "`slurm.sbatch_options.0` is not written as it has to be, found `-p`"),
     ],
@@ -164,7 +164,7 @@ def test_what_is_not_written_so_is_told_how_it_is_meant() -> None:
 
 def test_an_engine_without_an_interpreter_needs_a_container() -> None:
     [(message, location, hint)] = problems("mi355x-tp8", *KEYED)
-    assert "needs an interpreter on the nodes, or the site's containers" in message
+    assert "needs a Python interpreter on the nodes, or containers of the site" in message
     assert location == "profiles/mi355x-tp8.yaml:7"
     assert "slurm.container" in hint
 

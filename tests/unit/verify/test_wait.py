@@ -180,7 +180,7 @@ def test_gives_up_at_once_when_the_server_was_restarted(second: int) -> None:
 def test_gives_up_at_once_when_the_port_is_taken() -> None:
     taken = "ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use"
     server = Server(log={0: LOADING, 2: [taken]})
-    with pytest.raises(NotReadyError, match="is taken by another process"):
+    with pytest.raises(NotReadyError, match="is in use by another process"):
         server.wait(silence=3600)
     assert server.second < 2.5
 
@@ -251,7 +251,7 @@ def test_arguments_that_the_engine_refuses_are_an_error_of_the_profile() -> None
         exit_code=None,
         restarts=0,
         started_at=None,
-        detail="its sglang refuses the arguments",
+        detail="sglang rejected its arguments",
         unschedulable=True,
         refusal=refusal,
     )
