@@ -265,6 +265,7 @@ def metrics_for(display: DisplayIn) -> tuple[ReportMetric, ...]:
 
 _BY_KEY: Final = {metric.key: metric for metric in METRICS}
 OUTPUT: Final = _BY_KEY["output_tok_s"]
+CACHED: Final = _BY_KEY["cached_share"]
 OUTPUT_PER_GPU: Final = _BY_KEY["output_tok_s_gpu"]
 PER_USER: Final = _BY_KEY["user_tok_s"]
 TTFT_P50: Final = _BY_KEY["ttft_p50_s"]

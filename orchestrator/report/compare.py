@@ -8,11 +8,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.published import PriceBook, Published, PublishedRate
 from orchestrator.bench.result import BenchResult, IssueKind, Point
+
+UNKNOWN_LAYOUT: Final = "unknown layout"
 
 
 class Agreement(StrEnum):
@@ -115,7 +118,7 @@ class Comparison:
         """A short description: the label from the user, else the name with layout and system."""
         if self.result.run.label is not None:
             return self.name
-        if self.name.startswith(self.layout):
+        if self.layout == UNKNOWN_LAYOUT or self.name.startswith(self.layout):
             return f"{self.name} on {self.system}"
         return f"{self.name} ({self.layout} on {self.system})"
 
@@ -134,6 +137,8 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
     """Compare a result with `published`, if given; a price saved in the result overrides published ones in `prices`."""
     reasons, caveats = find_reasons(result, published), _caveats(result, published)
     ablation = published.reproduce.ablation_of(result.run.provenance.name) if published else None
+    layout = layout_name(result)
+    name = f"{engine_name(result)} {result.run.endpoint.served_model}" if layout == UNKNOWN_LAYOUT else layout
     price, source = _price(result, prices)
     terms = ComparisonTerms(tolerance=published.tolerance if published else 0.0, judged=not reasons)
     closed = any(point.concurrency is not None for point in result.points)
@@ -145,9 +150,9 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
         note=published.knee.caveat if published else "",
     )
     return Comparison(
-        name=f"{layout_name(result)}, {ablation.name}" if ablation else layout_name(result),
+        name=f"{name}, {ablation.name}" if ablation else name,
         system=system_name(result),
-        layout=layout_name(result),
+        layout=layout,
         result=result,
         reasons=reasons,
         caveats=(*caveats, *_checkpoint_caveat(result, published)),
@@ -213,14 +218,24 @@ def system_name(result: BenchResult) -> str:
 
 
 def layout_name(result: BenchResult) -> str:
-    """Return the layout, such as `TP8` or `TP4×DP2`, from the plan; else the name of the server or model."""
+    """Return the layout, such as `TP8` or `TP4×DP2`, from the user or the plan; else the name of the server.
+
+    Of a URL only the number of data-parallel ranks may be known: `DP2`.
+    """
     if (named := result.run.provenance.layout) is not None:
         return named
     layout = (result.run.provenance.plan or {}).get("layout")
     tp, dp = (layout.get("tp"), layout.get("dp")) if isinstance(layout, dict) else (None, None)
     if not (isinstance(tp, int) and isinstance(dp, int)):
-        return result.run.provenance.name or result.run.endpoint.served_model
+        replicas = result.run.endpoint.replicas
+        return result.run.provenance.name or (f"DP{replicas}" if replicas > 1 else UNKNOWN_LAYOUT)
     return f"TP{tp}×DP{dp}" if dp != 1 else f"TP{tp}"
+
+
+def engine_name(result: BenchResult) -> str:
+    """Return the engine of a result with its version, if known."""
+    facts = result.run.endpoint
+    return f"{facts.engine} {facts.engine_version or ''}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, ServerProvenance
 from orchestrator.checkpoints.verify import FROM_RECEIPT
 from orchestrator.plan.diff import Difference, differences, flatten
-from orchestrator.report.compare import Comparison
+from orchestrator.report.compare import UNKNOWN_LAYOUT, Comparison, engine_name
 
 # Keys of a plan and a workload that do not affect a measurement: names, ports, sources and the prompt seed.
 _NAMES: Final = frozenset(
@@ -38,13 +38,26 @@ class Fact:
 
 
 def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
-    """Return the differences between the results: plan, workload, host, image and reported endpoint properties."""
-    return differences([told(each) for each in comparisons])
+    """Return the differences between the results: plan, workload, host, image and reported endpoint properties.
+
+    Beside an endpoint without a plan, the settings of a plan are counted and not listed: nothing is known to differ.
+    """
+    planned = [each.result.run.provenance.plan is not None for each in comparisons]
+    if len({*planned}) <= 1:
+        return differences([told(each) for each in comparisons])
+    sides = [told(each, endpoint=True) for each in comparisons]
+    shared = set.intersection(*({*side} for side in sides)) | {"hardware.name", "hardware.gpus"}
+    known = [
+        f"{len(side.keys() - shared)} known" if own else "unknown" for side, own in zip(sides, planned, strict=True)
+    ]
+    listed = [{key: value for key, value in side.items() if key in shared} for side in sides]
+    return differences([{**side, "settings": count} for side, count in zip(listed, known, strict=True)])
 
 
-def told(comparison: Comparison) -> dict[str, str]:
+def told(comparison: Comparison, *, endpoint: bool = False) -> dict[str, str]:
     """Return the configuration of a result without the keys in `_NAMES`, which do not affect a measurement."""
-    return {key: value for key, value in configuration_of(comparison.result).items() if key not in _NAMES}
+    configuration = configuration_of(comparison.result, endpoint=endpoint)
+    return {key: value for key, value in configuration.items() if key not in _NAMES}
 
 
 def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | None:
@@ -66,12 +79,15 @@ def same_load(one: Comparison, other: Comparison) -> bool:
     return sent[0] == sent[1]
 
 
-def configuration_of(result: BenchResult) -> dict[str, str]:
-    """Return the configuration of a result by dotted key: server, host and workload."""
+def configuration_of(result: BenchResult, *, endpoint: bool = False) -> dict[str, str]:
+    """Return the configuration of a result by dotted key: server, host and workload.
+
+    `endpoint` adds what the endpoint of a server with a plan reports.
+    """
     run = result.run
     stood = run.provenance
     more: dict[str, object] = {"workload": run.workload}
-    if stood.plan is None:
+    if endpoint or stood.plan is None:
         facts = run.endpoint
         more["endpoint"] = {
             "model": facts.served_model,
@@ -83,12 +99,6 @@ def configuration_of(result: BenchResult) -> dict[str, str]:
         }
         more["hardware"] = {"name": stood.gpu, "gpus": stood.gpus}
     return {**started_with(stood), **flat_known(more)}
-
-
-def engine_name(result: BenchResult) -> str:
-    """Return the engine of a result with its version, if known."""
-    facts = result.run.endpoint
-    return f"{facts.engine} {facts.engine_version or ''}".rstrip()
 
 
 def started_with(stood: ServerProvenance) -> dict[str, str]:
@@ -138,7 +148,7 @@ def _facts(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "Model", ", ".join(filter(None, (run.endpoint.served_model, plan.get("model.quantization"))))
     yield "Engine", engine_name(comparison.result)
     yield "Hardware", comparison.system
-    yield "Layout", comparison.layout
+    yield "Layout", "" if comparison.layout == UNKNOWN_LAYOUT else comparison.layout
     yield "Speculation", run.endpoint.speculative or ""
     yield "Settings", ", ".join(_setting(key[6:], value) for key, value in plan.items() if key.startswith("flags."))
     yield "Load", load(comparison)

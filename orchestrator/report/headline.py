@@ -1,14 +1,17 @@
 """The title and headline of a report. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from orchestrator.bench import metrics
+from orchestrator.bench.confidence import Change
+from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.published import Reference
 from orchestrator.report.acceptance import accepted_text
-from orchestrator.report.compare import Comparison, RateRow
-from orchestrator.report.side_by_side import ConfigurationGroup, SideBySide, change_text, estimate_text
+from orchestrator.report.compare import Comparison, RateRow, engine_name
+from orchestrator.report.side_by_side import ConfigurationGroup, SideBySide, change_text, estimate_text, signed
 
+_VERDICTS = ("better", "worse", "within noise", "equal")
 _OF_A_CHANGE = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 
 
@@ -46,7 +49,7 @@ def headline(
 
     `references` are third-party measurements; their number of accepted drafts is shown for comparison.
     """
-    own = (*(_own_side(side, comparisons, together) for side in together.sides), *_changes(together, comparisons))
+    own = (*(_own_side(side, comparisons, together) for side in together.sides), *changes(together, comparisons))
     if not published:
         return own
     judged = [comparison for comparison in comparisons if comparison.comparable]
@@ -109,20 +112,49 @@ def _two_figures(row: RateRow) -> str:
     return f"{tok_s} output tok/s per node, TTFT p95 {ttft} s"
 
 
-def _changes(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
-    """Yield the changes of each configuration relative to the first, at the highest load of both.
+def changes(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
+    """Yield in what each configuration is better or worse than the first, at the highest load of both.
 
-    Configurations with different comparability issues are skipped: a change between them has no meaning.
+    A change between configurations with different comparability issues has no meaning.
     """
+    engines = [engine_name(comparisons[side.runs[0]].result) for side in together.sides]
+    names = [
+        side.name if len({*engines}) == 1 or engine in side.name else f"{side.name} ({engine})"
+        for side, engine in zip(together.sides, engines, strict=True)
+    ]
     kinds = [{reason.kind for run in side.runs for reason in comparisons[run].reasons} for side in together.sides]
     for place, side in enumerate(together.sides):
         base = together.sides[0]
         loads = [row.load for row in together.rows if row.changes[place] and row.figure == metrics.OUTPUT.key]
+        if loads and kinds[place] != kinds[0]:
+            apart = ", ".join(sorted(kinds[place] ^ kinds[0]))
+            yield f"No verdict on {names[place]} and {names[0]}: only one of them has {apart}."
         if not loads or kinds[place] != kinds[0]:
             continue
         at = {row.figure: row.changes[place] for row in together.rows if row.load == loads[-1]}
-        said = [
-            f"{figure.inline_title} {change_text(found)}" for figure in _OF_A_CHANGE if (found := at.get(figure.key))
-        ]
+        said: dict[str, list[str]] = {}
+        for figure in _OF_A_CHANGE:
+            if found := at.get(figure.key):
+                said.setdefault(_verdict(figure, found), []).append(f"{figure.inline_title} {change_text(found)}")
+        found_in = "; ".join(f"{verdict} {', '.join(said[verdict])}" for verdict in _VERDICTS if verdict in said)
         once = ", noise not known" if 1 in {len(side.runs), len(base.runs)} else ""
-        yield f"{side.name} against {base.name} at {loads[-1]}{once}: {', '.join(said)}."
+        cached = _cached(together, loads[-1], {names[0]: 0, names[place]: place})
+        yield f"{names[place]} against {names[0]} at {loads[-1]}{once}: {found_in}{cached}."
+
+
+def _verdict(figure: ReportMetric, found: Change) -> str:
+    if signed(found.share) == "0 %":
+        return "equal"
+    if found.is_significant is False:
+        return "within noise"
+    return "better" if (found.share > 0) == figure.higher_is_better else "worse"
+
+
+def _cached(together: SideBySide, load: str, places: Mapping[str, int]) -> str:
+    """Name the share of prompt tokens from the prefix cache, if it differs or only one side reports it."""
+    rows = (row for row in together.rows if row.figure == metrics.CACHED.key and row.load == load)
+    estimates = next((row.estimates for row in rows), None)
+    if estimates is None:
+        return ""
+    shares = {name: estimate_text(metrics.CACHED, estimates[place], "not reported") for name, place in places.items()}
+    return "" if len({*shares.values()}) == 1 else f"; from cache {', '.join(f'{n} {s}' for n, s in shares.items())}"

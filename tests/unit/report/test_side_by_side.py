@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from measured_samples import marked, point, save, tp4dp2, tp8
 
-from orchestrator.bench.result import BenchResult, IssueKind
+from orchestrator.bench.result import BenchResult, CacheHits, IssueKind, ServerProvenance
 from orchestrator.cli.compare import command as compare
 from orchestrator.report.document import Report
 from orchestrator.report.render import render_html, render_markdown
@@ -57,7 +57,7 @@ def test_what_differs_stands_before_the_figures_it_explains(tmp_path: Path) -> N
     shown = comparison_text(made(tmp_path, before=run(), after=run(plan="two", tpot_ms=4.5)))
 
     assert re.search(r"differs +A +B\nflags.page-size +one +two", shown)
-    assert shown.index("differs") < shown.index("output tok/s per node")
+    assert shown.index("differs") < shown.index("\noutput tok/s per node")
     assert re.search(r"TPOT p50 ms +A +B +B against A\n2 rps +9 +4.5 +−50 %\n", shown)
     assert re.search(r"tok/s per user +A +B +B against A\n2 rps +111 +222 +\+100 %\n", shown)
     assert shown.count("knee: at least 2 rps") == 2
@@ -79,7 +79,7 @@ def test_several_runs_of_one_configuration_make_an_interval(tmp_path: Path) -> N
     assert "(0 to 0 %, noise)" not in shown
     assert report.headline[0].startswith("old, 3 runs, own: sustains at least 2 requests a second; there 1,000 ± 24.8")
     assert report.headline[-1].startswith(
-        "new against old at 2 rps: output tok/s per node +20 % (+18 to +22 %), TTFT p95 0 %"
+        "new against old at 2 rps: better output tok/s per node +20 % (+18 to +22 %); equal TTFT p95 0 %"
     )
 
 
@@ -163,3 +163,41 @@ def test_compare_shows_published_figures_only_where_asked(tmp_path: Path, capsys
     assert "published" not in capsys.readouterr().out
     compare([tmp_path], published="wafer-glm52")
     assert "output tok/s per node  published  A" in capsys.readouterr().out
+
+
+def of_vllm(result: BenchResult, version: str = "0.32.0", **facts: object) -> BenchResult:
+    """The same figures from a URL of vLLM, without a plan."""
+    endpoint = replace(result.run.endpoint, engine="vllm", engine_version=version, **facts)  # type: ignore[arg-type]
+    return replace(result, run=replace(result.run, endpoint=endpoint, provenance=ServerProvenance()))
+
+
+def test_a_foreign_endpoint_is_compared_under_its_own_names(tmp_path: Path) -> None:
+    report = made(tmp_path, ours=run(tpot_ms=9.0), theirs=of_vllm(run(tpot_ms=12.0, tok_s=2200.0)))
+    shown = comparison_text(report)
+
+    assert shown.startswith(
+        "theirs (vllm 0.32.0) against ours (sglang 0.5.14) at 2 rps, noise not known: "
+        "better output tok/s per node +12 %; worse TPOT p50 +33 %; equal TTFT p95 0 %.\n\n"
+    )
+    assert "B: theirs on unknown hardware, own\n" in shown
+    differs = shown.split("differs", 1)[1].split("\n\n")[0]
+    assert re.search(r"endpoint.engine +sglang 0.5.14 +vllm 0.32.0\n", differs)
+    assert re.search(r"settings +\d+ known +unknown", differs)
+    assert "flags.page-size" not in differs
+    assert "| Engine | sglang 0.5.14 | vllm 0.32.0 |" in render_markdown(report)
+    assert "| Layout | TP1 | not known |" in render_markdown(report)
+
+
+def test_a_layout_of_ranks_alone_and_another_version_are_seen(tmp_path: Path) -> None:
+    shown = comparison_text(made(tmp_path, a=of_vllm(run(), replicas=2), b=of_vllm(run(), "0.33.0", replicas=2)))
+
+    assert "A: a (DP2 on unknown hardware), own" in shown
+    assert re.search(r"endpoint.engine +vllm 0.32.0 +vllm 0.33.0\n", shown)
+
+
+def test_cached_tokens_that_one_side_alone_reports_are_named(tmp_path: Path) -> None:
+    told = run()
+    point = replace(told.points[0], cache=CacheHits(wanted_share=0.6), server=None)
+    shown = comparison_text(made(tmp_path, a=told, b=of_vllm(replace(told, points=(point,)))))
+
+    assert re.search(r"; from cache a \(sglang 0.5.14\) [\d.]+ %, b \(vllm 0.32.0\) not reported\.\n", shown)
