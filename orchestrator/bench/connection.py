@@ -5,7 +5,7 @@ httpx 0.28.1 saturates near 5,000 server-sent events per second and then adds it
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from orchestrator.bench.http1 import MalformedError, ResponseFraming
@@ -129,8 +129,8 @@ class Connections:
         """Whether requests carry a key."""
         return self._key is not None
 
-    def head(self, method: str, path: str, length: int) -> bytes:
-        """Return a request head. It contains the API key: never show or store it."""
+    def head(self, method: str, path: str, length: int, headers: Mapping[str, str] | None = None) -> bytes:
+        """Return a request head with more `headers`. It contains the API key: never show or store it."""
         host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
         lines = [
             f"{method} {self._address.base}{path} HTTP/1.1",
@@ -140,7 +140,7 @@ class Connections:
         ]
         if length:
             lines.append("Content-Type: application/json")
-        lines += [f"{name}: {value}" for name, value in authorization(self._key).items()]
+        lines += [f"{name}: {value}" for name, value in {**(headers or {}), **authorization(self._key)}.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     async def send(self, request: Sequence[bytes], sink: Sink) -> None:

@@ -1,6 +1,7 @@
 """Discovery of an endpoint, and the control requests that a measurement needs."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.bench.connection import Connections
@@ -9,10 +10,10 @@ from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
 from orchestrator.core.url import Address
 from orchestrator.engine import endpoints, foreign
-from orchestrator.engine.liveness import MOST_METRICS_BYTES
+from orchestrator.engine.liveness import MOST_METRICS_BYTES, RANK_FIELD
 from orchestrator.engine.metrics import Metrics, read_metrics
 from orchestrator.engine.options import Meaning
-from orchestrator.engine.requests import Api, tokenize_body
+from orchestrator.engine.requests import Api, benchmark_body, tokenize_body
 from orchestrator.engine.responses import (
     Json,
     NoResponseError,
@@ -40,10 +41,24 @@ class Endpoint:
     def _servers(self) -> tuple[Connections, ...]:
         return self.replicas or (self.connections,)
 
-    def request(self, body: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Return a complete request from the fragments of its body."""
-        path = Api(self.facts.api).path
-        return (self.connections.head("POST", path, sum(map(len, body))), *body)
+    @property
+    def rank_field(self) -> str | None:
+        """The field or header that pins a request to a data-parallel rank; None if the engine has none."""
+        return RANK_FIELD if self.is_sglang else foreign.RANK_HEADER.get(self.facts.engine)
+
+    def request(self, prompt: Sequence[bytes], workload: Workload, *, rank: int | None = None) -> tuple[bytes, ...]:
+        """Return a complete request for a prompt, in fragments; `rank` pins it to a data-parallel rank."""
+        body = benchmark_body(
+            Api(self.facts.api),
+            prompt,
+            model=self.facts.served_model,
+            tokens=workload.output_tokens,
+            temperature=workload.temperature,
+            rank=rank if self.is_sglang else None,
+        )
+        header = None if self.is_sglang or rank is None else self.rank_field
+        headers = {header: str(rank)} if header else {}
+        return (self.connections.head("POST", Api(self.facts.api).path, sum(map(len, body)), headers), *body)
 
     async def metrics(self) -> Metrics | None:
         """Read the current metrics, summed over replicas; None if a replica exports none or does not respond."""
@@ -135,7 +150,10 @@ async def discover(
 
 
 def check_fits(workload: Workload, facts: EndpointFacts) -> None:
-    """Raise BenchError if the context of the model is too short for the workload."""
+    """Raise BenchError if the engine lacks the API, or the context of the model is too short for the workload."""
+    if facts.api == Api.GENERATE and foreign.is_foreign(facts.engine):
+        message = f"{facts.engine} has no `{endpoints.GENERATE}`, which is sglang's own API"
+        raise BenchError(message, location=facts.url, hint="omit `--api generate`")
     needed = workload.input_tokens + workload.output_tokens
     if facts.context_length is not None and needed > facts.context_length:
         raise BenchError(
@@ -159,7 +177,9 @@ async def _get_json(connections: Connections, address: Address, path: str) -> Js
             message, hint = "the endpoint requires an API key", "name its variable with `--api-key-env`"
         raise BenchError(message, location=address.url, hint=hint)
     if status != 200:
-        raise BenchError(f"GET {path} returned status {status}", location=address.url)
+        base = address.url.removesuffix("/v1")
+        hint = "" if base == address.url else f"omit `/v1` at the end: `{base}`"
+        raise BenchError(f"GET {path} returned status {status}", location=address.url, hint=hint)
     return read_object(content, path=path)
 
 
@@ -178,7 +198,9 @@ async def _fetch(connections: Connections, address: Address, path: str) -> tuple
         return await connections.fetch("GET", path)
     except NoResponseError as error:
         raise BenchError(
-            f"cannot reach the endpoint: {error}", location=address.url, hint="check the server with `deploy status`"
+            f"cannot reach the endpoint: {error}",
+            location=address.url,
+            hint="check that it is running; `deploy status` lists your own servers",
         ) from error
 
 

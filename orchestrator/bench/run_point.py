@@ -22,9 +22,7 @@ from orchestrator.bench.prompts import Prompt, arrival_times, prompts, warmup_pr
 from orchestrator.bench.result import Energy, Point, Price
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
-from orchestrator.engine.liveness import RANK_FIELD
 from orchestrator.engine.metrics import Metrics
-from orchestrator.engine.requests import Api, benchmark_body
 
 _GAUGE_INTERVAL_S: Final = 1.0
 _YIELD_INTERVAL_S: Final = 0.1
@@ -48,20 +46,19 @@ class PointRunner:
     async def warm_up(self, label: str) -> str:
         """Flush the prefix caches, then send one request for each prefix to each replica; return a description.
 
-        Each sglang replica has its own cache, so warm-up requests are pinned with `routed_dp_rank`, unknown to other
-        engines; measured requests are balanced by the server. Raises BenchError if a request fails or has a length
-        other than requested.
+        Each replica has its own cache, so warm-up requests are pinned where the engine can do it; measured requests are
+        balanced by the server. Raises BenchError if a request fails or has a length other than requested.
         """
         flushed = await self.endpoint.flush_cache()
         prefixes = await _collect_cooperatively(warmup_prompts(self.workload, self.salt + label, self.text))
         replicas = self.endpoint.facts.replicas
-        pinned = self.endpoint.is_sglang and replicas > 1
+        pinned = self.endpoint.rank_field if replicas > 1 else None
         self.progress(f"{label}: warm-up", f"{len(prefixes)} prefixes on {replicas} replica(s)")
         ranks: list[int | None] = list(range(replicas)) if pinned else [None]
         load_results = await asyncio.gather(*(self._warm_replica(prefixes, rank) for rank in ranks))
         for load_result in load_results:
             check_warmup(self.workload, load_result.records)
-        target = f"each of {replicas} replicas ({RANK_FIELD})" if pinned else "the only known replica"
+        target = f"each of {replicas} replicas ({pinned})" if pinned else "the only known replica"
         if replicas > 1 and not pinned:
             target = f"one of {replicas} replicas, chosen by the server"
         prefix = "caches flushed, " if flushed else ""
@@ -114,19 +111,8 @@ class PointRunner:
         )
 
     async def _requests(self, prompts: Iterable[Prompt], *, replica: int | None = None) -> list[Request]:
-        facts = self.endpoint.facts
-        bodies = (
-            benchmark_body(
-                Api(facts.api),
-                prompt.fragments,
-                model=facts.served_model,
-                tokens=self.workload.output_tokens,
-                temperature=self.workload.temperature,
-                rank=replica,
-            )
-            for prompt in prompts
-        )
-        return await _collect_cooperatively(self.endpoint.request(content) for content in bodies)
+        requests = (self.endpoint.request(each.fragments, self.workload, rank=replica) for each in prompts)
+        return await _collect_cooperatively(requests)
 
     async def _observe(self, label: str, load: Callable[[], Awaitable[LoadResult]]) -> Observation:
         """Send a load, and read all counters before and after it."""

@@ -16,7 +16,8 @@ _OPTIONS: Final[Mapping[str, Mapping[Meaning, str]]] = {
     "vllm": {Meaning.CACHED_TOKENS_REPORT: "enable-prompt-tokens-details", Meaning.CONTEXT: "max-model-len"},
     "atom": {Meaning.CONTEXT: "max-model-len"},
 }
-_RANK_HEADER: Final = {"vllm": "X-data-parallel-rank"}  # pins a request; v1/entrypoints: `_get_data_parallel_rank`
+# The header that pins a request to a data-parallel rank (0.32.0, entrypoints/generate/base/serving.py:225).
+RANK_HEADER: Final[Mapping[str, str]] = {"vllm": "X-data-parallel-rank"}
 RETURNS_IDS: Final = {"vllm": {"return_token_ids": True}}  # the field that adds `token_ids` to a completion
 _RANK: Final = re.compile(r'\bengine="(\d+)"')
 _BLOCK_SIZE: Final = re.compile(r'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d{1,6})"', re.MULTILINE)
@@ -50,7 +51,7 @@ def pinned(engine: str, body: Mapping[str, object]) -> tuple[dict[str, object], 
     if engine == "sglang":
         return dict(body), {}
     rest = {key: value for key, value in body.items() if key != RANK_FIELD}
-    rank, header = body.get(RANK_FIELD), _RANK_HEADER.get(engine)
+    rank, header = body.get(RANK_FIELD), RANK_HEADER.get(engine)
     return rest, {header: str(rank)} if header and rank is not None else {}
 
 

@@ -75,6 +75,26 @@ def test_every_replica_is_warmed_by_its_rank_and_the_load_is_not_pinned(tmp_path
     assert "each of 2 replicas" in result.run.warmup
 
 
+def test_every_rank_of_vllm_is_warmed_by_its_header(tmp_path: Path) -> None:
+    script = Script(foreign=True, replicas=2)
+    result = bench(script, tmp_path, engine="vllm")
+    assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
+    assert script.pinned[4:] == [None] * 30
+    assert "each of 2 replicas (X-data-parallel-rank)" in result.run.warmup
+    assert b"routed_dp_rank" not in b"".join(script.bodies)
+
+
+def test_the_api_of_sglang_is_not_asked_of_another_engine(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="vllm has no `/generate`"):
+        bench(Script(foreign=True), tmp_path, engine="vllm", api="generate")
+
+
+def test_the_base_url_of_an_openai_client_is_explained(tmp_path: Path) -> None:
+    with scripted(Script(foreign=True)) as server, pytest.raises(BenchError) as raised:
+        measure(order(server, tmp_path, url=f"{server.url}/v1"), lambda _text, _far: None)
+    assert raised.value.hint == f"omit `/v1` at the end: `{server.url}`"
+
+
 def test_the_same_seed_sends_the_same_bytes(tmp_path: Path) -> None:
     first, second = Script(), Script()
     bench(first, tmp_path / "1")

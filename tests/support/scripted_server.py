@@ -120,7 +120,8 @@ class ScriptedServer:
                 length = re.search(rb"(?i)content-length: *(\d+)", head)
                 content = await reader.readexactly(int(length[1]) if length else 0)
                 _method, path, _ = head.split(b" ", 2)
-                await self._respond(path.decode(), content, writer)
+                rank = re.search(rb"(?i)x-data-parallel-rank: *(\d+)", head)
+                await self._respond(path.decode(), content, writer, rank=int(rank[1]) if rank else None)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         except asyncio.CancelledError:  # the server ends
@@ -128,7 +129,9 @@ class ScriptedServer:
         finally:
             writer.close()
 
-    async def _respond(self, path: str, content: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _respond(
+        self, path: str, content: bytes, writer: asyncio.StreamWriter, *, rank: int | None = None
+    ) -> None:
         script = self.script
         if path in {"/v1/completions", "/generate"}:
             script.served += 1
@@ -137,6 +140,7 @@ class ScriptedServer:
                 self._server.close()
                 writer.transport.abort()
                 return
+            script.pinned.append(json.loads(content).get("routed_dp_rank", rank))
             await self._generate(path, content, writer, script.answer(script.served - 1))
             return
         if script.foreign and path in {"/server_info", "/flush_cache"}:
@@ -148,12 +152,13 @@ class ScriptedServer:
         api = EngineApi(model=script.model, context=script.context_length, dp=script.replicas, key="never-to-be-stored")
         answer = api.answer(path, authorization=f"Bearer {api.key}")
         body = (self._metrics() if path == "/metrics" else answer.body()).encode()
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.write(b"HTTP/1.1 %d OK\r\nContent-Length: %d\r\n\r\n%s" % (answer.status, len(body), body))
         await writer.drain()
 
     def _metrics(self) -> str:
         script = self.script
-        return (
+        ranks = range(script.replicas if script.foreign else 0)
+        return "".join(f'vllm:num_requests_running{{engine="{rank}"}} 0.0\n' for rank in ranks) + (
             f'sglang:prompt_tokens_total{{model_name="scripted"}} {script.prompt_tokens}\n'
             f'sglang:generation_tokens_total{{model_name="scripted"}} {script.output_tokens}\n'
             f'sglang:cached_tokens_total{{cache_source="device"}} {script.cached_tokens}\n'
@@ -165,7 +170,6 @@ class ScriptedServer:
         self.script.exchanges.append(exchange)
         request = json.loads(content)
         self.script.bodies.append(content)
-        self.script.pinned.append(request.get("routed_dp_rank"))
         if answer.silent:
             await asyncio.sleep(3600)
         if answer.status != 200:
