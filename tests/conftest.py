@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
+from json_schemas import check_each_output
 from kubernetes_runs import MARKER, record_run
 from real_servers import RealServers
 from schedule import GroupScheduling, slowest_groups, sort_longest_first
@@ -58,6 +59,7 @@ def end_well_on_signals() -> None:
 
 
 def pytest_configure() -> None:
+    check_each_output()
     end_well_on_signals()
     hand_on_no_deafness()
 

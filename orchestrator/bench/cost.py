@@ -18,6 +18,35 @@ class CommandEstimate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepOutput:
+    """A command with its estimated duration in seconds."""
+
+    id: str
+    argv: tuple[str, ...]
+    about_s: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalOutput:
+    """The estimated duration in seconds, and the cost in `currency`; null if no price is known."""
+
+    about_s: int
+    currency: str
+    cost_per_node_hour: float | None
+    cost: float | None
+    price_source: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateOutput:
+    """The remaining steps and their total; `left_out` are sentences about skipped ones."""
+
+    steps: tuple[StepOutput, ...]
+    left_out: tuple[str, ...]
+    total: TotalOutput
+
+
+@dataclass(frozen=True, kw_only=True)
 class CostEstimate:
     """The hourly cost of a node; None if no price is known."""
 
@@ -51,21 +80,21 @@ class CostEstimate:
             "durations are estimates and exclude failures"
         )
 
-    def to_dict(self, commands: Sequence[CommandEstimate], skipped: Sequence[str]) -> dict[str, object]:
-        """Return the commands and their total as JSON data."""
-        seconds, unit = sum(command.seconds for command in commands), self.currency.lower()
-        steps = [
-            {"id": command.id, "argv": ["deploy", *command.argv], "about_s": round(command.seconds)}
+    def to_output(self, commands: Sequence[CommandEstimate], skipped: Sequence[str]) -> EstimateOutput:
+        """Return the commands and their total for JSON."""
+        seconds = sum(command.seconds for command in commands)
+        steps = (
+            StepOutput(id=command.id, argv=("deploy", *command.argv), about_s=round(command.seconds))
             for command in commands
-        ]
-        total = {
-            "about_s": round(seconds),
-            f"{unit}_per_node_hour": self.hourly,
-            unit: self.cost_of(seconds),
-            "price_source": self.source or None,
-        }
-        known = {key: value for key, value in total.items() if value is not None}
-        return {"steps": steps, "left_out": skipped, "total": known}
+        )
+        total = TotalOutput(
+            about_s=round(seconds),
+            currency=self.currency,
+            cost_per_node_hour=self.hourly,
+            cost=self.cost_of(seconds),
+            price_source=self.source or None,
+        )
+        return EstimateOutput(steps=tuple(steps), left_out=tuple(skipped), total=total)
 
     def to_table(self, commands: Sequence[CommandEstimate]) -> str:
         """Return the commands and their total as a table."""

@@ -35,7 +35,7 @@ class VerifiedCheckpoint:
     """
 
     directory: Path
-    revision: CommitHash | None
+    revision: str | None
     files: int
     size: int
     shards: int

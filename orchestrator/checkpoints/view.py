@@ -1,7 +1,7 @@
 """`deploy inspect DIR`: the content of a checkpoint, and its mismatches with its config."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.checkpoints.config import CONFIG
@@ -24,10 +24,6 @@ class CheckpointView:
     tensors: int
     matrices: dict[str, dict[str, int]]
     mismatches: tuple[Mismatch, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """Convert to JSON-compatible data."""
-        return asdict(self)
 
     def to_text(self, *, width: int | None) -> str:
         """Format as a table."""

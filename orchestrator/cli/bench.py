@@ -4,7 +4,7 @@ import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -31,10 +31,10 @@ from orchestrator.cli.options import (
     read_rates,
     require_kind,
 )
-from orchestrator.core.console import Progress, note, print_data, print_json
+from orchestrator.core.console import Progress, note, print_data
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.core.text import parse_json
 from orchestrator.servers.servers import open_servers
 from orchestrator.servers.targets import server_target, url_target
 
@@ -72,6 +72,8 @@ OutputTokensOption: TypeAlias = Annotated[
 LayoutOption: TypeAlias = Annotated[
     str | None, typer.Option("--layout", metavar="LAYOUT", help="layout behind a URL, such as tp8 or tp4dp2")
 ]
+
+OUTPUT: Final = JsonOutput(BenchResult, omits_null=True)
 
 
 def command(
@@ -151,7 +153,7 @@ def _measure(target: BenchTarget, options: BenchOptions) -> tuple[BenchResult, P
 
 def _show(result: BenchResult, *, json: bool) -> None:
     if json:
-        print_json(parse_json(result.to_json()))
+        OUTPUT.show(result)
     else:
         print_data(result_text(result))
 

@@ -1,8 +1,8 @@
 """The command `deploy build`."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -16,8 +16,9 @@ from orchestrator.cli.options import (
     image_name,
     named_files,
 )
-from orchestrator.core.console import note, print_data, print_json, say, warn
+from orchestrator.core.console import note, print_data, say, warn
 from orchestrator.core.errors import UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.images.build import BuiltImage, build_image, push_image, tag_image, write_metadata
 from orchestrator.images.client import find_docker
@@ -38,6 +39,16 @@ TagOption: TypeAlias = Annotated[
 SecretOption: TypeAlias = Annotated[
     list[str] | None, typer.Option(metavar="ID=FILE", help="secret file for the build steps (may be repeated)")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOutput(BuiltImage):
+    """An image; `pushed` is its digest in the registry, null if it was not pushed."""
+
+    pushed: str | None
+
+
+OUTPUT: Final = JsonOutput(BuildOutput)
 
 
 def command(
@@ -81,12 +92,12 @@ def command(
     if tag:
         tag_image(docker, built.tag, tag)
     digest = push_image(docker, tag) if push and tag else None
-    metadata = {**asdict(built), "pushed": digest}
+    metadata = BuildOutput(**vars(built), pushed=digest)
     if metadata_file:
-        write_metadata(metadata_file, metadata)
+        write_metadata(metadata_file, asdict(metadata))
     _show_built(built, plan)
     if json:
-        print_json(metadata)
+        OUTPUT.show(metadata)
     else:
         print_data(digest or tag or built.tag)
 

@@ -64,7 +64,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "patches ls": "List patches and their upstream fixes",
         "patches check": "Check which patches sources need",
         "quantize": "Quantize a checkpoint with AMD Quark",
-        "schema": "Print the JSON Schema of a file",
+        "schema": "Print a JSON Schema",
     },
 }
 HIDDEN: Final = frozenset({"schema"})  # neither listed nor completed

@@ -1,19 +1,21 @@
 """The command `deploy compare`."""
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from orchestrator.cli.options import Json
 from orchestrator.cli.published import PriceOption, published_option, warn_incomparable
-from orchestrator.core.console import print_data, print_json
-from orchestrator.core.text import parse_json
-from orchestrator.report.render import render_json
+from orchestrator.core.console import print_data
+from orchestrator.core.json_output import JsonOutput
+from orchestrator.report.document import Report
 from orchestrator.report.text import comparison_text
 from orchestrator.report.write import find_results, make_report
 
 PublishedAskedOption: TypeAlias = Annotated[str | None, published_option("none")]
+
+OUTPUT: Final = JsonOutput(Report, omits_null=True)
 
 
 def command(
@@ -26,7 +28,7 @@ def command(
     """Compare results. Shows what differs, and by how much."""
     made = make_report(find_results(results), published=published or "none", prices=price or ())
     if json:
-        print_json(parse_json(render_json(made)))
+        OUTPUT.show(made)
     else:
         print_data(comparison_text(made))
     warn_incomparable(made)

@@ -5,23 +5,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import HostOption, Json, server_names
 from orchestrator.core.command_hints import expand_commands
-from orchestrator.core.console import print_data, print_json
+from orchestrator.core.console import print_data
 from orchestrator.core.errors import UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.logs.lines import Lines, LogTail, complete_lines
 from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.diagnose.match import diagnose
+from orchestrator.diagnose.report import DiagnosisOutput
 from orchestrator.plan.plan import NAME
 from orchestrator.runs.run_dir import known_names, latest_run, note_request
 from orchestrator.servers.logs import saved_log
 from orchestrator.servers.servers import dead_processes, exit_problem, open_servers
 from orchestrator.servers.status import statuses
+
+OUTPUT: Final = JsonOutput(DiagnosisOutput)
 
 
 def command(
@@ -50,7 +54,7 @@ def command(
     diagnosis = diagnosis.with_expanded_commands(expand_commands)
     well = not diagnosis.matches and not ended and _is_well(subject, home, host)
     if json:
-        print_json({**diagnosis.to_dict(), "well": well, "ended": ended})
+        OUTPUT.show(diagnosis.to_output(well=well, ended=ended))
     elif well:
         print_data(f"`{subject}` runs, answers, and its log of {diagnosis.lines} lines shows no known fault")
     else:

@@ -6,11 +6,14 @@ import typer
 
 from orchestrator.cli.options import Json, sides_to_compare
 from orchestrator.cli.results import ResultsOption, results_below
-from orchestrator.core.console import print_data, print_json, terminal_width
+from orchestrator.core.console import print_data, terminal_width
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.report.diff import diff, diff_text, resolve_side
+from orchestrator.report.diff import DiffOutput, diff, diff_text, resolve_side
 
 _SIDE: Final = "profile, lock, result, run directory, NAME/RUN or server"
+
+OUTPUT: Final = JsonOutput(DiffOutput)
 
 
 def command(
@@ -24,6 +27,6 @@ def command(
     home, measured = Home.from_environment(), tuple(results_below(results))
     found = diff(resolve_side(a, home, measured), resolve_side(b, home, measured))
     if json:
-        print_json(found.to_dict())
+        OUTPUT.show(found.to_output())
     else:
         print_data(diff_text(found, width=terminal_width()))

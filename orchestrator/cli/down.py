@@ -1,15 +1,27 @@
 """The command `deploy down`."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import HostOption, Json, server_names
-from orchestrator.core.console import print_json, say
+from orchestrator.core.console import say
 from orchestrator.core.errors import UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.servers.down import down, down_all
 from orchestrator.servers.servers import open_servers
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppedServers:
+    """The names of the servers that were stopped."""
+
+    down: list[str]
+
+
+OUTPUT: Final = JsonOutput(StoppedServers)
 
 
 def command(
@@ -38,4 +50,4 @@ def command(
                 ended.append(name)
         finally:
             if json and (ended or name is None):  # else only the error is printed
-                print_json({"down": ended})
+                OUTPUT.show(StoppedServers(down=ended))

@@ -4,19 +4,21 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from orchestrator.bench.run import is_url
 from orchestrator.cli.options import HostOption, Json, PriceOption, TargetArgument, require_kind, server_names
-from orchestrator.core.console import note, print_data, print_json, say
+from orchestrator.core.console import note, print_data, say
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.evals.evaluation import EvalPlan, commands_of_tau2, expect, score
-from orchestrator.evals.forecast import EvalForecast
-from orchestrator.evals.report import SuiteScore
+from orchestrator.evals.forecast import EvalForecast, ForecastOutput
+from orchestrator.evals.report import ScoreOutput, SuiteScore
 from orchestrator.evals.run import EvalOptions
 from orchestrator.servers.targets import resolve_target
 
@@ -51,6 +53,16 @@ ResumeOption: TypeAlias = Annotated[bool, typer.Option("--resume", help="ask onl
 KeyOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresOutput:
+    """The scores of several suites."""
+
+    suites: tuple[ScoreOutput, ...]
+
+
+OUTPUT: Final = JsonOutput[ScoreOutput | ScoresOutput | ForecastOutput](ScoreOutput, ScoresOutput, ForecastOutput)
 
 
 def command(
@@ -91,7 +103,7 @@ def command(
     )
     expected = expect(request, home, planned=dry_run)
     if dry_run and json:
-        print_json(expected.to_dict())
+        OUTPUT.show(expected.to_output())
         return
     _preview(expected, asked=dry_run, sized=dataset is None)
     if dry_run:
@@ -106,8 +118,8 @@ def command(
 
 def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
     if json:
-        documents = [each.to_dict() for each in scored]
-        print_json({"suites": documents} if several else documents[0])
+        suites = tuple(each.to_output() for each in scored)
+        OUTPUT.show(ScoresOutput(suites=suites) if several else suites[0])
     for each in scored:
         for line in () if json else each.lines():
             print_data(line)

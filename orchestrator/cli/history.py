@@ -1,15 +1,18 @@
 """The command `deploy history`."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import HostOption, Json, server_names
 from orchestrator.cli.results import ResultsOption, results_below
-from orchestrator.core.console import print_data, print_json, say, terminal_width
+from orchestrator.core.console import print_data, say, terminal_width
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.report.history import history, history_table
+from orchestrator.report.history import RunSummary, history, history_table
 from orchestrator.servers.servers import open_servers
+
+OUTPUT: Final = JsonOutput(tuple[RunSummary, ...])
 
 
 def command(
@@ -26,7 +29,7 @@ def command(
     with open_servers(Home.from_environment(), host) as servers:
         starts = history(servers, name, measured)
     if json:
-        print_json([start.to_dict() for start in starts])
+        OUTPUT.show(starts)
     elif starts:
         print_data(history_table(starts, width=terminal_width()))
     else:

@@ -1,18 +1,38 @@
 """The command `deploy inspect`."""
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from orchestrator.checkpoints.view import view_checkpoint
+from orchestrator.checkpoints.view import CheckpointView, view_checkpoint
 from orchestrator.cli.options import HostOption, Json
-from orchestrator.core.console import note, print_data, print_json, table, terminal_width, warn
+from orchestrator.core.console import note, print_data, table, terminal_width, warn
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.images.receipt import receipt_in
+from orchestrator.images.receipt import ImageReceipt, receipt_in
 from orchestrator.images.registry import Registry
 from orchestrator.planner.image_env import asked_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOutput:
+    """An image; `digest` is that of its registry, null if no registry has it."""
+
+    digest: str | None
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltImageOutput(ImageReceipt, ImageOutput):
+    """An image built by `deploy build`, with its receipt."""
+
+
+OUTPUT: Final = JsonOutput[BuiltImageOutput | ImageOutput | CheckpointView](
+    BuiltImageOutput, ImageOutput, CheckpointView
+)
 
 
 def command(
@@ -39,8 +59,8 @@ def command(
     config = asked_config(image, Home.from_environment(), Registry(), host)
     receipt = receipt_in(config.labels, image)
     if json:
-        found = asdict(receipt) if receipt else {}
-        print_json({**found, "digest": config.digest or None, "environment": config.engine_env})
+        shown = ImageOutput(digest=config.digest or None, environment=config.engine_env)
+        OUTPUT.show(BuiltImageOutput(**vars(shown), **vars(receipt)) if receipt else shown)
         return
     print_data(table(["variable", "value"], config.engine_env.items(), width=terminal_width()))
     if receipt is None:
@@ -58,7 +78,7 @@ def command(
 def _inspect_checkpoint(directory: Path, *, json: bool) -> None:
     view = view_checkpoint(directory.absolute())
     if json:
-        print_json(view.to_dict())
+        OUTPUT.show(view)
     else:
         print_data(view.to_text(width=terminal_width()))
     for difference in view.mismatches:

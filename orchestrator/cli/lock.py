@@ -1,15 +1,28 @@
 """The command `deploy lock`."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import Json, ProfileArgument, RevisionOption, SetOption
 from orchestrator.cli.overrides import overridden
-from orchestrator.core.console import note, print_json, say
+from orchestrator.core.console import note, say
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.planner.lock import lock_output, resolve, write_lock
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenLock:
+    """The lockfile; `unknown` are the values that it does not pin, with the reason."""
+
+    lock: Path
+    unknown: dict[str, str]
+
+
+OUTPUT: Final = JsonOutput(WrittenLock)
 
 
 def command(
@@ -30,7 +43,7 @@ def command(
     found = resolve(profile, overridden(set_, revision=revision), Home.from_environment())
     write_lock(path, found)
     if json:
-        print_json({"lock": str(path), "unknown": dict(found.unknown)})
+        OUTPUT.show(WrittenLock(lock=path, unknown=dict(found.unknown)))
         return
     say(f"wrote {path}")
     for what, why in found.unknown.items():

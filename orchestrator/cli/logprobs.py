@@ -2,14 +2,16 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from orchestrator.bench.run import is_url
 from orchestrator.cli.options import HostOption, Json, TargetArgument, require_kind, server_names
-from orchestrator.core.console import note, print_data, print_json, terminal_width
+from orchestrator.core.console import note, print_data, terminal_width
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
+from orchestrator.evals.logprobs.report import ProbeReport
 from orchestrator.evals.logprobs.run import ProbeOptions, keep, load_reference, reference_of, run_probe, save_reference
 from orchestrator.servers.servers import api_key, open_servers
 from orchestrator.servers.targets import side_of_server, side_of_url
@@ -33,6 +35,8 @@ MaxLengthOption: TypeAlias = Annotated[
 OtherOption: TypeAlias = Annotated[
     bool, typer.Option("--allow-other-checkpoint", help="accept a reference of another checkpoint")
 ]
+
+OUTPUT: Final = JsonOutput(ProbeReport)
 
 
 def command(
@@ -65,7 +69,7 @@ def command(
         report, said = run_probe(side, saved, options, against=reference)
     keep(side, report)
     if json:
-        print_json(report.to_dict())
+        OUTPUT.show(report)
     else:
         print_data(report.to_table(width=terminal_width()))
     if save is not None and report.ok:

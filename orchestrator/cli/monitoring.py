@@ -1,18 +1,32 @@
 """The command `deploy monitoring`."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import Json, SetOption, WorkloadOption, complete_names, server_names
-from orchestrator.core.console import note, print_json, say
+from orchestrator.core.console import note, say
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.monitoring.alerts import skipped_rules
 from orchestrator.monitoring.files import monitoring_files
 from orchestrator.monitoring.request import MonitoringRequest, monitored
 from orchestrator.runs.run_dir import write_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitoringOutput:
+    """The written files; `left_out` are the skipped series and alerts, each with the reason."""
+
+    server: str
+    files: list[Path]
+    left_out: tuple[str, ...]
+
+
+OUTPUT: Final = JsonOutput(MonitoringOutput)
 
 
 def command(
@@ -63,8 +77,8 @@ def command(
     files, missing = monitoring_files(server), tuple(skipped_rules(server))
     write_files(output, files)
     if json:
-        paths = [str(output / RelativePath(file.path)) for file in files]
-        print_json({"server": server.name, "files": paths, "left_out": missing})
+        paths = [output / RelativePath(file.path) for file in files]
+        OUTPUT.show(MonitoringOutput(server=server.name, files=paths, left_out=missing))
         return
     for file in files:
         say(f"wrote {output / RelativePath(file.path)}")

@@ -1,13 +1,19 @@
 """The command `deploy preflight`."""
 
+from typing import Final
+
 from orchestrator.cli.options import HostOption, Json, ProfileArgument, RuntimeOption, SetOption
 from orchestrator.cli.overrides import overridden
-from orchestrator.core.console import print_data, print_json, terminal_width
+from orchestrator.core.console import print_data, terminal_width
 from orchestrator.core.errors import HostError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
+from orchestrator.hosts.report import PreflightReport
 from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
 from orchestrator.planner.planning import load
 from orchestrator.servers.start.host import host_ref, preflight_host
+
+OUTPUT: Final = JsonOutput(PreflightReport)
 
 
 def command(
@@ -25,7 +31,7 @@ def command(
     warn_untuned(plan, home)
     report = preflight_host(plan, place)
     if json:
-        print_json(report.to_dict())
+        OUTPUT.show(report)
     else:
         print_data(report.to_text(width=terminal_width()))
     if not report.ready:

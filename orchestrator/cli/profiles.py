@@ -1,16 +1,18 @@
 """The command `deploy profiles`."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import Json
 from orchestrator.core.catalog import Catalog
-from orchestrator.core.console import print_data, print_json, table, terminal_width
+from orchestrator.core.console import print_data, table, terminal_width
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.images.base import IMAGE_BYTES
-from orchestrator.planner.listing import catalog_listing, tables
+from orchestrator.planner.listing import CatalogListing, catalog_listing, tables
 from orchestrator.planner.planning import usable_plans
 from orchestrator.runtimes import runtime_class
 
@@ -20,6 +22,26 @@ class Format(StrEnum):
 
     TABLE = "table"
     GITHUB_MATRIX = "github-matrix"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixEntry:
+    """A profile with an image, its base image, and the disk space of a build."""
+
+    profile: str
+    engine: str
+    base: str | None
+    disk_gib: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixOutput:
+    """With `--format github-matrix`: a matrix of GitHub Actions."""
+
+    include: tuple[MatrixEntry, ...]
+
+
+OUTPUT: Final = JsonOutput[CatalogListing | MatrixOutput](CatalogListing, MatrixOutput)
 
 
 def command(
@@ -36,23 +58,20 @@ def command(
     build in GiB.
     """
     if format_ is Format.GITHUB_MATRIX:
-        print_json({"include": [*_matrix()]})
+        OUTPUT.show(MatrixOutput(include=tuple(_matrix())))
         return
     found = catalog_listing(Catalog.from_environment())
     if json:
-        print_json(found)
+        OUTPUT.show(found)
     else:
         width = terminal_width()
-        print_data("\n\n".join(table(header, rows, width=width) for header, rows in tables(found)))
+        print_data("\n\n".join(table(header, rows, width=width) for header, rows in tables(OUTPUT.data(found))))
 
 
-def _matrix() -> Iterator[dict[str, object]]:
+def _matrix() -> Iterator[MatrixEntry]:
     """Yield one entry for each profile with an image."""
     for plan in usable_plans():
         if runtime_class(plan.runtime).in_container:
-            yield {
-                "profile": plan.profile,
-                "engine": plan.engine.name,
-                "base": plan.engine.image,
-                "disk_gib": IMAGE_BYTES >> 30,
-            }
+            yield MatrixEntry(
+                profile=plan.profile, engine=plan.engine.name, base=plan.engine.image, disk_gib=IMAGE_BYTES >> 30
+            )

@@ -1,21 +1,42 @@
 """The command `deploy prune`."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import HostOption, Json, server_names
-from orchestrator.core.console import print_json, say
+from orchestrator.core.console import say
 from orchestrator.core.errors import UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.caches import caches_text, prune_caches
+from orchestrator.runtimes.caches import PrunedCache, caches_text, prune_caches
 from orchestrator.servers.logs import parse_since
-from orchestrator.servers.prune import PruneRequest, prune, prune_text
+from orchestrator.servers.prune import OldRun, PruneRequest, prune, prune_text
 from orchestrator.servers.servers import open_servers
 
 _KEEP: Final = 10
 _AGE: Final = "30d"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunedRuns:
+    """Old runs, removed or kept; with `dry_run` none was removed."""
+
+    dry_run: bool
+    runs: tuple[OldRun, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunedCaches:
+    """With `--caches`: caches, removed or kept; with `dry_run` none was removed."""
+
+    dry_run: bool
+    caches: tuple[PrunedCache, ...]
+
+
+OUTPUT: Final = JsonOutput[PrunedRuns | PrunedCaches](PrunedRuns, PrunedCaches)
 
 
 def command(
@@ -51,7 +72,7 @@ def command(
     with open_servers(Home.from_environment(), host) as servers:
         found = prune(servers, name, request)
     if json:
-        print_json({"dry_run": dry_run, "runs": [old.to_dict() for old in found]})
+        OUTPUT.show(PrunedRuns(dry_run=dry_run, runs=found))
     else:
         say(prune_text(found, dry_run=dry_run))
 
@@ -59,6 +80,6 @@ def command(
 def _prune_caches(host: str | None, *, dry_run: bool, json: bool) -> None:
     found = prune_caches(Home.from_environment(), host, dry_run=dry_run)
     if json:
-        print_json({"dry_run": dry_run, "caches": [each.to_dict() for each in found]})
+        OUTPUT.show(PrunedCaches(dry_run=dry_run, caches=found))
     else:
         say(caches_text(found, dry_run=dry_run))

@@ -1,15 +1,18 @@
 """The command `deploy quantize`."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from orchestrator.checkpoints.quantize.source import read_source
 from orchestrator.cli.options import Json, complete_names
-from orchestrator.core.console import note, print_data, print_json, say, table, terminal_width
+from orchestrator.core.console import note, print_data, say, table, terminal_width
 from orchestrator.core.errors import UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
+from orchestrator.planner.add.file import EntryOutput
 from orchestrator.planner.add.profile import next_command
 from orchestrator.planner.planning import load
 from orchestrator.planner.quantize import QuantizationRequest, cost, recipe_rows
@@ -29,6 +32,29 @@ ProfileOption: TypeAlias = Annotated[
         autocompletion=complete_names("PROFILE"),
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOutput:
+    """With `--list`: a recipe, the size of its checkpoint, and the number of modules that it leaves as they are."""
+
+    recipe: str
+    size: str
+    left: str
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOutput:
+    """The new checkpoint; `model` is null if no catalog entry was written."""
+
+    target: Path
+    shards: int
+    bytes: int
+    model: EntryOutput | None
+
+
+OUTPUT: Final = JsonOutput[QuantizeOutput | tuple[RecipeOutput, ...]](QuantizeOutput, tuple[RecipeOutput, ...])
 
 
 def command(
@@ -76,8 +102,8 @@ def command(
     )
     made = carry_out(request, home)
     if json:
-        model = made.model.to_dict() if made.model else None
-        print_json({"target": str(made.target), "shards": made.shards, "bytes": made.size, "model": model})
+        model = made.model.to_output() if made.model else None
+        OUTPUT.show(QuantizeOutput(target=made.target, shards=made.shards, bytes=made.size, model=model))
         return
     say(f"`{made.target}` is complete: {made.shards} shards, {made.size:,} bytes from {made.source_size:,}")
     if made.model is not None:
@@ -88,7 +114,7 @@ def _show(source: Path, home: Home, *, json: bool) -> None:
     found = read_source(source)
     rows = list(recipe_rows(found, home))
     if json:
-        print_json([dict(zip(("recipe", "size", "left", "what"), row, strict=True)) for row in rows])
+        OUTPUT.show(tuple(RecipeOutput(recipe=row[0], size=row[1], left=row[2], what=row[3]) for row in rows))
         return
     print_data(table(["recipe", "size", "left as they are", "what it does"], rows, width=terminal_width()))
     note(cost(found))

@@ -1,8 +1,9 @@
 """The command `deploy render`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -16,10 +17,11 @@ from orchestrator.cli.options import (
     runtime_names,
 )
 from orchestrator.cli.overrides import overridden
-from orchestrator.cli.rendered import print_rendered, rendered_dicts, write_rendered
+from orchestrator.cli.rendered import FileOutput, file_outputs, print_rendered, write_rendered
 from orchestrator.core.command_hints import set_invocation
-from orchestrator.core.console import print_json, warn
+from orchestrator.core.console import warn
 from orchestrator.core.errors import UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.images.sources import input_digests
 from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
@@ -30,6 +32,18 @@ from orchestrator.planner.plan_warnings import report_warnings
 from orchestrator.planner.planning import render_artifacts, rendered_files
 from orchestrator.planner.source import profile_source
 from orchestrator.render.cloud.launchers import LAUNCHERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderOutput:
+    """The files of a plan; `digest` is that of the plan."""
+
+    profile: str
+    digest: str
+    files: tuple[FileOutput, ...]
+
+
+OUTPUT: Final = JsonOutput(RenderOutput)
 
 
 def command(
@@ -83,8 +97,8 @@ def command(
     if output is not None:
         write_rendered(output, files)
     if json:
-        shown = rendered_dicts(files, output)
-        print_json({"profile": plan.profile, "digest": plan.digest, "files": shown})
+        shown = file_outputs(files, output)
+        OUTPUT.show(RenderOutput(profile=plan.profile, digest=plan.digest, files=shown))
     elif output is None:
         print_rendered(files)
 

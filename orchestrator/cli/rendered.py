@@ -1,6 +1,7 @@
 """Output of rendered files: written to a folder, printed, or as JSON."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.console import print_data, say
@@ -22,16 +23,25 @@ def print_rendered(files: Sequence[RenderedFile]) -> None:
         print_data(f"==> {file.path} <==\n{_text(file)}")
 
 
-def rendered_dicts(files: Sequence[RenderedFile], folder: Path | None) -> list[dict[str, object]]:
-    """Return the files as plain data for JSON, with their paths if they were written to a folder."""
-    return [
-        {
-            "path": str(folder / RelativePath(file.path)) if folder else file.path,
-            "executable": file.executable,
-            "content": _text(file),
-        }
+@dataclass(frozen=True, kw_only=True)
+class FileOutput:
+    """A rendered file, written to `path`, or to be written to it."""
+
+    path: str
+    executable: bool
+    content: str
+
+
+def file_outputs(files: Sequence[RenderedFile], folder: Path | None) -> tuple[FileOutput, ...]:
+    """Return the files for JSON, with their paths if they were written to a folder."""
+    return tuple(
+        FileOutput(
+            path=str(folder / RelativePath(file.path)) if folder else file.path,
+            executable=file.executable,
+            content=_text(file),
+        )
         for file in files
-    ]
+    )
 
 
 def _text(file: RenderedFile) -> str:

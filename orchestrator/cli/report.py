@@ -1,21 +1,22 @@
 """The command `deploy report`."""
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from orchestrator.cli.options import Json
 from orchestrator.cli.published import PriceOption, published_option, warn_incomparable
-from orchestrator.core.console import note, print_json
+from orchestrator.core.console import note
 from orchestrator.core.errors import BenchError
-from orchestrator.core.text import parse_json
-from orchestrator.report.document import Details
+from orchestrator.core.json_output import JsonOutput
+from orchestrator.report.document import Details, Report
 from orchestrator.report.economics import NodePower
-from orchestrator.report.render import render_json
 from orchestrator.report.write import find_evals, find_requests, find_results, make_report, write_report
 
 PublishedOption: TypeAlias = Annotated[str | None, published_option("same workload and hardware")]
+
+OUTPUT: Final = JsonOutput(Report, omits_null=True)
 
 
 def command(
@@ -57,6 +58,6 @@ def command(
     except OSError as error:
         raise BenchError(f"cannot write the report: {error.strerror}", location=str(error.filename)) from error
     if json:
-        print_json(parse_json(render_json(made)))
+        OUTPUT.show(made)
     warn_incomparable(made)
     note(f"wrote `{written[0]}`, and the same report as `.md` and `.json`")

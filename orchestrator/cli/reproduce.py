@@ -3,17 +3,18 @@
 import datetime as dt
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from orchestrator.bench.cost import CommandEstimate, CostEstimate
+from orchestrator.bench.cost import CommandEstimate, CostEstimate, EstimateOutput
 from orchestrator.bench.published import Published, PublishedModel, load_published, split_currency
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, complete_names, server_names
-from orchestrator.core.console import note, print_data, print_json, say
+from orchestrator.core.console import note, print_data, say
 from orchestrator.core.errors import OutputError, UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.streams import IGNORE_SIGPIPE
@@ -97,6 +98,8 @@ DryRunOption: TypeAlias = Annotated[
 
 _TUNE = "`--tune` runs `deploy kernels tune` as a step for each layout"
 
+OUTPUT: Final = JsonOutput(EstimateOutput)  # only with `--dry-run`
+
 
 def command(
     name: PublishedArgument,
@@ -152,7 +155,7 @@ def command(
         _look(planned, host, covered=dry_run, tune=tune)
     _note_checkpoint(planned, published)
     if dry_run and json:
-        print_json(bill.to_dict(todo, planned.left_out))
+        OUTPUT.show(bill.to_output(todo, planned.left_out))
         return
     _show(planned, bill, todo, dry_run=dry_run)
     if not dry_run:

@@ -1,9 +1,13 @@
 """The command `deploy restart`."""
 
+from typing import Final
+
 from orchestrator.cli.options import Json, NameArgument
-from orchestrator.cli.up_result import show_up
+from orchestrator.cli.up_result import UP, show_up
 from orchestrator.core.paths import Home
 from orchestrator.servers.restart import restart
+
+OUTPUT: Final = UP
 
 
 def command(name: NameArgument, *, json: Json = False) -> None:

@@ -1,9 +1,13 @@
 """The command `deploy rollback`."""
 
+from typing import Final
+
 from orchestrator.cli.options import Json, NameArgument
-from orchestrator.cli.up_result import show_up
+from orchestrator.cli.up_result import UP, show_up
 from orchestrator.core.paths import Home
 from orchestrator.servers.rollback import rollback
+
+OUTPUT: Final = UP
 
 
 def command(name: NameArgument, *, json: Json = False) -> None:

@@ -1,21 +1,49 @@
 """The command `deploy show`."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import typer
+from pydantic import computed_field
 
 from orchestrator.bench.workload import load_workload
 from orchestrator.cli.options import Json, ProfileArgument, RuntimeOption, SetOption
 from orchestrator.cli.overrides import overridden
-from orchestrator.core.console import note, print_data, print_json, terminal_width
+from orchestrator.core.console import note, print_data, terminal_width
+from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
+from orchestrator.plan.capacity import Capacity
+from orchestrator.plan.plan import Plan
 from orchestrator.planner.capacity import capacity_table, warn_capacity
-from orchestrator.planner.explain import explained, explained_table
+from orchestrator.planner.explain import Explained, explained, explained_table
 from orchestrator.planner.image_env import image_config, note_environment
 from orchestrator.planner.planning import ResolvedProfile, load
 from orchestrator.planner.summary import plan_summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOutput(Plan):
+    """A plan and its digest."""
+
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
+    @property
+    def digest(self) -> str:
+        """The sha256 of the plan, in hex."""
+        return super().digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityOutput(Capacity):
+    """With `--capacity`: what fits. A value that cannot be computed is null; `unknown` has the reasons."""
+
+    profile: str
+
+
+OUTPUT: Final = JsonOutput[PlanOutput | CapacityOutput | tuple[Explained, ...]](
+    PlanOutput, CapacityOutput, tuple[Explained, ...]
+)
 
 
 def command(
@@ -35,7 +63,7 @@ def command(
         found = loaded.valid.capacity
         warn_capacity(loaded.plan)
         if json:
-            print_json({"profile": loaded.plan.profile, **found.to_dict()})
+            OUTPUT.show(CapacityOutput(profile=loaded.plan.profile, **fields_of(found)))
         else:
             print_data(capacity_table(found))
         return
@@ -52,11 +80,11 @@ def command(
             f"model `{loaded.plan.model.name}` has no questions: the smoke test does not look whether answers are right"
         )
     if not explain:
-        print_json({**loaded.plan.to_dict(), "digest": loaded.plan.digest})
+        OUTPUT.show(PlanOutput(**fields_of(loaded.plan)))
         return
     rows = explained(loaded)
     if json:
-        print_json([row.to_dict() for row in rows])
+        OUTPUT.show(rows)
     else:
         print_data(explained_table(rows, width=terminal_width()))
 

@@ -1,6 +1,6 @@
 """The command `deploy smoke`."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -14,12 +14,16 @@ from orchestrator.cli.options import (
     complete_names,
     require_kind,
 )
-from orchestrator.core.console import print_data, print_json, terminal_width
+from orchestrator.core.console import print_data, terminal_width
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.planner.planning import load
 from orchestrator.servers.servers import api_key, open_servers
 from orchestrator.servers.start.verify import smoke_server, smoke_url
+from orchestrator.verify.report import SmokeReport
+
+OUTPUT: Final = JsonOutput(SmokeReport)
 
 
 def command(
@@ -59,7 +63,7 @@ def command(
         with open_servers(Home.from_environment(), host) as servers:
             report = smoke_server(servers, target, strict_kernels=strict_kernels)
     if json:
-        print_json(report.to_dict())
+        OUTPUT.show(report)
     else:
         print_data(report.to_table(width=terminal_width()))
     report.require()

@@ -1,20 +1,22 @@
 """The command `deploy stage`."""
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.checkpoints import staging
-from orchestrator.checkpoints.verify import checkpoint_directory
+from orchestrator.checkpoints.verify import VerifiedCheckpoint, checkpoint_directory
 from orchestrator.cli.options import HostOption, Json, ParallelOption, ProfileArgument, RevisionOption, SetOption
 from orchestrator.cli.overrides import overridden
-from orchestrator.core.console import note, print_json, say
+from orchestrator.core.console import note, say
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
 from orchestrator.servers.start.host import host_ref
 from orchestrator.servers.start.prepare import remote_directory
+
+OUTPUT: Final = JsonOutput(VerifiedCheckpoint)
 
 
 def command(
@@ -46,7 +48,7 @@ def command(
         target = (directory or checkpoint_directory(plan.model, home)).absolute()
         verified = staging.download(plan, target, allow_mismatch=allow_mismatch)
     if json:
-        print_json({**asdict(verified), "directory": str(verified.directory)})
+        OUTPUT.show(verified)
         return
     say(f"{f'{far}: ' if far else ''}{verified.directory} is complete: {verified}")
     if directory is not None and plan.model.checkpoint.source == "hub":

@@ -1,15 +1,18 @@
 """The command `deploy status`."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import HostOption, Json, server_names
-from orchestrator.core.console import note, print_data, print_json, say, terminal_width
+from orchestrator.core.console import note, print_data, say, terminal_width
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.servers import open_servers
-from orchestrator.servers.status import require_healthy, status_table, statuses
+from orchestrator.servers.status import ServerStatus, require_healthy, status_table, statuses
+
+OUTPUT: Final = JsonOutput(tuple[ServerStatus, ...])
 
 
 def command(
@@ -27,7 +30,7 @@ def command(
             servers.open(name)
         found = statuses(servers, name, check_health=health or name is not None)
         if json:
-            print_json([server.to_dict() for server in found])
+            OUTPUT.show(found)
         elif found:
             print_data(status_table(found, width=terminal_width()))
         elif not servers.unreachable:

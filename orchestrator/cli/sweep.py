@@ -1,7 +1,7 @@
 """The command `deploy sweep`."""
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -15,12 +15,13 @@ from orchestrator.cli.options import (
     WorkloadOption,
     read_rates,
 )
-from orchestrator.core.console import note, print_data, print_json, say
+from orchestrator.core.console import note, print_data, say
 from orchestrator.core.errors import BenchError, DeployError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.core.text import parse_json
-from orchestrator.experiments.sweep.files import write_sweep_report, write_winners
-from orchestrator.experiments.sweep.preview import dry_data, dry_text, scan_space
+from orchestrator.experiments.sweep.files import sweep_report, write_sweep_report, write_winners
+from orchestrator.experiments.sweep.preview import SweepPreview, dry_output, dry_text, scan_space
+from orchestrator.experiments.sweep.report import SweepReport
 from orchestrator.experiments.sweep.run import Budget, Sweep, SweepRequest, default_output, open_search, plan_sweep
 from orchestrator.experiments.sweep.trial import run_trials
 from orchestrator.experiments.sweep.winner import profile_path
@@ -68,6 +69,8 @@ DryRunOption: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="print 
 TimeoutOption: TypeAlias = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="start timeout (seconds); default: as `up`")
 ]
+
+OUTPUT: Final = JsonOutput[SweepReport | SweepPreview](SweepReport, SweepPreview)
 
 
 def command(
@@ -131,7 +134,7 @@ def command(
 def _preview(planned: Sweep, *, json: bool) -> None:
     looked = scan_space(planned)
     if json:
-        print_json(dry_data(planned, looked))
+        OUTPUT.show(dry_output(planned, looked))
     else:
         print_data(dry_text(planned, looked))
 
@@ -147,7 +150,7 @@ def _search(planned: Sweep, *, json: bool) -> None:
         winners = write_winners(planned, search)
         report = write_sweep_report(planned, search, winners, ended=ended)
         if json:
-            print_json(parse_json(report.with_suffix(".json").read_bytes()))
+            OUTPUT.show(sweep_report(planned, search, winners, ended))
         else:
             print_data(report.with_suffix(".md").read_text())
     note(f"wrote `{report}`, and the same report as `.md` and `.json`")

@@ -2,15 +2,18 @@
 
 from contextlib import closing, nullcontext
 from time import sleep
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import HostOption, Json, NameArgument
-from orchestrator.core.console import live_screen, print_data, print_json, terminal_width
+from orchestrator.core.console import live_screen, print_data, terminal_width
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.servers.servers import open_servers
 from orchestrator.servers.top import Frame, TopView
+
+OUTPUT: Final = JsonOutput(Frame, lines=True)
 
 
 def command(
@@ -27,7 +30,7 @@ def command(
 
     def show(frame: Frame) -> None:
         if json:
-            print_json(frame.to_dict(), one_line=True)
+            OUTPUT.show(frame)
         else:
             draw(frame.to_text(width=terminal_width()))
 

@@ -1,7 +1,8 @@
 """The command `deploy up`."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -18,11 +19,14 @@ from orchestrator.cli.options import (
     run_names,
 )
 from orchestrator.cli.overrides import overridden
-from orchestrator.cli.rendered import rendered_dicts, write_rendered
-from orchestrator.cli.up_result import show_up
-from orchestrator.core.console import print_data, print_json
+from orchestrator.cli.rendered import FileOutput, file_outputs, write_rendered
+from orchestrator.cli.up_result import UpOutput, show_up
+from orchestrator.core.console import print_data
 from orchestrator.core.errors import UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
+from orchestrator.plan.plan import Plan, PlanWarning
+from orchestrator.planner.estimate import UpStep
 from orchestrator.servers.rollback import decided_before
 from orchestrator.servers.start.preview import Preview, preview
 from orchestrator.servers.start.request import UpRequest
@@ -42,6 +46,22 @@ TimeoutOption: TypeAlias = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="start timeout (seconds); default: the profile's progress deadline"),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviewOutput:
+    """With `--dry-run`: what `up` would do and write; `digest` is that of the plan."""
+
+    name: str
+    profile: str
+    digest: str
+    steps: tuple[UpStep, ...]
+    warnings: tuple[PlanWarning, ...]
+    plan: Plan
+    files: tuple[FileOutput, ...]
+
+
+OUTPUT: Final = JsonOutput[UpOutput | PreviewOutput](UpOutput, PreviewOutput)
 
 
 def command(
@@ -105,7 +125,16 @@ def _show_preview(found: Preview, output: Path | None, *, json: bool) -> None:
     if json:
         if output is not None:
             write_rendered(output, found.files)
-        print_json({**found.to_dict(), "files": rendered_dicts(found.files, output)})
+        shown = PreviewOutput(
+            name=found.name,
+            profile=found.plan.profile,
+            digest=found.plan.digest,
+            steps=found.steps,
+            warnings=found.warnings,
+            plan=found.plan,
+            files=file_outputs(found.files, output),
+        )
+        OUTPUT.show(shown)
         return
     print_data(found.to_table())
     found.report()

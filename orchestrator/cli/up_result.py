@@ -1,15 +1,56 @@
 """The output of `deploy up`, `restart` and `rollback`."""
 
 import sys
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
-from orchestrator.core.console import note, print_json, say, terminal_width
+from orchestrator.core.console import note, say, terminal_width
+from orchestrator.core.json_output import JsonOutput
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.start.launch import UpResult
+from orchestrator.verify.report import SmokeReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOutput:
+    """A running server or replica: its URL from this host, on its own host, and the command of a tunnel to it."""
+
+    runtime: str
+    name: str
+    profile: str
+    plan_digest: str
+    url: str
+    run_dir: str
+    runtime_id: str
+    service_url: str
+    forward_command: str
+    replicas: "tuple[ServerOutput, ...]"
+    gateway_dir: str
+
+    @staticmethod
+    def fields(server: RunningServer) -> dict[str, Any]:
+        """Return the values of the fields."""
+        replicas = tuple(ServerOutput(**ServerOutput.fields(each)) for each in server.replicas)
+        return {each.name: getattr(server, each.name) for each in fields(ServerOutput)} | {"replicas": replicas}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpOutput(ServerOutput):
+    """A running server; `ready_seconds` and `smoke` are null if it ran before."""
+
+    already_up: bool
+    ready_seconds: float | None
+    smoke: SmokeReport | None
+
+
+UP: Final = JsonOutput(UpOutput)
 
 
 def show_up(done: UpResult, *, json: bool) -> None:
     """Print the URL of the server, and its smoke test if it was started now."""
     if json:
-        print_json(done.to_dict())
+        server, smoke = ServerOutput.fields(done.handle), done.smoke
+        UP.show(UpOutput(**server, already_up=smoke is None, ready_seconds=done.seconds, smoke=smoke))
         return
     handle, already = done.handle, "already " if done.smoke is None else ""
     if done.smoke is not None:

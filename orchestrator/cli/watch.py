@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from json import dumps
 from os import environ
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,12 +12,16 @@ from orchestrator.cli.options import Json, server_names
 from orchestrator.core.console import note, print_data, say
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import atomic_write
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.streams import drop_when_stalled
 from orchestrator.core.subprocesses import exec_program, python_module_argv
 from orchestrator.servers.watch.alerts import Receiver
+from orchestrator.servers.watch.events import WatchEvent
 from orchestrator.servers.watch.recovery import require_watchable
 from orchestrator.servers.watch.systemd import WEBHOOK, secret_variables, secrets_file, unit_text
+
+OUTPUT: Final = JsonOutput(WatchEvent, lines=True, omits_null=True)  # printed by `watch_main`
 
 
 def command(

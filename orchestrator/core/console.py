@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Final, TextIO
 
@@ -80,7 +81,7 @@ def show_error(error: DeployError) -> None:
     A command with `--json` also prints it as JSON, unless it has printed its document: standard output holds one.
     """
     if _JsonOutput.expected and not _JsonOutput.document:
-        print_json({"error": _error_dict(error)}, one_line=True)
+        print_json(asdict(ErrorOutput.of(error)), one_line=True)
     say(error.message, lead=_lead("error:", "red"))
     _show_place(Problem(error.message, error.location, ""))
     for problem in error.problems:
@@ -92,19 +93,46 @@ def show_error(error: DeployError) -> None:
         say(error.hint, lead=_lead("hint:", "cyan"))
 
 
-def _error_dict(error: DeployError) -> dict[str, object]:
-    problems = [
-        {"message": each.message, "location": each.location, "hint": expand_commands(each.hint)}
-        for each in error.problems
-    ]
-    return {
-        "message": error.message,
-        "location": error.location,
-        "hint": expand_commands(error.hint),
-        "problems": problems,
-        "details": error.details,
-        "exit_code": error.exit_code,
-    }
+@dataclass(frozen=True, kw_only=True)
+class ProblemOutput:
+    """One problem; `location` is a file and line, an address, or empty."""
+
+    message: str
+    location: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorDetails(ProblemOutput):
+    """An error with its problems; `hint` is what to do next."""
+
+    problems: tuple[ProblemOutput, ...]
+    details: str
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorOutput:
+    """What a command with `--json` prints after an error, unless it has printed its document."""
+
+    error: ErrorDetails
+
+    @classmethod
+    def of(cls, error: DeployError) -> "ErrorOutput":
+        """Return an error as data, with the commands in its hints expanded."""
+        problems = tuple(
+            ProblemOutput(message=each.message, location=each.location, hint=expand_commands(each.hint))
+            for each in error.problems
+        )
+        details = ErrorDetails(
+            message=error.message,
+            location=error.location,
+            hint=expand_commands(error.hint),
+            problems=problems,
+            details=error.details,
+            exit_code=error.exit_code,
+        )
+        return cls(error=details)
 
 
 def _show_place(problem: Problem, indent: str = "  ") -> None:

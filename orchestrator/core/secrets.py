@@ -16,6 +16,7 @@ import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from pathlib import PurePath
 from typing import Final, Self
 
 REDACTED: Final = "[REDACTED]"
@@ -151,14 +152,14 @@ def redact_known(text: str) -> str:
 
 
 def redact_data(data: object) -> object:
-    """Return JSON-serializable data with every text value redacted.
+    """Return JSON-serializable data with every text value redacted; paths become texts.
 
     Members of an Enum stay unchanged: they are the tool's own words, and other code parses them.
     """
     if isinstance(data, Enum):
         return data
-    if isinstance(data, str):
-        return redact(data)
+    if isinstance(data, str | PurePath):
+        return redact(str(data))
     if isinstance(data, Mapping):
         return {key: redact_data(value) for key, value in data.items()}
     return [redact_data(each) for each in data] if isinstance(data, list | tuple) else data

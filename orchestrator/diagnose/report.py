@@ -1,6 +1,5 @@
 """Diagnosis of a log: the matched signatures and their evidence, as text and JSON."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -44,10 +43,23 @@ class Match:
         about = [] if brief else [f"cause: {known.cause}", f"hint: {known.hint}", f"source: {known.source}"]
         return "\n  ".join([f"{known.effect}: {known.id}{more}", *proof, *about])
 
-    def to_dict(self) -> dict[str, object]:
-        """Convert to JSON-compatible data."""
-        about = self.signature.model_dump(mode="json", include={"id", "effect", "cause", "hint", "source"})
-        return {**about, "count": self.count, "evidence": [dataclasses.asdict(line) for line in self.evidence]}
+    def to_output(self) -> "MatchOutput":
+        """Return the match for JSON."""
+        about = self.signature.model_dump(include={"id", "effect", "cause", "hint", "source"})
+        return MatchOutput(**about, count=self.count, evidence=self.evidence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchOutput:
+    """A known failure found `count` times in a log, with the first matched lines."""
+
+    id: str
+    effect: Effect
+    cause: str
+    hint: str
+    source: str
+    count: int
+    evidence: tuple[Evidence, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +94,28 @@ class Diagnosis:
             parts.append("\n".join([f"{known}; the last {len(self.tail)} of {self.lines} lines:", *self.tail]))
         return "\n\n".join(parts)
 
-    def to_dict(self) -> dict[str, object]:
-        """Convert to JSON-compatible data; `cause` is the id of the first cause, or null."""
-        return {
-            "cause": self.cause.signature.id if self.cause else None,
-            "matches": [match.to_dict() for match in self.matches],
-            "lines": self.lines,
-            "tail": list(self.tail),
-        }
+    def to_output(self, *, well: bool, ended: str) -> "DiagnosisOutput":
+        """Return the diagnosis for JSON."""
+        return DiagnosisOutput(
+            cause=self.cause.signature.id if self.cause else None,
+            matches=tuple(match.to_output() for match in self.matches),
+            lines=self.lines,
+            tail=self.tail,
+            well=well,
+            ended=ended,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnosisOutput:
+    """A diagnosis: `cause` is the id of the first cause, or null; `tail` is the end of a log of `lines` lines.
+
+    `well` is whether the server is healthy; `ended` says how it exited, "" if it has not.
+    """
+
+    cause: str | None
+    matches: tuple[MatchOutput, ...]
+    lines: int
+    tail: tuple[str, ...]
+    well: bool
+    ended: str

@@ -1,7 +1,7 @@
 """The forecast of an evaluation: sensitivity, duration and cost."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.bench import metrics
@@ -72,15 +72,50 @@ class EvalForecast:
             yield self.bill.terms
         yield from self.left_out
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the forecast as JSON data."""
+    def to_output(self) -> "ForecastOutput":
+        """Return the forecast for JSON."""
         listed = []
         for part, told in zip(self.parts, self.told(), strict=True):
             about = self.seconds(part)
-            each = {"suite": part.suite.name, "questions": part.answers // part.seeds, "seeds": part.seeds}
-            cost = self.bill.cost_of(about) if about is not None else None
-            listed.append({**each, "tells": told, "about_s": about, self.bill.currency.lower(): cost})
-        return {"parts": listed, "pace": asdict(self.pace), "sides": self.sides, "terms": list(self.terms())}
+            suite = SuiteForecast(
+                suite=part.suite.name,
+                questions=part.answers // part.seeds,
+                seeds=part.seeds,
+                tells=told,
+                about_s=about,
+                cost=self.bill.cost_of(about) if about is not None else None,
+            )
+            listed.append(suite)
+        return ForecastOutput(
+            parts=tuple(listed),
+            currency=self.bill.currency,
+            pace=self.pace,
+            sides=self.sides,
+            terms=tuple(self.terms()),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteForecast:
+    """A suite: what its sample can tell, its estimated duration in seconds and its cost; null if unknown."""
+
+    suite: str
+    questions: int
+    seeds: int
+    tells: str
+    about_s: float | None
+    cost: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastOutput:
+    """With `--dry-run`: the suites, costs in `currency`, for one or two `sides`, and the terms of the estimate."""
+
+    parts: tuple[SuiteForecast, ...]
+    currency: str
+    pace: EvalPace
+    sides: int
+    terms: tuple[str, ...]
 
 
 def forecast(

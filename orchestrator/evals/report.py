@@ -1,7 +1,7 @@
 """Eval results compared with a baseline or published scores, as text and as JSON data."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import stdev
 
@@ -37,28 +37,64 @@ class SuiteScore:
             told = judgment.sentence if judgment else "not comparable: no sample size was published"
             yield f"against {against}: {told}"
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the result as JSON data."""
-        result, interval = self.result, score_interval(self.result)
-        said = {
-            "suite": result.suite,
-            "score": result.score,
-            "items": len(result.items),
-            "questions": len(result.answers),
-            "effective_items": result.effective_items,
-            "interval": asdict(interval),
-            "seeds": {str(seed): score for seed, score in result.by_seed.items()},
-            "metric": result.metric,
-            "harness": result.harness,
-            "against": [
-                {"what": what, **(asdict(told) if told else {}), "sentence": told.sentence if told else None}
-                for what, told in self.judged()
-            ],
-        }
-        if result.suite == tau2.NAME:
-            passed = {str(k): pass_interval(groups) for k, groups in result.pass_hat()}
-            said["pass_hat"] = {k: {"share": share, **asdict(span)} for k, (share, span) in passed.items()}
-        return said
+    def to_output(self) -> "ScoreOutput":
+        """Return the result for JSON."""
+        result = self.result
+        passed = result.pass_hat() if result.suite == tau2.NAME else ()
+        return ScoreOutput(
+            suite=result.suite,
+            score=result.score,
+            items=len(result.items),
+            questions=len(result.answers),
+            effective_items=result.effective_items,
+            interval=score_interval(result),
+            seeds={str(seed): score for seed, score in result.by_seed.items()},
+            metric=result.metric,
+            harness=result.harness,
+            against=tuple(
+                Judgment(what=what, test=told, sentence=told.sentence if told else None) for what, told in self.judged()
+            ),
+            pass_hat={str(k): PassHat.of(groups) for k, groups in passed},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgment:
+    """The test against the baseline `what`; null if no sample size was published."""
+
+    what: str
+    test: SignificanceTest | None
+    sentence: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassHat(Interval):
+    """The share of tasks that pass all of k trials, with its confidence interval."""
+
+    share: float
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[float]]) -> "PassHat":
+        """Compute the share from the probability of each task, by group."""
+        share, interval = pass_interval(groups)
+        return cls(share=share, low=interval.low, high=interval.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOutput:
+    """The score of a suite, a share of 1 in all and by seed; `pass_hat` by k, only for tau2."""
+
+    suite: str
+    score: float
+    items: int
+    questions: int
+    effective_items: float
+    interval: Interval
+    seeds: dict[str, float]
+    metric: str
+    harness: str
+    against: tuple[Judgment, ...]
+    pass_hat: dict[str, PassHat]
 
 
 def _asked(result: EvalResult) -> str:

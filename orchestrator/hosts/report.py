@@ -4,6 +4,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from pydantic import computed_field
+
 from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, Problem
@@ -56,6 +58,7 @@ class PreflightReport:
         """The findings that keep a server from starting or serving."""
         return tuple(finding for finding in self.findings if finding.level is Level.FAIL)
 
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
     @property
     def ready(self) -> bool:
         """Whether no check failed."""

@@ -224,46 +224,88 @@ def _layout(plan: Plan) -> str:
     return "×".join(parts)
 
 
-def to_dict(coverage: Coverage) -> dict[str, object]:
-    """Convert to JSON-compatible data."""
-    return {
-        "profile": coverage.profile,
-        "layout": coverage.layout,
-        "gpu": coverage.gpu,
-        "aiter": coverage.aiter,
-        "kernel_names_checked": coverage.names_checked,
-        "shared_expert_fused": coverage.fusion.fused,
-        "reason": coverage.fusion.reason,
-        "hint": coverage.fusion.hint,
-        "untuned": len(coverage.untuned),
-        "workload": list(coverage.workload),
-        "untuned_in_workload": list(coverage.untuned_in_workload),
-        "keys": [_key_dict(key) for key in coverage.keys],
-    }
+@dataclass(frozen=True, kw_only=True)
+class BucketOutput:
+    """A count of tokens, whether a tuned kernel runs for it, and its row in the tables."""
+
+    token: int
+    state: BucketState
+    origin: RowOrigin | None
+    location: str | None
+    kernels: tuple[str, ...]
 
 
-def _key_dict(key: KeyCoverage) -> dict[str, object]:
-    shape = key.shape
-    return {
-        "model_dim": shape.model_dim,
-        "inter_dim": shape.inter_dim,
-        "expert": shape.expert,
-        "topk": shape.topk,
-        "fused": key.fused,
-        "looked_up": key.expected,
-        "buckets": [_bucket_dict(bucket) for bucket in key.buckets],
-    }
+@dataclass(frozen=True, kw_only=True)
+class ShapeOutput:
+    """One shape; `looked_up` is null if it depends on the checkpoint."""
+
+    model_dim: int
+    inter_dim: int
+    expert: int
+    topk: int
+    fused: bool
+    looked_up: bool | None
+    buckets: tuple[BucketOutput, ...]
 
 
-def _bucket_dict(bucket: Bucket) -> dict[str, object]:
-    row = bucket.row
-    return {
-        "token": bucket.key.token,
-        "state": bucket.state.value,
-        "origin": row.origin.value if row else None,
-        "location": row.location if row else None,
-        "kernels": list(row.kernels) if row else [],
-    }
+@dataclass(frozen=True, kw_only=True)
+class CoverageOutput:
+    """Coverage of a plan: `untuned` is a number of keys, `workload` are the token counts of the plan's workload.
+
+    What only an image can tell is null.
+    """
+
+    profile: str
+    layout: str
+    gpu: str
+    aiter: str | None
+    kernel_names_checked: bool
+    shared_expert_fused: bool | None
+    reason: str
+    hint: str
+    untuned: int | None
+    workload: tuple[int, ...]
+    untuned_in_workload: tuple[int, ...] | None
+    keys: tuple[ShapeOutput, ...]
+
+
+def to_output(coverage: Coverage) -> CoverageOutput:
+    """Return the coverage for JSON."""
+    return CoverageOutput(
+        profile=coverage.profile,
+        layout=coverage.layout,
+        gpu=coverage.gpu,
+        aiter=coverage.aiter,
+        kernel_names_checked=coverage.names_checked,
+        shared_expert_fused=coverage.fusion.fused,
+        reason=coverage.fusion.reason,
+        hint=coverage.fusion.hint,
+        untuned=len(coverage.untuned),
+        workload=coverage.workload,
+        untuned_in_workload=coverage.untuned_in_workload,
+        keys=tuple(_shape_output(key) for key in coverage.keys),
+    )
+
+
+def _shape_output(key: KeyCoverage) -> ShapeOutput:
+    return ShapeOutput(
+        model_dim=key.shape.model_dim,
+        inter_dim=key.shape.inter_dim,
+        expert=key.shape.expert,
+        topk=key.shape.topk,
+        fused=key.fused,
+        looked_up=key.expected,
+        buckets=tuple(
+            BucketOutput(
+                token=bucket.key.token,
+                state=bucket.state,
+                origin=bucket.row.origin if bucket.row else None,
+                location=bucket.row.location if bucket.row else None,
+                kernels=bucket.row.kernels if bucket.row else (),
+            )
+            for bucket in key.buckets
+        ),
+    )
 
 
 def to_text(coverage: Coverage, *, tables: str) -> str:

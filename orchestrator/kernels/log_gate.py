@@ -9,7 +9,7 @@ aiter's buckets. Other lines that begin this way count as truncated.
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from orchestrator.kernels.keys import BLOCK_SCALED, Key, Shape, bucket
@@ -84,17 +84,37 @@ class GateReport:
             lines.append(f"  {self.truncated} truncated lines ignored")
         return "\n".join(lines)
 
+    def to_output(self) -> "GateOutput":
+        """Return the report for JSON."""
+        return GateOutput(
+            has_lookups=self.has_lookups,
+            hits=tuple(key.cells() for key in self.hits),
+            misses=tuple(key.cells() for key in self.misses),
+            inconsistent=tuple(key.cells() for key in self.inconsistent),
+            other_quantizations=tuple(key.cells() for key in self.other_quantizations),
+            families=dict(self.families),
+            truncated=self.truncated,
+        )
+
     def to_dict(self) -> dict[str, object]:
-        """Convert to JSON-compatible data."""
-        return {
-            "has_lookups": self.has_lookups,
-            "hits": [key.cells() for key in self.hits],
-            "misses": [key.cells() for key in self.misses],
-            "inconsistent": [key.cells() for key in self.inconsistent],
-            "other_quantizations": [key.cells() for key in self.other_quantizations],
-            "families": dict(self.families),
-            "truncated": self.truncated,
-        }
+        """Return the report as plain data."""
+        return asdict(self.to_output())
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOutput:
+    """Keys in a log, as rows of the tuner's input; `inconsistent` ones were found by one process and missed by another.
+
+    `families` are other kernels without a tuned row, by table; `truncated` counts truncated lines.
+    """
+
+    has_lookups: bool
+    hits: tuple[dict[str, str], ...]
+    misses: tuple[dict[str, str], ...]
+    inconsistent: tuple[dict[str, str], ...]
+    other_quantizations: tuple[dict[str, str], ...]
+    families: dict[str, int]
+    truncated: int
 
 
 def describe(key: Key) -> str:

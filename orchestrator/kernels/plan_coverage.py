@@ -1,7 +1,7 @@
 """Coverage of a plan by tuned kernels, computed before the server is started."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +15,10 @@ from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file
 from orchestrator.kernels.coverage import (
     Coverage,
+    CoverageOutput,
     coverage_of,
     queries_aiter_tables,
-    to_dict,
+    to_output,
     to_text,
     uses_tuned_table,
 )
@@ -67,10 +68,10 @@ class PlanCoverage:
         """The number of untuned keys; 0 if unknown."""
         return len(self.coverage.untuned) if self.known else 0
 
-    def to_dict(self) -> dict[str, object]:
-        """Convert to JSON-compatible data; unknown values are null."""
-        data = {**to_dict(self.coverage), "tables": self.tables, "known": self.known}
-        return data if self.known else {**data, "untuned": None, "untuned_in_workload": None, "keys": []}
+    def to_output(self) -> "PlanCoverageOutput":
+        """Return the coverage for JSON."""
+        found = PlanCoverageOutput(**vars(to_output(self.coverage)), tables=self.tables, known=self.known)
+        return found if self.known else replace(found, untuned=None, untuned_in_workload=None, keys=())
 
     def to_text(self) -> str:
         """Format the coverage as text; if unknown, the command that computes it."""
@@ -78,6 +79,14 @@ class PlanCoverage:
             return to_text(self.coverage, tables=self.tables)
         found = self.coverage
         return f"{found.profile}: {found.layout} on {found.gpu}\ntuned kernels: {self.how_to_check}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCoverageOutput(CoverageOutput):
+    """The coverage of a plan by its `tables`; not `known` if only an image can tell, and was not read."""
+
+    tables: str
+    known: bool
 
 
 def compute_coverage(plan: Plan, sources: RowSources, home: Home) -> PlanCoverage:

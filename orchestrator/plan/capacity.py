@@ -6,7 +6,7 @@ bytes.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pydantic import Field
@@ -118,10 +118,6 @@ class Capacity:
         """Bytes of a GPU that neither weights nor cache use."""
         memory = self.memory
         return 0 if memory is None else int(memory.free_bytes * (1 - memory.fraction)) + self.spare_bytes
-
-    def to_dict(self) -> dict[str, object]:
-        """Return plain data for JSON."""
-        return asdict(self)
 
 
 def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Capacity:

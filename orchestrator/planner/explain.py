@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from orchestrator.core.console import table
 from orchestrator.core.origin import Origin
@@ -25,10 +25,6 @@ class Explained:
     source: str
     place: str
     help: str = ""  # meaning of a flag, from the engine's parser
-
-    def to_dict(self) -> dict[str, str]:
-        """Return plain data for JSON."""
-        return asdict(self)
 
 
 def explained(loaded: ResolvedProfile) -> tuple[Explained, ...]:

@@ -1,7 +1,8 @@
 """`deploy profiles`: the entries of the catalog; an invalid entry is listed with its problem."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError
@@ -10,56 +11,124 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.profiles.schema import EngineFile, HardwareFile, ModelFile
 
-Entry: TypeAlias = dict[str, object]
-"""The name and the facts of an entry, or its name and `problems`."""
+Entry = TypeVar("Entry")
 
 
-def catalog_listing(catalog: Catalog) -> dict[str, list[Entry]]:
+@dataclass(frozen=True, kw_only=True)
+class InvalidEntry:
+    """An entry with problems."""
+
+    name: str
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileEntry:
+    """A valid profile."""
+
+    name: str
+    hardware: str
+    model: str
+    engine: str
+    layout: str
+    runtime: str
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareEntry:
+    """The GPUs of a node; `vram_gib` is the memory of each."""
+
+    name: str
+    vendor: str
+    arch: str
+    gpus: int
+    vram_gib: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """A model; `context_length` is in tokens."""
+
+    name: str
+    quantization: str
+    weights_gb: float
+    context_length: int
+    checkpoint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineEntry:
+    """A version of sglang, with its image or Python environment."""
+
+    name: str
+    version: str
+    platform: str
+    runs_in: str = field(metadata={"serialization_alias": "runs in"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogListing:
+    """The entries of the catalog, by kind."""
+
+    profiles: tuple[ProfileEntry | InvalidEntry, ...]
+    hardware: tuple[HardwareEntry | InvalidEntry, ...]
+    models: tuple[ModelEntry | InvalidEntry, ...]
+    engines: tuple[EngineEntry | InvalidEntry, ...]
+
+
+def catalog_listing(catalog: Catalog) -> CatalogListing:
     """List profiles, hardware, models and engines."""
-    about: Mapping[str, tuple[EntryKind, Callable[[str, Catalog], Entry]]] = {
-        "profiles": (EntryKind.PROFILE, _profile),
-        "hardware": (EntryKind.HARDWARE, _hardware),
-        "models": (EntryKind.MODEL, _model),
-        "engines": (EntryKind.ENGINE, _engine),
-    }
-    return {
-        group: [_entry(name, describe, catalog) for name in catalog.names(kind)]
-        for group, (kind, describe) in about.items()
-    }
+    return CatalogListing(
+        profiles=_entries(EntryKind.PROFILE, _profile, catalog),
+        hardware=_entries(EntryKind.HARDWARE, _hardware, catalog),
+        models=_entries(EntryKind.MODEL, _model, catalog),
+        engines=_entries(EntryKind.ENGINE, _engine, catalog),
+    )
 
 
-def tables(found: Mapping[str, Sequence[Entry]]) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+def tables(
+    found: Mapping[str, Sequence[Mapping[str, object]]],
+) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
     """Yield the header and the rows of one table per group."""
     for group, entries in found.items():
         facts = next((tuple(entry)[1:] for entry in entries if "problems" not in entry), ("problem",))
         yield (group, *facts), [_row(entry, facts) for entry in entries]
 
 
-def _row(entry: Entry, facts: Sequence[str]) -> tuple[str, ...]:
+def _row(entry: Mapping[str, object], facts: Sequence[str]) -> tuple[str, ...]:
     cells = [str(entry.get(fact, "")) for fact in facts]
     problems = entry.get("problems")
-    if isinstance(problems, list):
+    if isinstance(problems, tuple):
         cells[-1] = f"invalid: {'; '.join(problems)}"
     return (str(entry["name"]), *cells)
 
 
-def _entry(name: str, describe: Callable[[str, Catalog], Entry], catalog: Catalog) -> Entry:
+def _entries(
+    kind: EntryKind, describe: Callable[[str, Catalog], Entry], catalog: Catalog
+) -> tuple[Entry | InvalidEntry, ...]:
+    return tuple(_entry(name, describe, catalog) for name in catalog.names(kind))
+
+
+def _entry(name: str, describe: Callable[[str, Catalog], Entry], catalog: Catalog) -> Entry | InvalidEntry:
     try:
-        return {"name": name, **describe(name, catalog)}
+        return describe(name, catalog)
     except ProfileError as error:
-        return {"name": name, "problems": [f"{each.message} ({each.location})" for each in error.problems_or_self()]}
+        problems = tuple(f"{each.message} ({each.location})" for each in error.problems_or_self())
+        return InvalidEntry(name=name, problems=problems)
 
 
-def _profile(name: str, catalog: Catalog) -> Entry:
+def _profile(name: str, catalog: Catalog) -> ProfileEntry:
     plan = load(name, catalog=catalog).plan
-    return {
-        "hardware": plan.hardware.name,
-        "model": plan.model.name,
-        "engine": plan.engine.name,
-        "layout": _layout(plan),
-        "runtime": plan.runtime,
-        "description": plan.description,
-    }
+    return ProfileEntry(
+        name=name,
+        hardware=plan.hardware.name,
+        model=plan.model.name,
+        engine=plan.engine.name,
+        layout=_layout(plan),
+        runtime=plan.runtime,
+        description=plan.description,
+    )
 
 
 def _layout(plan: Plan) -> str:
@@ -68,33 +137,36 @@ def _layout(plan: Plan) -> str:
     return f"tp{plan.layout.tp}" + (f" dp{dp}" if dp > 1 else "") + (f" x{replicas}" if replicas > 1 else "")
 
 
-def _hardware(name: str, catalog: Catalog) -> Entry:
+def _hardware(name: str, catalog: Catalog) -> HardwareEntry:
     path = catalog.path(EntryKind.HARDWARE, name)
     hardware = read_model(path, HardwareFile, catalog.shown(path))
-    return {
-        "vendor": hardware.vendor,
-        "arch": hardware.arch,
-        "gpus": hardware.gpus,
-        "vram_gib": round(hardware.vram / 1024**3, 1),
-    }
+    return HardwareEntry(
+        name=name,
+        vendor=hardware.vendor,
+        arch=hardware.arch,
+        gpus=hardware.gpus,
+        vram_gib=round(hardware.vram / 1024**3, 1),
+    )
 
 
-def _model(name: str, catalog: Catalog) -> Entry:
+def _model(name: str, catalog: Catalog) -> ModelEntry:
     path = catalog.path(EntryKind.MODEL, name)
     model = read_model(path, ModelFile, catalog.shown(path))
-    return {
-        "quantization": model.quantization,
-        "weights_gb": round(model.weights_size / 1e9, 3),
-        "context_length": model.context_length,
-        "checkpoint": f"{model.checkpoint.source} {model.checkpoint.path}",
-    }
+    return ModelEntry(
+        name=name,
+        quantization=model.quantization,
+        weights_gb=round(model.weights_size / 1e9, 3),
+        context_length=model.context_length,
+        checkpoint=f"{model.checkpoint.source} {model.checkpoint.path}",
+    )
 
 
-def _engine(name: str, catalog: Catalog) -> Entry:
+def _engine(name: str, catalog: Catalog) -> EngineEntry:
     path = catalog.path(EntryKind.ENGINE, name)
     engine = read_model(path, EngineFile, catalog.shown(path))
-    return {
-        "version": engine.version,
-        "platform": engine.platform,
-        "runs in": engine.image or engine.requirements or engine.python or "",
-    }
+    return EngineEntry(
+        name=name,
+        version=engine.version,
+        platform=engine.platform,
+        runs_in=engine.image or engine.requirements or engine.python or "",
+    )

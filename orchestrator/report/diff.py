@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -98,12 +98,35 @@ class Differences:
     figures: tuple[DifferentFigure, ...]
     unknown: tuple[str, ...] = field(default=())
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the differences as JSON data."""
-        told = [
-            {"in": area, "key": each.key, "a": each.values[0], "b": each.values[1]} for area, each in self.differences
-        ]
-        return {**asdict(self), "differences": told}
+    def to_output(self) -> "DiffOutput":
+        """Return the differences for JSON."""
+        pairs = (
+            DifferentValue(area=area, key=each.key, a=each.values[0], b=each.values[1])
+            for area, each in self.differences
+        )
+        return DiffOutput(**{**vars(self), "differences": tuple(pairs)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentValue:
+    """A value that differs between the sides A and B; "" on a side without it."""
+
+    area: str = field(metadata={"serialization_alias": "in"})
+    key: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffOutput:
+    """The sides `a` and `b`, and their differences; `unknown` names the groups that only one side has."""
+
+    a: str
+    b: str
+    differences: tuple[DifferentValue, ...]
+    reasons: tuple[DifferentReason, ...]
+    figures: tuple[DifferentFigure, ...]
+    unknown: tuple[str, ...]
 
 
 def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> DiffSide:

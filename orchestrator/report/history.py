@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -62,10 +62,6 @@ class RunSummary:
     ended: str  # exit summary, or the age of a running server
     ended_at: str | None
     run_dir: str
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the run as JSON data."""
-        return asdict(self)
 
 
 def history(servers: Servers, name: str | None, measured: Sequence[BenchResult]) -> tuple[RunSummary, ...]:

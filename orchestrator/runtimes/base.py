@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 from pathlib import Path
@@ -146,11 +146,7 @@ class Cache:
     made_for: Mapping[str, str]  # what a start must match to reuse it
     size: int
     used_by: tuple[str, ...]  # servers by name
-    remove: Callable[[], bool]  # returns False if the cache is in use
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the cache as plain data for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "remove"}
+    remove: Callable[[], bool] = field(metadata={"exclude": True})  # returns False if the cache is in use
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,20 +31,15 @@ def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrunedCache:
-    """A cache; `kept` is the reason to keep it, "" if it is removed."""
+class PrunedCache(Cache):
+    """A cache of `size` bytes; `kept` is the reason to keep it, "" if it is removed."""
 
-    cache: Cache
     kept: str
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the cache as plain data for JSON."""
-        return {**self.cache.to_dict(), "kept": self.kept}
 
 
 def prune_caches(home: Home, host: str | None, *, dry_run: bool) -> tuple[PrunedCache, ...]:
     """Remove the caches that no server uses; with `dry_run`, only return them. Raises HostError as `caches` does."""
-    return tuple(PrunedCache(cache=cache, kept=_prune(cache, dry_run=dry_run)) for cache in caches(home, host))
+    return tuple(PrunedCache(**vars(cache), kept=_prune(cache, dry_run=dry_run)) for cache in caches(home, host))
 
 
 def _prune(cache: Cache, *, dry_run: bool) -> str:
@@ -56,8 +51,8 @@ def _prune(cache: Cache, *, dry_run: bool) -> str:
 
 def caches_text(found: Sequence[PrunedCache], *, dry_run: bool) -> str:
     """Return the removed and the kept caches with reasons and total sizes, as text."""
-    gone = [each.cache for each in found if not each.kept]
-    lines = [f"`{each.cache.place}` is kept: {each.kept}; {_about(each.cache)}" for each in found if each.kept]
+    gone = [each for each in found if not each.kept]
+    lines = [f"`{each.place}` is kept: {each.kept}; {_about(each)}" for each in found if each.kept]
     lines += [f"{'would remove' if dry_run else 'removed'} `{cache.place}`: {_about(cache)}" for cache in gone]
     count = "1 cache" if len(gone) == 1 else f"{len(gone)} caches"
     return "\n".join([*lines, f"{count}, {sum(cache.size for cache in gone):,} bytes"])

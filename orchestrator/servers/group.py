@@ -74,12 +74,6 @@ class RunningServer(Unit):
         own = (self.unit,) if self.runtime_id or not self.replicas else ()
         return (*own, *(each.unit for each in self.replicas))
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the server as JSON-able data."""
-        omitted = {"role", "number", "state"}
-        data = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in omitted}
-        return data | {"replicas": [each.to_dict() for each in self.replicas]}
-
 
 class ServerGroup:
     """The servers of one runtime."""

@@ -9,7 +9,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -77,10 +77,6 @@ class OldRun:
     run_dir: str
     bytes: int
     kept: str
-
-    def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
-        return asdict(self)
 
 
 def prune(servers: Servers, name: str | None, request: PruneRequest) -> tuple[OldRun, ...]:

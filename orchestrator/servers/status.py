@@ -1,7 +1,7 @@
 """`deploy status`: servers, as the runtimes and their health checks report them."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
@@ -39,10 +39,6 @@ class ServerStatus:
     def rows(self) -> "tuple[ServerStatus, ...]":
         """The server, followed by its replicas if these have different plans."""
         return (self, *(self.replicas if len({each.plan for each in self.replicas}) > 1 else ()))
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the status as JSON-able data."""
-        return asdict(self)
 
 
 def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple[ServerStatus, ...]:

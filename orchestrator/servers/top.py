@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -84,10 +84,6 @@ class Frame:
     kernel_misses: int | None  # distinct keys, or Triton's files, since the start; None for a server that looks none up
     gpus: tuple[GpuSample, ...]
     events: tuple[Event, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the sample as JSON-able data."""
-        return asdict(self)
 
     def to_text(self, *, width: int | None = None) -> str:
         """Return the sample as text."""

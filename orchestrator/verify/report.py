@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pydantic import computed_field
+
 from orchestrator.core.console import table
 from orchestrator.core.errors import Problem, SmokeError
 
@@ -50,6 +52,7 @@ class SmokeReport:
     served_name: str
     checks: tuple[CheckResult, ...]
 
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
     @property
     def ok(self) -> bool:
         """Whether no check failed. A warning does not fail; what is not applicable has not passed either."""

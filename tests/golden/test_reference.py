@@ -4,6 +4,7 @@
 """
 
 import inspect
+import json
 import os
 import re
 import tempfile
@@ -20,13 +21,16 @@ from orchestrator.checkpoints.quantize.recipe import recipes_for
 from orchestrator.checkpoints.summary import local_summary
 from orchestrator.checkpoints.verify import compare_with_config, is_fatal
 from orchestrator.cli.main import app
+from orchestrator.cli.schemas import json_outputs, output_schema
 from orchestrator.core import errors
 from orchestrator.core.catalog import Catalog
+from orchestrator.core.json_output import DRAFT
 from orchestrator.core.paths import data_root
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.profiles import schema
 
 ROOT = data_root()
+SCHEMAS = "json-schemas.json"
 
 
 def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
@@ -124,13 +128,29 @@ def _checkpoints() -> Iterator[tuple[str, ...]]:
             yield name, ", ".join(refused) or "-", "; ".join(told) or "-"
 
 
+def json_schemas() -> str:
+    """One line a command, as `deploy schema COMMAND` prints it, and one line a class that they share.
+
+    Where one command leaves out what has no value and another prints null, the class requires what both print.
+    """
+    outputs = json_outputs()
+    found = (each for output in outputs.values() for each in output.schema["$defs"].items())
+    shared = dict(sorted(found, key=lambda each: (each[0], -len(each[1].get("required", ())))))
+    lines = [f'"{name}": {json.dumps(each, ensure_ascii=False)}' for name, each in shared.items()]
+    commands = {words: json.loads(output_schema(words, outputs[words])) for words in sorted(outputs)}
+    of_commands = [
+        f'"{words}": {json.dumps({"title": each["title"], "anyOf": each["anyOf"]})}' for words, each in commands.items()
+    ]
+    return f'{{"$schema": "{DRAFT}",\n' + ",\n".join([*of_commands, '"$defs": {' + ",\n".join(lines) + "}"]) + "}\n"
+
+
 # The pages below docs/reference: file, title, what it says first, its table.
 REFERENCE: dict[str, tuple[str, str, Callable[[], str]]] = {
     "commands.md": (
         "Commands",
         """`--profile P` and `-p P` mean the same as the argument `P`. `--json` prints one JSON document on standard
-output (`top` and `watch`: lines of JSON), after an error `{"error": {…}}` with its message, location, hint, problems,
-details and exit code. Messages go to standard error. `NO_COLOR` is honored. SIGTERM and a closed terminal count as
+output (`top` and `watch`: lines of JSON), after an error `{"error": {…}}`. `deploy schema COMMAND` prints its schema
+([all](json-schemas.json)). Messages go to standard error. `NO_COLOR` is honored. SIGTERM and a closed terminal count as
 Ctrl-C. `deploy COMMAND --help` has all options. `deploy --show-completion` prints what your shell needs to complete
 them.""",
         commands,
@@ -163,8 +183,16 @@ def test_a_reference_page_says_what_the_code_does(name: str) -> None:
     assert page.read_text() == expected, "UPDATE_GOLDEN=1 pytest tests/golden writes the pages"
 
 
+def test_the_schemas_of_what_commands_print_are_those_of_the_code() -> None:
+    """A change here is a change for every program that reads the JSON of a command."""
+    page = ROOT / "docs/reference" / SCHEMAS
+    if os.environ.get("UPDATE_GOLDEN"):
+        page.write_text(json_schemas())
+    assert page.read_text() == json_schemas(), "UPDATE_GOLDEN=1 pytest tests/golden writes the schemas"
+
+
 def test_every_reference_page_is_generated() -> None:
-    assert {page.name for page in (ROOT / "docs/reference").glob("*")} == set(REFERENCE)
+    assert {page.name for page in (ROOT / "docs/reference").glob("*")} == {*REFERENCE, SCHEMAS}
 
 
 _NOT_OURS = {".venv", ".pytest_cache"}

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from forked import Forks
+from json_schemas import check_stdout
 from patience import PATIENCE
 from proc_files import proc_files
 
@@ -53,9 +54,11 @@ class CommandLine:
         """Run to the end; forked, which costs a tenth of a program, where its environment allows that."""
         env = self._env(environ)
         if self.fresh or not _forks or _start_environ(env) != _at_start:
-            return subprocess.run(
+            done = subprocess.run(
                 self.argv(*words), env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
             )
+            check_stdout(words, done.stdout)
+            return done
         with TemporaryDirectory() as output:
             command = _forks[0].start(words, env=env, output=Path(output), cwd=Path.cwd())
             if not command.ends_within(PATIENCE):
@@ -63,6 +66,7 @@ class CommandLine:
                 raise subprocess.TimeoutExpired(words, PATIENCE)
             ended = command.wait()
         assert ended.code is not None
+        check_stdout(words, ended.stdout)
         return subprocess.CompletedProcess(self.argv(*words), ended.code, ended.stdout, ended.stderr)
 
     @contextmanager

@@ -1,18 +1,43 @@
 """The command `deploy add engine`."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.add.options import FactOption, NameOption, ReplaceOption
 from orchestrator.cli.options import HostOption, Json
-from orchestrator.core.console import note, print_data, print_json, say, table, terminal_width
+from orchestrator.core.console import note, print_data, say, table, terminal_width
 from orchestrator.core.errors import UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.planner.add.engine import AddedEngine, add_engine, next_command
+from orchestrator.images.patch_check import PatchState
+from orchestrator.planner.add.engine import AddedEngine, OptionTable, ShippedTables, add_engine, next_command
 from orchestrator.planner.add.engine_sources import EngineRequest
+from orchestrator.planner.add.file import EntryOutput
 from orchestrator.planner.flag_tables import write_flag_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOutput(EntryOutput):
+    """A new engine; `next` is the command that proposes a profile, "" if nothing was written."""
+
+    options: OptionTable
+    tuned_kernels: ShippedTables | None
+    patches: tuple[PatchState, ...]
+    written: bool
+    next: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenFlagTable:
+    """With `--flags-only`: the written flag table."""
+
+    path: str
+
+
+OUTPUT: Final = JsonOutput[EngineOutput | WrittenFlagTable](EngineOutput, WrittenFlagTable)
 
 
 def command(
@@ -47,7 +72,7 @@ def command(
             )
         path = str(write_flag_table(what, home, wheel=wheel, python=python))
         if json:
-            print_json({"path": path})
+            OUTPUT.show(WrittenFlagTable(path=path))
         else:
             print_data(path)
         return
@@ -64,7 +89,15 @@ def command(
     found = add_engine(request, home)
     following = "" if dry_run else next_command(found, home)
     if json:
-        print_json({**found.to_dict(), "written": not dry_run, "next": following})
+        shown = EngineOutput(
+            **vars(found.file.to_output()),
+            options=found.options,
+            tuned_kernels=found.tables,
+            patches=found.patches,
+            written=not dry_run,
+            next=following,
+        )
+        OUTPUT.show(shown)
     else:
         _show_engine(found, following, written=not dry_run)
 

@@ -1,16 +1,28 @@
 """The command `deploy add model`."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.add.options import FactOption, NameOption, ReplaceOption
 from orchestrator.cli.options import Json, RevisionOption
-from orchestrator.core.console import note, print_data, print_json, say, table, terminal_width
+from orchestrator.core.console import note, print_data, say, table, terminal_width
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.planner.add.file import CatalogFile
+from orchestrator.planner.add.file import CatalogFile, EntryOutput
 from orchestrator.planner.add.model import add_model
 from orchestrator.planner.add.profile import next_command
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOutput(EntryOutput):
+    """A new model; `next` is the command that proposes a profile."""
+
+    next: str
+
+
+OUTPUT: Final = JsonOutput(ModelOutput)
 
 
 def command(
@@ -31,7 +43,7 @@ def command(
     found = add_model(checkpoint, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
     following = next_command(found.name, home)
     if json:
-        print_json({**found.to_dict(), "next": following})
+        OUTPUT.show(ModelOutput(**vars(found.to_output()), next=following))
     else:
         _show_model(found, following)
 

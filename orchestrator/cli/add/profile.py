@@ -1,14 +1,18 @@
 """The command `deploy add profile`."""
 
-from typing import Annotated, TypeAlias
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from orchestrator.cli.add.options import ReplaceOption
 from orchestrator.cli.options import Json, complete_names
-from orchestrator.core.console import print_data, print_json, say, table, terminal_width
+from orchestrator.core.console import print_data, say, table, terminal_width
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.planner.add.profile import ProfileRequest, propose_profile, write_proposal
+from orchestrator.plan.capacity import Capacity
+from orchestrator.planner.add.profile import Decision, ProfileRequest, propose_profile, write_proposal
 
 ModelOption: TypeAlias = Annotated[
     str, typer.Option("--model", metavar="MODEL", help="model name", autocompletion=complete_names("MODEL"))
@@ -52,6 +56,19 @@ MaxContextOption: TypeAlias = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProfileOutput:
+    """A new profile and its file, the reason for each setting, and what fits."""
+
+    profile: str
+    decisions: tuple[Decision, ...]
+    capacity: Capacity
+    path: Path
+
+
+OUTPUT: Final = JsonOutput(ProfileOutput)
+
+
 def command(
     *,
     model: ModelOption,
@@ -77,7 +94,8 @@ def command(
     proposal = propose_profile(request, home, name=name, replace_it=replace)
     path = write_proposal(proposal, home)
     if json:
-        print_json({**proposal.to_dict(), "path": str(path)})
+        capacity = proposal.valid.capacity
+        OUTPUT.show(ProfileOutput(profile=proposal.name, decisions=proposal.decisions, capacity=capacity, path=path))
     else:
         print_data(table(["key", "value", "why"], proposal.rows(), width=terminal_width()))
         say(f"wrote {path}")

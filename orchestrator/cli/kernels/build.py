@@ -1,19 +1,34 @@
 """The command `deploy kernels build`."""
 
-from typing import Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
 from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption
-from orchestrator.core.console import print_data, print_json, say
+from orchestrator.core.console import print_data, say
 from orchestrator.core.errors import UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.kernels.coverage import to_dict
+from orchestrator.kernels.coverage import CoverageOutput, to_output
 from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.kernels.plan_table import build_table
 from orchestrator.planner.planning import load
 from orchestrator.servers.start.host import host_ref
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOutput:
+    """A written table, its number of rows by origin, and its coverage of the plan."""
+
+    path: Path
+    rows: dict[str, int]
+    coverage: CoverageOutput
+
+
+OUTPUT: Final = JsonOutput(TableOutput)
 
 
 def command(
@@ -41,7 +56,7 @@ def command(
     built = build_table(plan, given, home, upstream=upstream)
     say(built.summary)
     if json:
-        origins = {origin.value: count for origin, count in built.table.origins.items()}
-        print_json({"path": str(built.path), "rows": origins, "coverage": to_dict(built.coverage)})
+        rows = {origin.value: count for origin, count in built.table.origins.items()}
+        OUTPUT.show(TableOutput(path=built.path, rows=rows, coverage=to_output(built.coverage)))
     else:
         print_data(str(built.path))

@@ -2,15 +2,18 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import Json
-from orchestrator.core.console import print_data, print_json, say
+from orchestrator.core.console import print_data, say
 from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.files import atomic_write
-from orchestrator.kernels.log_gate import GateReader, GateReport
+from orchestrator.core.json_output import JsonOutput
+from orchestrator.kernels.log_gate import GateOutput, GateReader, GateReport
+
+OUTPUT: Final = JsonOutput(GateOutput)
 
 
 def command(
@@ -31,7 +34,7 @@ def command(
             raise UsageError(f"cannot write `{untuned}`: {error.strerror}") from error
         say(f"wrote the missed keys to `{untuned}`")
     if json:
-        print_json(report.to_dict())
+        OUTPUT.show(report.to_output())
     else:
         print_data(report.summary)
     if strict_kernels and (report.misses or not report.has_lookups):

@@ -2,20 +2,30 @@
 
 from collections.abc import Sequence
 from os import environ
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
 from orchestrator.cli.options import HostOption, Json, SetOption, complete_names
-from orchestrator.core.console import note, print_data, print_json
+from orchestrator.core.console import note, print_data
 from orchestrator.core.errors import KernelsError, UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.hosts.daemon import remote_host
 from orchestrator.kernels.coverage import queries_aiter_tables
-from orchestrator.kernels.plan_coverage import RowSources, compute_coverage, derived_hint, require_moe, warn_mismatches
+from orchestrator.kernels.plan_coverage import (
+    PlanCoverageOutput,
+    RowSources,
+    compute_coverage,
+    derived_hint,
+    require_moe,
+    warn_mismatches,
+)
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, usable_plans
+
+OUTPUT: Final = JsonOutput(tuple[PlanCoverageOutput, ...])
 
 
 def command(
@@ -44,7 +54,7 @@ def command(
     warn_mismatches(plans, given, home)
     covered = [compute_coverage(plan, given, home) for plan in plans]
     if json:
-        print_json([one.to_dict() for one in covered])
+        OUTPUT.show(tuple(one.to_output() for one in covered))
     else:
         print_data("\n\n".join(one.to_text() for one in covered))
     if profile is not None and (text := derived_hint(plans[0], covered[0])):

@@ -1,18 +1,20 @@
 """The command `deploy patches check`."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import HostOption, Json, image_name
-from orchestrator.core.console import print_data, print_json, table, terminal_width
+from orchestrator.core.console import print_data, table, terminal_width
 from orchestrator.core.errors import PatchError, UsageError
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.images.client import find_docker
 from orchestrator.images.patch_check import CONFLICT, PatchState, SourceChecker, fetch_wheel
+
+OUTPUT: Final = JsonOutput(tuple[PatchState, ...])
 
 
 def command(
@@ -32,7 +34,7 @@ def command(
         raise UsageError("`--host` needs `--image`", hint="wheels and directories are read on this host")
     states = _states(wheel=wheel, source=source, image=image, host=host)
     if json:
-        print_json([asdict(state) for state in states])
+        OUTPUT.show(tuple(states))
     else:
         print_data(
             table(

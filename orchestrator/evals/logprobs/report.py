@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import computed_field
+
 from orchestrator.core.console import table
 from orchestrator.core.errors import Problem, SmokeError
 from orchestrator.evals.logprobs.divergence import BANDS, Divergence
@@ -61,6 +63,7 @@ class ProbeReport:
     rows: tuple[ProbeRow, ...]
     faults: tuple[ProbeFault, ...]
 
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
     @property
     def ok(self) -> bool:
         """Whether all requests succeeded and no difference is above its limit."""

@@ -71,7 +71,7 @@ def write_winners(sweep: Sweep, search: Search) -> tuple[Winner, ...]:
 
 def write_sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...] = (), *, ended: str = "") -> Path:
     """Write sweep.html, sweep.md and sweep.json atomically, and return the path of sweep.html."""
-    report = _report(sweep, search, winners, ended)
+    report = sweep_report(sweep, search, winners, ended)
     folder = sweep.request.output
     texts = {
         folder / REPORT: render_sweep_html(report),
@@ -82,7 +82,8 @@ def write_sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...]
     return folder / REPORT
 
 
-def _report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: str) -> SweepReport:
+def sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: str) -> SweepReport:
+    """Return the report of the trials so far, or of an ended search."""
     trials = search.trials
     results = {trial.number: _result(sweep, trial) for trial in trials}
     best = {winner.trial.number for winner in winners} or {trial.number for trial in best_of(sweep, search)}

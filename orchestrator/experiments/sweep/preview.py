@@ -61,26 +61,47 @@ def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
     return "\n".join(lines)
 
 
-def dry_data(sweep: Sweep, looked: SpaceScan) -> dict[str, object]:
-    """Return the summary of a dry run as JSON data."""
+@dataclass(frozen=True, kw_only=True)
+class SweepPreview:
+    """With `--dry-run`: the space, the points that fit, and estimates; `own` are the values of the profile itself."""
+
+    profile: str
+    description: str
+    confirm: int
+    space: Mapping[str, list[str]]
+    own: Mapping[str, str]
+    own_is_tried: bool
+    objective: str
+    workload: str
+    points: int
+    looked_at: int
+    fitting: int
+    cannot_fit: Mapping[str, int]
+    trials: int
+    seconds: float
+    usd: float | None
+
+
+def dry_output(sweep: Sweep, looked: SpaceScan) -> SweepPreview:
+    """Return the summary of a dry run for JSON."""
     count = affordable(sweep, looked.left(sweep.space))
-    return {
-        "profile": sweep.plan.profile,
-        "description": sweep.description,
-        "confirm": sweep.repeats,
-        "space": sweep.values,
-        "own": sweep.space.shown_own(sweep.base.profile),
-        "own_is_tried": sweep.own is not None,
-        "objective": sweep.goal.words,
-        "workload": workload_name(sweep.workload_named),
-        "points": sweep.space.size,
-        "looked_at": looked.count,
-        "fitting": looked.fitting,
-        "cannot_fit": dict(looked.refused),
-        "trials": count,
-        "seconds": count * sweep.about,
-        "usd": count * sweep.about / 3600 * sweep.usd_per_hour if sweep.usd_per_hour else None,
-    }
+    return SweepPreview(
+        profile=sweep.plan.profile,
+        description=sweep.description,
+        confirm=sweep.repeats,
+        space=sweep.values,
+        own=sweep.space.shown_own(sweep.base.profile),
+        own_is_tried=sweep.own is not None,
+        objective=sweep.goal.words,
+        workload=workload_name(sweep.workload_named),
+        points=sweep.space.size,
+        looked_at=looked.count,
+        fitting=looked.fitting,
+        cannot_fit=looked.refused,
+        trials=count,
+        seconds=count * sweep.about,
+        usd=count * sweep.about / 3600 * sweep.usd_per_hour if sweep.usd_per_hour else None,
+    )
 
 
 def scan_space(sweep: Sweep) -> SpaceScan:

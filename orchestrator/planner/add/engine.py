@@ -6,7 +6,7 @@ its aiter and its tables of tuned kernels. The error for a missing value names i
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -72,15 +72,6 @@ class AddedEngine:
             yield ["tuned kernels", f"{self.tables.rows:,}", f"rows of {files}, for {gpus}"]
         for patch in self.patches:
             yield [f"patch {patch.id}", patch.state, "\n".join(patch.evidence).partition("\n")[0]]
-
-    def to_dict(self) -> dict[str, object]:
-        """Return plain data for JSON."""
-        return {
-            **self.file.to_dict(),
-            _TABLE: asdict(self.options),
-            "tuned_kernels": asdict(self.tables) if self.tables else None,
-            "patches": [asdict(patch) for patch in self.patches],
-        }
 
 
 def add_engine(request: EngineRequest, home: Home) -> AddedEngine:

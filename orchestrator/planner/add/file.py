@@ -1,7 +1,7 @@
 """Shared code of `add model` and `add engine`: a catalog entry, the user's own values, and missing values."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -34,10 +34,31 @@ class CatalogFile:
         for line in self.lines:
             yield [".".join(line.path), _shown(line.value), line.comment or _source(line.value)]
 
-    def to_dict(self) -> dict[str, object]:
-        """Return plain data for JSON."""
-        facts = [{"key": ".".join(line.path), "value": line.value, "from": line.comment} for line in self.lines]
-        return {self.kind.name.lower(): self.name, "path": str(self.path), "facts": facts, "notes": list(self.notes)}
+    def to_output(self) -> "EntryOutput":
+        """Return the entry for JSON."""
+        facts = (FactOutput(key=".".join(each.path), value=each.value, source=each.comment) for each in self.lines)
+        kind = self.kind.name.lower()
+        return EntryOutput(kind=kind, name=self.name, path=self.path, facts=tuple(facts), notes=self.notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactOutput:
+    """A key of a catalog entry, and where its value comes from."""
+
+    key: str
+    value: object
+    source: str = field(metadata={"serialization_alias": "from"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryOutput:
+    """A new catalog entry and its file; `kind` is `model` or `engine`."""
+
+    kind: str
+    name: str
+    path: Path
+    facts: tuple[FactOutput, ...]
+    notes: tuple[str, ...]
 
 
 def write_part(found: CatalogFile, head: Sequence[str], model: type[BaseModel]) -> None:

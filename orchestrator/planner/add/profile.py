@@ -77,11 +77,6 @@ class Proposal:
         """Yield key, value and reason of each decision, as table rows."""
         yield from ([each.key, each.value, each.why] for each in self.decisions)
 
-    def to_dict(self) -> dict[str, object]:
-        """Return plain data for JSON."""
-        decisions = [{"key": each.key, "value": each.value, "why": each.why} for each in self.decisions]
-        return {"profile": self.name, "decisions": decisions, "capacity": self.valid.capacity.to_dict()}
-
 
 @dataclass
 class _Draft:

@@ -35,11 +35,6 @@ class UpResult:
     smoke: SmokeReport | None
     seconds: float | None  # from start to ready
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the result as plain data."""
-        smoke = self.smoke.to_dict() if self.smoke else None
-        return {"already_up": smoke is None, **self.handle.to_dict(), "ready_seconds": self.seconds, "smoke": smoke}
-
 
 @dataclass(frozen=True, kw_only=True)
 class StartSpec:

@@ -1,13 +1,13 @@
 """`deploy up --dry-run`: the steps, the files and the warnings of a start; nothing is started or written."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.plan_coverage import report_coverage, require_tuned
 from orchestrator.plan.capacity import Capacity
-from orchestrator.plan.plan import Plan
+from orchestrator.plan.plan import Plan, PlanWarning
 from orchestrator.planner.capacity import note_capacity
 from orchestrator.planner.estimate import UpStep, steps_of, steps_table
 from orchestrator.planner.image_env import image_config, note_environment
@@ -37,17 +37,10 @@ class Preview:
         """Return a table of the steps with estimated durations."""
         return steps_table(self.steps)
 
-    def to_dict(self) -> dict[str, object]:
-        """Return steps, warnings and plan as JSON-able data, without the files."""
-        warnings = plan_warnings(self.plan, name=self.name, image=self.image)
-        return {
-            "name": self.name,
-            "profile": self.plan.profile,
-            "digest": self.plan.digest,
-            "steps": [asdict(step) for step in self.steps],
-            "warnings": [asdict(warning) for warning in warnings],
-            "plan": self.plan.to_dict(),
-        }
+    @property
+    def warnings(self) -> tuple[PlanWarning, ...]:
+        """The warnings about the plan and its image."""
+        return plan_warnings(self.plan, name=self.name, image=self.image)
 
     def report(self) -> None:
         """Print what is known of kernels, image and capacity, then the warnings."""

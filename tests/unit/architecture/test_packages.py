@@ -37,7 +37,7 @@ USES: dict[str, str] = {
     "report": "bench checkpoints core engine evals plan planner profiles runs runtimes servers",
     "experiments": "bench core engine evals kernels plan planner profiles report runs runtimes servers",
     "cli": "bench checkpoints core diagnose evals experiments hosts images kernels monitoring patches plan planner"
-    " profiles render report runs runtimes servers",
+    " profiles render report runs runtimes servers verify",
     "__main__": "cli core",
 }
 # Modules of a pure package that read a file, talk to a socket or ask the clock.

@@ -134,12 +134,12 @@ def test_a_profile_that_cannot_be_planned_is_listed_with_its_problem(home: Path)
     (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
     (home / "profiles/hardware/broken.yaml").write_text("vendor: amd\n")
     found = catalog_listing(Catalog.of(Home(home)))
-    by_name = {entry["name"]: entry for entry in found["profiles"]}
-    assert "`engine` must name a file" in str(by_name["broken"]["problems"])
-    assert by_name["cpu-tiny"]["runtime"] == "process"
-    assert {"desk", "broken", "mi355x"} <= {entry["name"] for entry in found["hardware"]}
-    assert {"small", "glm-5.2-mxfp4"} <= {entry["name"] for entry in found["models"]}
-    assert {"own", "sglang-0.5.14-rocm"} <= {entry["name"] for entry in found["engines"]}
+    by_name = {entry.name: entry for entry in found.profiles}
+    assert "`engine` must name a file" in str(by_name["broken"])
+    assert "runtime='process'" in str(by_name["cpu-tiny"])
+    assert {"desk", "broken", "mi355x"} <= {entry.name for entry in found.hardware}
+    assert {"small", "glm-5.2-mxfp4"} <= {entry.name for entry in found.models}
+    assert {"own", "sglang-0.5.14-rocm"} <= {entry.name for entry in found.engines}
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_an_unknown_failure_is_not_guessed_at() -> None:
     assert diagnosis.matches == ()
     assert diagnosis.to_text().splitlines()[0] == "no known signature; the last 40 of 100 lines:"
     assert diagnosis.to_text().splitlines()[-1] == "line 99"
-    assert diagnosis.to_dict()["cause"] is None
+    assert diagnosis.to_output(well=False, ended="").cause is None
 
 
 def test_consequences_alone_are_no_cause() -> None:
@@ -89,13 +90,13 @@ def test_what_a_client_wrote_is_not_what_happened() -> None:
 
 def test_secrets_do_not_pass_through() -> None:
     diagnosis = diagnose(["server_args=ServerArgs(api_key='sk-very-secret')", "OOMKilled api_key='sk-very-secret'"])
-    assert "sk-very-secret" not in diagnosis.to_text() + str(diagnosis.to_dict())
+    assert "sk-very-secret" not in diagnosis.to_text() + str(diagnosis.to_output(well=False, ended=""))
 
 
 def test_among_short_lines_a_known_one_is_found_where_it_stands() -> None:
     """Of many short lines none is looked at where none of their letters tell anything."""
     lines = ["a", "", "b"] * 1000
-    assert diagnose(lines).to_dict() == {**diagnose([]).to_dict(), "lines": 3000, "tail": lines[-TAIL_LINES:]}
+    assert diagnose(lines) == replace(diagnose([]), lines=3000, tail=tuple(lines[-TAIL_LINES:]))
     found = diagnose([*lines, "OOMKilled", *lines]).cause
     assert found is not None
     assert [each.line for each in found.evidence] == [3001]

@@ -12,7 +12,7 @@ from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.experiments.sweep.confirm import to_confirm
 from orchestrator.experiments.sweep.files import Winner, best_of, tune_command, write_sweep_report, write_winners
-from orchestrator.experiments.sweep.preview import affordable, dry_data, dry_text, scan_space
+from orchestrator.experiments.sweep.preview import affordable, dry_output, dry_text, scan_space
 from orchestrator.experiments.sweep.run import (
     JOURNAL,
     Budget,
@@ -55,9 +55,9 @@ def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
     assert "are not divisible by tp 3" in told
     assert f"up to 4 trials of about {sweep.about / 60:.0f} min" in told
     assert f"${4 * sweep.about / 3600 * 16:.2f}" in told
-    data = dry_data(sweep, scan_space(sweep))
-    assert (data["points"], data["fitting"], data["trials"]) == (6, 4, 4)
-    assert data["space"] == {"layout": ["TP8", "TP4×DP2", "TP3"], "flags.max-running-requests": ["16", "32"]}
+    data = dry_output(sweep, scan_space(sweep))
+    assert (data.points, data.fitting, data.trials) == (6, 4, 4)
+    assert data.space == {"layout": ["TP8", "TP4×DP2", "TP3"], "flags.max-running-requests": ["16", "32"]}
     assert not (home.root.parent / "out").exists()
 
 
@@ -285,7 +285,7 @@ def test_what_is_looked_for_stands_in_preview_and_report(home: Home) -> None:
     told = dry_text(sweep, scan_space(sweep))
     assert told.startswith("how many at once\n")
     assert "the best is measured 5 times before it is named" in told
-    assert dry_data(sweep, scan_space(sweep))["confirm"] == 4
+    assert dry_output(sweep, scan_space(sweep)).confirm == 4
     with open_search(sweep) as search:
         report = write_sweep_report(sweep, search)
     assert "How many at once." in report.read_text()

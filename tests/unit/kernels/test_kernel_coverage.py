@@ -18,7 +18,7 @@ from kernel_samples import (
 )
 from plan_samples import plan_of
 
-from orchestrator.kernels.coverage import BucketState, coverage_of, to_dict
+from orchestrator.kernels.coverage import BucketState, coverage_of, to_output
 from orchestrator.kernels.keys import Shape
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import KernelNames, NameVerdict, ShapeConstraint, assemble
@@ -215,7 +215,7 @@ def test_a_measured_row_is_preferred_to_a_rekeyed_one() -> None:
     measured = of(rows([line(16, shape=UNFUSED_TP8)]), RowOrigin.MEASURED)
     table = assemble(glm_plan(), [*every_bucket(FUSED_TP8), *measured], names=NAMES)
     found = coverage_of(glm_plan(), table.rows, names=NAMES)
-    assert [bucket["origin"] for bucket in to_dict(found)["keys"][1]["buckets"]][3:5] == ["derived", "measured"]  # type: ignore[index]
+    assert [bucket.origin for bucket in to_output(found).keys[1].buckets][3:5] == ["derived", "measured"]
 
 
 def test_a_name_is_matched_whole() -> None:

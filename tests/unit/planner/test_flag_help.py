@@ -26,7 +26,7 @@ def test_a_flag_is_explained_in_a_paragraph_after_the_other_values() -> None:
         at = lines.index("flags.max-running-requests = 8")
         assert lines[at + 1].startswith("    --set flags.max-running-requests: user; ")
         assert lines[at + 2] == f"    {MEANING}"
-    assert next(row for row in rows if row.help == MEANING).to_dict()["help"] == MEANING
+    assert MEANING in [row.help for row in rows]
 
 
 def test_every_shipped_table_has_a_help_for_what_its_parser_shows() -> None:

@@ -11,6 +11,7 @@ from measured_samples import save, tp4dp2, tp8
 from run_samples import past_run
 
 from orchestrator.bench.result_files import results_under
+from orchestrator.cli.diff import OUTPUT
 from orchestrator.core.errors import DeployError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.plan.diff import render_diff
@@ -69,7 +70,7 @@ def test_two_profiles_say_who_stands_behind_what_differs(home: Home) -> None:
     text = diff_text(found, width=120)
     assert max(map(len, text.splitlines())) <= 160  # an image by its digest is not folded
     assert "\n    B: recipe: sglang #39106; 16 heads a rank: 1.5 to 2.7 x as fast" in text
-    assert json.loads(json.dumps(found.to_dict()))["reasons"][0]["keys"]
+    assert json.loads(json.dumps(OUTPUT.data(found.to_output())))["reasons"][0]["keys"]
 
 
 def test_a_reason_that_both_have_is_said_once(home: Home) -> None:
@@ -105,7 +106,7 @@ def test_two_results_have_their_figures_compared(home: Home, tmp_path: Path) -> 
     assert rows["TTFT p50 s", "0.5 rps"] == ("0.58", "0.49", "−16 %")
     assert rows["TTFT p50 s", "2.4 rps"] == ("0.84", "-", "")
     assert "One run each: whether a change is more than noise is not known." in diff_text(found)
-    assert json.loads(json.dumps(found.to_dict()))["figures"][0]["workload"] == "wafer-20k-1k"
+    assert json.loads(json.dumps(OUTPUT.data(found.to_output())))["figures"][0]["workload"] == "wafer-20k-1k"
 
 
 def test_runs_bring_the_last_measurement_of_each_workload_that_both_have(home: Home, tmp_path: Path) -> None:

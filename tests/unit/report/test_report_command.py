@@ -95,5 +95,5 @@ def test_a_dry_run_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert shown["total"]["about_s"] == pytest.approx(
         sum(step["about_s"] for step in shown["steps"]), abs=len(shown["steps"])
     )
-    assert shown["total"]["usd"] == pytest.approx(shown["total"]["about_s"] / 3600 * 16, rel=1e-3)
+    assert shown["total"]["cost"] == pytest.approx(shown["total"]["about_s"] / 3600 * 16, rel=1e-3)
     assert not (tmp_path / "new").exists()

@@ -1,0 +1,65 @@
+"""What a command prints with `--json`: a declared type, from which come the output and its JSON Schema."""
+
+from dataclasses import fields
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from pydantic import TypeAdapter
+
+from orchestrator.core.console import ErrorOutput, print_json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
+_NULL: Final = {"type": "null"}
+Value = TypeVar("Value")
+
+
+class JsonOutput(Generic[Value]):
+    """The output of a command: a value of one of `forms`, as one document or (with `lines`) on each line.
+
+    With `omits_null`, a field without a value is left out.
+    """
+
+    def __init__(self, *forms: type[Value], lines: bool = False, omits_null: bool = False) -> None:
+        """Declare the output; its serializer is built when it is used."""
+        self.forms, self.lines, self.omits_null = forms, lines, omits_null
+
+    def show(self, value: Value) -> None:
+        """Print a value as JSON on stdout, redacted."""
+        print_json(self.data(value), one_line=self.lines)
+
+    def data(self, value: Value) -> Any:  # noqa: ANN401 - JSON
+        """Return a value as plain data, with the declared fields."""
+        form: Any = next(each for each in self.forms if isinstance(value, getattr(each, "__origin__", each)))
+        return _adapter(form).dump_python(value, by_alias=True, exclude_none=self.omits_null)
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of the document, or of each line; it includes the form of an error."""
+        forms = [(each, "serialization", _adapter(each)) for each in (*self.forms, ErrorOutput)]
+        found, shared = TypeAdapter.json_schemas(forms)  # type: ignore[arg-type]
+        definitions = {name: self._required(each) for name, each in shared["$defs"].items()}
+        return {"$schema": DRAFT, "anyOf": [*found.values()], "$defs": definitions}
+
+    def _required(self, definition: dict[str, Any]) -> dict[str, Any]:
+        """Require each field of a class that is always printed; drop the titles, which repeat the names."""
+        if "properties" not in definition:
+            return definition
+        fields = {name: {**each} for name, each in definition["properties"].items()}
+        for each in fields.values():
+            each.pop("title", None)
+            each.pop("default", None)
+        required = [name for name, each in fields.items() if not (self.omits_null and _NULL in each.get("anyOf", ()))]
+        return {**definition, "properties": fields, "required": required}
+
+
+def fields_of(value: "DataclassInstance") -> dict[str, Any]:
+    """Return the fields of a dataclass by name, as they are: to create an output that has more."""
+    return {each.name: getattr(value, each.name) for each in fields(value)}
+
+
+@cache
+def _adapter(form: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a type, or a tuple of one
+    return TypeAdapter(form)

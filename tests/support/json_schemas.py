@@ -1,0 +1,62 @@
+"""Every JSON that a command prints in a test, held against the schema that `deploy schema COMMAND` prints."""
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from orchestrator.cli.schemas import json_outputs
+from orchestrator.cli.several_hosts import several_hosts, split_hosts
+from orchestrator.core.json_output import JsonOutput
+
+
+def check_each_output() -> None:
+    """From here on, hold each value that this process prints against the schema of its command."""
+    of_value = JsonOutput.data
+
+    def data(self: JsonOutput[Any], value: object) -> object:
+        plain = of_value(self, value)
+        _check(self, json.loads(json.dumps(plain, default=str)))
+        return plain
+
+    JsonOutput.data = data  # type: ignore[method-assign]
+
+
+def check_stdout(words: Sequence[str], stdout: str) -> None:
+    """Hold what a command has printed against its schema; what is left out here was not printed whole."""
+    command = next((name for name in _by_length() if [*words[: name.count(" ") + 1]] == name.split()), None)
+    if command is None or "--json" not in words or not stdout:
+        return
+    output = json_outputs()[command]
+    if output.lines:
+        documents = [json.loads(line) for line in stdout.splitlines(keepends=True) if line.endswith("\n")]
+    elif several_hosts(split_hosts(words)[0]):
+        documents = [each for each in json.loads(stdout).values() if each is not None]
+    else:
+        documents = [json.loads(stdout)]
+    for document in documents:
+        _check(output, document)
+
+
+@cache
+def _by_length() -> list[str]:
+    return sorted(json_outputs(), key=len, reverse=True)
+
+
+def _check(output: JsonOutput[Any], document: object) -> None:
+    _validator(output).validate(document)
+
+
+@cache
+def _validator(output: JsonOutput[Any]) -> Draft202012Validator:
+    return Draft202012Validator(dict(_closed(output.schema)))
+
+
+def _closed(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schema of a class with no other fields than those that it names."""
+    for key, value in schema.items():
+        yield key, {name: dict(_closed(each)) for name, each in value.items()} if key == "$defs" else value
+    if "properties" in schema:
+        yield "additionalProperties", False

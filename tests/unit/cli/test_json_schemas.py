@@ -1,0 +1,51 @@
+"""The schemas of what commands print with `--json`: one for each command, by `deploy schema COMMAND`.
+
+That the output of a command agrees with its schema is looked at wherever a test runs one (`support/json_schemas.py`).
+"""
+
+import json
+
+import pytest
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner
+
+from orchestrator.cli.commands import COMMANDS
+from orchestrator.cli.main import app
+from orchestrator.cli.schemas import json_outputs
+from orchestrator.cli.typer_app import load_command
+from orchestrator.core.console import ErrorOutput
+from orchestrator.core.errors import UsageError
+
+WITH_JSON = sorted(
+    words
+    for section in COMMANDS.values()
+    for words in section
+    if any(parameter.name == "json" for parameter in load_command(words).params)
+)
+
+
+def test_each_command_with_json_has_a_schema() -> None:
+    assert sorted(json_outputs()) == WITH_JSON
+
+
+@pytest.mark.parametrize("words", WITH_JSON)
+def test_a_schema_is_one_and_has_room_for_an_error(words: str) -> None:
+    shown = CliRunner().invoke(app, ["schema", *words.split()])
+    assert shown.exit_code == 0
+    schema = json.loads(shown.stdout)
+    Draft202012Validator.check_schema(schema)
+    assert schema["title"].startswith(f"deploy {words} --json")
+    assert schema["anyOf"][-1] == {"$ref": "#/$defs/ErrorOutput"}
+
+
+def test_every_class_in_a_schema_says_what_it_is() -> None:
+    """Not the words that dataclasses and pydantic write themselves."""
+    for words, output in json_outputs().items():
+        for name, definition in output.schema["$defs"].items():
+            if "properties" in definition:
+                assert not definition["description"].startswith(f"{name}("), (words, name)
+
+
+def test_an_error_names_the_commands_it_is_about() -> None:
+    error = ErrorOutput.of(UsageError("no server named", hint="`deploy status` lists them")).error
+    assert (error.message, error.exit_code, error.problems) == ("no server named", 2, ())
