@@ -36,4 +36,4 @@ def command(
         print_data(report.to_text(width=terminal_width()))
     if not report.ready:
         failed = "1 check" if len(report.failed) == 1 else f"{len(report.failed)} checks"
-        raise HostError(f"the machine is not ready for `{report.profile}`: {failed} failed")
+        raise HostError(f"the host is not ready for `{report.profile}`: {failed} failed")

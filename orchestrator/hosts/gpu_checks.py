@@ -24,27 +24,27 @@ def gpus_present(subject: CheckContext) -> Iterator[Finding]:
     """Check that the host has as many GPUs of the vendor as the layout uses."""
     hardware, inventory = subject.plan.hardware, subject.inventory
     if hardware.vendor == "cpu":
-        yield info("gpus", "not looked for", "none")
+        yield info("gpus", "not queried", "none")
         return
     needed = f"{subject.plan.layout.gpus * subject.plan.replicas} x {hardware.arch}"
     if inventory is None:
         other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in subject.machine.inventories)
         found = f"no {VENDORS[hardware.vendor].name} GPU" + (
-            f" ({other})" if other else ", no tool and no driver for one"
+            f" ({other})" if other else "; no GPU tool or driver found"
         )
-        yield fail("gpus", found, needed, "choose a profile for this machine: `deploy profiles`")
+        yield fail("gpus", found, needed, "choose a profile for this host: `deploy profiles`")
         return
-    count, hint = len(inventory.gpus), "see which one is gone: `sudo dmesg | grep -iE 'amdgpu|nvrm'`"
+    count, hint = len(inventory.gpus), "find the missing GPU: `sudo dmesg | grep -iE 'amdgpu|nvrm'`"
     found = f"{_each(inventory.gpus, [gpu.name or 'GPU' for gpu in inventory.gpus])} by {inventory.tool}"
     if count <= max(subject.plan.gpus, default=0):
         yield fail("gpus", found, needed, hint)
     elif count < hardware.gpus:
-        part = f"{hint}; where the rest is not yours: `--set hardware.gpus={count}`"
-        yield warn("gpus", f"{found}, of the node's {hardware.gpus}", needed, part)
+        part = f"{hint}; if the others are not yours: `--set hardware.gpus={count}`"
+        yield warn("gpus", f"{found} of {hardware.gpus} in the node", needed, part)
     else:
         yield info("gpus", found, needed)
     for fault in inventory.faults:
-        yield warn("gpu tool", fault, "all of its output", "run it by hand and see what it says")
+        yield warn("gpu tool", fault, "complete output", "run it by hand and read its output")
 
 
 def gpu_arch(subject: CheckContext) -> Iterator[Finding]:
@@ -96,12 +96,12 @@ def vram_use(subject: CheckContext) -> Iterator[Finding]:
     if inventory is None or not subject.gpus:
         return
     if any(gpu.used_share is None for gpu in subject.gpus):
-        yield warn(VRAM_IN_USE, f"not told by {inventory.tool}", needed, "look by hand before you start")
+        yield warn(VRAM_IN_USE, f"not reported by {inventory.tool}", needed, "check the VRAM by hand before you start")
         return
     if busy := busy_gpus(subject.gpus):
-        who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no process that the tool can see"
-        found = f"{describe_use(busy)}; held by {who}"
-        hint = f"{_stop(inventory, busy)}, or wait: a killed server drains for minutes"
+        who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"
+        found = f"{describe_use(busy)}; used by {who}"
+        hint = f"{_stop(inventory, busy)}, or wait: VRAM drains for minutes after a kill"
         yield fail(VRAM_IN_USE, found, needed, hint)
     else:
         yield info(VRAM_IN_USE, f"at most {max(gpu.used_share or 0 for gpu in subject.gpus):.0%} a GPU", needed)
@@ -113,7 +113,7 @@ def driver(subject: CheckContext) -> Iterator[Finding]:
     if inventory is None:
         return
     toolkit = VENDORS[inventory.vendor].toolkit
-    found = f"{inventory.driver or 'driver not told'}, {toolkit} {inventory.toolkit or 'not told'}"
+    found = f"{inventory.driver or 'unknown driver'}, {toolkit} {inventory.toolkit or 'of unknown version'}"
     wanted = image_toolkit(subject.plan)
     if wanted is None or inventory.toolkit is None:
         yield info("driver", found)
@@ -160,7 +160,7 @@ def carries(vendor: str, host: str, image: str) -> bool:
 def _stop(inventory: GpuInventory, busy: Sequence[Gpu]) -> str:
     indices = {gpu.index for gpu in busy}
     pids = sorted({process.pid for process in inventory.processes if process.gpu is None or process.gpu in indices})
-    return f"stop them: `kill {' '.join(map(str, pids))}`" if pids else "stop the server that held it"
+    return f"stop them: `kill {' '.join(map(str, pids))}`" if pids else "stop the server that used it"
 
 
 def _each(gpus: Sequence[Gpu], values: Sequence[str]) -> str:

@@ -80,15 +80,15 @@ def cpu_affinity(subject: CheckContext) -> Iterator[Finding]:
         return
     needed = {gpu: bound_cpus(gpu, plan.layout.tp, machine.cores, len(machine.cpus_online)) for gpu in plan.gpus}
     found = f"{len(machine.cpus_allowed)} of {len(machine.cpus_online)} CPUs"
-    hint = "`--set env.SGLANG_SET_CPU_AFFINITY=0`, or start where all CPUs are allowed"
+    hint = "`--set env.SGLANG_SET_CPU_AFFINITY=0`, or start the server with all CPUs allowed"
     if homeless := [str(gpu) for gpu, cpus in needed.items() if cpus and not cpus & machine.cpus_allowed]:
         # A container does not inherit the cpuset of this shell, so this cpuset proves nothing about it.
         level = warn if subject.access.contained else fail
-        yield level("cpu affinity", f"{found}: none for gpu {' '.join(homeless)}", "some for each GPU", hint)
+        yield level("cpu affinity", f"{found}: none for gpu {' '.join(homeless)}", "local CPUs for each GPU", hint)
     elif any(cpus - machine.cpus_allowed for cpus in needed.values()):
-        yield warn("cpu affinity", found, "all for each GPU", hint)
+        yield warn("cpu affinity", found, "all local CPUs for each GPU", hint)
     else:
-        yield info("cpu affinity", found, "some for each GPU")
+        yield info("cpu affinity", found, "local CPUs for each GPU")
 
 
 def disk_space(subject: CheckContext) -> Iterator[Finding]:
@@ -103,7 +103,7 @@ def disk_space(subject: CheckContext) -> Iterator[Finding]:
         if disk.free >= needed:
             yield info("disk", found, text)
         else:
-            hint = "free some, or put it elsewhere: `DEPLOY_HOME=DIR`"
+            hint = "free up space, or point `DEPLOY_HOME` at a larger disk"
             yield fail("disk", found, text, hint)
 
 
@@ -114,16 +114,16 @@ def ports(subject: CheckContext) -> Iterator[Finding]:
             yield info(f"port {port}", "free", purpose)
             continue
         if port in subject.access.freed:
-            yield info(f"port {port}", "held by the server that is replaced", purpose)
+            yield info(f"port {port}", "in use by the server to be replaced", purpose)
             continue
         hint = _another_port(subject, purpose, port)
         if name := subject.access.server_on(port):
-            yield fail(f"port {port}", f"held by your server `{name}`", purpose, f"`deploy down {name}`, or {hint}")
+            yield fail(f"port {port}", f"in use by your server `{name}`", purpose, f"`deploy down {name}`, or {hint}")
             continue
         holder = port_holder(port, subject.access.runner)
         if holder and holder.pid:
             hint = f"`kill {holder.pid}`, or {hint}"
-        yield fail(f"port {port}", f"held by {holder}" if holder else "held", purpose, hint)
+        yield fail(f"port {port}", f"in use by {holder}" if holder else "held", purpose, hint)
 
 
 def _another_port(subject: CheckContext, purpose: str, port: int) -> str:
@@ -153,12 +153,12 @@ def checkpoint(subject: CheckContext) -> Iterator[Finding]:
             "checkpoint", found, "whole", error.problems_or_self()[0].hint or error.hint or "`deploy stage PROFILE`"
         )
         if plan.model.gated and on_hub:
-            yield _variable("token", "HF_TOKEN", subject, f"a token that may read {plan.model.checkpoint.path}")
+            yield _variable("token", "HF_TOKEN", subject, f"a token that can read {plan.model.checkpoint.path}")
         return
     planned = plan.model.weight_bytes
     if abs(size - planned) > max(planned * _SIZE_TOLERANCE, _SIZE_THAT_MATTERS):
-        hint = f"the VRAM was planned with {planned / 1e9:.1f} GB: correct `weights_size` in the model's file"
-        yield warn("checkpoint", found, f"whole, {planned / 1e9:.1f} GB", hint)
+        hint = f"the plan assumes {planned / 1e9:.1f} GB of weights: correct `weights_size` in the model's file"
+        yield warn("checkpoint", found, f"complete, {planned / 1e9:.1f} GB", hint)
     else:
         yield info("checkpoint", found, "whole")
 

@@ -81,4 +81,4 @@ class PreflightReport:
         failed = [finding for finding in self.failed if finding.check not in but]
         problems = [Problem(f"{item.check}: {item.found} (needed: {item.needed})", hint=item.hint) for item in failed]
         if problems:
-            raise HostError(f"the machine is not ready for `{self.profile}`", problems=problems)
+            raise HostError(f"the host is not ready for `{self.profile}`", problems=problems)

@@ -56,10 +56,10 @@ class SshHost:
         The case of the host is kept, because it may be an alias of the ssh configuration.
         """
         if re.match(r"ssh://[^/@]*:[^/@]*@", url):
-            raise UsageError("a Docker host's URL holds a password", hint="let ssh use a key or an agent")
+            raise UsageError("the URL of the Docker host has a password", hint="use an ssh key or agent")
         found = _URL.match(url)
         if found is None or int(found["port"] or 0) > _LAST_PORT:
-            raise UsageError(f"`{url}` is not a far host", hint="write ssh://[user@]host[:port]")
+            raise UsageError(f"`{url}` is not the URL of a remote host", hint="write ssh://[user@]host[:port]")
         return cls(
             address=(found["user"] or "") + found["host"].strip("[]"),
             port=int(found["port"]) if found["port"] else None,
@@ -125,8 +125,8 @@ class Tunnel:
             said = (folder / "stderr").read_text().strip()
             _close(program, temporary)
             raise HostError(
-                f"`{far.address}` cannot be reached by ssh",
-                hint=f"`ssh {far.address} true` has to work without a question: key, agent, known host",
+                f"cannot connect to `{far.address}` with ssh",
+                hint=f"`ssh {far.address} true` must work without a prompt: key, agent, known host",
                 details=f"  {said}",
             )
         return cls(program, far=far, temporary=temporary, home=home)
@@ -141,7 +141,8 @@ class Tunnel:
             result = self._ask("-O", "forward", "-L", f"127.0.0.1:{local}:127.0.0.1:{port}")
             if not result.ok:
                 raise HostError(
-                    f"no tunnel to port {port} of `{self._far.address}`", details=f"  {result.stderr.strip()}"
+                    f"cannot open a tunnel to port {port} of `{self._far.address}`",
+                    details=f"  {result.stderr.strip()}",
                 )
             self._ports[port] = local
         return self._ports[port]
@@ -160,7 +161,7 @@ class Tunnel:
         script = 'mkdir -p "$(dirname "$1")" && cat >"$1.new" && mv "$1.new" "$1"'
         result = self._ask(command=quote(["sh", "-c", script, "sh", path]), stdin=text)
         if not result.ok:
-            raise HostError(f"`{path}` cannot be written on `{self._far.address}`", details=f"  {result.stderr}")
+            raise HostError(f"cannot write `{path}` on `{self._far.address}`", details=f"  {result.stderr}")
 
     def _ask(self, *options: str, command: str = "", stdin: str | None = None) -> CompletedProgram:
         argv = _ssh(self._far, self._folder, *options)
@@ -177,7 +178,7 @@ def _ssh(far: SshHost, folder: Path | None = None, *options: str) -> list[str]:
 
 
 def _no_ssh() -> HostError:
-    return HostError("there is no `ssh` on this machine", hint="install the OpenSSH client")
+    return HostError("no `ssh` found on this host", hint="install the OpenSSH client")
 
 
 def _await_ready(program: Program) -> str | None:

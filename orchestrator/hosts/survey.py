@@ -72,8 +72,8 @@ def survey(runner: Runner, sections: Mapping[str, str], *, directories: Sequence
     if not result.ok or not found:
         said = (result.stderr or result.stdout).strip().splitlines()
         raise HostError(
-            "cannot look at the machine" + (f": {said[-1]}" if said else ""),
-            hint="run `sh -c true` there the same way and see what it says",
+            "cannot inspect the host" + (f": {said[-1]}" if said else ""),
+            hint="run `sh -c true` on that host the same way and read its output",
         )
     return Survey(found)
 

@@ -43,10 +43,10 @@ def wait_for_vram_release(
     )
     waited = clock() - start
     if use.busy:
-        who = "; ".join(holders(use.inventory, (gpu.index for gpu in use.busy))) or "no process that the tool can see"
+        who = "; ".join(holders(use.inventory, (gpu.index for gpu in use.busy))) or "no visible process"
         raise HostError(
-            f"VRAM is still in use after {waited:.0f} s: {describe_use(use.busy)}; held by {who}",
-            hint="stop the processes that hold it, or reset the GPUs if there is none",
+            f"VRAM is still in use after {waited:.0f} s: {describe_use(use.busy)}; used by {who}",
+            hint="stop the processes that use it, or reset the GPUs if there are none",
         )
     return waited
 
@@ -66,7 +66,7 @@ def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int], share: flo
     if inventory is None or len(taken) < len(gpus) or any(gpu.used_share is None for gpu in taken):
         faults = "; ".join(inventory.faults) if inventory else ""
         raise HostError(
-            f"the VRAM in use of {len(gpus)} GPUs cannot be read ({faults or f'{len(found)} GPUs found'})",
-            hint="`deploy preflight` says what is missing",
+            f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(found)} GPUs found'})",
+            hint="`deploy preflight` shows what is missing",
         )
     return _VramInUse(inventory, busy_gpus(taken, share))

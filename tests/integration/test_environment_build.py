@@ -98,7 +98,7 @@ def test_where_uv_fails_its_reason_is_shown_and_nothing_is_left(
     (tmp_path / "uv.toml").write_text("no TOML")
     monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "uv.toml"))
 
-    with pytest.raises(BuildError, match="environment `small` could not be built: creating failed") as raised:
+    with pytest.raises(BuildError, match="cannot build environment `small`: creating failed") as raised:
         build(images, home)
 
     assert "uv.toml" in raised.value.details
@@ -113,7 +113,7 @@ def test_without_the_program_uv_the_command_that_installs_it_is_named(
 
     monkeypatch.setattr("orchestrator.hosts.venvs.installer.find_uv_bin", missing)
 
-    with pytest.raises(BuildError, match="uv is missing") as raised:
+    with pytest.raises(BuildError, match="no `uv` found") as raised:
         build(images, home)
 
     assert "pip install" in raised.value.hint

@@ -69,5 +69,5 @@ def test_who_holds_a_port_over_there(far: str) -> None:
 
 
 def test_a_machine_that_does_not_answer() -> None:
-    with pytest.raises(HostError, match="cannot look at the machine: ssh: connect to host"):
+    with pytest.raises(HostError, match="cannot inspect the host: ssh: connect to host"):
         survey(ssh_runner(f"ssh://root@127.0.0.1:{free_port()}"), MACHINE_SECTIONS)

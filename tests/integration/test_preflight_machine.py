@@ -78,7 +78,7 @@ def test_down_says_who_holds_a_port_that_does_not_come_free(listener: tuple[int,
     pid, port = listener
     plan = plan_of("cpu-tiny", f"server.port={port}")
     times = iter([0.0, 1.0, 31.0])
-    with pytest.raises(HostError, match=rf"port {port} is still held by .*\(pid {pid}\)"):
+    with pytest.raises(HostError, match=rf"port {port} is still in use by .*\(pid {pid}\)"):
         wait_until_released(plan, HostRef(home=Home(Path())), clock=lambda: next(times), sleep=lambda _seconds: None)
 
 
@@ -89,7 +89,7 @@ def test_a_machine_without_gpus_says_so(deploy: CommandLine) -> None:
     assert done.returncode == 4
     report = json.loads(done.stdout)
     assert report["ready"] is False
-    assert report["findings"][0]["found"] == "no AMD GPU, no tool and no driver for one"
+    assert report["findings"][0]["found"] == "no AMD GPU; no GPU tool or driver found"
     assert "is not ready" in done.stderr
     assert "Traceback" not in done.stderr
 

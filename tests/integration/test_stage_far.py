@@ -185,7 +185,7 @@ def test_up_looks_at_the_machine_before_it_stages_there(
             [sys.executable, "-m", "orchestrator", "up", "--host", url, *image],
             env=environment(hub, tmp_path), capture_output=True, text=True, check=False, timeout=PATIENCE,
         )  # fmt: skip
-    assert "error: the machine is not ready for `mi355x-tp8`" in done.stderr
+    assert "error: the host is not ready for `mi355x-tp8`" in done.stderr
     assert (hub.sent, (home / "models").exists()) == ({}, False)
     assert not (tmp_path / "here/models").exists()
 

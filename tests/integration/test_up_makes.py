@@ -30,7 +30,7 @@ from orchestrator.images.client import DockerCli
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
 NO_GPU = "/dev/kfd"  # that docker cannot hand to a container
-NOT_READY = "error: the machine is not ready for `mi355x-tp8`"
+NOT_READY = "error: the host is not ready for `mi355x-tp8`"
 TABLE = "\n".join([HEADER, *(line(1 << exponent, shape=FUSED_TP8) for exponent in range(16))]) + "\n"
 
 

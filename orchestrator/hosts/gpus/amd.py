@@ -47,7 +47,7 @@ def read_amd(survey: Survey) -> GpuInventory | None:
     elif not survey["rocm-smi"].missing:
         inventory = _from_rocm_smi(survey["rocm-smi"])
     elif topology:
-        inventory = replace(_EMPTY, faults=("neither `amd-smi` nor `rocm-smi` is installed: VRAM use is not known",))
+        inventory = replace(_EMPTY, faults=("VRAM use is unknown: neither `amd-smi` nor `rocm-smi` is installed",))
     else:
         return None
     return _with_topology(replace(inventory, toolkit=inventory.toolkit or release), topology)
@@ -189,7 +189,11 @@ def _document(name: str, section: Section, faults: list[str]) -> object:
         except json.JSONDecodeError:
             continue
     lines = section.text.strip().splitlines()
-    why = "did not answer in 30 s" if section.code == 124 else f"printed no JSON: {lines[-1] if lines else 'nothing'}"
+    why = (
+        "did not respond within 30 s"
+        if section.code == 124
+        else f"printed no JSON: {lines[-1] if lines else 'nothing'}"
+    )
     faults.append(f"`{name}` {why}")
     return None
 

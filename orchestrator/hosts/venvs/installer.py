@@ -79,7 +79,7 @@ def find_uv() -> str:
         return str(find_uv_bin())
     except FileNotFoundError as error:
         raise BuildError(
-            "the program uv is missing beside this tool", hint="`pip install --force-reinstall uv` installs it"
+            "no `uv` found in this tool's environment", hint="`pip install --force-reinstall uv` installs it"
         ) from error
 
 
@@ -121,7 +121,7 @@ class _Steps:
         if subprocesses.follow(argv, take, cwd=cwd, env=env) != 0:
             said = "\n".join(last)
             raise BuildError(
-                f"{self.pinned.name} could not be built: {doing} failed",
+                f"cannot build {self.pinned.name}: {doing} failed",
                 location=str(self.pinned.file),
                 hint=hint(said),
                 details=said,
@@ -136,7 +136,7 @@ class _Steps:
             if announced := _DOWNLOADING.match(line):
                 size = float(announced["size"]) * _MIB[announced["unit"]]
                 self.sizes[announced["name"]] = size
-                now = f"{sum(self.sizes.values()):.0f} MiB in {len(self.sizes)} packages so far"
+                now = f"{sum(self.sizes.values()):.0f} MiB in {len(self.sizes)} packages"
                 if size >= _BIG:
                     shown = f"{self.pinned.name}: downloading {announced['name']}, {size:.0f} MiB"
             self.progress.update(shown, transient=now[:60])
@@ -147,7 +147,10 @@ class _Steps:
 def hint(said: str) -> str:
     """Return the hint for a failed installation, from the last lines of its output."""
     if _FULL in said:
-        return "free disk space, or set DEPLOY_HOME to where there is some"
+        return "free up disk space, or point DEPLOY_HOME at a larger disk"
     if "torch==" in said:
-        return "let uv reach https://download.pytorch.org/whl/cpu, or name a wheel: PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS"
-    return "let uv reach a package index (PIP_INDEX_URL or UV_DEFAULT_INDEX), and run the command again"
+        return (
+            "allow access to https://download.pytorch.org/whl/cpu, or provide a wheel: "
+            "PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS"
+        )
+    return "allow access to a package index (PIP_INDEX_URL or UV_DEFAULT_INDEX), and repeat the command"

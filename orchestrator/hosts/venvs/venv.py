@@ -58,9 +58,7 @@ class _Recipe:
         try:
             torch = _TORCH.search(requirements.read_text())
         except FileNotFoundError as error:
-            raise BuildError(
-                f"there is no requirement file `{requirements.name}`", location=str(requirements)
-            ) from error
+            raise BuildError(f"no requirement file `{requirements.name}` found", location=str(requirements)) from error
         on_cpu = torch is not None and torch["platform"] == "cpu"
         files = sorted(file for file in shim.iterdir() if file.is_file()) if on_cpu else []
         return cls(requirements=requirements, torch=torch, shim=tuple(files))
@@ -90,12 +88,12 @@ def engine_python(engine: Engine, home: Home) -> str:
         return engine.python
     if engine.requirements is None:
         raise BuildError(
-            f"engine `{engine.name}` has no requirement file to build an environment from",
-            hint="name an interpreter that has the engine: `--set engine.python=python3`",
+            f"engine `{engine.name}` has no requirement file, so no environment can be built",
+            hint="choose an interpreter that has the engine: `--set engine.python=python3`",
         )
     requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements)
     if requirements is None:  # only names are found, because an edited plan may contain any path
-        raise BuildError(f"there is no requirement file `{engine.requirements}`", location=f"engine `{engine.name}`")
+        raise BuildError(f"no requirement file `{engine.requirements}` found", location=f"engine `{engine.name}`")
     return str(ensure_venv(requirements, home=home, progress=Progress()).python)
 
 

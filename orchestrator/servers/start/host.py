@@ -163,7 +163,7 @@ def wait_until_released(
         )
         if holder is not None:
             raise HostError(
-                f"port {port} is still held by {holder}", hint="stop that program, or set another `server.port`"
+                f"port {port} is still in use by {holder}", hint="stop that program, or set another `server.port`"
             )
     wait_for_vram(plan, place)
 

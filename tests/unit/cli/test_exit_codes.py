@@ -129,9 +129,9 @@ def test_a_far_machine_that_is_not_ready_is_not_called_this_one(
     )
     monkeypatch.setattr("orchestrator.cli.preflight.preflight_host", lambda *_: report)
     monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
-    with pytest.raises(HostError, match=r"^the machine is not ready for `mi355x-tp8`: 1 check failed"):
+    with pytest.raises(HostError, match=r"^the host is not ready for `mi355x-tp8`: 1 check failed"):
         preflight(profile="mi355x-tp8", host=host)
-    with pytest.raises(HostError, match=r"^the machine is not ready for `mi355x-tp8`"):
+    with pytest.raises(HostError, match=r"^the host is not ready for `mi355x-tp8`"):
         report.require()
 
 

@@ -146,7 +146,7 @@ def test_a_plan_that_was_changed_names_no_requirements_elsewhere(
     monkeypatch.chdir(tmp_path / "below")
     monkeypatch.setattr("orchestrator.hosts.venvs.venv.ensure_venv", lambda *_, **__: pytest.fail("it was built"))
     engine = replace(load("cpu-tiny").plan.engine, python=None, requirements=name.format(here=tmp_path))
-    with pytest.raises(BuildError, match="there is no requirement file"):
+    with pytest.raises(BuildError, match="no requirement file"):
         engine_python(engine, Home(tmp_path / "home"))
 
 

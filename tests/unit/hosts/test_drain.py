@@ -51,7 +51,7 @@ def test_only_the_gpus_of_the_plan_count() -> None:
 def test_it_gives_up_after_its_limit_and_says_who_holds_it() -> None:
     clock = Clock()
     (held,) = looks("mi355x-held")
-    with pytest.raises(HostError, match=r"after 900 s: gpu 2 85%; held by python3 \(pid 48213, gpu 2, 243.9 GiB\)"):
+    with pytest.raises(HostError, match=r"after 900 s: gpu 2 85%; used by python3 \(pid 48213, gpu 2, 243.9 GiB\)"):
         wait_for_vram_release(lambda: held, gpus=range(8), clock=clock, sleep=clock.sleep)
     assert clock.now == 900.0
 
@@ -61,5 +61,5 @@ def test_vram_that_cannot_be_read_is_not_taken_for_empty() -> None:
     assert healthy is not None
     silent = replace(healthy, gpus=tuple(replace(gpu, vram_used=None) for gpu in healthy.gpus))
     for unreadable in (silent, truncated, None):
-        with pytest.raises(HostError, match="cannot be read"):
+        with pytest.raises(HostError, match="cannot read"):
             wait_for_vram_release(lambda found=unreadable: found, gpus=range(8), clock=Clock(), sleep=pytest.fail)

@@ -24,9 +24,9 @@ def test_url(url: str, address: str, port: int | None, socket: str) -> None:
     "url", ["ssh://", "ssh://node:99999", "ssh://node:abc", "ssh://-oProxyCommand=id", "ssh://a b"]
 )
 def test_what_is_not_a_far_host_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="is not a far host"):
+    with pytest.raises(UsageError, match="is not the URL of a remote host"):
         SshHost.parse(url)
-    with pytest.raises(UsageError, match="is not a far host"):
+    with pytest.raises(UsageError, match="is not the URL of a remote host"):
         ssh_runner(url)
 
 

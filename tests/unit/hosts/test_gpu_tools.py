@@ -61,14 +61,14 @@ def test_what_cannot_be_read_is_said_and_hides_nothing_else() -> None:
 def test_a_tool_that_hangs_is_told_apart() -> None:
     node = read_amd(Survey({"amd-smi static": Section(124, "")}))
     assert node is not None
-    assert "`amd-smi static` did not answer in 30 s" in node.faults
+    assert "`amd-smi static` did not respond within 30 s" in node.faults
 
 
 def test_a_driver_without_a_tool_still_tells_gfx_and_cus() -> None:
     node = read_amd(Survey({"kfd": survey_of("mi300x-rocm-smi")["kfd"]}))
     assert node is not None
     assert [(gpu.arch, gpu.compute_units, gpu.vram_used) for gpu in node.gpus] == [("gfx942", 304, None)] * 2
-    assert "VRAM use is not known" in node.faults[0]
+    assert "VRAM use is unknown" in node.faults[0]
 
 
 @pytest.mark.parametrize("value", ['"N/A"', "null", '{"value": "N/A", "unit": "MB"}', "[]"])

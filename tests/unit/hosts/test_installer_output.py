@@ -48,7 +48,7 @@ def test_what_is_downloaded_and_how_much(monkeypatch: pytest.MonkeyPatch) -> Non
         "environment `sglang`: installing",
         "environment `sglang`: downloading scipy, 34 MiB",
     ]
-    assert "39 MiB in 3 packages so far" in progress.beside
+    assert "39 MiB in 3 packages" in progress.beside
 
 
 def test_uv_is_told_what_pip_knows_of_indexes_and_certificates() -> None:

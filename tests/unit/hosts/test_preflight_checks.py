@@ -73,10 +73,10 @@ def test_a_port_of_our_own_server_is_freed_by_the_tool() -> None:
         return finding
 
     ours = port_finding(lambda port: "owl" if port == 30010 else None)
-    assert (ours.found, ours.hint) == ("held by your server `owl`", "`deploy down owl`, or `--set server.port=30011`")
+    assert (ours.found, ours.hint) == ("in use by your server `owl`", "`deploy down owl`, or `--set server.port=30011`")
     stranger = port_finding(lambda _port: None)
     assert stranger.hint == "`kill 48213`, or `--set server.port=30011`"
-    assert re.fullmatch(r"held by python3 -m( word)+ … \(pid 48213\)", stranger.found)
+    assert re.fullmatch(r"in use by python3 -m( word)+ … \(pid 48213\)", stranger.found)
     assert len(stranger.found) < 90
 
 
@@ -91,7 +91,7 @@ def test_a_healthy_node_is_ready() -> None:
 def test_a_node_that_still_drains_says_which_gpus_and_how_much() -> None:
     finding = only(look("mi355x-half-drained"), "vram in use")
     assert finding.level is Level.FAIL
-    assert finding.found.startswith("gpu 4 41%, gpu 5 41%, gpu 6 41%, gpu 7 41%; held by no process")
+    assert finding.found.startswith("gpu 4 41%, gpu 5 41%, gpu 6 41%, gpu 7 41%; used by no visible process")
 
 
 def test_who_holds_vram_is_named_and_how_to_stop_it() -> None:
@@ -142,7 +142,7 @@ def test_a_machine_without_gpus_says_so() -> None:
 def test_a_cpu_plan_looks_for_no_gpu() -> None:
     report = look("h200-idle", plan_of("cpu-tiny"))
     assert report.ready
-    assert only(report, "gpus").found == "not looked for"
+    assert only(report, "gpus").found == "not queried"
 
 
 def test_an_nvidia_node() -> None:
@@ -309,7 +309,7 @@ def test_the_report_reads_the_same_for_people_and_programs() -> None:
 def test_a_checkpoint_of_another_size_than_was_planned_with_is_told() -> None:
     plan = plan_of("mi355x-tp8")
     smaller = only(look("mi355x-healthy", plan, checkpoint=lambda: ("80 shards, 380.0 GB", 380 * 10**9)), "checkpoint")
-    assert (smaller.level, smaller.found, smaller.needed) == (Level.WARN, "80 shards, 380.0 GB", "whole, 438.0 GB")
+    assert (smaller.level, smaller.found, smaller.needed) == (Level.WARN, "80 shards, 380.0 GB", "complete, 438.0 GB")
     assert "correct `weights_size`" in smaller.hint
     tiny = plan_of("cpu-tiny")  # 1 MB, and in truth a little less
     assert only(look("mi355x-healthy", tiny, checkpoint=lambda: ("1 shard", 878_000)), "checkpoint").level is Level.INFO

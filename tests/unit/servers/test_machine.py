@@ -101,7 +101,7 @@ def test_the_machine_is_where_docker_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["tcp://node:2375", "ssh://node:abc", "ssh://node:99999", "node"])
 def test_what_is_no_far_machine_is_refused_before_anything_is_planned_for_it(tmp_path: Path, host: str) -> None:
     """`up --dry-run --host ssh://node:abc` used to print what it would start there, and exit with 0."""
-    with pytest.raises(UsageError, match="is not a far host"):
+    with pytest.raises(UsageError, match="is not the URL of a remote host"):
         host_ref(plan_of("mi355x-tp8").runtime, Home(tmp_path), host, {})
 
 
