@@ -38,11 +38,11 @@ def _words(found: Capacity) -> Iterator[str]:
     cache, memory, served = found.cache, found.memory, found.load_fit
     if memory:
         taken = memory.cache_bytes - found.spare_bytes
-        yield f"{_gb(memory.weights_bytes)} of weights and {_gb(taken)} of cache a GPU"
+        yield f"{_gb(memory.weights_bytes)} of weights and {_gb(taken)} of cache per GPU"
     if cache and cache.tokens is not None:
-        yield f"{cache.tokens:,} tokens a replica ({cache.token_bytes:,.0f} B each, {cache.kind})"
+        yield f"{cache.tokens:,} tokens per replica ({cache.token_bytes:,.0f} B each, {cache.kind})"
     if served and served.concurrent is not None:
-        yield f"{served.concurrent:,} requests of `{served.load}` at once"
+        yield f"{served.concurrent:,} concurrent requests of `{served.load}`"
     if memory:
         yield f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g}, at most {memory.safe_fraction:g}"
     if not cache:
@@ -52,37 +52,37 @@ def _words(found: Capacity) -> Iterator[str]:
 def _memory(found: Capacity) -> Iterator[tuple[str, str, str]]:
     memory = found.memory
     if memory is None:
-        yield "memory", "the machine's", "on a CPU only the start can tell what is free"
+        yield "memory", "the machine's", "on a CPU, only a start shows the free memory"
         return
     free, fraction = memory.free_bytes, memory.fraction
-    yield "free of a GPU", _gb(free), f"{_gb(memory.vram_bytes)}, less what driver, process and collectives take"
-    yield "weights of a GPU", _gb(memory.weights_bytes), "the checkpoint's, over tp"
+    yield "free per GPU", _gb(free), f"{_gb(memory.vram_bytes)}, less the use of driver, process and collectives"
+    yield "weights per GPU", _gb(memory.weights_bytes), "the checkpoint's, divided by tp"
     yield "static fraction", f"{fraction:g}", f"`{Meaning.MEMORY_FRACTION}`, {memory.fraction_source}"
     capped = f"; `{Meaning.CACHE_TOKENS}` leaves {_gb(found.spare_bytes)} of it free" if found.spare_bytes else ""
-    yield "cache of a GPU", _gb(memory.cache_bytes), f"{fraction:g} x {_gb(free)} - {_gb(memory.weights_bytes)}{capped}"
+    yield "cache per GPU", _gb(memory.cache_bytes), f"{fraction:g} x {_gb(free)} - {_gb(memory.weights_bytes)}{capped}"
     yield (
-        "kept free of a GPU",
+        "reserved per GPU",
         _gb(found.reserved_bytes),
         f"activations and graphs may need {_gb(memory.activation_bytes)}",
     )
-    yield "largest safe fraction", f"{memory.safe_fraction:g}", "what leaves them that; an estimate"
+    yield "largest safe fraction", f"{memory.safe_fraction:g}", "leaves that reserve; an estimate"
 
 
 def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
     cache = found.cache
     if cache is None:
         return
-    yield "a token on a GPU", f"{cache.token_bytes:,.0f} B", _token_from(cache)
+    yield "one token per GPU", f"{cache.token_bytes:,.0f} B", _token_from(cache)
     if cache.tokens is None:
-        yield "tokens a replica", "unknown", f"`{Meaning.CACHE_TOKENS}` sets them"
+        yield "tokens per replica", "unknown", f"`{Meaning.CACHE_TOKENS}` sets them"
         return
     replicas = "one replica" if found.replicas == 1 else f"{found.replicas} replicas of {found.gpus} GPUs"
-    yield "tokens a replica", f"{cache.tokens:,}", f"pages of {cache.page}; {replicas}"
+    yield "tokens per replica", f"{cache.tokens:,}", f"pages of {cache.page}; {replicas}"
     if cache.windows is not None:
         kept = f"{cache.windows.layers} layers keep a request's last {cache.windows.window:,}"
         ratio = f"`{Meaning.WINDOW_RATIO}` {cache.windows.ratio:g}"
         yield "tokens of windows", f"{cache.window_tokens:,}", f"{kept}; {ratio}"
-    yield "longest contexts at once", f"{cache.full_contexts:g}", "in a replica"
+    yield "concurrent longest contexts", f"{cache.full_contexts:g}", "in a replica"
 
 
 def _token_from(cache: KvCache) -> str:
@@ -97,9 +97,9 @@ def _token_from(cache: KvCache) -> str:
 def _served(served: LoadFit | None) -> Iterator[tuple[str, str, str]]:
     if served is None:
         return
-    limit = "no limit is set" if served.running is None else f"{served.running} may run"
-    each = f"`{served.load}`, {served.tokens:,} tokens each beside {served.shared_tokens:,} shared; {limit}"
-    yield "requests at once", "unknown" if served.concurrent is None else f"{served.concurrent:,}", each
+    limit = "no limit is set" if served.running is None else f"at most {served.running} run"
+    each = f"`{served.load}`, {served.tokens:,} tokens each, plus {served.shared_tokens:,} shared; {limit}"
+    yield "concurrent requests", "unknown" if served.concurrent is None else f"{served.concurrent:,}", each
 
 
 def _unknown(found: Capacity) -> Iterator[tuple[str, str, str]]:

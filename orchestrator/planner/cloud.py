@@ -34,7 +34,9 @@ def rental_files(
     """
     for named in (profile, *_part_files(overrides)):
         if is_path(named):
-            hint = f"put it into `{home.root / 'profiles'}` and name it: that folder is brought along"
+            hint = (
+                f"put it into `{home.root / 'profiles'}` and use its name: that folder is copied to the rented machine"
+            )
             raise UsageError(f"`{named}` is a local file, which the rented machine does not have", hint=hint)
     asked = load(profile, overrides=overrides, catalog=Catalog.of(home))
     _refuse_unfit(asked)
@@ -85,12 +87,12 @@ def _refuse_unfit(asked: ResolvedProfile) -> None:
         hint = "`--set hardware.gpu_product=MI355X`, as the broker's catalog has it"
         problems.append(Problem("the hardware has no `gpu_product`", place(("hardware",)), hint))
     if plan.model.checkpoint.source == "local":
-        hint = "a rented machine downloads it: `model.checkpoint.source=hub`, the repository as `model.checkpoint.path`"
+        hint = "a rented machine downloads it: set `model.checkpoint.source=hub` and a repository as its `path`"
         problems.append(
             Problem(f"`{plan.model.checkpoint.path}` is a local path", place(("model", "checkpoint", "path")), hint)
         )
     if plan.gateway is not None:
-        hint = "`--set replicas=1`; more of them are more machines, by `replicas` of the broker's service file"
+        hint = "`--set replicas=1`; for more machines, set `replicas` in the broker's service file"
         problems.append(Problem(f"a rented machine runs 1 replica, not {plan.replicas}", place(("replicas",)), hint))
     if problems:
         raise ProfileError(f"cannot rent a machine for profile `{plan.profile}`", problems=problems)

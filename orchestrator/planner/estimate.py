@@ -97,7 +97,7 @@ def _checkpoint(plan: Plan, place: HostRef) -> UpStep:
     if model.checkpoint.source == "generated":
         generator = Catalog.of(place.home).path(EntryKind.IMAGE_FILE, model.checkpoint.path)
         done = is_generated(directory, generator)
-        what = str(directory) if done else f"{directory}: made here"
+        what = str(directory) if done else f"{directory}: to be generated"
         return UpStep(name="checkpoint", what=what, about=0.0 if done else STEP_SECONDS["stage"])
     missing = max(model.weight_bytes - bytes_present(directory), 0)
     if model.checkpoint.source == "local" and not directory.is_dir():
@@ -118,7 +118,7 @@ def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
     else:
         yield UpStep(
             name="table",
-            what="of tuned kernels: those of its aiter, and aiter's newer ones",
+            what="of tuned kernels: from its aiter, and newer rows of aiter",
             about=STEP_SECONDS["kernels"],
         )
 
@@ -130,13 +130,13 @@ def _image(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
             what = f"{plan.engine.requirements}: {f'{size / 1e9:.1f} GB of ' if size else ''}packages to install"
             yield UpStep(name="environment", what=what, about=size / _INSTALL)
         if patches := ", ".join(patch.id for patch in plan.patches):
-            what = f"a copy of the interpreter's, for {patches}, where that was not made before"
+            what = f"a copy of the interpreter's, for {patches}, unless it exists"
             yield UpStep(name="sglang", what=what, about=STEP_SECONDS["copy"])
         return
     base, tag = base_reference(plan.engine), image_tag(plan, build)
     room = f"up to {IMAGE_BYTES >> 30} GiB of disk"
     if place.remote is not None:
-        what = f"{base} pulled and patched on {place.remote}, where that was not done before: {room}"
+        what = f"{base} pulled and patched on {place.remote}, unless done before: {room}"
         yield UpStep(name="image", what=what, about=PULL + STEP_SECONDS["build"])
     elif local_config(tag) is not None:
         yield UpStep(name="image", what=tag, about=0.0)
@@ -154,7 +154,7 @@ def _engine(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
 
 
 def _ready_image(image: str) -> UpStep:
-    what = f"{image} pulled where it is missing, its receipt and its table held against the plan; nothing is built"
+    what = f"{image} pulled if it is missing, its receipt and table checked against the plan; nothing is built"
     return UpStep(name="image", what=what, about=PULL)
 
 

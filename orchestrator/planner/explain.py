@@ -45,7 +45,7 @@ def explained_table(rows: Sequence[Explained], *, width: int | None = None) -> s
     if not flags:
         return text
     meanings = (line for row in flags for line in _paragraph(row, min(width or _PARAGRAPH, _PARAGRAPH)))
-    return "\n".join([text, "", "flags, with the help of the engine's own parser:", *meanings])
+    return "\n".join([text, "", "flags, with the help text of the engine's parser:", *meanings])
 
 
 def _paragraph(row: Explained, width: int) -> Iterator[str]:

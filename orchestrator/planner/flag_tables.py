@@ -54,11 +54,11 @@ def flag_table(version: str, folder: Path, home: Home, *, python: Path | None = 
     done = run([str(python or _cpu_python(home)), str(GENERATOR), str(folder), version])
     last = "\n".join(done.stderr.splitlines()[-20:])
     if not done.ok:
-        raise BuildError(f"the parser of sglang {version} cannot be asked for its options", details=last)
+        raise BuildError(f"cannot query the options of sglang {version}", details=last)
     try:
         parse_flags(version, done.stdout)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BuildError(f"the parser of sglang {version} gave no table of options", details=last) from error
+        raise BuildError(f"the parser of sglang {version} printed no table of options", details=last) from error
     return done.stdout
 
 
@@ -70,7 +70,7 @@ def unpack_package(wheel: Path, folder: Path) -> None:
     except (OSError, UnsafeValueError, zipfile.BadZipFile) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # no space in the target folder, not a bad wheel
             raise
-        raise UsageError(f"`{wheel}` cannot be unpacked as a wheel: {error}") from error
+        raise UsageError(f"cannot unpack the wheel `{wheel}`: {error}") from error
 
 
 def _cpu_python(home: Home) -> Path:

@@ -203,13 +203,13 @@ def default_path(profile: str) -> Path:
     try:
         return Path(RelativePath(f"{Path(profile).stem if is_path(profile) else profile}.{LOCK_FILE}"))
     except UnsafeValueError as error:
-        raise ProfileError(f"no profile can be called `{profile}`", details=str(error)) from error
+        raise ProfileError(f"invalid profile name `{profile}`", details=str(error)) from error
 
 
 def lock_output(output: Path | None, profile: str) -> Path:
     """Return the path to write a lock to. Raises UsageError for a name that `--locked` would not accept."""
     if output is not None and not output.name.endswith(LOCK_FILE):
-        raise UsageError(f"invalid name of a lock `{output}`", hint=f"the name must end in `{LOCK_FILE}`")
+        raise UsageError(f"invalid lock name `{output}`", hint=f"the name must end in `{LOCK_FILE}`")
     return output or default_path(profile)
 
 

@@ -45,8 +45,8 @@ def warn_unpinned(plan: Plan) -> None:
     if checkpoint.source == "hub" and not _COMMIT.fullmatch(checkpoint.revision or ""):
         unpinned.append(f"checkpoint `{checkpoint.path}`")
     if unpinned:
-        hint = "`deploy lock PROFILE` asks registry and hub for the pins; `up --locked` then starts them"
-        warn(f"not pinned, so a later start may get another: {', '.join(unpinned)}", hint=hint)
+        hint = "`deploy lock PROFILE` pins them from registry and hub; `up --locked` starts the pinned versions"
+        warn(f"not pinned, so a later start may get another version: {', '.join(unpinned)}", hint=hint)
 
 
 def warning_text(warning: PlanWarning) -> str:

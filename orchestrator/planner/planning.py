@@ -167,7 +167,7 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalog: Catalog |
     given = tuple(Override.parse(text) for text in overrides)
     path = _profile_path(name, catalog)
     if not NAME.match(path.stem):
-        hint = "rename it: lower-case letters and digits, with single `.`, `_` or `-` between them"
+        hint = "rename it: lower-case letters and digits, separated by single `.`, `_` or `-`"
         raise ProfileError(f"invalid profile name `{path.stem}`", location=str(path), hint=hint)
     return _composed(path, _read_layers(path, catalog), given, catalog)
 

@@ -31,7 +31,7 @@ _REGISTRY: Final = Registry(timeout=5.0)  # timeout of a request in seconds, sho
 def require_image(runtime: str, image: str) -> None:
     """Raise UsageError if the runtime starts no image, or if the name is invalid."""
     if not runtime_class(runtime).in_container:
-        raise UsageError(f"the {runtime} runtime starts no image", hint="`--set runtime=docker`, or no `--image`")
+        raise UsageError(f"the {runtime} runtime uses no image", hint="`--set runtime=docker`, or no `--image`")
     require_image_name(image)
 
 
@@ -50,7 +50,7 @@ def known_image(image: str, docker: DockerCli | None, *, pulled_here: bool = Tru
     """
     if docker is not None and (found := find_local(docker, image)) is not None:
         return found
-    later = "held against the plan once it is pulled" if pulled_here else "not held against the plan: nodes pull it"
+    later = "checked against the plan after the pull" if pulled_here else "not checked against the plan: nodes pull it"
     try:
         config = _REGISTRY.config(image)
     except BuildError as error:
@@ -103,7 +103,7 @@ def require_table(image: PrebuiltImage, plan: Plan, *, allow_untuned: bool) -> N
     """Raise KernelsError if the image lacks a table that the plan needs, unless `allow_untuned`."""
     if needs_table(plan) and MOE_TABLE not in image.inputs and not allow_untuned:
         raise KernelsError(
-            f"`{image.reference}` carries no table of tuned kernels",
+            f"`{image.reference}` has no table of tuned kernels",
             location=f"profile {plan.profile}",
-            hint="`deploy build PROFILE` makes one with it; or `--allow-untuned`",
+            hint="`deploy build PROFILE` builds an image with it; or `--allow-untuned`",
         )

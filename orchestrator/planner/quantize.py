@@ -83,9 +83,9 @@ def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
     recipes = recipes_for(kind, Catalog.of(home))
     if not recipes:
         raise UsageError(
-            f"there is no recipe for `{kind}`",
+            f"no recipe for `{kind}` found",
             location=str(source.directory / CONFIG),
-            hint="a recipe of your own is a file below `$DEPLOY_HOME/profiles/recipes`",
+            hint="put your own recipe into `$DEPLOY_HOME/profiles/recipes`",
         )
     for name, recipe in recipes.items():
         found = forecast(source, recipe)
@@ -97,7 +97,7 @@ def cost(source: Source) -> str:
     low, high = (source.size / 1e9 * each / 3600 for each in _CORE_SECONDS)
     return (
         f"{_size(source.size)} in {len(source.shards)} shards: about {low:.1f} to {high:.1f} core-hours and "
-        f"{worker_memory(source) / 1e9:.1f} GB of memory a worker (estimates)"
+        f"{worker_memory(source) / 1e9:.1f} GB of memory per worker (estimates)"
     )
 
 
@@ -133,7 +133,7 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
         of = QuantizationInputs(source=source, recipe_name=request.recipe, recipe=recipe, forecast=foreseen)
         receipt = assemble(folder, request.target, of)
     if known:
-        note(f"model `{name}` of the catalog names this directory; no other entry is written")
+        note(f"model `{name}` of the catalog has this directory; no other entry is written")
     return QuantizedCheckpoint(
         target=request.target,
         shards=receipt.shards,
@@ -147,7 +147,7 @@ def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, fold
     """Run workers for the remaining shards; note the kept ones if the workers do not finish."""
     done = folder.resume(foreseen)
     if done:
-        note(f"{len(done)} of {len(foreseen.shards)} shards are done already")
+        note(f"{len(done)} of {len(foreseen.shards)} shards are done")
     left = len(foreseen.shards) - len(done)
     if not left:
         return
@@ -167,7 +167,7 @@ def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[Quantizatio
     progress = Progress()
 
     def show(seen: QuantizationProgress) -> None:
-        left = f"about {format_duration(seen.eta)} to go" if seen.eta else ""
+        left = f"about {format_duration(seen.eta)} left" if seen.eta else ""
         text = f"quantizing: {seen.shards} of {seen.total_shards} shards, {_size(seen.done)} of {_size(seen.total)}"
         progress.update(text, stage="quantizing", transient=left)
 
@@ -175,8 +175,8 @@ def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[Quantizatio
         yield show
     except BaseException:
         progress.done()
-        kept = f"{len(folder.finished([*foreseen.shards]))} of {len(foreseen.shards)} shards are done and kept"
-        note(f"{kept} in `{folder.root}`: run the same again to go on")
+        kept = f"{len(folder.finished([*foreseen.shards]))} of {len(foreseen.shards)} shards are done and saved"
+        note(f"{kept} in `{folder.root}`: repeat the command to resume")
         raise
     progress.done()
 
@@ -204,7 +204,7 @@ def _image(request: QuantizationRequest) -> str:
         return ""
     image = request.image or request.plan.engine.image
     if image is None:
-        raise UsageError(f"the engine of `{request.plan.profile}` has no image", hint="name one: `--image IMAGE`")
+        raise UsageError(f"the engine of `{request.plan.profile}` has no image", hint="set one: `--image IMAGE`")
     return image
 
 
@@ -219,7 +219,7 @@ def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: H
             workers=min(request.workers or left, request.plan.hardware.gpus or 1, left), group=group_id,
         )  # fmt: skip
     if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++"))):
-        raise HostError("there is no C++ compiler, by which Quark compiles its kernels", hint="install g++")
+        raise HostError("no C++ compiler found; Quark needs one for its kernels", hint="install g++")
     cores = len(os.sched_getaffinity(0))
     workers = _workers(request, source, cores=cores, left=left)
     requirements = Catalog.of(home).path(EntryKind.IMAGE_FILE, REQUIREMENTS)
@@ -232,13 +232,13 @@ def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: 
     """Return the number of workers: as requested, else one per core as far as memory allows. Raises HostError."""
     one, free = worker_memory(source), available_memory()
     fit = math.inf if free is None else free // one
-    said = f"a worker takes about {one / 1e9:.1f} GB of memory, and {(free or 0) / 1e9:.1f} GB are free"
+    said = f"a worker needs about {one / 1e9:.1f} GB of memory, and {(free or 0) / 1e9:.1f} GB are free"
     if request.workers is not None:
         if request.workers > fit:
             warn(said)
         return min(request.workers, left)
     if fit < 1:
-        raise HostError(said, hint="free some; `--workers 1` tries all the same")
+        raise HostError(said, hint="free up memory; `--workers 1` starts anyway")
     return int(min(cores, left, fit))
 
 
@@ -254,28 +254,30 @@ def _require_free(name: str, home: Home) -> None:
     try:
         free_name(EntryKind.MODEL, name, home, replace=False)
     except UsageError as error:
-        hint = "give the model's file another: `--name NAME`"
+        hint = "choose another name: `--name NAME`"
         raise UsageError(error.message, location=error.location, hint=hint) from error
 
 
 def _require_apart(source: Source, target: Path) -> None:
     """Raise UsageError for a target inside the source: the source's other files are copied into the target."""
     if target.resolve().is_relative_to(source.directory.resolve()):
-        raise UsageError("the target lies in the source", location=str(target), hint="name a directory beside it")
+        raise UsageError(
+            "the target is inside the source", location=str(target), hint="choose a directory outside the source"
+        )
 
 
 def _require_new(target: Path) -> None:
     if os.path.lexists(target):
         raise UsageError("the target exists", location=str(target), hint=_hint_of_what_exists(target))
     if not target.parent.is_dir():
-        raise UsageError("there is no such directory", location=str(target.parent), hint="make it first")
+        raise UsageError("the directory does not exist", location=str(target.parent), hint="create it first")
 
 
 def _hint_of_what_exists(target: Path) -> str:
     if target.name and read_receipt(target) and (left := WorkDir(target)).in_progress():
         folder = shlex.quote(str(left.root))
-        return f"it is whole: the command that made it was killed before it had removed its folder, `rm -r {folder}`"
-    return "name a new one: nothing is written over"
+        return f"it is complete; a killed command left its work directory: `rm -r {folder}`"
+    return "choose a new one: nothing is overwritten"
 
 
 def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir) -> None:

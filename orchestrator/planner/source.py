@@ -132,7 +132,7 @@ class RunSource:
         fusion = decide_fusion(self.plan, facts.experts) if facts.experts and might_fuse(self.plan) else None
         if fusion is not None and fusion.required_flag:
             raise ProfileError(
-                f"`{self.plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.reason}",
+                f"`{self.plan.profile}` would fuse shared experts that its checkpoint keeps separate: {fusion.reason}",
                 location=str(self.run.path / "plan.json"),
                 hint=f"`deploy up PROFILE` sets `--{fusion.required_flag}`: {fusion.hint}",
             )
@@ -155,19 +155,19 @@ def run_source(run: RunDir, home: Home) -> RunSource:
     plan, place = read_plan(run), str(run.path / "plan.json")
     if plan is None:
         raise StartError(
-            "the plan of this run cannot be read: it is damaged",
+            "cannot read the plan of this run: it is damaged",
             location=place,
-            hint="`deploy up PROFILE` starts what its profile says now",
+            hint="`deploy up PROFILE` starts the current profile",
         )
     if not run.digest or not plan.digest.startswith(run.digest):
         raise StartError(
-            f"this plan is not the one that was started: its digest begins with `{plan.digest[:8]}`",
+            f"the plan has changed since the start: its digest begins with `{plan.digest[:8]}`",
             location=place,
-            hint="a run directory is named by its time and its plan's digest; `deploy up PROFILE` starts a profile",
+            hint="the name of a run directory has the time and the plan's digest; `deploy up PROFILE` starts a profile",
         )
     inputs: dict[str, bytes] = {}
     if gone := tuple(_gone(plan, run, home, inputs)):
-        raise StartError(f"`{run.path.name}` cannot be repeated as it was", location=place, problems=gone)
+        raise StartError(f"cannot repeat run `{run.path.name}` exactly", location=place, problems=gone)
     return RunSource(run=run, plan=plan, home=home, inputs=inputs)
 
 
@@ -179,14 +179,14 @@ def _gone(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iter
     for use in plan.patches:
         patch = carried.get(use.id)
         if patch is None:
-            yield Problem(f"there is no patch `{use.id}` any more", hint="`deploy patches ls` shows those there are")
+            yield Problem(f"patch `{use.id}` no longer exists", hint="`deploy patches ls` lists the patches")
         elif use.input_sha256 is not None and isinstance(patch.apply, AddedFile):
             name = patch.apply.input
             found = _with_digest(use.input_sha256, _places(name, plan, run, home))
             if found is None:
                 yield Problem(
-                    f"the `{name}` that patch `{use.id}` was given is gone: sha256 {use.input_sha256}",
-                    hint="`deploy up PROFILE` starts with the one that there is now",
+                    f"no `{name}` for patch `{use.id}` found: sha256 {use.input_sha256}",
+                    hint="`deploy up PROFILE` starts with the current one",
                 )
             else:
                 inputs[name] = found

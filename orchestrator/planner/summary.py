@@ -78,13 +78,13 @@ def _engine(plan: Plan, image: ImageConfig | None) -> _Rows:
     yield "engine", f"{engine.name}: sglang {engine.version} for {engine.platform}{commit}"
     reference = image_of(plan)
     if reference is None:
-        yield "environment", engine.python or engine.requirements or "the interpreter of this machine"
+        yield "environment", engine.python or engine.requirements or "the interpreter of this host"
         return
     kind = "prebuilt" if plan.prebuilt_image else "patched" if plan.patches else "base"
     name, _, digest = reference.partition("@")
     yield "image", f"{name}{f' ({_short(digest)})' if digest else ''}, {kind}"
     if image is None:
-        yield "", "its environment is unknown here: `deploy inspect IMAGE` reads it"
+        yield "", "its environment is unknown: `deploy inspect IMAGE` reads it"
     elif variables := [str(each) for each in image_variables(plan, image)]:
         yield "", f"it sets {', '.join(variables)}"
 
@@ -118,7 +118,7 @@ def _server(plan: Plan) -> _Rows:
 def _workload(load: Load | None, slo: str) -> _Rows:
     if load is None:
         return
-    cached = f", {load.cache_hit_rate:.0%} of a prompt from cache" if load.cache_hit_rate else ""
+    cached = f", {load.cache_hit_rate:.0%} of each prompt from cache" if load.cache_hit_rate else ""
     demand = f"; SLO: {slo}" if slo else ""
     yield "workload", f"{load.name}: {load.input_tokens:,} tokens in, {load.output_tokens:,} out{cached}{demand}"
 
@@ -158,9 +158,9 @@ def _settings(plan: Plan) -> _Rows:
 
 def _issues(plan: Plan, image: ImageConfig | None) -> _Rows:
     if not plan.model.questions:
-        yield "smoke test", f"model `{plan.model.name}` has no questions: right answers are not checked"
+        yield "smoke test", f"model `{plan.model.name}` has no questions: answers are not checked"
     causes = (
-        f"{len(plan.wrong_answers)} known causes of wrong answers that the smoke test names"
+        f"{len(plan.wrong_answers)} known causes of wrong answers, which the smoke test names"
         if plan.wrong_answers
         else ""
     )

@@ -86,7 +86,7 @@ def test_the_tunnel_ends_with_a_command_that_is_killed(docker_engine: DockerEngi
 def test_a_host_that_does_not_let_us_in_is_named(docker_engine: DockerEngine, far_host: str) -> None:
     with (
         closing(DockerRuntime(docker_engine.home, far_host.replace("ssh://", "ssh://nobody@"))) as runtime,
-        pytest.raises(HostError, match="cannot connect to .* with ssh") as caught,
+        pytest.raises(HostError, match=r"cannot connect to .* with ssh") as caught,
     ):
         runtime.find()
     assert "Permission denied" in caught.value.details

@@ -57,13 +57,13 @@ def test_one_that_is_killed_is_taken_up_again_with_the_same_bytes(place: Path, h
     kept = {path.name: path.stat().st_mtime_ns for path in cut.shards()}
     assert 1 <= len(kept) < 5
     if how is not signal.SIGKILL:
-        assert f"{len(kept)} of 5 shards are done and kept" in said
+        assert f"{len(kept)} of 5 shards are done and saved" in said
     assert not cut.target.exists()
 
     again = Quantizing(place, target)
     code, said = again.end()
     assert code == 0, said
-    assert f"{len(kept)} of 5 shards are done already" in said
+    assert f"{len(kept)} of 5 shards are done" in said
     assert files_digest(again.target) == REAL_FILES["glm-5.2-amd"]
     assert {name: (again.target / name).stat().st_mtime_ns for name in kept} == kept, "made once"
 
@@ -74,7 +74,7 @@ def test_a_worker_that_fails_ends_the_others_and_leaves_what_is_done(place: Path
     code, said = failed.end()
     assert code == 5
     assert "RuntimeError: the stand-in was told to fail" in said
-    assert "4 of 5 shards are done and kept" in said
+    assert "4 of 5 shards are done and saved" in said
     assert not failed.workers()
 
     code, said = Quantizing(place, "failed", recipe="glm-5.2-quark").end()
@@ -125,6 +125,6 @@ def test_in_an_image_it_is_the_same_and_a_kill_leaves_no_container(
 
     code, said = Quantizing(place, "in-image", "--profile", "cpu-tiny", "--image", quark_image).end()
     assert code == 0, said
-    assert f"{kept} of 5 shards are done already" in said
+    assert f"{kept} of 5 shards are done" in said
     assert f"note: amd-quark 0.13 of `{quark_image}`" in said
     assert files_digest(cut.target) == REAL_FILES["glm-5.2-amd"]

@@ -43,7 +43,7 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
         path = home_path(sweep.home, name)
         taken = sweep.base.catalog.find(EntryKind.PROFILE, name)
     if taken is not None and (name == sweep.plan.profile or _MARK.encode() not in read_file(taken, most=_MOST)):
-        raise UsageError(f"there is a profile `{name}` already", location=str(taken), hint="give another `--name`")
+        raise UsageError(f"a profile `{name}` exists", location=str(taken), hint="choose another `--name`")
     return path
 
 

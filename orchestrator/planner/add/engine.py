@@ -69,7 +69,7 @@ class AddedEngine:
         if self.tables is not None:
             gpus = ", ".join(self.tables.gpus)
             files = f"{self.tables.files} file{'s' if self.tables.files != 1 else ''}"
-            yield ["tuned kernels", f"{self.tables.rows:,}", f"rows of {files}, for {gpus}"]
+            yield ["tuned kernels", f"{self.tables.rows:,}", f"rows of {files} for {gpus}"]
         for patch in self.patches:
             yield [f"patch {patch.id}", patch.state, "\n".join(patch.evidence).partition("\n")[0]]
 
@@ -141,7 +141,7 @@ def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:
     if any(line.path == ("dockerfile",) for line in lines):
         return [*lines]
     template = YamlLine(
-        path=("dockerfile",), value=f"sglang-{platform}", comment="that of its platform"
+        path=("dockerfile",), value=f"sglang-{platform}", comment="of its platform"
     )  # a missing platform is an error anyway
     return part_lines({line.path: line for line in (*lines, template)}, (), EngineFile)
 
@@ -151,8 +151,8 @@ def _contradiction(facts: Mapping[str, Data], location: str) -> Mapping[str, Pro
     image, version = str(facts.get("image", "")), facts.get("version")
     if (named := sglang_version_in_tag(image)) in {None, version} or version is None:
         return {}
-    hint = f"name an image of {version}; or one that is on this machine anew: `docker tag {image} NAME:TAG`"
-    return {"image": Problem(f"`version` is {version}, and `{image}` is named after sglang {named}", location, hint)}
+    hint = f"choose an image of {version}; or retag a local image: `docker tag {image} NAME:TAG`"
+    return {"image": Problem(f"`version` is {version}, but the name of `{image}` says sglang {named}", location, hint)}
 
 
 def _reference(facts: Mapping[str, Data]) -> str | None:
@@ -181,7 +181,7 @@ def _shipped(source: EngineSource) -> tuple[ImageTables | None, tuple[str, ...]]
     try:
         return source.tables(), ()
     except KernelsError as error:
-        return None, (f"{error.message}: nothing is known of its tuned kernels",)
+        return None, (f"{error.message}: its tuned kernels are unknown",)
 
 
 def _about(shipped: ImageTables | None, store: Store) -> ShippedTables | None:
@@ -196,15 +196,15 @@ def _about(shipped: ImageTables | None, store: Store) -> ShippedTables | None:
 def _notes(facts: Mapping[str, Data], patches: Sequence[PatchState]) -> Iterator[str]:
     for patch in patches:
         if patch.state == CONFLICT:
-            yield f"no image is built with patch `{patch.id}`, which fits nowhere: `skip_patches` leaves it out"
+            yield f"patch `{patch.id}` does not apply, so no image can be built with it: `skip_patches` omits it"
     if facts.get("image") and not facts.get("image_digest"):
-        yield "no registry knows the image by a digest here: it is not pinned, and its tag may come to mean another"
+        yield "no registry digest of the image found: it is not pinned, and its tag may move"
     if facts["platform"] == "rocm" and not facts.get("aiter_dir"):
-        yield "its aiter is not known: `deploy add engine IMAGE` reads it from the image, once that is pulled"
+        yield "its aiter is unknown: pull the image, then `deploy add engine IMAGE` reads it"
 
 
 def _head(name: str, source: EngineSource, patches: Sequence[PatchState]) -> list[str]:
     return [
-        f"{name}, as `deploy add engine` read {source.read}: behind each fact stands what says so.",
+        f"{name}, as `deploy add engine` read {source.read}. The comment after each fact is its source.",
         *(f"patch {patch.id}: {patch.state}" for patch in patches),
     ]

@@ -60,15 +60,15 @@ def engine_source(request: EngineRequest, home: Home) -> EngineSource:
     version = request.what.removeprefix("v")
     if not is_version(version):
         if request.wheel is not None:
-            hint = "a version of sglang is written as 0.5.17; of an image its own sources are read"
-            raise UsageError(f"`--wheel` is for a version, and `{request.what}` is an image", hint=hint)
+            hint = "write a version of sglang as 0.5.17; of an image, its own sources are read"
+            raise UsageError(f"`--wheel` needs a version; `{request.what}` is an image", hint=hint)
         return _Image(request)
     if request.host is not None:
-        raise UsageError("`--host` is for an image", hint=f"the wheel of {version} is read on this machine")
+        raise UsageError("`--host` needs an image", hint=f"the wheel of {version} is read on this host")
     for said in map(Override.parse, request.overrides):
         if said.path == ("version",) and said.value != version:
             hint = f"`deploy add engine {said.value}` reads that one's wheel"
-            raise UsageError(f"`version` is {said.value}, and what is read is the wheel of {version}", hint=hint)
+            raise UsageError(f"`version` is {said.value}, but the wheel is of {version}", hint=hint)
     return _Release(replace(request, what=version), home)
 
 
@@ -89,8 +89,8 @@ class _Release:
     def wheel(self) -> Path:
         wheel = self.request.wheel or fetch_wheel(self.request.what, self.home.root / "wheels")
         if (found := wheel_version(wheel)) != self.request.what:
-            said = f"calls itself {found}" if found else "does not say its version"
-            raise UsageError(f"`{wheel}` {said}, not {self.request.what}", hint="name that wheel's own version")
+            said = f"has version {found}" if found else "has no version"
+            raise UsageError(f"`{wheel}` {said}, not {self.request.what}", hint="give the version of that wheel")
         return wheel
 
     def lines(self) -> Iterator[YamlLine]:
@@ -99,17 +99,17 @@ class _Release:
         yield YamlLine(path=("version",), value=found, comment="sglang/_version.py in its wheel")
 
     def asked(self) -> Mapping[str, Problem]:
-        local = "or name an image that is on this machine instead of the version: `deploy add engine IMAGE`"
+        local = "or give a local image instead of the version: `deploy add engine IMAGE`"
         return {
             "platform": Problem(
-                "`platform` could not be read: the wheel is the same for each",
+                "cannot read `platform`: all platforms have the same wheel",
                 self.name,
-                "give it: `--set platform=rocm`, `cuda` or `cpu`",
+                "`--set platform=rocm`, `cuda` or `cpu`",
             ),
             "image": Problem(
-                "`image` could not be read: a wheel does not say what it runs in",
+                "cannot read `image`: a wheel has no image",
                 self.name,
-                f"give it: `--set image=NAME:TAG`, or `--set requirements=FILE` for a process; {local}",
+                f"`--set image=NAME:TAG`, or `--set requirements=FILE` for a process; {local}",
             ),
         }
 
@@ -141,7 +141,7 @@ class _Image:
     @cached_property
     def config(self) -> ImageConfig:
         if (found := docker_config(self.docker, self.name)) is None:
-            hint = f"`docker pull {self.name}`; a version of sglang is written as 0.5.17"
+            hint = f"`docker pull {self.name}`; write a version of sglang as 0.5.17"
             raise BuildError(f"no image `{self.name}` found on this docker host", hint=hint)
         return found
 
@@ -164,16 +164,16 @@ class _Image:
         facts, digest = self.facts, self.name.partition("@")[2] or self.config.digest
         package = facts.sglang.root
         found: list[tuple[str, Data, str]] = [
-            ("source", "the image itself, as it is on the docker host", ""),
+            ("source", "the image on the docker host", ""),
             ("version", self.version, f"{package}/_version.py"),
             ("platform", facts.platform, facts.platform_from),
-            ("image", self.image, "as asked for"),
-            ("image_digest", digest or None, "its registry's, as the docker host knows it"),
-            ("source_dir", package, "where its Python imports sglang from"),
+            ("image", self.image, "as requested"),
+            ("image_digest", digest or None, "the registry's, as recorded on the docker host"),
+            ("source_dir", package, "location of sglang in its Python"),
         ]
         if facts.aiter is not None:
             place = str(PurePosixPath(facts.aiter.root).parent)
-            found.append(("aiter_dir", place, "where its Python imports aiter from"))
+            found.append(("aiter_dir", place, "location of aiter in its Python"))
             found.append(("aiter_commit", facts.aiter.commit, f"{place}: the HEAD of git"))
         return (YamlLine(path=(key,), value=value, comment=says) for key, value, says in found if value is not None)
 
@@ -181,18 +181,18 @@ class _Image:
         facts, asked = self.facts, dict[str, Problem]()
         if self.version is None:
             says = (
-                f"its sources call themselves `{facts.sglang.version}`" if facts.sglang.version else "no source says it"
+                f"the version of its sources is `{facts.sglang.version}`" if facts.sglang.version else "no source found"
             )
-            hint = "give the release by whose options it is to be checked: `--set version=0.5.20`"
-            asked["version"] = Problem(f"`version` could not be read: {says}", self.name, hint)
+            hint = "give the release with the same options: `--set version=0.5.20`"
+            asked["version"] = Problem(f"cannot read `version`: {says}", self.name, hint)
         if facts.platform is None:
             says = (
-                f"its torch says neither hip nor cuda ({facts.platform_from})"
+                f"its torch has neither hip nor cuda ({facts.platform_from})"
                 if facts.platform_from
-                else "it has no torch"
+                else "no torch found"
             )
-            hint = "give it: `--set platform=rocm`, `cuda` or `cpu`"
-            asked["platform"] = Problem(f"`platform` could not be read: {says}", self.name, hint)
+            hint = "`--set platform=rocm`, `cuda` or `cpu`"
+            asked["platform"] = Problem(f"cannot read `platform`: {says}", self.name, hint)
         return asked
 
     def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:

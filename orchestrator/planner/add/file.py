@@ -71,8 +71,8 @@ def write_part(found: CatalogFile, head: Sequence[str], model: type[BaseModel]) 
 def free_name(kind: EntryKind, name: str, home: Home, *, replace: bool) -> None:
     """Raise UsageError for an invalid name, and for one in use unless `replace`."""
     if not is_valid_name(name) or "/" in name:
-        hint = "give one: `--name NAME`, of letters, digits, `.`, `_`, `+` and `-`"
-        raise UsageError(f"`{name}` cannot be the name of {_a(kind)}", hint=hint)
+        hint = "`--name NAME`, with letters, digits, `.`, `_`, `+` and `-`"
+        raise UsageError(f"invalid name `{name}` for {_a(kind)}", hint=hint)
     if not replace:
         require_free(kind, name, home)
 
@@ -82,11 +82,11 @@ def require_free(kind: EntryKind, name: str, home: Home) -> None:
     catalog = Catalog.of(home)
     if (path := catalog.find(kind, name)) is not None:
         ours = path.is_relative_to(home.root)
-        hint = "`--replace` writes over it" if ours else "`--replace` lets yours take the place of the shipped one"
+        hint = "`--replace` overwrites it" if ours else "`--replace` overrides the shipped entry"
         raise UsageError(
-            f"there is {_a(kind)} `{name}` already",
+            f"{_a(kind)} `{name}` exists",
             location=catalog.shown(path),
-            hint=f"{hint}; or give a `--name NAME`",
+            hint=f"{hint}; or choose `--name NAME`",
         )
 
 
@@ -131,7 +131,7 @@ def require_whole(
         problems += [each for each in error.problems if not _is_asked(each, missing)]
     if problems:
         kind = model.__name__.removesuffix("File").lower()
-        raise ProfileError(f"the {kind}'s file cannot be written: not every fact is known", problems=problems)
+        raise ProfileError(f"cannot write the {kind}'s file: facts are missing", problems=problems)
 
 
 def _is_asked(problem: Problem, missing: Mapping[str, Problem]) -> bool:

@@ -43,7 +43,7 @@ def add_model(
     """
     directory = _directory(checkpoint)
     if directory is not None and revision is not None:
-        raise UsageError("a directory has no revision", hint="`--revision` is for a repository of the hub")
+        raise UsageError("a directory has no revision", hint="`--revision` needs a repository on the hub")
     given = [Override.parse(text) for text in overrides]
     name = name or (directory.name if directory else checkpoint.partition("/")[2]).lower()
     free_name(EntryKind.MODEL, name, home, replace=replace)
@@ -61,7 +61,7 @@ def add_model(
     require_whole(lines, found.missing, checkpoint, ModelFile)
     path = home.root / EntryKind.MODEL.file(name)
     added = CatalogFile(kind=EntryKind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
-    said = f"{name}, as `deploy add model` read its checkpoint: behind each fact stands what says so."
+    said = f"{name}, as `deploy add model` read its checkpoint. The comment after each fact is its source."
     write_part(added, [said, *found.notes], ModelFile)
     return added
 
@@ -72,7 +72,7 @@ def _directory(checkpoint: str) -> Path | None:
     if path.is_dir():
         return path.absolute()
     if path.exists() or not _REPOSITORY.fullmatch(checkpoint):
-        hint = "a checkpoint's directory, or a repository as `OWNER/NAME`"
+        hint = "give the directory of a checkpoint, or a repository as `OWNER/NAME`"
         raise UsageError(f"`{checkpoint}` is neither a directory nor the name of a repository", hint=hint)
     return None
 
@@ -84,10 +84,12 @@ def _lines(
     lines: dict[tuple[str, ...], YamlLine] = {
         ("source",): YamlLine(path=("source",), value="config.json and safetensors headers of the checkpoint"),
         ("checkpoint",): YamlLine(path=("checkpoint",), value=dict(checkpoint)),
-        ("served_name",): YamlLine(path=("served_name",), value=name, comment="by its file; another with `--set`"),
+        ("served_name",): YamlLine(
+            path=("served_name",), value=name, comment="from the checkpoint's file; change it with `--set`"
+        ),
     }
     if gated:
-        lines["gated",] = YamlLine(path=("gated",), value=True, comment="the hub says so")
+        lines["gated",] = YamlLine(path=("gated",), value=True, comment="from the hub")
     for key, fact in found.facts.items():
         path = tuple(key.split(".", 1))
         if path[0] == "flags":

@@ -108,7 +108,7 @@ class _Draft:
         lines += [YamlLine(path=("timeouts", key), value=value) for key, value in _items(timeouts)]
         head = [
             "yaml-language-server: $schema=profile.schema.json",
-            f"{self.name}, as `deploy add profile` proposed it: nothing of it was measured.",
+            f"{self.name}, proposed by `deploy add profile`; not measured.",
         ]
         return yaml_text(head, lines)
 
@@ -174,7 +174,7 @@ def _path(name: str, home: Home) -> Path:
 def _free_name(name: str | None, request: ProfileRequest, home: Home, *, replace_it: bool) -> str:
     name = name or re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{request.hardware}-{request.model}".lower())
     if not NAME.match(name):
-        hint = "give one: `--name NAME`, lower-case letters and digits, with single `.`, `_` or `-` between them"
+        hint = "`--name NAME`, with lower-case letters and digits, separated by single `.`, `_` or `-`"
         raise UsageError(f"invalid profile name `{name}`", hint=hint)
     if not replace_it:
         require_free(EntryKind.PROFILE, name, home)
@@ -200,10 +200,10 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
         draft.keys["timeouts"] = dict(like.profile.timeouts.model_dump())
     draft.decisions.append(Decision(key="engine", value=engine, why=why))
     if workload:
-        why = "as asked for" if request.workload else f"as `{request.base}` has it"
+        why = "as requested" if request.workload else f"from `{request.base}`"
         draft.decisions.append(Decision(key="workload", value=workload, why=why))
     else:
-        why = "none was named: requests at once are not counted (`--workload NAME`)"
+        why = "no workload given: concurrent requests are unlimited (`--workload NAME`)"
         draft.decisions.append(Decision(key="workload", value="none", why=why))
     return draft
 
@@ -222,19 +222,19 @@ def _engine(
     """
     if request.engine:
         catalog.path(EntryKind.ENGINE, request.engine)
-        return request.engine, "as asked for"
+        return request.engine, "as requested"
     named = like.composed.names["engine"] if like is not None else ""
     found: list[tuple[Version, bool, str]] = []
     for name, engine in _engines(catalog):
         if VENDOR_OF.get(engine.platform) == node.vendor and image_arch(engine.image or "") in {None, node.arch}:
             found.append((Version(engine.version), engine.image is not None, name))
     if any(name == named for *_, name in found):
-        return named, f"as `{request.base}` has it"
+        return named, f"from `{request.base}`"
     if not found:
         hint = "`--engine NAME`, one of `deploy profiles`"
         raise ProfileError(f"no engine for {node.arch} of {node.vendor}", hint=hint)
     *newest, _ = max(found)
-    return min(name for *of, name in found if of == newest), f"the newest known for {node.arch}"
+    return min(name for *of, name in found if of == newest), f"the newest in the catalog for {node.arch}"
 
 
 def _engines(catalog: Catalog) -> Iterator[tuple[str, EngineFile]]:
@@ -264,16 +264,16 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
         left = inherited_flags(like.profile, own, model=model, known=known)
         for name in own:
             if name not in left:
-                draft.set("flags", name, _plain(like.profile.flags[name].value), f"as `{request.base}` has it")
+                draft.set("flags", name, _plain(like.profile.flags[name].value), f"from `{request.base}`")
             else:
                 draft.decisions.append(Decision(key=f"flags.{name}", value="left out", why=left[name]))
         for name in like.profile.env:
             if _is_own(like, "env", name):
-                draft.set("env", name, _plain(like.profile.env[name].value), f"as `{request.base}` has it")
+                draft.set("env", name, _plain(like.profile.env[name].value), f"from `{request.base}`")
     for meaning, why in _MEASURED.items():
         draft.settings.setdefault(("flags", meaning.value), (True, why))
     if request.max_context and request.max_context < model.model.context_length:
-        draft.set("flags", *flag_for(Meaning.CONTEXT, request.max_context), "the longest request that was asked for")
+        draft.set("flags", *flag_for(Meaning.CONTEXT, request.max_context), "the longest request, as requested")
 
 
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
@@ -287,21 +287,21 @@ def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
 def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttempt]:
     """Set `tp`, replicas and memory flags for this many GPUs per replica; return the draft and the result."""
     dp = max(profile.hardware.gpus // tp, 1)
-    draft.set("layout", "tp", tp, "the fewest GPUs that hold it")
+    draft.set("layout", "tp", tp, "the fewest GPUs with enough memory")
     if dp > 1:
         draft.set("layout", "dp", dp, f"of the node's {profile.hardware.gpus} GPUs")
     draft.keys["description"] = f"{profile.model.served_name} on {draft.keys['hardware']}{_many(profile, tp, dp)}"
     valid = draft.valid()
     memory = valid.capacity.memory
     if memory is not None and memory.safe_fraction > 0:
-        why = f"the largest that leaves activations and graphs {memory.activation_bytes / 1e9:.1f} GB; an estimate"
+        why = f"leaves activations and graphs {memory.activation_bytes / 1e9:.1f} GB; an estimate"
         draft.set("flags", *flag_for(Meaning.MEMORY_FRACTION, memory.safe_fraction), why)
         valid = draft.valid()
     served = valid.capacity.load_fit
     if memory is not None and served is not None and served.concurrent:
         most = graph_requests(valid.profile, profile_serving(valid.profile))
         running = min(served.concurrent, most) if most else served.concurrent
-        by = "fit" if running == served.concurrent else "sglang makes graphs for"
+        by = "fit" if running == served.concurrent else "sglang captures graphs for"
         draft.set("flags", *flag_for(Meaning.RUNNING_REQUESTS, running), f"as many of `{served.load}` as {by}")
         valid = draft.valid()
     try:
@@ -324,10 +324,10 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], need: ContextNeed, c
     """Record why the chosen layout is the smallest."""
     cache = capacity.cache if capacity else None
     if capacity is not None and capacity.memory is None:
-        why = "one process; what fits into this machine's memory is told by its start alone"
+        why = "one process; only a start shows whether it fits into the memory of this host"
     elif cache is None or cache.tokens is None:
         reason = "" if capacity is None else "; ".join(capacity.unknown[:1])
-        why = f"the fewest GPUs that hold the weights; {reason or 'the size of its cache is told by its start alone'}"
+        why = f"the fewest GPUs that hold the weights; {reason or 'only a start shows the size of its cache'}"
     else:
         why = f"the fewest GPUs whose cache holds {need.context:,} tokens: {cache.tokens:,}"
     chosen = tried[-1].tp
@@ -337,7 +337,7 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], need: ContextNeed, c
     if draft.keys.get("model") and not any(Tie.DRAFTS in ties(key) for _, key in draft.settings):
         layer = draft.valid().profile.model.mtp_layer
         if layer is not None:
-            why = f"layer {layer} drafts; `--base` a profile that speculates takes its options over"
+            why = f"layer {layer} can draft; to use it, `--base` a profile with speculative decoding"
             draft.decisions.append(Decision(key="speculation", value="left out", why=why))
 
 
@@ -354,9 +354,9 @@ def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], need:
         message = f"cannot plan a profile of `{request.model}` on `{request.hardware}`"
         return ProfileError(message, problems=[Problem(each.message, hint=each.hint) for each in common])
     most = longest_context(tried)
-    hint = "take other hardware, or a checkpoint with a smaller quantization"
+    hint = "choose other hardware, or a checkpoint with a smaller quantization"
     if most:
-        hint = f"`--max-context {most}` asks for requests of at most so many tokens; or take other hardware"
+        hint = f"limit requests to {most} tokens with `--max-context {most}`; or choose other hardware"
     return ProfileError(
         f"`{request.model}` does not fit on `{request.hardware}`",
         problems=[Problem(f"tp {each.tp}: {shortfall(each, need)}") for each in tried],

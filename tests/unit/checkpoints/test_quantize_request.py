@@ -48,12 +48,12 @@ def test_a_target_that_has_no_name(request_: QuantizationRequest, home: Home) ->
 
 def test_a_target_in_the_source(request_: QuantizationRequest, home: Home) -> None:
     inside = QuantizationRequest(source=request_.source, target=request_.source / "new", recipe="glm-5.2-amd")
-    assert refused(inside, home, UsageError).startswith("the target lies in the source")
+    assert refused(inside, home, UsageError).startswith("the target is inside the source")
 
 
 def test_a_model_of_that_name(request_: QuantizationRequest, home: Home) -> None:
     taken = QuantizationRequest(source=request_.source, target=request_.target, recipe="glm-5.2-amd", name="tiny")
-    assert "there is a model `tiny` already" in refused(taken, home, UsageError)
+    assert "a model `tiny` exists" in refused(taken, home, UsageError)
 
 
 def test_the_directory_of_a_model_of_that_name(request_: QuantizationRequest, home: Home) -> None:
@@ -87,7 +87,7 @@ def test_a_machine_without_a_compiler(
     request_: QuantizationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert "there is no C++ compiler" in refused(request_, home, HostError)
+    assert "no C++ compiler found" in refused(request_, home, HostError)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_too_little_memory_for_one(request_: QuantizationRequest, monkeypatch: p
     monkeypatch.setattr(command, "available_memory", lambda: 500_000_000)
     source = read_source(request_.source)
     assert worker_memory(source) > 700_000_000
-    with pytest.raises(HostError, match=r"a worker takes about 0.7 GB of memory, and 0.5 GB are free"):
+    with pytest.raises(HostError, match=r"a worker needs about 0.7 GB of memory, and 0.5 GB are free"):
         command._workers(request_, source, cores=2, left=2)
 
 

@@ -18,10 +18,10 @@ from orchestrator.servers.start.request import UpRequest
 def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     show(profile="mi355x-tp4dp2", capacity=True)
     rows = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert rows["cache of a GPU"].split("  ")[-1].strip() == "0.85 x 307.4 GB - 109.5 GB"
-    assert "2,713,536" in rows["tokens a replica"]
-    assert "2 replicas of 4 GPUs" in rows["tokens a replica"]
-    assert "80 may run" in rows["requests at once"]
+    assert rows["cache per GPU"].split("  ")[-1].strip() == "0.85 x 307.4 GB - 109.5 GB"
+    assert "2,713,536" in rows["tokens per replica"]
+    assert "2 replicas of 4 GPUs" in rows["tokens per replica"]
+    assert "at most 80 run" in rows["concurrent requests"]
 
 
 def test_the_same_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +46,7 @@ def test_pools_that_take_more_than_sglang_reckons_with_are_told() -> None:
 def test_a_model_without_these_facts_has_its_weights_judged(capsys: pytest.CaptureFixture[str]) -> None:
     loaded = load("h200-glm-mtp", overrides=["model.kv_cache=null"])
     table = capacity_table(loaded.valid.capacity)
-    assert "weights of a GPU" in table
+    assert "weights per GPU" in table
     assert "in profiles/models has no `kv_cache`" in table
     note_capacity(loaded.plan, loaded.valid.capacity)
     assert "8.1 GB of weights" in capsys.readouterr().err
@@ -66,8 +66,8 @@ def test_a_dry_run_says_it_in_one_line(
     assert said.count("concurrent requests of `random-4k-256` need") == len(settings)
     (line,) = [line for line in said.splitlines() if "capacity of" in line]
     assert line == (
-        "note: capacity of `h200-glm-mtp`: 8.1 GB of weights and 118.9 GB of cache a GPU; "
-        "4,465,676 tokens a replica (26,624 B each, bfloat16); 2,393 requests of `random-4k-256` at once; "
+        "note: capacity of `h200-glm-mtp`: 8.1 GB of weights and 118.9 GB of cache per GPU; "
+        "4,465,676 tokens per replica (26,624 B each, bfloat16); 2,393 concurrent requests of `random-4k-256`; "
         "`mem-fraction-static` 0.85, at most 0.92"
     )
 

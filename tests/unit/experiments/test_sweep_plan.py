@@ -104,8 +104,8 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
         ({"objective": "kne"}, "`--objective kne` is not known"),
         ({"request_rates": (90.0,)}, "no knee would be found"),
         ({"name": "No Name"}, "cannot be called"),
-        ({"name": "mi355x-tp8"}, "there is a profile `mi355x-tp8` already"),
-        ({"name": "mi355x-tp4dp2"}, "there is a profile `mi355x-tp4dp2` already"),
+        ({"name": "mi355x-tp8"}, "a profile `mi355x-tp8` exists"),
+        ({"name": "mi355x-tp4dp2"}, "a profile `mi355x-tp4dp2` exists"),
         ({"usd_per_gpu_hour": 0.0}, "`--price 0` is not a price"),
         ({"budget": Budget(hours=float("inf"))}, "`--max-hours inf` is no budget"),
         ({"profile": "cpu-tiny", "objective": "tok-s-per-watt"}, "`tok-s-per-watt` counts GPUs"),
@@ -338,7 +338,7 @@ def test_a_profile_in_a_file_is_extended_by_its_path(home: Home) -> None:
 def test_a_file_of_the_users_is_not_written_over(home: Home) -> None:
     (home.root / "profiles").mkdir()
     (home.root / "profiles/mine.yaml").write_text("extends: mi355x-tp8\n")
-    with pytest.raises(UsageError, match="there is a profile `mine` already"):
+    with pytest.raises(UsageError, match="a profile `mine` exists"):
         profile_path(planned(home, name="mine"))
 
 

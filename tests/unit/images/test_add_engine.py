@@ -106,8 +106,8 @@ def test_of_a_version_that_is_not_there_nothing_else_is_asked(home: Home, monkey
 
 def test_a_wheel_is_asked_for_what_it_does_not_say(home: Home) -> None:
     platform, image = refused("0.5.20")
-    assert "`platform` could not be read: the wheel is the same for each | give it: `--set platform=rocm`" in platform
-    assert image.startswith("`image` could not be read")
+    assert "cannot read `platform`: all platforms have the same wheel | `--set platform=rocm`" in platform
+    assert image.startswith("cannot read `image`")
     assert "`deploy add engine IMAGE`" in image
     [only] = refused("0.5.20", "--set", "platform=cpu")
     assert "`--set requirements=FILE`" in only
@@ -121,35 +121,35 @@ def test_the_file_says_behind_each_fact_what_says_so(home: Home) -> None:
         (home.root / "profiles/engines/own.yaml").read_text()
         == f"""\
 # yaml-language-server: $schema=../engine.schema.json
-# own, as `deploy add engine` read its wheel, sglang 0.5.20: behind each fact stands what says so.
+# own, as `deploy add engine` read its wheel, sglang 0.5.20. The comment after each fact is its source.
 # patch one: needed
 source: sglang wheel 0.5.20
 version: 0.5.20  # sglang/_version.py in its wheel
 platform: rocm  # --set
 image: "{IMAGE}"  # --set
-dockerfile: sglang-rocm  # that of its platform
+dockerfile: sglang-rocm  # of its platform
 """
     )
     assert written(home) == ["profiles/engines/own.yaml"], "the table of 0.5.20 is shipped"
     assert done.stderr.splitlines()[-1] == "next: `deploy show mi355x-tp4dp2 --set engine=own`"
-    assert "its aiter is not known" in done.stderr
+    assert "its aiter is unknown" in done.stderr
 
 
 def test_what_contradicts_is_refused_and_nothing_is_written(home: Home, tmp_path: Path) -> None:
     [named] = refused("0.5.20", "--set", "platform=rocm", "--set", "image=a/sglang:v0.5.19-rocm720-mi35x")
-    assert named.startswith("`version` is 0.5.20, and `a/sglang:v0.5.19-rocm720-mi35x` is named after sglang 0.5.19")
+    assert named.startswith("`version` is 0.5.20, but the name of `a/sglang:v0.5.19-rocm720-mi35x` says sglang 0.5.19")
     other = wheel(tmp_path / "sglang-0.5.19-py3-none-any.whl", "0.5.19")
     [of_another] = refused("0.5.20", *GIVEN, "--name", "own", "--wheel", str(other), fault=UsageError)
-    assert "calls itself 0.5.19, not 0.5.20" in of_another
+    assert "has version 0.5.19, not 0.5.20" in of_another
     other.write_text("no archive")
     [broken] = refused("0.5.20", *GIVEN, "--name", "own", "--wheel", str(other), fault=UsageError)
     assert "is not a wheel" in broken
     [release] = refused("0.5.20", *GIVEN, "--set", "version=0.5.18", fault=UsageError)
-    assert release.startswith("`version` is 0.5.18, and what is read is the wheel of 0.5.20 | `deploy add engine")
+    assert release.startswith("`version` is 0.5.18, but the wheel is of 0.5.20 | `deploy add engine")
     [far] = refused("0.5.20", *GIVEN, "--host", "ssh://node", fault=UsageError)
-    assert far.startswith("`--host` is for an image")
+    assert far.startswith("`--host` needs an image")
     [no_wheel] = refused(IMAGE, "--wheel", str(other), fault=UsageError)
-    assert no_wheel.startswith(f"`--wheel` is for a version, and `{IMAGE}` is an image")
+    assert no_wheel.startswith(f"`--wheel` needs a version; `{IMAGE}` is an image")
     [unknown] = refused("0.5.20", *GIVEN, "--name", "own", "--set", "aiter_comit=1")
     assert "unknown key `aiter_comit` | did you mean `aiter_commit`?" in unknown
     assert written(home) == []
@@ -157,13 +157,13 @@ def test_what_contradicts_is_refused_and_nothing_is_written(home: Home, tmp_path
 
 def test_a_name_that_is_taken_is_kept() -> None:
     [shipped] = refused("0.5.20", *GIVEN, fault=UsageError)
-    assert shipped.startswith("there is an engine `sglang-0.5.20-rocm` already")
+    assert shipped.startswith("an engine `sglang-0.5.20-rocm` exists")
     for again in ((), ("--replace",)):
         assert deploy("add", "engine", "0.5.20", *GIVEN, "--name", "own", *again).exit_code == 0
         [ours] = refused("0.5.20", *GIVEN, "--name", "own", fault=UsageError)
-        assert "`--replace` writes over it" in ours
+        assert "`--replace` overwrites it" in ours
     [none] = refused("0.5.20", *GIVEN, "--name", "../own", fault=UsageError)
-    assert none.startswith("`../own` cannot be the name of an engine")
+    assert none.startswith("invalid name `../own` for an engine")
 
 
 def test_a_table_that_is_not_known_is_asked_of_the_engines_own_parser(
@@ -191,7 +191,7 @@ def test_an_image_says_all_of_it(home: Home) -> None:
     assert {"key": "platform", "value": "rocm", "from": FACTS.platform_from} in said["facts"]
     assert said["tuned_kernels"]["gpus"] == ["gfx950 with 256 CUs"]
     assert [patch["state"] for patch in said["patches"]] == ["needed", "conflict"]
-    assert any("patch `two`, which fits nowhere" in note for note in said["notes"])
+    assert any("patch `two` does not apply" in note for note in said["notes"])
 
 
 @pytest.mark.usefixtures("image")
@@ -215,10 +215,10 @@ def test_what_an_image_does_not_say_is_asked_for(home: Home, monkeypatch: pytest
     between = replace(FACTS.sglang, version="0.5.21.dev7+gc610c40399")
     serves(monkeypatch, replace(FACTS, sglang=between, platform=None, platform_from=""))
     version, platform = refused(IMAGE)
-    assert "its sources call themselves `0.5.21.dev7+gc610c40399` | give the release" in version
-    assert "it has no torch | give it: `--set platform=rocm`" in platform
+    assert "the version of its sources is `0.5.21.dev7+gc610c40399` | give the release" in version
+    assert "no torch found | `--set platform=rocm`" in platform
     [named] = refused(IMAGE, "--set", "version=0.5.19", "--set", "platform=rocm")
-    assert named.startswith(f"`version` is 0.5.19, and `{IMAGE}` is named after sglang 0.5.20")
+    assert named.startswith(f"`version` is 0.5.19, but the name of `{IMAGE}` says sglang 0.5.20")
     assert written(home) == []
     assert (
         deploy("add", "engine", IMAGE, "--set", "version=0.5.20", "--set", "platform=rocm", "--name", "own").exit_code
@@ -234,14 +234,12 @@ def test_an_aiter_without_tables_is_told_and_no_reason_to_refuse(monkeypatch: py
     monkeypatch.setattr(engine_sources, "read_image", none)
     said = json.loads(deploy("add", "engine", IMAGE, "--name", "own", "--json").stdout)
     assert said["tuned_kernels"] is None
-    assert "`it` has no tuned fused-MoE table: nothing is known of its tuned kernels" in said["notes"]
+    assert "`it` has no tuned fused-MoE table: its tuned kernels are unknown" in said["notes"]
 
 
 @pytest.mark.usefixtures("image")
 def test_an_image_that_is_not_there_is_not_pulled(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_sources, "docker_config", lambda *_: None)
     [said] = refused("0.5", fault=BuildError)
-    assert (
-        said == "no image `0.5` found on this docker host | `docker pull 0.5`; a version of sglang is written as 0.5.17"
-    )
+    assert said == "no image `0.5` found on this docker host | `docker pull 0.5`; write a version of sglang as 0.5.17"
     assert written(home) == []

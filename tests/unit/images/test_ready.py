@@ -171,7 +171,7 @@ def test_a_ready_image_is_started_as_it_is_and_another_one_is_another_plan() -> 
 
 
 def test_a_runtime_without_images_takes_none() -> None:
-    with pytest.raises(UsageError, match="the process runtime starts no image"):
+    with pytest.raises(UsageError, match="the process runtime uses no image"):
         require_image("process", "ghcr.io/me/tp8:v1")
 
 
@@ -224,7 +224,7 @@ def test_a_dry_run_reads_the_receipt_of_an_image_that_nobody_has_pulled(monkeypa
     monkeypatch.setattr(prebuilt, "_REGISTRY", answering(labels_of(ready(july()))))
     plan = previewed(allow_untuned=True)
     assert (plan.prebuilt_image or "").startswith("ghcr.io/me/tp8@sha256:")
-    with pytest.raises(KernelsError, match="carries no table of tuned kernels"):
+    with pytest.raises(KernelsError, match="has no table of tuned kernels"):
         previewed()
     monkeypatch.setattr(prebuilt, "_REGISTRY", answering(labels_of(ready(july(), version="0.5.16"))))
     with pytest.raises(BuildError, match="does not match the plan of `mi355x-tp8-july`"):
@@ -240,7 +240,7 @@ def test_a_registry_that_does_not_tell_is_no_reason_to_refuse_a_dry_run(
     silent = Registry(transport=httpx.MockTransport(lambda _: httpx.Response(503)))
     monkeypatch.setattr(prebuilt, "_REGISTRY", silent)
     assert previewed().prebuilt_image == "ghcr.io/me/tp8:v1"
-    assert "its receipt is held against the plan once it is pulled" in capsys.readouterr().err
+    assert "its receipt is checked against the plan after the pull" in capsys.readouterr().err
 
 
 def test_no_registry_is_asked_for_an_image_that_the_nodes_hold(

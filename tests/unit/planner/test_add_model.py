@@ -73,10 +73,10 @@ def test_the_file_says_behind_each_fact_what_says_so(home: Home, short_path: Pat
         found.path.read_text().splitlines()
         == f"""\
 # yaml-language-server: $schema=../model.schema.json
-# glm-4.7-flash, as `deploy add model` read its checkpoint: behind each fact stands what says so.
+# glm-4.7-flash, as `deploy add model` read its checkpoint. The comment after each fact is its source.
 source: config.json and safetensors headers of the checkpoint
 checkpoint: {{source: local, path: {short_path}/GLM-4.7-Flash}}
-served_name: glm-4.7-flash  # by its file; another with `--set`
+served_name: glm-4.7-flash  # from the checkpoint's file; change it with `--set`
 weights_size: 62500000000  # bytes of 4 files that model.safetensors.index.json names
 quantization: bf16  # config.json: dtype
 context_length: 202752  # config.json: max_position_embeddings
@@ -142,22 +142,22 @@ def test_a_name_that_is_taken_is_not_written_over_without_being_asked(home: Home
     folder = write_config(tmp_path / "llama", LLAMA_33_70B)
     found = added(folder, home)
     found.path.write_text("mine\n")
-    with pytest.raises(UsageError, match="there is a model `llama` already") as caught:
+    with pytest.raises(UsageError, match="a model `llama` exists") as caught:
         added(folder, home)
     assert "--replace" in caught.value.hint
     assert found.path.read_text() == "mine\n"
     assert written(added(folder, home, replace=True)).layers == 80
-    with pytest.raises(UsageError, match="there is a model `tiny` already") as caught:  # a shipped one would be hidden
+    with pytest.raises(UsageError, match="a model `tiny` exists") as caught:  # a shipped one would be hidden
         added(folder, home, name="tiny")
-    assert "the shipped one" in caught.value.hint
+    assert "the shipped entry" in caught.value.hint
 
 
 def test_a_name_that_cannot_be_one_is_asked_for(home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "a b\n# c", LLAMA_33_70B)
-    with pytest.raises(UsageError, match="cannot be the name of a model") as caught:
+    with pytest.raises(UsageError, match=r"(?s)invalid name .* for a model") as caught:
         added(folder, home)
     assert "--name NAME" in caught.value.hint
-    with pytest.raises(ProfileError, match="not every fact is known"):  # a path of several lines stands in no file
+    with pytest.raises(ProfileError, match="facts are missing"):  # a path of several lines stands in no file
         added(folder, home, name="fine")
 
 

@@ -109,7 +109,7 @@ def test_heads_that_do_not_divide_are_no_layout(tmp_path: Path) -> None:
 def test_of_another_profile_is_taken_what_suits(home: Home) -> None:
     found = proposed(home, "glm-4.7-flash", "mi355x", base="mi355x-tp4dp2")
     flags = found.valid.profile.flags
-    assert flags["kv-cache-dtype"].note == "as `mi355x-tp4dp2` has it"
+    assert flags["kv-cache-dtype"].note == "from `mi355x-tp4dp2`"
     assert "speculative-algorithm" in flags
     assert not any(flag.startswith("dsa-") for flag in flags)
     assert why(found, "flags.dsa-prefill-backend") == "the model has no sparse attention"
@@ -144,7 +144,7 @@ def test_on_a_cpu_nothing_is_said_of_memory(home: Home) -> None:
     found = proposed(home, "llama-3.3-70b-instruct", "cpu", base="cpu-tiny", max_context=32768)
     flags = found.valid.profile.flags
     assert flags["max-total-tokens"].value == 65536
-    assert flags["mem-fraction-static"].note == "as `cpu-tiny` has it"
+    assert flags["mem-fraction-static"].note == "from `cpu-tiny`"
     assert found.valid.profile.runtime == "process"
     assert "GPU" not in found.valid.profile.description
 
@@ -204,9 +204,9 @@ def test_a_part_that_is_not_there_leads_to_the_nearest(part: str, home: Home) ->
 
 def test_a_name_that_is_taken_is_kept(home: Home) -> None:
     write_proposal(proposed(home, "glm-4.7-flash", "h200"), home)
-    with pytest.raises(UsageError, match=r"there is a profile `h200-own-glm-4\.7-flash` already"):
+    with pytest.raises(UsageError, match=r"a profile `h200-own-glm-4\.7-flash` exists"):
         proposed(home, "glm-4.7-flash", "h200")
-    with pytest.raises(UsageError, match="there is a profile `cpu-tiny` already"):
+    with pytest.raises(UsageError, match="a profile `cpu-tiny` exists"):
         proposed(home, "glm-4.7-flash", "h200", name="cpu-tiny")
     with pytest.raises(UsageError, match="invalid profile name `No`"):
         proposed(home, "glm-4.7-flash", "h200", name="No")

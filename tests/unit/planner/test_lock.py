@@ -118,7 +118,7 @@ def test_an_image_of_a_cluster_that_cannot_be_pinned_is_said_to_be_unknown(
     assert found.plan["slurm.image"] == image
     assert found.unknown["slurm.image"] == f"{container} uses `{image}` unchanged; its digest is unknown"
     plan = load("cpu-tiny", overrides=settings).plan
-    assert f"{container} takes" in lock_of_start(plan, "cpu-tiny", settings, home, tmp_path).content.decode()
+    assert f"{container} uses" in lock_of_start(plan, "cpu-tiny", settings, home, tmp_path).content.decode()
 
 
 def test_what_the_gateway_is_made_from_is_locked_and_kept_with_a_run(home: Home) -> None:
@@ -282,7 +282,7 @@ def test_the_command_line_locks_and_starts_by_the_name_of_the_profile(
 
 
 def test_a_lock_that_up_would_not_find_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="invalid name of a lock") as refused:
+    with pytest.raises(UsageError, match="invalid lock name") as refused:
         app(["lock", "cpu-tiny", "--output", str(tmp_path / "mine.yaml")], standalone_mode=False)
     assert "lock.yaml" in refused.value.hint
 

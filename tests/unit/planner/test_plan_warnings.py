@@ -78,7 +78,7 @@ def test_what_may_change_between_two_starts_is_told_in_one_warning(
     told = capsys.readouterr().err
     assert told.count("warning:") == bool(unpinned)
     assert unpinned in told
-    assert ("`deploy lock PROFILE` asks registry and hub for the pins" in told) == bool(unpinned)
+    assert ("`deploy lock PROFILE` pins them from registry and hub" in told) == bool(unpinned)
 
 
 @pytest.mark.parametrize("name", Catalog.shipped().names(EntryKind.MODEL))

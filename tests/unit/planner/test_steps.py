@@ -53,7 +53,7 @@ def test_a_checkpoint_that_was_made_before_is_done(tmp_path: Path) -> None:
     (made / ".generator").write_text(hashlib.sha256(generator.read_bytes()).hexdigest())
     after = estimate.steps_of(tiny, place)[1]
     assert environment.what == "sglang-cpu-0.5.14.txt: 1.7 GB of packages to install"
-    assert (before.what, before.about) == (f"{made}: made here", 5)
+    assert (before.what, before.about) == (f"{made}: to be generated", 5)
     assert (after.what, after.about) == (str(made), 0)
 
 

@@ -110,12 +110,12 @@ def test_a_plan_that_was_changed_after_its_start_is_not_started(home: Home) -> N
     run = past_run(home, 1)
     text = (run.path / "plan.json").read_text()
     (run.path / "plan.json").write_text(text.replace('"65536"', '"65537"'))
-    with pytest.raises(StartError, match="is not the one that was started") as caught:
+    with pytest.raises(StartError, match="the plan has changed since the start") as caught:
         run_source(run, home)
     assert caught.value.location == str(run.path / "plan.json")
     elsewhere = RunDir(run.path.rename(home.root / "copied"))
     (elsewhere.path / "plan.json").write_text(text)
-    with pytest.raises(StartError, match="is not the one that was started"):
+    with pytest.raises(StartError, match="the plan has changed since the start"):
         run_source(elsewhere, home)
 
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_read_is_not_started(home: Home) -> None:
     with pytest.raises(StartError, match="cannot read the request of this run"):
         request_from(run)
     (run.path / "plan.json").write_text("{}")
-    with pytest.raises(StartError, match="the plan of this run cannot be read"):
+    with pytest.raises(StartError, match="cannot read the plan of this run"):
         run_source(run, home)
 
 
@@ -150,9 +150,9 @@ def test_the_files_of_its_patches_are_found_by_their_content(home: Home) -> None
     table = Store.of(home, plan).table(plan)
     table.parent.mkdir(parents=True)
     table.write_bytes(b"a newer one")
-    with pytest.raises(StartError, match="cannot be repeated as it was") as caught:
+    with pytest.raises(StartError, match="cannot repeat run") as caught:
         run_source(run, home)
-    assert "the `moe-table` that patch" in caught.value.problems[0].message
+    assert "no `moe-table` for patch" in caught.value.problems[0].message
     (run.path / "image" / "tables").mkdir(parents=True)
     (run.path / "image" / "tables" / MOE_TABLE).write_bytes(b"the table of then")
     found = run_source(run, home)
@@ -170,7 +170,7 @@ def test_a_patch_that_is_gone_is_named(home: Home) -> None:
     (run.path / "plan.json").write_text(plan.to_json())
     with pytest.raises(StartError) as caught:
         run_source(run, home)
-    assert [problem.message for problem in caught.value.problems] == ["there is no patch `once` any more"]
+    assert [problem.message for problem in caught.value.problems] == ["patch `once` no longer exists"]
 
 
 def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
