@@ -92,15 +92,15 @@ def test_a_command_line_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert expand_commands("`deploy stage PROFILE`") == f"`deploy stage {given}`"
 
 
-@pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCES)))
-def test_the_commands_of_messages_exist_and_leave_nothing_to_guess(path: Path, every: dict[str, TyperCommand]) -> None:
+def test_the_commands_of_messages_exist_and_leave_nothing_to_guess(every: dict[str, TyperCommand]) -> None:
     """In the place of a profile stands `PROFILE`, which is filled in; no `…`, no name of a plan, no other capitals."""
-    text = re.sub(r'"\n\s+f?"', "", path.read_text())  # strings that are written in pieces
-    shown = re.sub(r'"""(?:.|\n)*?"""|#.*', "", text)
-    for words in re.findall(r"`deploy ([a-z][^`]*)`", shown):
-        verbs = {" ".join(words.split()[:count]) for count in (1, 2)}
-        assert verbs & {*every, "kernels", "patches"}, words
-        assert not re.search(r"…|--profile|\b(DIR|URL|BASE|NAME)\b", words), words
+    for path in SOURCES.rglob("*.py"):
+        text = re.sub(r'"\n\s+f?"', "", path.read_text())  # strings that are written in pieces
+        shown = re.sub(r'"""(?:.|\n)*?"""|#.*', "", text)
+        for words in re.findall(r"`deploy ([a-z][^`]*)`", shown):
+            verbs = {" ".join(words.split()[:count]) for count in (1, 2)}
+            assert verbs & {*every, "kernels", "patches"}, (path, words)
+            assert not re.search(r"…|--profile|\b(DIR|URL|BASE|NAME)\b", words), (path, words)
 
 
 def test_preflight_says_so_to_programs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
