@@ -53,7 +53,9 @@ def test_an_index_names_no_file_that_is_none() -> None:
         content = json.dumps({"weight_map": {"model.layers.0.mlp.experts.0.gate_proj.weight": name}}).encode()
         index = parse_index(content, single=False, location="glm")
         [problem] = index.problems
-        assert (bool(index.shards), "names a file outside the checkpoint" in problem.message) == (False, True), short(name)
+        assert (bool(index.shards), "names a file outside the checkpoint" in problem.message) == (False, True), short(
+            name
+        )
 
 
 def test_an_index_makes_nobody_read_another_file(tmp_path: Path) -> None:
