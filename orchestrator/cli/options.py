@@ -101,6 +101,9 @@ SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="override a value, such as layout.tp=4 (may be repeated)"),
 ]
+GpusOption: TypeAlias = Annotated[
+    int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs to use; default: all of the node")
+]
 RuntimeOption: TypeAlias = Annotated[
     str | None,
     typer.Option(

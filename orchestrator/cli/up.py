@@ -8,6 +8,7 @@ import typer
 
 from orchestrator.cli.options import (
     AllowUntuned,
+    GpusOption,
     HostOption,
     ImageOption,
     Json,
@@ -19,12 +20,14 @@ from orchestrator.cli.options import (
     run_names,
 )
 from orchestrator.cli.overrides import overridden
+from orchestrator.cli.profile_of_model import profile_of_model
 from orchestrator.cli.rendered import FileOutput, file_outputs, write_rendered
 from orchestrator.cli.up_result import UpOutput, show_up
 from orchestrator.core.console import print_data
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import quote
 from orchestrator.plan.plan import Plan, PlanWarning
 from orchestrator.planner.estimate import UpStep
 from orchestrator.servers.rollback import decided_before
@@ -32,6 +35,9 @@ from orchestrator.servers.start.preview import Preview, preview
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.up import up
 
+ModelOption: TypeAlias = Annotated[
+    str | None, typer.Option("--model", metavar="DIR|HUB_ID", help="checkpoint to serve on this host's GPUs")
+]
 ReplaceOption: TypeAlias = Annotated[
     bool, typer.Option("--replace", help="replace the server of that name (replicas: rolling update)")
 ]
@@ -67,6 +73,8 @@ OUTPUT: Final = JsonOutput[UpOutput | PreviewOutput](UpOutput, PreviewOutput)
 def command(
     *,
     profile: ProfileOrRunArgument = None,
+    model: ModelOption = None,
+    gpus: GpusOption = None,
     from_: Annotated[
         str | None,
         typer.Option(
@@ -94,8 +102,20 @@ def command(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Start a server from a profile and verify it. Steps already done are skipped."""
+    """Start a server from a profile and verify it. Steps already done are skipped.
+
+    With `--model`, `deploy` reads the checkpoint's files and the host's GPUs, and writes a profile for them into
+    `$DEPLOY_HOME/profiles` before it starts it; a later command with the same model uses that profile.
+    """
     home = Home.from_environment()
+    if model is not None:
+        if profile or from_ or locked:
+            raise UsageError(
+                "`--model` takes no profile, run or lockfile", hint=f"`deploy up --model {quote([model])}`"
+            )
+        profile = profile_of_model(model, home, gpus=gpus, host=host, runtime=runtime)
+    elif gpus is not None:
+        raise UsageError("`--gpus` needs `--model`", hint="`--set hardware.gpus=N` for a profile")
     request = UpRequest(
         profile=profile or "",
         name=name,

@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from orchestrator.cli.add.options import ReplaceOption
-from orchestrator.cli.options import Json, complete_names
+from orchestrator.cli.options import GpusOption, Json, complete_names
 from orchestrator.core.console import print_data, say, table, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -73,6 +73,7 @@ def command(
     *,
     model: ModelOption,
     hardware: HardwareOption,
+    gpus: GpusOption = None,
     base: BaseOption = None,
     engine: EngineOption = None,
     workload: LoadOption = None,
@@ -89,7 +90,7 @@ def command(
     """
     home = Home.from_environment()
     request = ProfileRequest(
-        model=model, hardware=hardware, base=base, engine=engine, workload=workload, max_context=max_context
+        model=model, hardware=hardware, gpus=gpus, base=base, engine=engine, workload=workload, max_context=max_context
     )
     proposal = propose_profile(request, home, name=name, replace_it=replace)
     path = write_proposal(proposal, home)

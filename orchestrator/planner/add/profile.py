@@ -45,10 +45,15 @@ _SECTIONS: Final = ("layout", "flags", "env")  # in the order of a profile
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
-    """The input of `deploy add profile`: catalog entries by name, a base profile, the longest request in tokens."""
+    """The input of `deploy add profile`: catalog entries by name, a base profile, the longest request in tokens.
+
+    `gpus` of the node are used, None: all. Without `containers`, an engine that is an image is no default.
+    """
 
     model: str
     hardware: str
+    gpus: int | None = None
+    containers: bool = True
     base: str | None = None
     engine: str | None = None
     workload: str | None = None
@@ -83,6 +88,7 @@ class _Draft:
     """A profile under construction: its keys, its settings with their reasons, and further decisions."""
 
     name: str
+    hardware: str
     path: Path
     catalog: Catalog
     keys: dict[str, Data] = field(default_factory=dict)
@@ -130,8 +136,8 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     catalog = Catalog.of(home)
     for part in ("model", "hardware"):
         catalog.path(_PARTS[part], getattr(request, part))
-    name = _free_name(name, request, home, replace_it=replace_it)
-    base = _base(request, _Draft(name=name, path=_path(name, home), catalog=catalog))
+    name = _free_name(name or default_name(request, catalog), home, replace_it=replace_it)
+    base = _base(request, _Draft(name=name, hardware=request.hardware, path=_path(name, home), catalog=catalog))
     first = base.copy()
     first.set("layout", "tp", 1, "")
     profile = first.valid().profile
@@ -171,8 +177,14 @@ def _path(name: str, home: Home) -> Path:
     return home.root / EntryKind.PROFILE.file(name)
 
 
-def _free_name(name: str | None, request: ProfileRequest, home: Home, *, replace_it: bool) -> str:
-    name = name or re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{request.hardware}-{request.model}".lower())
+def default_name(request: ProfileRequest, catalog: Catalog) -> str:
+    """Return the name of a profile for this request: `h200-MODEL`, or `h200x2-MODEL` with two GPUs of the node."""
+    count = request.gpus if request.gpus not in {None, _node(catalog, request.hardware).gpus} else None
+    node = request.hardware + (f"x{count}" if count else "")
+    return re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{node}-{request.model}".lower())
+
+
+def _free_name(name: str, home: Home, *, replace_it: bool) -> str:
     if not NAME.match(name):
         hint = "`--name NAME`, with lower-case letters and digits, separated by single `.`, `_` or `-`"
         raise UsageError(f"invalid profile name `{name}`", hint=hint)
@@ -195,7 +207,7 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     workload = request.workload or (like.profile.workload if like else None)
     if workload:
         draft.keys["workload"] = workload
-    draft.keys |= {"hardware": request.hardware, "model": request.model, "engine": engine}
+    draft.keys |= {"hardware": _hardware(request, draft.catalog), "model": request.model, "engine": engine}
     if like is not None:
         draft.keys["timeouts"] = dict(like.profile.timeouts.model_dump())
     draft.decisions.append(Decision(key="engine", value=engine, why=why))
@@ -206,6 +218,14 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
         why = "no workload given: concurrent requests are unlimited (`--workload NAME`)"
         draft.decisions.append(Decision(key="workload", value="none", why=why))
     return draft
+
+
+def _hardware(request: ProfileRequest, catalog: Catalog) -> Data:
+    """Return the value of `hardware`: the entry, with the number of GPUs if not all are used. Raises UsageError."""
+    count = _node(catalog, request.hardware).gpus
+    if request.gpus is not None and not min(count, 1) <= request.gpus <= count:
+        raise UsageError(f"`{request.hardware}` has {count} GPUs, not {request.gpus}", hint="`--gpus N`")
+    return {"use": request.hardware, "gpus": request.gpus} if request.gpus not in {None, count} else request.hardware
 
 
 def _part(catalog: Catalog, part: str, name: str) -> Mapping[str, Data]:
@@ -226,7 +246,12 @@ def _engine(
     named = like.composed.names["engine"] if like is not None else ""
     found: list[tuple[Version, bool, str]] = []
     for name, engine in _engines(catalog):
-        if VENDOR_OF.get(engine.platform) == node.vendor and image_arch(engine.image or "") in {None, node.arch}:
+        usable = request.containers or engine.requirements
+        if (
+            usable
+            and VENDOR_OF.get(engine.platform) == node.vendor
+            and image_arch(engine.image or "") in {None, node.arch}
+        ):
             found.append((Version(engine.version), engine.image is not None, name))
     if any(name == named for *_, name in found):
         return named, f"from `{request.base}`"
@@ -290,7 +315,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
     draft.set("layout", "tp", tp, "the fewest GPUs with enough memory")
     if dp > 1:
         draft.set("layout", "dp", dp, f"of the node's {profile.hardware.gpus} GPUs")
-    draft.keys["description"] = f"{profile.model.served_name} on {draft.keys['hardware']}{_many(profile, tp, dp)}"
+    draft.keys["description"] = f"{profile.model.served_name} on {draft.hardware}{_many(profile, tp, dp)}"
     valid = draft.valid()
     memory = valid.capacity.memory
     if memory is not None and memory.safe_fraction > 0:

@@ -1,0 +1,133 @@
+"""`deploy up --model`: the profile of a checkpoint on the GPUs of a host."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.errors import HostError, ProfileError
+from orchestrator.core.paths import Home
+from orchestrator.core.validation import read_model
+from orchestrator.hosts.gpus import ALL_SECTIONS, inventories
+from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib
+from orchestrator.hosts.survey import Runner, survey
+from orchestrator.planner.add.model import add_model
+from orchestrator.planner.add.profile import ProfileRequest, Proposal, default_name, propose_profile, write_proposal
+from orchestrator.planner.planning import read_profile
+from orchestrator.profiles.schema import HardwareFile, ModelFile
+
+_VRAM_TOLERANCE: Final = 0.97  # share: firmware reserves some of the memory that the data sheet states
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostHardware:
+    """The catalog's entry for a host, and the number of its GPUs; `docker` tells whether its daemon answers."""
+
+    name: str
+    gpus: int
+    docker: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostProfile:
+    """A profile by name; `proposal` is None if the profile existed. `similar` names other profiles of the model."""
+
+    name: str
+    hardware: HostHardware
+    path: Path
+    proposal: Proposal | None
+    similar: tuple[str, ...]
+
+
+def profile_on_host(
+    where: str, home: Home, runner: Runner, environ: Mapping[str, str], *, gpus: int | None = None
+) -> HostProfile:
+    """Return the profile of a checkpoint on the GPUs of the host that `runner` reaches; write it if there is none.
+
+    `where` is a directory or a repository of the hub. The first `gpus` GPUs are used, by default all.
+
+    Raises HostError for a host whose GPUs no hardware entry describes, and as `add_model` and `propose_profile`.
+    """
+    catalog = Catalog.of(home)
+    hardware = detect_hardware(runner, catalog)
+    model = _model_of(where, catalog) or add_model(where, home, environ=environ).name
+    request = ProfileRequest(
+        model=model,
+        hardware=hardware.name,
+        gpus=hardware.gpus if gpus is None else gpus,
+        containers=hardware.docker,
+    )
+    name = default_name(request, catalog)
+    similar = tuple(each for each in _profiles_of(model, hardware.name, catalog) if each != name)
+    if path := catalog.find(EntryKind.PROFILE, name):
+        return HostProfile(name=name, hardware=hardware, path=path, proposal=None, similar=similar)
+    proposal = propose_profile(request, home, name=name)
+    path = write_proposal(proposal, home)
+    return HostProfile(name=name, hardware=hardware, path=path, proposal=proposal, similar=similar)
+
+
+def detect_hardware(runner: Runner, catalog: Catalog) -> HostHardware:
+    """Return the hardware entry of a host. Raises HostError if none or several describe it, or if its GPUs differ."""
+    inventory = next((each for each in inventories(survey(runner, ALL_SECTIONS)) if each.gpus), None)
+    # Without Docker, an engine that is a list of packages is proposed. For AMD there is none.
+    docker = (inventory is not None and inventory.vendor == "amd") or runner(("docker", "version")).ok
+    if inventory is None:
+        return HostHardware(name="cpu", gpus=0, docker=docker)
+    return HostHardware(name=match_hardware(inventory, catalog), gpus=len(inventory.gpus), docker=docker)
+
+
+def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
+    """Return the entry with the vendor, architecture and memory of these GPUs; of several, the one with their name.
+
+    Raises HostError if none or several describe them, or if the GPUs differ.
+    """
+    gpu = inventory.gpus[0]
+    if len({(each.arch, each.vram_bytes) for each in inventory.gpus}) > 1:
+        raise HostError("the GPUs of this host differ", hint="`deploy add profile --hardware NAME --gpus N`")
+    entries = dict(_entries(inventory, gpu, catalog))
+    names = sorted(
+        {name for name, entry in entries.items() if (entry.gpu_product or "") in (gpu.name or "")} or entries
+    )
+    if len(names) == 1:
+        return names[0]
+    shown = f"{gpu.name or gpu.arch or 'unknown'}, {gib(gpu.vram_bytes or 0)}"
+    if names:
+        hint = f"`deploy add profile --hardware {names[0]}`"
+        raise HostError(f"several hardware entries describe this host's GPUs ({shown}): {', '.join(names)}", hint=hint)
+    hint = "describe them in `$DEPLOY_HOME/profiles/hardware/NAME.yaml`, then `deploy add profile --hardware NAME`"
+    raise HostError(f"no hardware entry describes this host's GPUs: {shown}", hint=hint)
+
+
+def _entries(inventory: GpuInventory, gpu: Gpu, catalog: Catalog) -> Iterator[tuple[str, HardwareFile]]:
+    """Yield the entries with this GPU's vendor, architecture and, if both are known, memory."""
+    for name in catalog.names(EntryKind.HARDWARE):
+        path = catalog.path(EntryKind.HARDWARE, name)
+        entry = read_model(path, HardwareFile, catalog.shown(path))
+        size = entry.vram
+        fits = gpu.vram_bytes is None or size * _VRAM_TOLERANCE <= gpu.vram_bytes <= size / _VRAM_TOLERANCE
+        if entry.vendor == inventory.vendor and entry.arch == gpu.arch and fits:
+            yield name, entry
+
+
+def _model_of(where: str, catalog: Catalog) -> str | None:
+    """Return the first model of the catalog with this checkpoint."""
+    path = Path(where).expanduser()
+    source = ("local", str(path.absolute())) if path.is_dir() else ("hub", where)
+    for name in catalog.names(EntryKind.MODEL):
+        with suppress(ProfileError):  # an invalid entry is reported when it is used
+            found = catalog.path(EntryKind.MODEL, name)
+            checkpoint = read_model(found, ModelFile, catalog.shown(found)).checkpoint
+            if (checkpoint.source, checkpoint.path) == source:
+                return name
+    return None
+
+
+def _profiles_of(model: str, hardware: str, catalog: Catalog) -> Iterator[str]:
+    """Yield the profiles of a model on this hardware."""
+    for name in catalog.names(EntryKind.PROFILE):
+        with suppress(ProfileError):
+            names = read_profile(name, catalog=catalog).composed.names
+            if (names["model"], names["hardware"]) == (model, hardware):
+                yield name
