@@ -45,7 +45,7 @@ class VerifiedCheckpoint:
 
     def __str__(self) -> str:
         known = FROM_RECEIPT if self.from_receipt else ""
-        return f"{self.shards} shards, {self.tensors} tensors, {self.size / 1e9:.1f} GB{known}"
+        return f"{self.shards} shard{'s' * (self.shards != 1)}, {self.tensors} tensors, {self.size / 1e9:.1f} GB{known}"
 
 
 def checkpoint_directory(model: Model, home: Home) -> Path:

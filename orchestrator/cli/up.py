@@ -1,5 +1,6 @@
 """The command `deploy up`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -38,6 +39,10 @@ from orchestrator.servers.start.up import up
 ModelOption: TypeAlias = Annotated[
     str | None, typer.Option("--model", metavar="DIR|HUB_ID", help="checkpoint to serve on this host's GPUs")
 ]
+FromOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--from", metavar="RUN", help="start an earlier run again with its plan", autocompletion=run_names),
+]
 ReplaceOption: TypeAlias = Annotated[
     bool, typer.Option("--replace", help="replace the server of that name (replicas: rolling update)")
 ]
@@ -75,12 +80,7 @@ def command(
     profile: ProfileOrRunArgument = None,
     model: ModelOption = None,
     gpus: GpusOption = None,
-    from_: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="RUN", help="start an earlier run again with its plan", autocompletion=run_names
-        ),
-    ] = None,
+    from_: FromOption = None,
     locked: Annotated[bool, typer.Option("--locked", help="start only what the lockfile of PROFILE pins")] = False,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="server name; default: the profile's name")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the steps and warnings, and stop")] = False,
@@ -104,18 +104,13 @@ def command(
 ) -> None:
     """Start a server from a profile and verify it. Steps already done are skipped.
 
-    With `--model`, `deploy` reads the checkpoint's files and the host's GPUs, and writes a profile for them into
-    `$DEPLOY_HOME/profiles` before it starts it; a later command with the same model uses that profile.
+    With `--model`, `deploy` reads the checkpoint's files and the host's GPUs and first writes a profile for them into
+    `$DEPLOY_HOME/profiles`. A later `up` of the same model uses that profile.
     """
     home = Home.from_environment()
+    _require_one_source(model, [profile, from_, locked], gpus)
     if model is not None:
-        if profile or from_ or locked:
-            raise UsageError(
-                "`--model` takes no profile, run or lockfile", hint=f"`deploy up --model {quote([model])}`"
-            )
         profile = profile_of_model(model, home, gpus=gpus, host=host, runtime=runtime)
-    elif gpus is not None:
-        raise UsageError("`--gpus` needs `--model`", hint="`--set hardware.gpus=N` for a profile")
     request = UpRequest(
         profile=profile or "",
         name=name,
@@ -136,8 +131,16 @@ def command(
     request = decided_before(request, home, run=from_, locked=locked)
     if dry_run:
         _show_preview(preview(request, home), output, json=json)
-        return
-    show_up(up(request, home), json=json)
+    else:
+        show_up(up(request, home), json=json)
+
+
+def _require_one_source(model: str | None, others: Sequence[object], gpus: int | None) -> None:
+    """Raise UsageError for `--model` beside a profile, a run or a lockfile, and for `--gpus` without `--model`."""
+    if model is not None and any(others):
+        raise UsageError("`--model` takes no profile, run or lockfile", hint=f"`deploy up --model {quote([model])}`")
+    if model is None and gpus is not None:
+        raise UsageError("`--gpus` needs `--model`", hint="`--set hardware.gpus=N` for a profile")
 
 
 def _show_preview(found: Preview, output: Path | None, *, json: bool) -> None:

@@ -19,8 +19,9 @@ def capacity_table(found: Capacity) -> str:
 
 
 def note_capacity(plan: Plan, found: Capacity) -> None:
-    """Print the capacity in one line."""
-    note(f"capacity of `{plan.profile}`: {'; '.join(_words(found))}")
+    """Print the capacity in one line, if anything of it is known."""
+    if words := "; ".join(_words(found)):
+        note(f"capacity of `{plan.profile}`: {words}")
 
 
 def unfit(plan: Plan) -> tuple[PlanWarning, ...]:
@@ -43,6 +44,8 @@ def _words(found: Capacity) -> Iterator[str]:
         yield f"{cache.tokens:,} tokens per replica ({cache.token_bytes:,.0f} B each, {cache.kind})"
     if served and served.concurrent is not None:
         yield f"{served.concurrent:,} concurrent requests of `{served.load}`"
+    if cache and cache.tokens is not None:
+        yield f"the longest context ({found.context:,} tokens) fits {cache.tokens / found.context:.1f} times"
     if memory:
         yield f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g}, at most {memory.safe_fraction:g}"
     if not cache:

@@ -36,6 +36,7 @@ DRY = {"up", "reproduce"}
 MADE_BEFORE = (
     "whole",
     "glm-4.7",
+    "GLM-4.7",  # from the hub
     "--from",
     "--image",
     "NAME",

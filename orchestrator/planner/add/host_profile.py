@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.catalog import Catalog, EntryKind
-from orchestrator.core.errors import HostError, ProfileError
+from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_model
 from orchestrator.hosts.gpus import ALL_SECTIONS, inventories
@@ -48,10 +48,15 @@ def profile_on_host(
 
     `where` is a directory or a repository of the hub. The first `gpus` GPUs are used, by default all.
 
-    Raises HostError for a host whose GPUs no hardware entry describes, and as `add_model` and `propose_profile`.
+    Raises HostError for a host whose GPUs no hardware entry describes, UsageError for more GPUs than it has, and as
+    `add_model` and `propose_profile`.
     """
     catalog = Catalog.of(home)
     hardware = detect_hardware(runner, catalog)
+    if gpus is not None and gpus > hardware.gpus:
+        raise UsageError(
+            f"this host has {hardware.gpus} GPU{'s' * (hardware.gpus != 1)}, not {gpus}", hint="`--gpus N`"
+        )
     model = _model_of(where, catalog) or add_model(where, home, environ=environ).name
     request = ProfileRequest(
         model=model,

@@ -45,15 +45,12 @@ _SECTIONS: Final = ("layout", "flags", "env")  # in the order of a profile
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
-    """The input of `deploy add profile`: catalog entries by name, a base profile, the longest request in tokens.
-
-    `gpus` of the node are used, None: all. Without `containers`, an engine that is an image is no default.
-    """
+    """The input of `deploy add profile`: catalog entries by name, a base profile, the longest request in tokens."""
 
     model: str
     hardware: str
-    gpus: int | None = None
-    containers: bool = True
+    gpus: int | None = None  # of the node; None: all
+    containers: bool = True  # False: an engine that is an image is no default
     base: str | None = None
     engine: str | None = None
     workload: str | None = None
@@ -179,8 +176,8 @@ def _path(name: str, home: Home) -> Path:
 
 def default_name(request: ProfileRequest, catalog: Catalog) -> str:
     """Return the name of a profile for this request: `h200-MODEL`, or `h200x2-MODEL` with two GPUs of the node."""
-    count = request.gpus if request.gpus not in {None, _node(catalog, request.hardware).gpus} else None
-    node = request.hardware + (f"x{count}" if count else "")
+    whole = request.gpus in {None, _node(catalog, request.hardware).gpus}
+    node = request.hardware if whole else f"{request.hardware}x{request.gpus}"
     return re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{node}-{request.model}".lower())
 
 

@@ -68,6 +68,7 @@ def test_a_dry_run_says_it_in_one_line(
     assert line == (
         "note: capacity of `h200-glm-mtp`: 8.1 GB of weights and 118.9 GB of cache per GPU; "
         "4,465,676 tokens per replica (26,624 B each, bfloat16); 2,393 concurrent requests of `random-4k-256`; "
+        "the longest context (32,768 tokens) fits 136.3 times; "
         "`mem-fraction-static` 0.85, at most 0.92"
     )
 

@@ -1,0 +1,119 @@
+"""`deploy up --model`: which hardware entry a host is, and the profile of a checkpoint on it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from config_samples import write_public
+from machine_samples import survey_of
+
+from orchestrator.core.catalog import Catalog
+from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import CompletedProgram
+from orchestrator.hosts.gpus import inventories
+from orchestrator.hosts.gpus.inventory import GIB, Gpu, GpuInventory
+from orchestrator.planner.add import host_profile
+from orchestrator.planner.add.host_profile import HostHardware, match_hardware, profile_on_host
+from orchestrator.planner.planning import load
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    return str(write_public(tmp_path / "GLM-4.7-Flash", "GLM-4.7-Flash"))
+
+
+def no_program(argv: Sequence[str]) -> CompletedProgram:
+    return CompletedProgram(tuple(argv), 127, "", "")
+
+
+def inventory(*gpus: tuple[str, str, int], vendor: str = "nvidia") -> GpuInventory:
+    listed = tuple(
+        Gpu(index=index, arch=arch, name=name, compute_units=None, vram_bytes=size, vram_used=0)
+        for index, (arch, name, size) in enumerate(gpus)
+    )
+    return GpuInventory(
+        vendor=vendor, tool="nvidia-smi", driver=None, toolkit=None, gpus=listed, processes=(), faults=()
+    )
+
+
+@pytest.mark.parametrize(
+    ("machine", "hardware"),
+    [("mi355x-healthy", "mi355x"), ("mi300x-rocm-6.2", "mi300x"), ("h200-idle", "h200")],
+)
+def test_a_recorded_host_is_its_entry(machine: str, hardware: str, home: Home) -> None:
+    (found,) = inventories(survey_of(machine))
+    assert match_hardware(found, Catalog.of(home)) == hardware
+
+
+def test_memory_tells_gpus_of_one_architecture_apart(home: Home) -> None:
+    catalog = Catalog.of(home)
+    assert match_hardware(inventory(("sm90", "NVIDIA H100 80GB HBM3", 81559 << 20)), catalog) == "h100"
+    assert match_hardware(inventory(("sm90", "NVIDIA H200", 143771 << 20)), catalog) == "h200"
+    with pytest.raises(HostError, match=r"no hardware entry describes this host's GPUs: NVIDIA GH200, 96\.0 GiB"):
+        match_hardware(inventory(("sm90", "NVIDIA GH200", 96 * GIB)), catalog)
+    with pytest.raises(HostError, match="the GPUs of this host differ"):
+        match_hardware(inventory(("sm90", "NVIDIA H200", 141 * GIB), ("sm90", "NVIDIA H100", 80 * GIB)), catalog)
+
+
+def test_gpus_that_two_entries_describe_are_named_by_the_user(home: Home) -> None:
+    unnamed = inventory(("gfx950", "AMD Radeon Graphics", 288 * GIB), vendor="amd")
+    with pytest.raises(HostError, match=r"several hardware entries .*: mi350x, mi355x") as refused:
+        match_hardware(unnamed, Catalog.of(home))
+    assert refused.value.hint == "`deploy add profile --hardware mi350x`"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "gpus", "layout", "name"),
+    [
+        (HostHardware(name="mi355x", gpus=8, docker=True), None, (1, 8), "mi355x-glm-4.7-flash"),
+        (HostHardware(name="mi355x", gpus=8, docker=True), 2, (1, 2), "mi355xx2-glm-4.7-flash"),
+        (HostHardware(name="h200", gpus=1, docker=True), None, (1, 1), "h200x1-glm-4.7-flash"),
+    ],
+)
+def test_the_layout_is_for_the_gpus_of_the_host(
+    hardware: HostHardware,
+    gpus: int | None,
+    layout: tuple[int, int],
+    name: str,
+    home: Home,
+    checkpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: hardware)
+    found = profile_on_host(checkpoint, home, no_program, {}, gpus=gpus)
+    assert found.name == name
+    plan = load(name, catalog=Catalog.of(home)).plan
+    assert (plan.layout.tp, plan.layout.dp) == layout
+    assert plan.hardware.gpus == (gpus or hardware.gpus)
+    assert not [warning for warning in plan.warnings if "node" in warning.summary]
+
+    again = profile_on_host(checkpoint, home, no_program, {}, gpus=gpus)
+    assert (again.name, again.path, again.proposal) == (found.name, found.path, None)
+
+
+def test_without_docker_the_engine_is_a_list_of_packages(
+    home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="h200", gpus=1, docker=False))
+    plan = load(profile_on_host(checkpoint, home, no_program, {}).name, catalog=Catalog.of(home)).plan
+    assert (plan.runtime, plan.engine.name.endswith("-pip")) == ("process", True)
+
+
+def test_more_gpus_than_the_node_has_are_refused(home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="h200", gpus=1, docker=True))
+    with pytest.raises(UsageError, match="this host has 1 GPU, not 2"):
+        profile_on_host(checkpoint, home, no_program, {}, gpus=2)
+    assert not (home.root / "profiles").exists()
+
+
+def test_a_shipped_model_keeps_its_entry_and_names_its_profiles(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="mi355x", gpus=8, docker=True))
+    found = profile_on_host("amd/GLM-5.2-MXFP4", home, no_program, {})
+    assert found.name == "mi355x-glm-5.2-mxfp4"
+    assert "mi355x-tp4dp2" in found.similar
