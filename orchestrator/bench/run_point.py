@@ -169,7 +169,7 @@ def _hint(record: RequestRecord) -> str:
     if record.failure == "timeout":
         return "increase `timeout_s` of the workload, or check the server log"
     if (record.failure or "").startswith("http-4"):
-        return "check that `token_ids` and lengths of the workload fit the model"
+        return "check that the endpoint takes token ids as a prompt, and that ids and lengths fit the model"
     return "check the server log, for example with `deploy logs`"
 
 

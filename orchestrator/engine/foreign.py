@@ -1,4 +1,7 @@
-"""The engines behind an endpoint, and the names of their options and metrics (vLLM 0.32.0, read from a server)."""
+"""The engines behind an endpoint, and the names of their options and metrics.
+
+Of vLLM 0.32.0 read from a server; of ATOM from ROCm/ATOM, atom/entrypoints/openai/protocol.py (`ModelCard.owned_by`).
+"""
 
 import re
 from collections.abc import Mapping

@@ -50,7 +50,7 @@ _MANY: Final = "*+" if sys.version_info >= (3, 11) else "*"  # possessive: a hos
 # One sample per line, with an optional timestamp; a label value may contain any character but an unescaped quote.
 _LABELS: Final = rf'(?:[^"}}\n]|"(?:[^"\\\n]|\\.){_MANY}"){_MANY}'
 _LINE: Final = re.compile(
-    rf"^((?:sglang|vllm):\w+)(?:\{{({_LABELS})\}})?[ \t]+([-+.\w]+)(?:[ \t]+-?\d+)?[ \t\r]*$", re.MULTILINE
+    rf"^((?:sglang|vllm|atom):\w+)(?:\{{({_LABELS})\}})?[ \t]+([-+.\w]+)(?:[ \t]+-?\d+)?[ \t\r]*$", re.MULTILINE
 )
 _OTHER_RANK: Final = re.compile(r'\btp_rank="(?!0")')
 _DP_RANK: Final = re.compile(r'\bdp_rank="([0-9]{1,6})"')

@@ -51,13 +51,25 @@ VLLM_METRICS: Final[Mapping[str, Metric]] = {
     "vllm:inter_token_latency_seconds": Metric.ITL,
     "vllm:e2e_request_latency_seconds": Metric.E2E,
 }
-_NAMES: Final[Mapping[str, Metric]] = {**VLLM_METRICS, **{str(each): each for each in Metric}}
+# The same metrics in ATOM (ROCm/ATOM, docs/metrics_guide.md at 1022e654), updated once a second; never run.
+ATOM_METRICS: Final[Mapping[str, Metric]] = {
+    "atom:requests_finished_total": Metric.REQUESTS,
+    "atom:prompt_tokens_total": Metric.PROMPT_TOKENS,
+    "atom:generation_tokens_total": Metric.OUTPUT_TOKENS,
+    "atom:prefix_cache_cached_tokens_total": Metric.CACHED_TOKENS,
+    "atom:preemptions_total": Metric.RETRACTIONS,
+    "atom:requests_waiting": Metric.QUEUED,
+    "atom:requests_running": Metric.RUNNING,
+    "atom:time_to_first_token_seconds": Metric.TTFT,
+    "atom:inter_token_latency_seconds": Metric.ITL,
+}
+_NAMES: Final[Mapping[str, Metric]] = {**VLLM_METRICS, **ATOM_METRICS, **{str(each): each for each in Metric}}
 _READ: Final = {f"{name}{part}": f"{each}{part}" for name, each in _NAMES.items() for part in ("", "_sum", "_count")}
 Metrics = Mapping[str, float | None]  # None: a legal value that cannot be summed (NaN, +Inf)
 
 
 def read_metrics(content: bytes | bytearray) -> Metrics:
-    """Parse the metrics of sglang or vLLM under the names of `Metric`, each summed over its labels.
+    """Parse the metrics of sglang, vLLM or ATOM under the names of `Metric`, each summed over its labels.
 
     A histogram is read as `_sum` and `_count`.
     """

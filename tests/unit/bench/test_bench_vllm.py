@@ -1,4 +1,4 @@
-"""What the measuring instrument reads of a vLLM endpoint: engine, counters, ranks, blocks; and varied prompts."""
+"""What the measuring instrument reads of vLLM and ATOM: engine, counters, ranks, blocks; and varied prompts."""
 
 import pytest
 
@@ -30,6 +30,26 @@ def test_counters_of_vllm_are_read_under_one_name() -> None:
     read = read_metrics(METRICS.encode())
     assert (read[Metric.RUNNING], read[Metric.QUEUED], read[Metric.REQUESTS]) == (5, 7, 82)
     assert (read[Metric.CACHED_TOKENS], read[Metric.PROMPT_TOKENS]) == (31488, 41000)
+    assert (read[f"{Metric.TTFT}_sum"], read[f"{Metric.TTFT}_count"]) == (4.1, 82)
+
+
+# Written by hand with the names of ROCm/ATOM, docs/metrics_guide.md at 1022e654; no ATOM was run.
+ATOM_METRICS = """\
+atom:requests_running 3
+atom:requests_waiting 4
+atom:requests_finished_total 82
+atom:prompt_tokens_total 41000
+atom:generation_tokens_total 1968
+atom:prefix_cache_cached_tokens_total 31488
+atom:time_to_first_token_seconds_sum{streaming="true"} 4.1
+atom:time_to_first_token_seconds_count{streaming="true"} 82
+"""
+
+
+def test_counters_of_atom_are_read_under_one_name() -> None:
+    read = read_metrics(ATOM_METRICS.encode())
+    assert (read[Metric.RUNNING], read[Metric.QUEUED], read[Metric.REQUESTS]) == (3, 4, 82)
+    assert (read[Metric.CACHED_TOKENS], read[Metric.PROMPT_TOKENS], read[Metric.OUTPUT_TOKENS]) == (31488, 41000, 1968)
     assert (read[f"{Metric.TTFT}_sum"], read[f"{Metric.TTFT}_count"]) == (4.1, 82)
 
 
