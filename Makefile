@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 DEPLOY := $(VENV)/bin/deploy
-WORKERS ?= 3# processes that share the tests; 0: none but pytest itself
+WORKERS ?= 4# processes that share the tests; 0: none but pytest itself
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses $(WORKERS)
 unexport PYTHONDONTWRITEBYTECODE # container images set it: each `deploy` would compile all of the tool anew, 0.3 s
 

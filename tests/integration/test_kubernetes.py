@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 from cluster_samples import cluster_plan
-from command_line import Running
+from command_line import CommandLine, Running
 from own_cluster import OwnCluster, own_cluster, unavailable
 from patience import wait_for
 
@@ -63,12 +63,15 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
+def environ_of(cluster: OwnCluster) -> dict[str, str]:
+    return {"KUBECONFIG": str(cluster.config), "SGLANG_KEY": KEY}
+
+
 def command(cluster: OwnCluster, home: Home, *words: str) -> "subprocess.Popen[str]":
     """A `deploy` of its own."""
-    environ = {**os.environ, "DEPLOY_HOME": str(home.root), "KUBECONFIG": str(cluster.config), "SGLANG_KEY": KEY}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "orchestrator", *words],
-        env=environ,
+        env={**os.environ, "DEPLOY_HOME": str(home.root), **environ_of(cluster)},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -82,7 +85,8 @@ def ended(program: "subprocess.Popen[str]") -> tuple[int, str, str]:
 
 
 def deploy(cluster: OwnCluster, home: Home, *words: str) -> tuple[int, str, str]:
-    return ended(command(cluster, home, *words))
+    done = CommandLine(home, environ_of(cluster)).run(*words)
+    return done.returncode, done.stdout, done.stderr
 
 
 def listed(cluster: OwnCluster, home: Home) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ SCRIPTED = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 def deploy(engine_home: Home, cpu_engine: CpuEngine) -> Iterator[CommandLine]:
     """`deploy`, whose servers are all taken down after the test."""
     assert cpu_engine.python.exists()
-    command = CommandLine(engine_home, fresh=True)
+    command = CommandLine(engine_home)
     yield command
     for server in json.loads(command.run("status", "--json").stdout):  # a container may be that of another worker
         if server["name"] != "shared" and engine_home.holds(Path(server["run_dir"]), server["name"]):
@@ -69,8 +70,9 @@ def verdicts(smoke: dict[str, Any]) -> dict[str, str]:
 def test_the_whole_line(deploy: CommandLine) -> None:
     """Up, again, with another plan, replaced by that other one with an API key, asked, proven again, killed, down.
 
-    What is replaced is the scripted engine; from there on it is real sglang.
+    What is replaced is the scripted engine; from there on it is real sglang. Each command is a program, as a user's is.
     """
+    deploy = replace(deploy, fresh=True)
     port, key = free_port(), "wJ4-an-API-key-of-the-test"
     first = up_scripted("line", port, "SCRIPTED_PAUSE=0,0")
     assert deploy.run(*first).returncode == 0

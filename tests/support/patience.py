@@ -7,8 +7,14 @@ PATIENCE = 300  # seconds
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Return as soon as it holds; fail when it does not in time."""
+    """Return as soon as it holds; fail when it does not in time.
+
+    Between two looks it waits twice as long as one takes, a second at most: kubectl and `deploy` take a core meanwhile.
+    """
     deadline = time.monotonic() + PATIENCE
-    while not condition():
+    while True:
+        looked = time.monotonic()
+        if condition():
+            return
         assert time.monotonic() < deadline, f"not within {PATIENCE} s"
-        time.sleep(0.05)
+        time.sleep(min(max(0.05, 2 * (time.monotonic() - looked)), 1.0))

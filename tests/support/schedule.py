@@ -25,7 +25,6 @@ LONGEST: Final = (
     *GROUPS["Kubernetes"],
     *GROUPS["real server"],
     "test_lost_output.py",
-    "test_secrets.py",
     "test_process_patched_server.py",
     "test_slurm.py",
     "test_kills.py",

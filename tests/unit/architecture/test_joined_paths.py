@@ -1,6 +1,7 @@
 """What is joined to a directory was checked when it was made: its type says so, and mypy knows the type."""
 
 import ast
+import gc
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -148,7 +149,11 @@ def unchecked_joins(sources: list[BuildSource], options: Options) -> set[str]:
     assert not result.errors, result.errors[:5]
     texts = ((each.path, each.text or Path(each.path or "").read_text()) for each in sources)
     untyped = (joins.untyped(str(path).removeprefix(f"{ROOT}/"), text) for path, text in texts)
-    return joins.unchecked.union(*untyped)
+    found = joins.unchecked.union(*untyped)
+    del result, joins
+    gc.collect()
+    gc.freeze()  # what mypy keeps of a million objects slows no collection of a later test
+    return found
 
 
 def our_options() -> Options:

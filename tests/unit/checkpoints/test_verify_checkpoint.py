@@ -164,9 +164,9 @@ def test_a_receipt_is_for_one_checkpoint_and_stands_beside_it(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_sparse_50_gb_set_and_10000_small_files_in_bounded_memory(tmp_path: Path) -> None:
+def test_a_sparse_50_gb_set_and_2000_small_files_in_bounded_memory(tmp_path: Path) -> None:
     big = write_checkpoint(tmp_path / "big", shards=10, size=5 * 10**9, layers=20)
-    small = write_checkpoint(tmp_path / "many", shards=10_000, size=100)
+    small = write_checkpoint(tmp_path / "many", shards=2_000, size=100)
     tracemalloc.start()
     try:
         found = verify_checkpoint(big, model(str(big)), speculative=True)
@@ -176,4 +176,4 @@ def test_a_sparse_50_gb_set_and_10000_small_files_in_bounded_memory(tmp_path: Pa
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 40 << 20
+    assert peak < 8 << 20
