@@ -59,15 +59,15 @@ class EvalForecast:
         known = [each for each in map(self.seconds, self.parts) if each is not None]
         if len(known) > 1:
             rows.append(("total", "", "", format_duration(sum(known)), self.bill.format_cost(sum(known))))
-        return table(("suite", "questions", "tokens at most", "about", f"about {self.bill.currency}"), rows)
+        return table(("suite", "questions", "maximum tokens", "about", f"about {self.bill.currency}"), rows)
 
     def terms(self) -> Iterator[str]:
         """Yield the assumptions of the forecast."""
         if self.parts and self.pace.tok_s is None:
-            yield f"how long it takes is not known: {self.pace.source}"
+            yield f"duration unknown: {self.pace.source}"
         elif self.parts:
             twice = ", twice" if self.sides == 2 else ""
-            asked = f"answers x tokens at most / {self.pace.tok_s:,.0f} tok/s + {HARNESS:.0f} s a seed{twice}"
+            asked = f"answers x maximum tokens / {self.pace.tok_s:,.0f} tok/s + {HARNESS:.0f} s a seed{twice}"
             yield f"{asked}: most answers are shorter; tok/s {self.pace.source}"
             yield self.bill.terms
         yield from self.left_out

@@ -200,7 +200,7 @@ def require_questions(suite: Suite, data: Path | None) -> None:
         raise UsageError(
             f"the questions of `{suite.name}` are gated, and no hub token is set",
             location=f"https://huggingface.co/datasets/{suite.gated}",
-            hint=f"accept its terms there and set {HUB_TOKEN}, or give `{suite.file}` with --dataset",
+            hint=f"accept its terms on the hub and set {HUB_TOKEN}, or give `{suite.file}` with --dataset",
         )
 
 

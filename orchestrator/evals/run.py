@@ -79,9 +79,9 @@ def _score(
         try:
             answered = run_eval(target, options, home=home, say=say, seed=seed)
         except KeyboardInterrupt as error:
-            kept = f"the {len(result.items):,} answers in `{file}` are kept; " if result else ""
+            kept = f"the {len(result.items):,} answers in `{file}` are saved; " if result else ""
             again = resume_command(options.command, options.output)
-            raise Interrupted("interrupted", hint=f"{kept}`{again}` goes on") from error
+            raise Interrupted("interrupted", hint=f"{kept}`{again}` continues") from error
         result = answered if result is None else merge_seeds(result, answered, location=str(file))
         save_eval_result(result, folder)
     if result is None:
@@ -236,9 +236,9 @@ def require_gsm8k(target: BenchTarget, *, least: float, called: str, folder: Pat
         save_eval_result(result, folder)
     except BenchError as error:
         warn(str(error))
-    say(f"{called}: {result.score:.3f} of {len(result.items)} questions of GSM8K right")
+    say(f"{called}: {result.score:.3f} of {len(result.items)} GSM8K questions correct")
     if result.score < least:
-        raise SmokeError(f"{called} has {result.score:.3f} of GSM8K right, and `--min-gsm8k` is {least:g}")
+        raise SmokeError(f"{called} has a GSM8K score of {result.score:.3f}; `--min-gsm8k` is {least:g}")
 
 
 def prepare_harness(home: Home) -> None:

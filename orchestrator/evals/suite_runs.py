@@ -83,6 +83,6 @@ def tau2_note(server: str) -> str:
     """Return the note about tau2, which `deploy` does not run."""
     tasks = sum(tau2.DOMAINS.values())
     return (
-        f"`tau2` is not asked by this tool, and its minutes and price are not known: its {tasks} tasks need another "
+        f"this tool does not run `tau2`, and its minutes and price are unknown: its {tasks} tasks need another "
         f"model as their user; `deploy eval {server} --suite tau2` prints its commands, --simulations reads its results"
     )

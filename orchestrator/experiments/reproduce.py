@@ -25,7 +25,7 @@ from orchestrator.planner.planning import load
 from orchestrator.runtimes import runtime_class
 
 _TABLE: Final = frozenset({"tune", "kernels"})  # stages for the table of tuned kernels
-_NO_EXPERTS: Final = "its server asks aiter for no MXFP4 experts"
+_NO_EXPERTS: Final = "the server uses no MXFP4 experts of aiter"
 _BEFORE: Final = ("preflight", "stage", "tune", "kernels", "build")  # stages that may fail before the first measurement
 _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {  # default: the name of the stage
     "tune": ("kernels", "tune"),
@@ -133,7 +133,7 @@ def _running_server(servers: Sequence[MeasuredServer], name: str, plan: Plan) ->
             f"{item.key}: {item.values[1] or 'none'}, not {item.values[0] or 'none'}" for item in different
         )
         raise UsageError(
-            f"`{name}` does not run the plan of `{closest.name}`: {listed}",
+            f"`{name}` runs another plan than `{closest.name}`: {listed}",
             hint="repeat the `--set` of its `up`, or start the profile without it",
         )
     return replace(closest, name=name)
@@ -187,15 +187,15 @@ def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, 
 def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
     """Return the reason why a plan does not need a stage; None if it needs it."""
     if stage == "stage" and plan.model.checkpoint.source == "generated":
-        return "its checkpoint is made on the way up"
+        return "`up` generates its checkpoint"
     if stage in _TABLE and not needs_table(plan):
-        return "its server reads aiter's own tables" if uses_tuned_table(plan) else _NO_EXPERTS
+        return "its server reads the tables of aiter" if uses_tuned_table(plan) else _NO_EXPERTS
     if stage == "tune" and tuning_options(plan) is None:
         return "every batch of its workload has a tuned kernel"
     if stage == "build" and not runtime_class(plan.runtime).in_container:
-        return "it runs in no container"
+        return "it does not run in a container"
     if stage in {"kernels", "build"} and host is not None:
-        return f"it is made on {host} on the way up"
+        return f"`up` builds it on {host}"
     return None
 
 
@@ -287,7 +287,7 @@ def require_all_questions(planned: ReproducePlan, todo: Sequence[Step], data: Pa
                 try:
                     require_questions(find_suite(suite), data)
                 except UsageError as error:
-                    error.hint = "; ".join(filter(None, [error.hint, "--no-evals leaves the suites out"]))
+                    error.hint = "; ".join(filter(None, [error.hint, "`--no-evals` skips the suites"]))
                     raise
 
 

@@ -63,11 +63,11 @@ class StepLog:
             digest, done = found["steps"], _times(found["done"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UsageError(
-                f"cannot read the state: {error}", location=str(self._file), hint="use another --output"
+                f"cannot read the state: {error}", location=str(self._file), hint="use another `--output`"
             ) from error
         if digest != self._digest:
-            hint = "go on with the options of then, or use another --output"
-            raise UsageError("this directory was begun with other steps", location=str(self._file), hint=hint)
+            hint = "repeat the options of the first run, or use another `--output`"
+            raise UsageError("the state in this directory has other steps", location=str(self._file), hint=hint)
         return done
 
 
@@ -75,7 +75,7 @@ def _times(found: object) -> dict[str, str]:
     """Validate the finished steps. Raises ValueError for anything but times, as an empty log would repeat all steps."""
     if isinstance(found, dict) and all(isinstance(time, str) for time in found.values()):
         return found
-    raise ValueError("`done` does not say when each step was done")
+    raise ValueError("`done` must have the time of each step")
 
 
 def remaining_steps(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:
@@ -133,7 +133,7 @@ def _do(step: Step, runner: StepRunner) -> None:
     code = runner.take_down(step.run) if step.stage == "down" else runner.run(argv)
     if code != 0:
         error = DeployError(
-            f"`{quote(['deploy', *argv])}` ended with exit code {code}", hint="repeat the command to continue"
+            f"`{quote(['deploy', *argv])}` exited with code {code}", hint="repeat the command to continue"
         )
         error.exit_code = code
         raise error

@@ -47,7 +47,7 @@ def served_model(client: SmokeClient) -> CheckOutcome:
         return passed(f"`{name}` of {client.target.engine}, context {length or 'not reported'}")
     path = client.server.get(endpoints.MODEL_INFO).get("model_path")
     if not isinstance(path, str):
-        raise UnexpectedResponseError(f"`{endpoints.MODEL_INFO}` names no model path")
+        raise UnexpectedResponseError(f"`{endpoints.MODEL_INFO}` has no model path")
     return passed(f"`{name}` from `{path}`, context {length}")
 
 
@@ -70,11 +70,11 @@ def greedy_deterministic(client: SmokeClient) -> CheckOutcome:
     if first.ids != second.ids:
         pairs = zip_longest(first.ids, second.ids)  # one may be shorter: it differs from where it ends
         same = next(place for place, (a, b) in enumerate(pairs) if a != b)
-        evidence = f"two greedy answers differ from token {same} on"
+        evidence = f"two greedy answers differ at token {same}"
         return _not_the_same(client, evidence) if len(first.ids) == len(second.ids) else failed(evidence)
     if len(first.ids) != tokens:
-        return failed(f"{len(first.ids)} tokens where {tokens} were asked for")
-    return passed(f"{tokens} tokens twice the same")
+        return failed(f"{len(first.ids)} tokens instead of {tokens}")
+    return passed(f"{tokens} identical tokens in two requests")
 
 
 def streaming_matches(client: SmokeClient) -> CheckOutcome:
@@ -86,12 +86,12 @@ def streaming_matches(client: SmokeClient) -> CheckOutcome:
     if not stream.text:
         return failed(differ)
     if stream.pieces < 2:
-        return failed(f"{whole.completion_tokens} tokens came in {stream.pieces} piece: the answer is not streamed")
+        return failed(f"{whole.completion_tokens} tokens came in {stream.pieces} chunk: the response is not streamed")
     if stream.completion_tokens != whole.completion_tokens:
         return failed(f"`usage` counts {stream.completion_tokens} tokens streaming, {whole.completion_tokens} not")
     if stream.text != whole.text:
         return _not_the_same(client, differ)
-    return passed(f"the same {len(whole.text)} characters, in {stream.pieces} pieces")
+    return passed(f"the same {len(whole.text)} characters, in {stream.pieces} chunks")
 
 
 def correct_answers(client: SmokeClient) -> CheckOutcome:
@@ -113,9 +113,9 @@ def correct_answers(client: SmokeClient) -> CheckOutcome:
         return conclude(f"{most} of {len(questions)} answers wrong; {'; '.join(said)}", causes=causes)
     if chunk and longest <= chunk:
         return warning(
-            f"all {len(questions)}, and none after a chunk of prefill ({chunk} tokens): up to {longest} tokens"
+            f"all {len(questions)}, no prompt longer than a prefill chunk ({chunk} tokens): up to {longest} tokens"
         )
-    behind = f"one of them after {longest} tokens" + (f" (a chunk of prefill has {chunk})" if chunk else "")
+    behind = f"one of them after {longest} tokens" + (f" (a prefill chunk has {chunk})" if chunk else "")
     return passed(f"all {len(questions)}, {behind}")
 
 
@@ -129,9 +129,9 @@ def sampling_varies(client: SmokeClient) -> CheckOutcome:
     for rank in range(client.target.dp):
         answers = [client.generate(prompt, tokens=32, rank=rank, temperature=2.0, top_p=0.95).ids for _ in range(2)]
         if answers[0] == answers[1]:
-            return _not_sampled(client, f"rank {rank} gives the same 32 tokens twice at temperature 2")
+            return _not_sampled(client, f"rank {rank} returns the same 32 tokens twice at temperature 2")
         if client.target.speculative and _goes_on_greedily(client, prompt, answers[0], rank):
-            return _not_sampled(client, f"rank {rank} samples the first token alone at temperature 2")
+            return _not_sampled(client, f"rank {rank} samples only the first token at temperature 2")
     return passed("two answers at temperature 2 differ")
 
 
@@ -170,9 +170,9 @@ def prefix_cache(client: SmokeClient) -> CheckOutcome:
     if warm < least:
         return failed(f"a repeated prompt of {len(prompt)} tokens: {warm} from cache, {least} expected (page {page})")
     if cold >= least:
-        return failed(f"a prompt never sent before is said to come from cache: {cold} of {len(prompt)} tokens")
+        return failed(f"{cold} of {len(prompt)} tokens of a new prompt are reported as cached")
     if client.target.cache_report and (reported := _reported(client.usage(prompt, tokens=1))) < least:
-        return failed(f"`usage` reports {reported} cached tokens where `meta_info` reports {warm}")
+        return failed(f"`usage` reports {reported} cached tokens, `meta_info` {warm}")
     return passed(f"{warm} of {len(prompt)} tokens from cache the second time, {cold} the first (page {page})")
 
 
@@ -182,7 +182,7 @@ def dp_ranks(client: SmokeClient) -> CheckOutcome:
         return skipped("one data-parallel rank")
     answers = {rank: client.generate(PROMPT, tokens=4, rank=rank).dp_rank for rank in range(client.target.dp)}
     if None in answers.values():
-        return warning("every rank was asked and something answered: the server does not say which rank it was")
+        return warning("all ranks answered, but the server does not report which rank it was")
     if strays := {rank: by for rank, by in answers.items() if by != rank}:
         return failed("; ".join(f"rank {by} answered for rank {rank}" for rank, by in strays.items()))
     return passed(f"each of {len(answers)} ranks answered for itself")
@@ -191,7 +191,7 @@ def dp_ranks(client: SmokeClient) -> CheckOutcome:
 def speculative_decoding(client: SmokeClient) -> CheckOutcome:
     """Speculation is off, or its drafts are all refused: the cost without the gain."""
     if not client.target.speculative:
-        return skipped("the profile does not speculate")
+        return skipped("the profile has no speculative decoding")
     if not client.is_sglang:
         raise NotOfferedError(f"{client.engine} reports no verification steps of a request")
     lengths = [client.generate(PROMPT, tokens=64, rank=rank).accept_length for rank in range(client.target.dp)]
@@ -199,27 +199,27 @@ def speculative_decoding(client: SmokeClient) -> CheckOutcome:
         return failed("the server reports no verification steps: speculation is off")
     shown = ", ".join(f"{length:.2f}" for length in lengths)
     if any(length is not None and length <= 1 for length in lengths):
-        return failed(f"accept length {shown}: no draft is ever right")
+        return failed(f"accept length {shown}: no draft is accepted")
     return passed(f"accept length {shown} on one prompt")
 
 
 def structured_output(client: SmokeClient) -> CheckOutcome:
     """Structured output is ignored, or its backend takes the scheduler down."""
     if not client.target.grammar:
-        return skipped("the profile names no grammar backend that this engine can use")
+        return skipped("the profile has no grammar backend for this engine")
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
     thinking = {"enable_thinking": False}
     name = client.target.served_name
     body = chat_body(name, "Is it ready?", tokens=256, response_format=wanted, chat_template_kwargs=thinking)
     answer = client.chat(body)
     if answer.finish_reason == "length":
-        return warning(f"the answer was not finished within {answer.completion_tokens} tokens")
+        return warning(f"the answer did not end within {answer.completion_tokens} tokens")
     try:
         data = parse_json(answer.text)
     except ValueError:
         return failed(f"not JSON: {excerpt(answer.text, 80)!r}")
     if not (isinstance(data, dict) and data.keys() == {"ready", "color"} and data["color"] in ("red", "green")):
-        return failed(f"JSON that breaks the schema: {excerpt(answer.text, 80)}")
+        return failed(f"JSON that does not match the schema: {excerpt(answer.text, 80)}")
     return passed(answer.text)
 
 
@@ -277,7 +277,7 @@ def clean_log(client: SmokeClient) -> CheckOutcome:
     Comes last: such lines are written while requests are served.
     """
     if client.faults is None:
-        return skipped("no log at hand")
+        return skipped("no log available")
     faults = client.faults()
     return failed("; ".join(faults)) if faults else passed("no known fault in the server's log")
 
@@ -311,7 +311,7 @@ def _not_the_same(client: SmokeClient, evidence: str) -> CheckOutcome:
     if not client.target.nondeterministic:
         return failed(evidence)
     return warning(
-        f"{evidence}, as they may here",
+        f"{evidence}, as expected for this plan",
         causes=tuple(f"{each.summary} ({each.source})" for each in client.target.nondeterministic),
     )
 
@@ -327,12 +327,12 @@ def _not_sampled(client: SmokeClient, evidence: str) -> CheckOutcome:
     if not client.target.greedy:
         return failed(evidence)
     causes = tuple(f"{each.summary} ({each.source}); {each.hint}" for each in client.target.greedy)
-    return warning(f"{evidence}, as is known of this engine", causes=causes)
+    return warning(f"{evidence}, a known issue of this engine", causes=causes)
 
 
 def _wrong(question: SmokeQuestion, answer: ChatResponse) -> str:
     said, right = excerpt(answer.content, 40), excerpt(question.expected, 40)
-    return f"after {answer.prompt_tokens} tokens {said!r} where {right!r} is right"
+    return f"after {answer.prompt_tokens} tokens {said!r} instead of {right!r}"
 
 
 def _refused(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> CheckOutcome:

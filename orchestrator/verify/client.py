@@ -110,5 +110,5 @@ class SmokeClient:
         """What the server says of its settings."""
         info = read_server_info(self.server.get(endpoints.SERVER_INFO))
         if info is None:
-            raise UnexpectedResponseError(f"`{endpoints.SERVER_INFO}` does not name version and page size")
+            raise UnexpectedResponseError(f"`{endpoints.SERVER_INFO}` has no version or page size")
         return info

@@ -72,7 +72,7 @@ def wait_for_gateway(
         if now.unschedulable:
             raise NotReadyError(f"the gateway cannot start: {now.detail}")
         if now.status not in {Status.RUNNING, Status.PENDING}:
-            raise NotReadyError(f"the gateway ended: {now.exit_summary}", hint="its log says why: `deploy logs`")
+            raise NotReadyError(f"the gateway exited: {now.exit_summary}", hint="see see its log: `deploy logs`")
 
     def is_there() -> bool:
         require_alive()
@@ -87,14 +87,14 @@ def wait_for_gateway(
 
     try:
         if not poll_until(bool, is_there, within=starts, pause=pause, meanwhile=shown):
-            raise NotReadyError(f"the gateway does not answer within {starts:.0f} s", hint="its log: `deploy logs`")
+            raise NotReadyError(f"the gateway does not answer within {starts:.0f} s", hint="see its log: `deploy logs`")
         counted = poll_until(lambda found: found == servers, look, within=within, pause=pause, meanwhile=shown)
     finally:
         progress.done()
     if counted != servers:
         raise NotReadyError(
             f"the gateway counts {counted} of {servers} servers after {within:.0f} s",
-            hint="another process may answer on its port, or on one of theirs",
+            hint="another process may be using its port or the port of a replica",
         )
 
 
@@ -153,8 +153,8 @@ def _stream_agrees(client: EngineClient, target: Target, _: int) -> CheckOutcome
         causes = tuple(f"{each.summary} ({each.source})" for each in target.nondeterministic)
         return conclude(f"streaming gives {len(_text(events))} characters, not streaming {len(whole)}", causes=causes)
     if len(events) < 2:
-        return failed(f"{_TOKENS} tokens came in {len(events)} piece: the answer is not streamed")
-    return passed(f"the same {len(whole)} characters, in {len(events)} pieces")
+        return failed(f"{_TOKENS} tokens came in {len(events)} chunk: the response is not streamed")
+    return passed(f"the same {len(whole)} characters, in {len(events)} chunks")
 
 
 def _text(events: Sequence[bytes]) -> str:

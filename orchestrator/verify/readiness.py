@@ -129,10 +129,10 @@ class _Wait:
             hint = (
                 "`deploy diagnose` names known causes; raise `timeouts.progress_deadline` in the profile to wait longer"
             )
-            raise self._error(f"nothing has moved for {quiet:.0f} s while {doing}{answer}", hint=hint)
+            raise self._error(f"no progress for {quiet:.0f} s while {doing}{answer}", hint=hint)
         if timeout is not None and self.elapsed >= timeout:
             raise self._error(
-                f"not ready within {timeout:g} s: still {doing}{answer}", hint="give `--timeout` more seconds, or none"
+                f"not ready within {timeout:g} s: still {doing}{answer}", hint="raise `--timeout`, or omit it"
             )
 
     def _read_log(self) -> None:
@@ -152,22 +152,22 @@ class _Wait:
         if not self._pending:
             return
         if state.unschedulable:
-            hint = "mend that, and run the same again; with `--keep-failed` it stays, and starts once it can"
+            hint = "fix that and repeat the command; with `--keep-failed`, the server stays and starts when it can"
             raise self._error(f"the server cannot start: {self._pending}", hint=hint)
         self._moved = self._clock()
 
     def _refused(self, refusal: ArgumentRefusal) -> ProfileError:
         location = ", ".join(".".join(key) for key in refusal.keys(refusal.options))
         problem = Problem(redact(refusal.text), location)
-        return ProfileError(f"sglang refuses arguments of `{self._server.served_name}`", problems=[problem])
+        return ProfileError(f"sglang rejected arguments of `{self._server.served_name}`", problems=[problem])
 
     def _refuse_dead(self, state: ServerState) -> None:
         doing = self.reader.text
         reason = f" ({state.detail})" if state.detail else ""
         if state.restarts:
-            raise self._error(f"the server died while {doing} and was started again{reason}")
+            raise self._error(f"the server died while {doing} and was restarted{reason}")
         if state.status is Status.NOT_FOUND:
-            raise self._error(f"the server is gone: something else removed it while {doing}")
+            raise self._error(f"the server was removed by another program while {doing}")
         if state.status not in {Status.RUNNING, Status.PENDING}:
             code = "" if state.exit_code is None else f" with code {state.exit_code}"
             raise self._error(f"the server exited{code} while {doing}, after {self.elapsed:.0f} s{reason}")
@@ -186,7 +186,7 @@ class _Wait:
         try:
             names = self._client.models(within=self._left)
         except (NoResponseError, UnexpectedResponseError) as error:
-            raise self._error(f"`{self._server.url}` does not say which model it serves: {error}") from error
+            raise self._error(f"`{self._server.url}` does not report its model: {error}") from error
         if self._server.served_name not in names:
             raise self._error(
                 f"another server answers at `{self._server.url}`: it serves `{', '.join(names)}`, "
@@ -195,7 +195,7 @@ class _Wait:
             )
 
     def _error(self, message: str, *, hint: str = "") -> NotReadyError:
-        lines = "\n".join(self.reader.last_lines) or "(the server has written nothing)"
+        lines = "\n".join(self.reader.last_lines) or "(the log is empty)"
         return NotReadyError(
             redact(message),
             hint=hint or "`deploy diagnose` names known causes",

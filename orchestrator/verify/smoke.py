@@ -53,7 +53,7 @@ def _all_checks(client: SmokeClient, *, shown: Progress, clock: Callable[[], flo
         shown.update("smoke test", transient=f"{number}/{len(checks)}: {name}")
         begun = clock()
         if silent:
-            conclusion = failed(f"not tried: {silent}")
+            conclusion = failed(f"not run: {silent}")
         else:
             conclusion, silent = _conclude(name, check, client)
         yield _result(name, conclusion, seconds=clock() - begun)

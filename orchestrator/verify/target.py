@@ -107,7 +107,7 @@ def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret |
     info = read_server_info(server.get(endpoints.SERVER_INFO))
     named = next(((name, length) for name, length in server.models().items() if length is not None), None)
     if info is None or named is None:
-        raise UnexpectedResponseError("it does not describe itself as sglang does")
+        raise UnexpectedResponseError("not an sglang server")
     return Target(
         url=url,
         served_name=named[0],

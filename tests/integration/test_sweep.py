@@ -40,7 +40,7 @@ def test_a_sweep_is_cut_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     port = free_port()
 
     with deploy.running(*sweep(port)) as running:
-        running.wait_for(r"^trial 1: it serves and is measured")
+        running.wait_for(r"^trial 1: ready; measuring")
         code, said = running.end(signal.SIGTERM)
     assert (code, "--resume" in said) == (130, True)
     assert not processes_with(f"--port {port}")

@@ -60,7 +60,7 @@ class EngineApi:
     key: str = ""
     dtype: str = "auto"
     speculative_algorithm: str | None = None
-    accept_length: float | None = None  # 1.0: no draft is ever right; None: no speculation
+    accept_length: float | None = None  # 1.0: no draft is accepted; None: no speculation
     knows: Mapping[str, str] = field(default_factory=dict)  # the end of what is asked -> the answer to it
     thinks: bool = False  # aloud, in the place that is for it
     wait_for_detokenizer: Callable[[], None] = lambda: None

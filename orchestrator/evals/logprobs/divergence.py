@@ -41,7 +41,7 @@ def diverge(before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> tuple
     """
     count = min(len(before.own), len(after.own))
     if not count:
-        raise ValueError("there is nothing to compare")
+        raise ValueError("no log-probabilities to compare")
     edges = [min(max(edge - first, 0), count) for edge in BANDS]
     edges[-1] = count
     bands = [(begin, end) for begin, end in pairwise(edges) if begin < end]

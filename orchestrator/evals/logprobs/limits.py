@@ -38,16 +38,14 @@ def limit_for(
     With equal rounding settings the limit comes from the noise of the reference, else from the noisier side.
     """
     if asked is not None:
-        return MeanLimit(most=asked, basis=f"a mean of at most {asked:.2g} nats is asked for")
+        return MeanLimit(most=asked, basis=f"a mean of at most {asked:.2g} nats, as requested")
     if reference is None:
-        return MeanLimit(
-            most=None, basis="nothing is judged: a limit is measured on a reference, which `--save FILE` makes"
-        )
+        return MeanLimit(most=None, basis="no limit: it is measured on a reference, which `--save FILE` writes")
     other = [key for key in _ROUNDING if reference.numerics.get(key) != numerics.get(key)]
     least = max(least_noise(reference.numerics), least_noise(numerics) if other else 0.0)
     noise = max(reference.noise, own_noise if other else 0.0, least)
     of = f"of both sides, which differ in {', '.join(f'`{key}`' for key in other)}" if other else "of the reference"
-    why = "the least that its rounding has" if noise == least else "between the ways of asking it"
+    why = "the minimum of its rounding" if noise == least else "between its own requests"
     basis = f"a mean of at most {_FACTOR * noise:.2g} nats: {_FACTOR:g} times the noise {of}, {noise:.2g}, {why}"
     return MeanLimit(most=_FACTOR * noise, basis=basis)
 
@@ -60,7 +58,7 @@ def least_noise(numerics: Mapping[str, str]) -> float:
 def settings_apart(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
     """Describe the different numeric settings of two servers."""
     return tuple(
-        f"`{key}` is {after.get(key, 'not told')} here, {before.get(key, 'not told')} in the reference"
+        f"`{key}` is {after.get(key, 'unknown')} on the server, {before.get(key, 'unknown')} in the reference"
         for key in sorted({*before, *after})
         if before.get(key) != after.get(key)
     )

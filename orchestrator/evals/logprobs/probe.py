@@ -61,7 +61,7 @@ def cut_texts(client: EngineClient, target: Target, text: str, *, longest: int) 
     whole = tuple(text for text, length in zip(texts, lengths, strict=True) if len(text) == length)
     if not whole:
         raise UnexpectedResponseError(
-            f"a context of {target.context_length} tokens has no room for a text of {LENGTHS[0]}"
+            f"a context of {target.context_length} tokens is too short for a text of {LENGTHS[0]}"
         )
     return whole
 
@@ -131,7 +131,7 @@ def identify(client: EngineClient, *, source: str | None) -> Identity:
     """Return the checkpoint and numeric settings of a server. Raises NoResponseError, UnexpectedResponseError."""
     path = client.get(endpoints.MODEL_INFO).get("model_path")
     if not isinstance(path, str) or not path:
-        raise UnexpectedResponseError(f"`{endpoints.MODEL_INFO}` names no model path")
+        raise UnexpectedResponseError(f"`{endpoints.MODEL_INFO}` has no model path")
     model = excerpt(path.rstrip("/").rpartition("/")[2], _MOST_NAME)
     return Identity(model=model, source=source, numerics=dict(read_numerics(client.get(endpoints.SERVER_INFO))))
 
@@ -153,7 +153,9 @@ class _Asker:
         body = scoring_body(prompts, top=TOP, tokens=_SAID, start=start, rank=self.rank)
         answers = self.client.post_list(endpoints.GENERATE, body)
         if len(answers) != len(prompts):
-            raise UnexpectedResponseError(f"`{endpoints.GENERATE}` answers {len(prompts)} prompts {len(answers)} times")
+            raise UnexpectedResponseError(
+                f"`{endpoints.GENERATE}` returned {len(answers)} results for {len(prompts)} prompts"
+            )
         read = zip(answers, prompts, strict=True)
         return tuple(read_scored(answer, ids, start=start, tokens=_SAID, top=TOP) for answer, ids in read)
 

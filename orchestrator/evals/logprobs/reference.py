@@ -80,7 +80,7 @@ def reference_to_json(reference: LogprobReference) -> str:
 def reference_from_json(text: str, *, location: str) -> LogprobReference:
     """Parse a reference read from `location`. Raises BenchError for another schema version or damaged data."""
     if text.count("[") + text.count("{") > _MOST_LISTS or text.count(",") > _MOST_VALUES:
-        raise BenchError("not a reference of `deploy logprobs`: it holds more than one can", location=location)
+        raise BenchError("not a reference of `deploy logprobs`: too large", location=location)
     try:
         reference = _REFERENCE.validate_json(text, strict=True)
     except ValidationError as error:
@@ -89,11 +89,11 @@ def reference_from_json(text: str, *, location: str) -> LogprobReference:
             "not a reference of `deploy logprobs`, or a damaged one", location=location, problems=problems
         ) from None
     if reference.schema_version != REFERENCE_SCHEMA:
-        raise BenchError("a reference of another version", location=location, hint="make it again with `--save`")
+        raise BenchError("the reference has another version", location=location, hint="write a new one with `--save`")
     whole = all(len(each.own) == len(each.top) == len(each.ids) - 1 for each in reference.texts)
     ranked = {len(ranked) for each in reference.texts for ranked in each.top}
     if not whole or ranked != {reference.top} or reference.ids_sha256 != ids_digest(_ids(reference)):
-        raise BenchError("a damaged reference: its parts do not fit each other", location=location)
+        raise BenchError("the reference is damaged: its parts do not match", location=location)
     return reference
 
 

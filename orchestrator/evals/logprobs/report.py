@@ -88,7 +88,7 @@ class ProbeReport:
         )
         rows = [(*_cells(row), *(_mean(_in_band(row, band)) for band in bands), _verdict(row)) for row in self.rows]
         lines = [table(header, rows, width=width)] if rows else []
-        lines += [f"not asked: {fault.whose}{': ' if fault.whose else ''}{fault.message}" for fault in self.faults]
+        lines += [f"not queried: {fault.whose}{': ' if fault.whose else ''}{fault.message}" for fault in self.faults]
         return "\n\n".join([*lines, *self.differences, self.basis])
 
     def require(self) -> None:
@@ -96,9 +96,9 @@ class ProbeReport:
         if not self.ok:
             problems = [*(Problem(text) for row in self.rows for text in _told(row)), *_faults(self.faults)]
             raise SmokeError(
-                f"the numbers of `{self.served_name}` are not proven right",
+                f"the log-probabilities of `{self.served_name}` are not verified",
                 problems=problems,
-                hint="a `deploy logprobs` of a server with another engine or attention backend narrows it down",
+                hint="a `deploy logprobs` of a server with another engine or attention backend narrows down the cause",
             )
 
 
@@ -123,7 +123,7 @@ def _told(row: ProbeRow) -> Iterator[str]:
 
 def _faults(faults: tuple[ProbeFault, ...]) -> Iterator[Problem]:
     for fault in faults:
-        yield Problem(f"not asked: {fault.whose}{': ' if fault.whose else ''}{fault.message}")
+        yield Problem(f"not queried: {fault.whose}{': ' if fault.whose else ''}{fault.message}")
 
 
 def _in_band(row: ProbeRow, band: int) -> Divergence | None:

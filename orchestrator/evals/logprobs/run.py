@@ -65,7 +65,7 @@ def save_reference(reference: LogprobReference, file: Path) -> None:
     try:
         atomic_write(file, reference_to_json(reference))
     except OSError as error:
-        raise BenchError(f"the reference cannot be written: {error.strerror}", location=str(error.filename)) from error
+        raise BenchError(f"cannot write the reference: {error.strerror}", location=str(error.filename)) from error
 
 
 def reference_of(side: ProbeSide, options: ProbeOptions) -> LogprobReference:
@@ -95,7 +95,7 @@ def run_probe(
         found = tuple(asked.ask())
     except (NoResponseError, UnexpectedResponseError) as error:
         raise SmokeError(
-            f"`{side.name}` gives no log-probabilities: {error}", location=side.engines[0][1].url
+            f"`{side.name}` returns no log-probabilities: {error}", location=side.engines[0][1].url
         ) from error
     finally:
         progress.done()
@@ -193,8 +193,8 @@ class _Round:
         if self._reference is not None:
             before = tuple(each.ids for each in self._reference.texts)
             if before[: len(texts)] != texts[: len(before)]:
-                hint = "make a reference with this tokenizer: `--save FILE`"
-                raise BenchError("the reference has other tokens for the same text", hint=hint)
+                hint = "write a reference with this tokenizer: `--save FILE`"
+                raise BenchError("the reference has different tokens for the same text", hint=hint)
             texts = texts[: len(before)]
             self._reference = replace(self._reference, texts=self._reference.texts[: len(texts)])
         return texts
@@ -207,7 +207,7 @@ def keep(side: ProbeSide, report: ProbeReport) -> None:
     try:
         side.run.save(REPORT_FILE, report.to_dict())
     except HostError as error:
-        warn(f"this is not kept: {error.message}", hint=error.hint)
+        warn(f"cannot save the reference: {error.message}", hint=error.hint)
 
 
 def checkpoint_source(plan: Plan) -> str:
@@ -222,6 +222,6 @@ def _require_same_checkpoint(identity: Identity, reference: LogprobReference) ->
     here, there = (identity.source, reference.source) if both else (identity.model, reference.model)
     if here != there:
         raise BenchError(
-            f"the reference is of another checkpoint: `{there}`, and here is `{here}`",
-            hint="`--allow-other-checkpoint` compares all the same; give it a `--tolerance` of your own",
+            f"the reference is of another checkpoint: `{there}`, not `{here}`",
+            hint="`--allow-other-checkpoint` compares anyway; set a `--tolerance` with it",
         )

@@ -57,4 +57,4 @@ def confirmed_words(sweep: Sweep, search: Search, trial: SweepTrial) -> str:
     runs = runs_of(search, trial)
     failed = [each.why for each in search.confirmations if each.number == trial.number and not each.values]
     told = f"{len(runs)} runs: {', '.join(sweep.goal.text((value,)) for value in runs)}" if len(runs) > 1 else "one run"
-    return f"{told}; once more it failed: {failed[-1]}" if failed else told
+    return f"{told}; another run failed: {failed[-1]}" if failed else told

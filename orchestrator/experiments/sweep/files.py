@@ -115,10 +115,10 @@ def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: 
     trials = search.trials
     if sweep.description:
         yield f"{sweep.description[0].upper()}{sweep.description[1:].removesuffix('.')}."
-    yield f"Sought: {sweep.goal.words}, under {workload_name(sweep.workload_named)}."
+    yield f"Objective: {sweep.goal.words}, under {workload_name(sweep.workload_named)}."
     for winner in winners:
         settings = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(winner.trial.point).items())
-        same = "; that is the profile as it is" if winner.trial.own else ""
+        same = "; the same as the profile" if winner.trial.own else ""
         yield f"Best: {settings}: {value_text(sweep, winner.trial, search)}{same}."
     counts = {outcome: sum(trial.outcome is outcome for trial in trials) for outcome in TrialOutcome}
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
@@ -140,16 +140,16 @@ def _notes(
         yield f"{ONE_RUN_EACH[0].upper()}{ONE_RUN_EACH[1:]}"
     for trial in search.trials:
         if trial.number in again:
-            yield f"Trial {trial.number}: {confirmed_words(sweep, search, trial)}; others were measured once."
+            yield f"Trial {trial.number}: {confirmed_words(sweep, search, trial)}; other trials were measured once."
     if sweep.own is None:
-        yield "The profile's own values are none of the space: nothing was set beside them."
+        yield "The space lacks the profile's own values: there is no comparison with them."
     if sweep.goal.at_rps is None and (open_ended := [n for n, found in results.items() if found and _unreached(found)]):
-        yield f"In {len(open_ended)} trials the knee lies at the highest rate or above: raise `--request-rate`."
+        yield f"In {len(open_ended)} trials the knee is at or above the highest rate: raise `--request-rate`."
     for winner in winners:
         yield f"{evidence(sweep, winner.trial, search)}."
-        yield f"Its answers, before the load: {winner.trial.answers or 'not looked at'}; it was proven again after it."
+        yield f"Answers before the load: {winner.trial.answers or 'not checked'}; smoke test after it: passed."
         if winner.profile is not None:
-            yield f"It is written as the profile `{winner.profile}`; `deploy show` tells each origin."
+            yield f"It is saved as profile `{winner.profile}`; `deploy show` prints the origin of each value."
         if (command := tune_command(sweep, winner, results[winner.trial.number])) is not None:
             yield command
 
@@ -167,9 +167,7 @@ def tune_command(sweep: Sweep, winner: Winner, result: BenchResult | None) -> st
     tokens = f" --tokens {','.join(map(str, counts))}" if counts else ""
     named = sweep.request.profile if winner.profile is None else _named(sweep, winner.profile)
     what = "shape has" if len(misses) == 1 else "shapes have"
-    return (
-        f"{len(misses)} MoE {what} no tuned kernel under this load: `deploy kernels tune {named}{tokens}` measures them"
-    )
+    return f"{len(misses)} MoE {what} no tuned kernel under this load: `deploy kernels tune {named}{tokens}` tunes them"
 
 
 def _named(sweep: Sweep, profile: Path) -> str:

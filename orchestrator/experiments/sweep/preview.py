@@ -46,18 +46,18 @@ def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
     lines += [table(("setting", "values", f"`{sweep.plan.profile}`"), rows), ""]
     lines.append(f"objective: {sweep.goal.words}, under `{workload_name(sweep.workload_named)}`")
     size, count = sweep.space.size, affordable(sweep, looked.left(sweep.space))
-    of = f"{size} points" if looked.whole else f"{looked.count} of {size} points, by chance"
-    lines.append(f"space: {of}: {looked.fitting} can be planned, {looked.count - looked.fitting} cannot fit")
-    lines += [f"  {many} cannot fit: {reason}" for reason, many in looked.refused.items()]
+    of = f"{size} points" if looked.whole else f"{looked.count} of {size} points, at random"
+    lines.append(f"space: {of}: {looked.fitting} can be planned, {looked.count - looked.fitting} do not fit")
+    lines += [f"  {many} do not fit: {reason}" for reason, many in looked.refused.items()]
     if sweep.own is None:
-        lines.append(f"`{sweep.plan.profile}` as it is is not tried: not all of its values are in the space")
+        lines.append(f"`{sweep.plan.profile}` itself is not a trial: the space lacks some of its values")
     cost = f", ${count * sweep.about / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
     lines.append(
         f"budget: up to {count} trials of about {format_duration(sweep.about)}: "
         f"{format_duration(count * sweep.about)}{cost}; estimates"
     )
     if sweep.repeats and len(sweep.goal.names) == 1:
-        lines.append(f"the best is measured {sweep.repeats + 1} times before it is named, in the same hours and money")
+        lines.append(f"the best trial is measured {sweep.repeats + 1} times, within the same budget")
     return "\n".join(lines)
 
 

@@ -83,7 +83,7 @@ def pareto_chart(report: SweepReport) -> Chart:
         x_label="tok/s per user",
         y_label="output tok/s per node",
         lines=lines,
-        says="Every rate of every trial; at the front stands the number of the trial.",
+        says="Every rate of every trial; each label starts with the number of the trial.",
     )
 
 
@@ -96,7 +96,7 @@ def render_sweep_html(report: SweepReport) -> str:
         if share >= _LEAST
     )
     drawing = line_chart(chart) if chart.lines else None
-    weighed = bar_chart("weights", "How much each setting decides", bars) if bars else None
+    weighed = bar_chart("weights", "Importance of each setting", bars) if bars else None
     template = environment(markdown=False).get_template("sweep.html.j2")
     telling = [row for row in report.rows if _tells(row)]
     return printable(template.render(report=report, chart=chart, drawing=drawing, bars=weighed, telling=telling))

@@ -160,7 +160,7 @@ class Sweep:
             return "; ".join(dict.fromkeys(problem.message for problem in error.problems_or_self()))
         needed, context = self.workload.input_tokens + self.workload.output_tokens, base.capacity.context
         if needed > context:
-            return f"a request of the load has {needed:,} tokens, and the context {context:,}"
+            return f"a request of the load has {needed:,} tokens; the context has {context:,}"
         own = {warning.id for warning in unfit(self.plan)}
         return "; ".join(warning.summary for warning in unfit(plan) if warning.id not in own)
 
@@ -190,11 +190,11 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     file = _read_space(request.space, base.table) if request.space is not None else None
     space = space_of(file) if file is not None else default_space(base.profile, tuple(base.table.flags))
     if space.size < 2:
-        raise UsageError("nothing varies: the space has one point", hint="name more values in the space")
+        raise UsageError("the space has only one point", hint="add values to the space")
     said = file or SpaceFile(flags={Meaning.RUNNING_REQUESTS.value: (None,)})
     named = request.workload or said.workload or base.profile.workload
     if named is None:
-        raise UsageError("what is to be sent?", hint="name a workload with `-w`, or in the space or the profile")
+        raise UsageError("no workload given", hint="set a workload with `-w`, or in the space or the profile")
     at_rps = request.at_rps or said.at_rps
     ttft = request.ttft_p95_s or said.ttft_p95_s
     loaded = load_workload(named, catalog=catalog)
@@ -253,7 +253,7 @@ def _objective(text: str) -> Objective:
     try:
         return Objective(text)
     except ValueError as error:
-        raise UsageError(f"`--objective {text}` is not known", hint=", ".join(Objective)) from error
+        raise UsageError(f"unknown objective `{text}`", hint=", ".join(Objective)) from error
 
 
 def _ladder(workload: Workload, rates: tuple[float, ...] | None, at_rps: float | None) -> tuple[float, ...] | None:
@@ -269,26 +269,22 @@ def _require_sensible(sweep: Sweep) -> None:
     for option, value in (("--max-hours", request.budget.hours), ("--max-cost", request.budget.usd)):
         if value is not None and not math.isfinite(value):
             raise UsageError(
-                f"`{option} {value}` is no budget", hint="leave it out for none; then `--max-trials` counts"
+                f"invalid budget `{option} {value}`", hint="omit it for no limit; then only `--max-trials` applies"
             )
     if goal.objective is Objective.USD and request.usd_per_gpu_hour is None:
-        raise UsageError("`usd-per-million` needs a price", hint="`--price USD`, of one GPU for an hour")
+        raise UsageError("`usd-per-million` needs a price", hint="`--price USD`, per GPU-hour")
     if goal.objective in {Objective.USD, Objective.PER_WATT} and not sweep.plan.gpus:
-        what = f"`{goal.objective}` counts GPUs, and this profile has none"
-        raise UsageError(what, hint="take another `--objective`")
+        what = f"`{goal.objective}` needs GPUs; this profile has none"
+        raise UsageError(what, hint="choose another `--objective`")
     if request.budget.usd is not None and not sweep.usd_per_hour:
-        raise UsageError(
-            "`--max-cost` needs what an hour costs", hint="`--price USD`, of one GPU for an hour; or `--max-hours`"
-        )
+        raise UsageError("`--max-cost` needs a price per hour", hint="`--price USD`, per GPU-hour; or `--max-hours`")
     if sweep.workload.load == "closed" and (goal.at_rps is not None or goal.objective is Objective.KNEE):
-        what = f"`{workload_name(sweep.workload_named)}` is a closed load, which has no rates and no knee"
+        what = f"`{workload_name(sweep.workload_named)}` is a closed-loop load without rates, so it has no knee"
         raise UsageError(what, hint="`--objective tok-s`, without `--at-rate`")
     reasons, _ = unjudgeable_rates(sweep.workload)
     if goal.at_rps is None and sweep.workload.load == "open" and reasons:
-        hint = (
-            "take a workload with more `requests`, or a longer `duration_s`; or read the objective `--at-rate` a rate"
-        )
-        raise UsageError(f"no knee would be found: {'; '.join(reasons)}", hint=hint)
+        hint = "choose a workload with more `requests` or a longer `duration_s`; or fix the rate with `--at-rate`"
+        raise UsageError(f"cannot find a knee: {'; '.join(reasons)}", hint=hint)
 
 
 def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0) -> str:
@@ -300,7 +296,7 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
     most = budget.trials if budget.trials is not None or budget.hours or budget.usd else TRIALS
     ran = [trial for trial in trials if trial.outcome in _RAN]
     if most is not None and len(ran) >= most:
-        return f"{most} trials were made"
+        return f"{most} trials were run"
     return budget_exhausted(trials, sweep, confirmed=confirmed, kept=sweep.repeats)
 
 
@@ -332,15 +328,15 @@ def open_search(sweep: Sweep) -> Iterator[Search]:
     folder, request = sweep.request.output, sweep.request
     journal = folder / JOURNAL
     if journal.exists() != request.resume:
-        what, hint = ("a sweep", "go on with it: --resume") if journal.exists() else ("nothing to resume", "")
-        hint = hint or "leave out --resume"
+        what, hint = ("a sweep", "`--resume` continues it") if journal.exists() else ("nothing to resume", "")
+        hint = hint or "omit `--resume`"
         raise UsageError(f"there is {what}{' already' if journal.exists() else ''}", location=str(folder), hint=hint)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = hold(folder / ".lock")
     except LockHeldError as error:
-        message = f"another `deploy sweep` works here (pid {error.holder})"
-        raise HostError(message, location=str(folder), hint="wait for it, or use another --output") from error
+        message = f"another `deploy sweep` is using this directory (pid {error.holder})"
+        raise HostError(message, location=str(folder), hint="wait for it, or use another `--output`") from error
     with lock:
         _mend(journal)
         yield Search(journal, sweep.space, sweep.goal, seed=request.seed, begun=sweep.begun())

@@ -119,8 +119,10 @@ class Search:
         asked = dict(begun)
         if (found := self._study.user_attrs.get(_BEGUN, asked)) != asked:
             other = sorted(key for key in asked if found.get(key) != asked[key])
-            hint = "go on with the options of then, or use another --output"
-            raise UsageError(f"this sweep was begun with another {', '.join(other)}", location=str(journal), hint=hint)
+            hint = "repeat the options of the first run, or use another `--output`"
+            raise UsageError(
+                f"this sweep was started with another {', '.join(other)}", location=str(journal), hint=hint
+            )
         self._study.set_user_attr(_BEGUN, asked)
         self._fixed = {knob.key: self._distribution(knob.key) for knob in space.knobs}
         self._dice = random.Random(seed + len(self._study.trials))  # noqa: S311 - not for security
@@ -142,7 +144,7 @@ class Search:
             )
         except (ValueError, LookupError, TypeError, AssertionError) as error:
             raise UsageError(
-                f"the journal cannot be read: {error}", location=str(journal), hint="use another --output"
+                f"cannot read the journal: {error}", location=str(journal), hint="use another `--output`"
             ) from error
         return study
 
@@ -272,8 +274,8 @@ def _read(kind: TypeAdapter[T], told: object) -> T:
     try:
         return kind.validate_python(told)
     except ValidationError as error:
-        what = "the journal holds a trial that is none of this tool's"
-        raise UsageError(what, hint="use another --output") from error
+        what = "the journal has a trial of another program"
+        raise UsageError(what, hint="use another `--output`") from error
 
 
 def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its attributes
@@ -285,8 +287,8 @@ def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its a
         with defer_signals():
             import optuna  # noqa: PLC0415 - takes 0.5 s, and only a sweep needs it
     except ImportError as error:
-        hint = "`uv tool install '.[sweep]'` in a clone of this tool installs it"
-        what = f"`deploy sweep` searches with Optuna, which is not installed ({error.name})"
+        hint = "`uv tool install '.[sweep]'` in a clone of this tool"
+        what = f"`deploy sweep` needs Optuna, which is not installed ({error.name})"
         raise UsageError(what, hint=hint) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -32,7 +32,7 @@ class NumberRange(StrictModel):
         if self.to <= self.from_ or (self.times is not None and self.from_ <= 0):
             raise ValueError("expected `from` below `to`, and above 0 where `times` is given")
         if self._count() > _MOST:
-            raise ValueError(f"these are more than {_MOST} values")
+            raise ValueError(f"more than {_MOST} values")
         return self
 
     def _count(self) -> int:

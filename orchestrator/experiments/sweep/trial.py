@@ -97,17 +97,17 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
     `ended` is called after each trial. Raises Interrupted after Ctrl-C, and any DeployError that no configuration
     caused; in both cases the server is stopped.
     """
-    again = "go on with the same command and --resume"
+    again = "repeat the command with `--resume`"
     try:
         with open_servers(sweep.home, sweep.request.host) as servers:
             left = servers.find(sweep.server)
         if left:
-            note("a server that a killed sweep has left is taken down")
+            note("stopping a server that a killed sweep left behind")
             take_down(sweep)
         why = _search(sweep, search, ended)
         short = _confirm(sweep, search, ended)
     except KeyboardInterrupt as error:
-        raise Interrupted("interrupted; what was measured is kept", hint=again) from error
+        raise Interrupted("interrupted; results so far are saved", hint=again) from error
     except Interrupted as error:
         error.hint = again
         raise
@@ -123,7 +123,7 @@ def _search(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
     while not (why := spent(search.trials, sweep, confirmed=_confirmed_seconds(search))):
         asked = search.ask(sweep.own)
         if asked is None or too_many_refused(search.trials):
-            return "every point was tried" if asked is None else "nothing that fits was found any more"
+            return "every point of the space was tried" if asked is None else "no further point that fits was found"
         _try(sweep, search, asked)
         ended()
     return why
@@ -133,9 +133,9 @@ def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
     """Repeat runs of the best trials within the budget; return the reason for missing runs, or ""."""
     while (trial := to_confirm(sweep, search)) is not None:
         if short := budget_exhausted(search.trials, sweep, confirmed=_confirmed_seconds(search)):
-            return f"trial {trial.number} was not measured again as often as asked for: {short}"
+            return f"trial {trial.number} has fewer repeats than requested: {short}"
         count = 2 + sum(each.number == trial.number for each in search.confirmations)
-        say(f"trial {trial.number} once more: run {count} of {sweep.repeats + 1}")
+        say(f"repeating trial {trial.number}: run {count} of {sweep.repeats + 1}")
         asked = Suggestion(point=trial.point, own=trial.own, trial=None)
         begun = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), why="", diagnosis="")
         found = _run(sweep, search, asked, begun, folder=f"{trial.number:03d}-{count}")
@@ -153,7 +153,7 @@ def _confirmed_seconds(search: Search) -> float:
 def _try(sweep: Sweep, search: Search, asked: Suggestion) -> None:
     number = len(search.trials) + 1
     shown = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(asked.point).items())
-    say(f"trial {number}: {shown}{' (as the profile is)' if asked.own else ''}")
+    say(f"trial {number}: {shown}{' (the profile itself)' if asked.own else ''}")
     begun = SweepTrial(number=number, point=asked.point, outcome=TrialOutcome.INTERRUPTED, own=asked.own)
     if refused := sweep.refusal(dict(asked.point)):
         found = replace(begun, outcome=TrialOutcome.REFUSED, why=refused)
@@ -180,7 +180,7 @@ def _run(sweep: Sweep, search: Search, asked: Suggestion, begun: SweepTrial, *, 
         with _nothing_left(sweep, clock):
             with clock.part("up"):
                 started = up(_up_request(sweep, asked), sweep.home, on_verified=lambda: None)
-            say(f"trial {begun.number}: it serves and is measured")
+            say(f"trial {begun.number}: ready; measuring")
             found = replace(found, answers=_answers(started))
             with clock.part("bench"):
                 result = _measure(sweep, asked, watch, sweep.request.output / place)
@@ -257,13 +257,13 @@ def _judged(sweep: Sweep, result: BenchResult, watch: _Ladder, found: SweepTrial
     """
     if watch.stopped:
         point = result.points[-1]
-        why = f"at {point.label} requests/s it held {sweep.goal.held(point):.0%} of the load, and the others more"
+        why = f"at {point.label} requests/s it sustained {sweep.goal.held(point):.0%} of the load, less than the others"
         return replace(found, outcome=TrialOutcome.STOPPED, why=why)
     if result.ending is BenchEnding.ENDPOINT_DIED:
         raise BenchError(f"the server died under load: {result.points[-1].failures[0].example}")
     values = sweep.goal.values(result)
     if values is None and sweep.goal.point(result) is not None:
-        raise DeployError(sweep.goal.missing(result), hint="take another `--objective`")
+        raise DeployError(sweep.goal.missing(result), hint="choose another `--objective`")
     why = sweep.goal.missing(result) if values is None else ""
     return replace(found, outcome=TrialOutcome.MEASURED, values=values or (), why=why)
 

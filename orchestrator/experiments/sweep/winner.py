@@ -35,8 +35,8 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
     name = sweep.request.name or f"{sweep.plan.profile}-swept"
     name = name if number is None else f"{name}-{number}"
     if not NAME.match(name):
-        hint = "`--name NAME`, lower-case letters and digits, with single `.`, `_` or `-` between them"
-        raise UsageError(f"a profile cannot be called `{name}`", hint=hint)
+        hint = "`--name NAME`, with lower-case letters and digits, separated by single `.`, `_` or `-`"
+        raise UsageError(f"invalid profile name `{name}`", hint=hint)
     path = sweep.request.output / FileName(f"{name}.yaml")
     taken = path if path.exists() else None
     if not sweep.request.beside:
@@ -76,7 +76,7 @@ def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
         "yaml-language-server: $schema=profile.schema.json",
         f"{_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_named)}`.",
         f"Best of: {sweep.goal.words}. {_how_often(sweep, best, search)}.",
-        f"Answers: {best.answers or 'not looked at'}.",
+        f"Answers: {best.answers or 'not checked'}.",
         f"Measured: {sweep.request.output / RelativePath(best.directory)}",
     ]
     return yaml_text([" ".join(line.split()) for line in head], lines)
@@ -85,7 +85,7 @@ def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
 def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
     """Return one line with the values of the winner and of the original profile, and the date."""
     own = next((trial for trial in search.trials if trial.own and trial.values), None)
-    against = f", {value_text(sweep, own, search)} as `{sweep.plan.profile}` is" if own is not None else ""
+    against = f", {value_text(sweep, own, search)} for `{sweep.plan.profile}` itself" if own is not None else ""
     named = ", ".join(sweep.goal.names)
     measured = _day(sweep, best)
     return f"deploy sweep, {measured}, trial {best.number}: {named} {value_text(sweep, best, search)}{against}"
@@ -100,7 +100,7 @@ def value_text(sweep: Sweep, trial: SweepTrial, search: Search) -> str:
 
 
 def _how_often(sweep: Sweep, best: SweepTrial, search: Search) -> str:
-    once = "One run each: nothing is said of noise"
+    once = "One run each; noise unknown"
     return once if len(best.values) > 1 or len(runs_of(search, best)) == 1 else confirmed_words(sweep, search, best)
 
 

@@ -165,9 +165,9 @@ def test_an_evaluation_that_was_interrupted_keeps_its_seeds_and_goes_on(
     with pytest.raises(Interrupted) as caught:
         gpqa(tmp_path, seeds=3)
     assert caught.value.hint.startswith(
-        f"the 3 answers in `{tmp_path}/out/eval-gpqa-diamond.json` are kept; `deploy eval x"
+        f"the 3 answers in `{tmp_path}/out/eval-gpqa-diamond.json` are saved; `deploy eval x"
     )
-    assert caught.value.hint.endswith("--resume` goes on")
+    assert caught.value.hint.endswith("--resume` continues")
     with pytest.raises(UsageError, match="already has a result"):
         gpqa(tmp_path, seeds=3)
     with pytest.raises(UsageError, match="the previous run used no `--limit`"):
@@ -307,7 +307,7 @@ def test_what_all_that_was_published_tells_takes_and_costs(
     assert "198 questions of `gpqa-diamond` x 2 seeds show a difference of 0.056 to 0.080 or more" in said.err
     assert "1,944 tok/s + 60 s a seed: most answers are shorter; tok/s published for TP4×DP2 on 8×MI355X" in said.err
     assert "`gpqa-diamond` cannot run: requests are decoded greedily during speculative decoding" in said.err
-    assert "`tau2` is not asked by this tool" in said.err
+    assert "this tool does not run `tau2`" in said.err
     evaluate("mi355x-tp4dp2", suite="published", dry_run=True, json=True, baseline="http://127.0.0.1:2")
     told = json.loads(capsys.readouterr().out)
     assert [round(part["about_s"]) for part in told["parts"]] == [225, 13590], "both sides are asked"

@@ -47,7 +47,7 @@ def test_a_replica_that_scores_less_ends_the_change(
     if enough:
         ask()
     else:
-        with pytest.raises(SmokeError, match=r"replica 1 of 2 has 0[.]950 of GSM8K right"):
+        with pytest.raises(SmokeError, match=r"replica 1 of 2 has a GSM8K score of 0[.]950"):
             ask()
     assert asked == [("gsm8k", 200)], "as many as were published"
     assert [path.name for path in tmp_path.iterdir()] == ["eval-gsm8k.json"], "kept either way"

@@ -105,10 +105,10 @@ def test_a_plan_has_only_the_steps_that_it_needs_and_says_so(tmp_path: Path) -> 
     early = [step.id for step in planned.steps if step.stage in {"stage", "kernels", "build"}]
     assert early == ["b200-tp8/stage", "b200-tp8/build"]
     assert planned.left_out == (
-        "no step `stage` for `cpu-tiny`: its checkpoint is made on the way up",
-        "no step `kernels` for `cpu-tiny`: its server asks aiter for no MXFP4 experts",
-        "no step `kernels` for `b200-tp8`: its server asks aiter for no MXFP4 experts",
-        "no step `build` for `cpu-tiny`: it runs in no container",
+        "no step `stage` for `cpu-tiny`: `up` generates its checkpoint",
+        "no step `kernels` for `cpu-tiny`: the server uses no MXFP4 experts of aiter",
+        "no step `kernels` for `b200-tp8`: the server uses no MXFP4 experts of aiter",
+        "no step `build` for `cpu-tiny`: it does not run in a container",
     )
     assert ("report", str(tmp_path), "--published", "mine.yaml") in [step.argv for step in planned.steps]
 
@@ -332,7 +332,7 @@ def test_a_far_machine_makes_its_table_and_its_image_on_the_way_up() -> None:
     assert {step.stage for step in planned.steps} == {
         "preflight", "stage", "up", "smoke", "bench", "eval", "report", "down"
     }  # fmt: skip
-    assert "no step `build` for `mi355x-tp8`: it is made on ssh://node on the way up" in planned.left_out
+    assert "no step `build` for `mi355x-tp8`: `up` builds it on ssh://node" in planned.left_out
 
 
 def test_a_server_on_a_far_machine_is_taken_down_there() -> None:
@@ -363,7 +363,7 @@ def test_an_ablation_is_a_server_of_its_own_beside_the_whole_one() -> None:
     assert servers["mi355x-tp8-mtp-off"].plan.flag("speculative-algorithm") is None
     table = {patch.id for patch in servers["mi355x-tp4dp2-table-off"].plan.patches}
     assert "aiter-fp4-moe-table" not in table
-    assert "no step `kernels` for `mi355x-tp4dp2-table-off`: its server reads aiter's own tables" in planned.left_out
+    assert "no step `kernels` for `mi355x-tp4dp2-table-off`: its server reads the tables of aiter" in planned.left_out
     assert [step.stage for step in planned.steps if step.run == "mi355x-tp8-mtp-off"][-5:] == [
         "up", "smoke", "bench", "report", "down"
     ]  # fmt: skip
@@ -444,7 +444,7 @@ def test_gated_questions_are_missed_before_a_node_is_paid_for(tmp_path: Path, mo
     with pytest.raises(UsageError, match="the questions of `gpqa-diamond` are gated") as caught:
         require_all_questions(planned, planned.steps, None)
     assert "set HF_TOKEN" in caught.value.hint
-    assert caught.value.hint.endswith("--no-evals leaves the suites out")
+    assert caught.value.hint.endswith("`--no-evals` skips the suites")
     require_all_questions(planned, [step for step in planned.steps if "gpqa" not in step.id], None)
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
     require_all_questions(planned, planned.steps, None)

@@ -67,7 +67,7 @@ def test_it_goes_on_from_its_journal(tmp_path: Path) -> None:
     more = go(again, 5)
     assert not [point for point in more if point in first]
     assert [trial.own for trial in again.trials].count(True) == 1
-    with pytest.raises(UsageError, match="begun with another profile"):
+    with pytest.raises(UsageError, match="started with another profile"):
         search(tmp_path, begun="two")
 
 
@@ -154,7 +154,7 @@ def test_a_front_is_all_that_no_other_one_beats(tmp_path: Path) -> None:
 @pytest.mark.parametrize("written", ["no json\n{}\n", '{"op_code": 99}\n', "[]\n"])
 def test_a_journal_of_others_is_told(tmp_path: Path, written: str) -> None:
     (tmp_path / "journal.log").write_text(written)
-    with pytest.raises(UsageError, match="the journal cannot be read"):
+    with pytest.raises(UsageError, match="cannot read the journal"):
         search(tmp_path)
 
 

@@ -50,8 +50,8 @@ def planned(home: Home, text: str = SPACE, profile: str = "mi355x-tp8", **more: 
 def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
     sweep = planned(home, usd_per_gpu_hour=2.0)
     told = dry_text(sweep, scan_space(sweep))
-    assert "space: 6 points: 4 can be planned, 2 cannot fit" in told
-    assert "2 cannot fit: " in told
+    assert "space: 6 points: 4 can be planned, 2 do not fit" in told
+    assert "2 do not fit: " in told
     assert "are not divisible by tp 3" in told
     assert f"up to 4 trials of about {sweep.about / 60:.0f} min" in told
     assert f"${4 * sweep.about / 3600 * 16:.2f}" in told
@@ -65,8 +65,8 @@ def test_a_profile_that_is_none_of_the_space_is_said_to_be_none(home: Home) -> N
     sweep = planned(home, "flags: {max-running-requests: [32, 64]}")
     told = dry_text(sweep, scan_space(sweep))
     assert "32, 64  16" in told
-    assert "`mi355x-tp8` as it is is not tried" in told
-    assert "is not tried" not in dry_text(planned(home), scan_space(planned(home)))
+    assert "`mi355x-tp8` itself is not a trial" in told
+    assert "is not a trial" not in dry_text(planned(home), scan_space(planned(home)))
 
 
 def test_the_example_of_the_page_is_one_that_can_be_tried(home: Home) -> None:
@@ -89,7 +89,7 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
     assert own.refusal({"flags.max-running-requests": 1}) == ""
     short = planned(home, "flags: {context-length: [8192, 32768]}")
     assert [short.refusal({"flags.context-length": index}) for index in (0, 1)] == [
-        "a request of the load has 21,000 tokens, and the context 8,192",
+        "a request of the load has 21,000 tokens; the context has 8,192",
         "",
     ]
 
@@ -98,17 +98,17 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
     ("more", "said"),
     [
         ({"objective": "usd-per-million"}, "needs a price"),
-        ({"budget": Budget(usd=5.0)}, "`--max-cost` needs what an hour costs"),
-        ({"workload": "single-stream-10k-1.5k", "objective": "knee"}, "is a closed load"),
+        ({"budget": Budget(usd=5.0)}, "`--max-cost` needs a price per hour"),
+        ({"workload": "single-stream-10k-1.5k", "objective": "knee"}, "is a closed-loop load"),
         ({"workload": "smoke-tinny"}, "no workload `smoke-tinny` found"),
-        ({"objective": "kne"}, "`--objective kne` is not known"),
-        ({"request_rates": (90.0,)}, "no knee would be found"),
-        ({"name": "No Name"}, "cannot be called"),
+        ({"objective": "kne"}, "unknown objective `kne`"),
+        ({"request_rates": (90.0,)}, "cannot find a knee"),
+        ({"name": "No Name"}, "invalid profile name"),
         ({"name": "mi355x-tp8"}, "a profile `mi355x-tp8` exists"),
         ({"name": "mi355x-tp4dp2"}, "a profile `mi355x-tp4dp2` exists"),
         ({"usd_per_gpu_hour": 0.0}, "`--price 0` is not a price"),
-        ({"budget": Budget(hours=float("inf"))}, "`--max-hours inf` is no budget"),
-        ({"profile": "cpu-tiny", "objective": "tok-s-per-watt"}, "`tok-s-per-watt` counts GPUs"),
+        ({"budget": Budget(hours=float("inf"))}, "invalid budget `--max-hours inf`"),
+        ({"profile": "cpu-tiny", "objective": "tok-s-per-watt"}, "`tok-s-per-watt` needs GPUs"),
     ],
 )
 def test_what_no_trial_could_tell_is_refused_at_once(home: Home, more: dict[str, object], said: str) -> None:
@@ -164,7 +164,7 @@ def trial(number: int, outcome: TrialOutcome = TrialOutcome.MEASURED, seconds: f
 def test_a_budget_is_of_all_calls_together(home: Home) -> None:
     two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.REFUSED, 0.0))
     for budget, why in (
-        (Budget(trials=2), "2 trials were made"),
+        (Budget(trials=2), "2 trials were run"),
         (Budget(trials=3), ""),
         (Budget(hours=2.9), "one more trial would exceed 2.9 hours: 120 min were used"),
         (Budget(hours=3.0), ""),
@@ -176,7 +176,7 @@ def test_a_budget_is_of_all_calls_together(home: Home) -> None:
         kept = spent_of(two, planned(home, budget=Budget(hours=hours), repeats=2), confirmed=confirmed)
         assert (kept == "") is goes_on, "a quarter is kept for measuring the best again"
     assert spent_of((), planned(home, budget=Budget(hours=0.01))) == "", "one trial is made, and finished"
-    assert spent_of(tuple(map(trial, range(20))), planned(home)) == "20 trials were made"
+    assert spent_of(tuple(map(trial, range(20))), planned(home)) == "20 trials were run"
     assert affordable(planned(home, budget=Budget(hours=planned(home).about / 3600 * 2.5)), 6) == 2
 
 
@@ -216,17 +216,17 @@ def test_the_winner_is_a_profile_with_its_evidence(home: Home) -> None:
     sweep = planned(home, overrides=("server.port=31000",))
     with open_search(sweep) as search:
         [winner] = won(sweep, search, {1: tp8(), 2: tp4dp2()})
-        report = write_sweep_report(sweep, search, (winner,), ended="3 trials were made")
+        report = write_sweep_report(sweep, search, (winner,), ended="3 trials were run")
     assert winner.profile == home.root / "profiles/mi355x-tp8-swept.yaml"
     loaded = load("mi355x-tp8-swept", catalog=Catalog.of(home))
     assert loaded.plan.server.port == 31000
     [running] = [flag for flag in loaded.plan.flags if flag.name == "max-running-requests"]
     assert running.origin == "measured"
-    assert "knee, requests/s 2.4, 1.5 as `mi355x-tp8` is" in running.source
+    assert "knee, requests/s 2.4, 1.5 for `mi355x-tp8` itself" in running.source
     text = winner.profile.read_text()
     assert "Answers: passed: all 3." in text
     page, plain = report.read_text(), report.with_suffix(".md").read_text()
-    for said in ("Sought: knee, requests/s", "Best: layout", "3 trials were made", "gpu-out-of-memory"):
+    for said in ("Objective: knee, requests/s", "Best: layout", "3 trials were run", "gpu-out-of-memory"):
         assert said in page
         assert said.replace("-", "-") in plain.replace("\\", "")
     assert "<early>" not in page
@@ -256,7 +256,7 @@ def test_the_best_is_measured_again_before_it_is_named_and_who_is_within_its_noi
         [winner] = write_winners(sweep, search)
         report = write_sweep_report(sweep, search, (winner,), ended="x").with_suffix(".md").read_text()
     assert "1.7 (median of 3 runs, 1.5 to 1.8)" in report.replace("\\", "")
-    assert "Trial 2: 3 runs: 2.4, 1.4, 1.6; others were measured once." in report.replace("\\", "")
+    assert "Trial 2: 3 runs: 2.4, 1.4, 1.6; other trials were measured once." in report.replace("\\", "")
 
 
 def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody_asks(home: Home) -> None:
@@ -272,7 +272,7 @@ def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody
         [winner] = write_winners(sweep, search)
     assert winner.profile is not None
     text = winner.profile.read_text()
-    assert "deploy sweep, 2026-11-20, trial 2: knee, requests/s 2.3 (median of 3 runs, 2.3 to 2.4), 1.5 as" in text
+    assert "deploy sweep, 2026-11-20, trial 2: knee, requests/s 2.3 (median of 3 runs, 2.3 to 2.4), 1.5 for" in text
     assert "3 runs: 2.4, 2.3, 2.3." in text
     front = planned(home, objective="pareto", output=home.root.parent / "front")
     with open_search(front) as search:
@@ -284,7 +284,7 @@ def test_what_is_looked_for_stands_in_preview_and_report(home: Home) -> None:
     sweep = planned(home, f"description: how many at once\n{SPACE}", repeats=4)
     told = dry_text(sweep, scan_space(sweep))
     assert told.startswith("how many at once\n")
-    assert "the best is measured 5 times before it is named" in told
+    assert "the best trial is measured 5 times" in told
     assert dry_output(sweep, scan_space(sweep)).confirm == 4
     with open_search(sweep) as search:
         report = write_sweep_report(sweep, search)
@@ -379,7 +379,7 @@ def test_a_journal_that_was_cut_by_a_kill_is_read(home: Home) -> None:
 @pytest.mark.parametrize(
     ("misses", "said"),
     [
-        ([{"token": "64"}, {"token": "8"}], "deploy kernels tune mi355x-tp8 --tokens 8,64` measures them"),
+        ([{"token": "64"}, {"token": "8"}], "deploy kernels tune mi355x-tp8 --tokens 8,64` tunes them"),
         (["E=33,N=1024.json"], "1 MoE shape has no tuned kernel under this load: `deploy kernels tune mi355x-tp8`"),
         ([], None),
     ],

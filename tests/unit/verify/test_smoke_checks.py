@@ -65,9 +65,9 @@ def test_an_honest_server_passes_everything() -> None:
 LIES = {
     "another model": (engine(model="llama"), "served model", "serves `llama`, not `glm-5.2`"),
     "a shorter context": (engine(context=2048), "served model", "takes 2048 tokens, the profile says 4096"),
-    "numbers from dice": (engine(rolls_dice=True), "greedy deterministic", "two greedy answers differ from token"),
+    "numbers from dice": (engine(rolls_dice=True), "greedy deterministic", "two greedy answers differ at token"),
     "streaming loses text": (engine(stream_drops_a_piece=True), "streaming matches", "streaming gives 'w"),
-    "streaming in one piece": (engine(stream_in_one_piece=True), "streaming matches", "the answer is not streamed"),
+    "streaming in one piece": (engine(stream_in_one_piece=True), "streaming matches", "the response is not streamed"),
     "a stream without end": (engine(stream_never_ends=True), "streaming matches", "ended without `data: [DONE]`"),
     "streaming counts wrong": (engine(stream_counts_wrong=True), "streaming matches", "counts 33 tokens streaming"),
     "sampling that is ignored": (engine(samples=False), "sampling varies", "the same 32 tokens twice"),
@@ -87,10 +87,14 @@ LIES = {
         "total tokens in `usage`: 54, not 53",
     ),
     "no cache": (engine(cache_off=True), "prefix cache", "0 from cache, 960 expected (page 64)"),
-    "a cache that only says so": (engine(cache_pretends=True), "prefix cache", "never sent before"),
+    "a cache that only says so": (
+        engine(cache_pretends=True),
+        "prefix cache",
+        "of a new prompt are reported as cached",
+    ),
     "no cache report": (engine(usage_hides_cache=True), "prefix cache", "`usage` reports 0 cached tokens"),
     "schema ignored": (engine(ignores_schema=True), "structured output", "not JSON"),
-    "schema broken": (engine(breaks_schema=True), "structured output", "JSON that breaks the schema"),
+    "schema broken": (engine(breaks_schema=True), "structured output", "JSON that does not match the schema"),
     "500 for a malformed request": (
         engine(malformed_status=500),
         "bad requests rejected",
@@ -102,10 +106,10 @@ LIES = {
     "a shorter second answer": (
         engine(gives_fewer_tokens_each_time=True),
         "greedy deterministic",
-        "two greedy answers differ from token 29 on",
+        "two greedy answers differ at token 29",
     ),
     "a stream without text": (engine(stream_of_no_text=True), "streaming matches", "streaming gives ''"),
-    "a list for a color": (engine(color_is_a_list=True), "structured output", "JSON that breaks the schema"),
+    "a list for a color": (engine(color_is_a_list=True), "structured output", "JSON that does not match the schema"),
     "a page of no tokens": (engine(page=0), "prefix cache", "`page_size` in `/server_info` is 0"),
     "no metrics": (
         engine(metrics_absent=True),
@@ -184,7 +188,7 @@ def asked(server: EngineApi, target: Target = ASKING) -> CheckResult:
 def test_right_answers_behind_more_than_a_chunk_of_prefill() -> None:
     found = asked(engine(knows={**KNOWS, " Which city?": " PARIS.\n"}, thinks=True))
     assert found.verdict is Verdict.PASSED
-    assert re.fullmatch(r"all 3, one of them after \d{4} tokens \(a chunk of prefill has 256\)", found.evidence)
+    assert re.fullmatch(r"all 3, one of them after \d{4} tokens \(a prefill chunk has 256\)", found.evidence)
 
 
 def test_two_wrong_answers_are_red_and_name_the_causes() -> None:
@@ -192,7 +196,7 @@ def test_two_wrong_answers_are_red_and_name_the_causes() -> None:
     assert list(failures(report)) == ["correct answers"]
     assert failures(report)["correct answers"].startswith("2 of 3 answers wrong; rank 0: after ")
     assert "'w1" in failures(report)["correct answers"]
-    assert "where 'Paris' is right" in failures(report)["correct answers"]
+    assert "instead of 'Paris'" in failures(report)["correct answers"]
     with pytest.raises(SmokeError) as caught:
         report.require()
     assert caught.value.details == (
@@ -220,7 +224,7 @@ def test_a_rank_that_alone_answers_wrongly() -> None:
 def test_no_question_behind_a_chunk_is_a_warning() -> None:
     found = asked(engine(knows=KNOWS), dataclasses.replace(ASKING, prefill_chunk=4000))
     assert found.verdict is Verdict.WARNING
-    assert "none after a chunk of prefill (4000 tokens)" in found.evidence
+    assert "no prompt longer than a prefill chunk (4000 tokens)" in found.evidence
 
 
 def test_a_model_without_questions_is_asked_none_and_has_no_row() -> None:
@@ -256,8 +260,8 @@ def test_where_kernels_add_in_no_fixed_order_a_difference_is_a_warning(server: E
 
 
 NOTHING_SAMPLED = {
-    "nothing": ({"samples": False}, "gives the same 32 tokens twice"),
-    "but the first token": ({"samples_the_first_token_alone": True}, "samples the first token alone"),
+    "nothing": ({"samples": False}, "returns the same 32 tokens twice"),
+    "but the first token": ({"samples_the_first_token_alone": True}, "samples only the first token"),
 }
 
 
@@ -332,13 +336,13 @@ def test_a_server_that_dies_of_a_clients_mistake(what: str, check: str) -> None:
     found = failures(report)
     assert next(iter(found)) == check
     assert "no connection" in found[check]
-    assert found["metrics"] == f"not tried: the server stopped answering during `{check}`"
+    assert found["metrics"] == f"not run: the server stopped answering during `{check}`"
 
 
 def test_a_server_that_hangs_is_asked_once() -> None:
     found = failures(run(engine(hangs_at="/generate")))
     assert found["greedy deterministic"] == "http://127.0.0.1:30000/generate: no answer within 180 s"
-    assert found["token counts"] == "not tried: the server stopped answering during `greedy deterministic`"
+    assert found["token counts"] == "not run: the server stopped answering during `greedy deterministic`"
 
 
 def test_a_known_fault_in_the_log_of_a_ready_server() -> None:
