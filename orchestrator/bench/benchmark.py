@@ -241,6 +241,7 @@ def _with_issues(request: BenchRequest, result: BenchResult) -> BenchResult:
         ending=result.ending,
         overridden=request.overridden,
         engine=result.run.endpoint.engine,
+        page_size=result.run.endpoint.page_size,
         speculation=result.run.endpoint.speculative if request.workload.prompts == "random" else None,
     )
     return replace(result, points=points, knee_rps=knee(points), comparability_issues=issues)

@@ -20,6 +20,7 @@ def comparability_issues(
     ending: BenchEnding,
     overridden: Sequence[str],
     engine: str = UNKNOWN,
+    page_size: int | None = None,
     speculation: str | None = None,
 ) -> tuple[ComparabilityIssue, ...]:
     """Return the comparability issues of a result, those of the whole run first.
@@ -31,7 +32,7 @@ def comparability_issues(
         *_server_issues(provenance),
         *_run_issues(ending, overridden),
         *_random_prompt_issues(points, speculation),
-        *(issue for point in points for issue in _point_issues(point, engine)),
+        *(issue for point in points for issue in _point_issues(point, engine, page_size)),
     )
 
 
@@ -67,7 +68,7 @@ def _random_prompt_issues(points: Sequence[Point], speculation: str | None) -> I
     yield ComparabilityIssue(kind=IssueKind.RANDOM_PROMPTS, detail=detail)
 
 
-def _point_issues(point: Point, engine: str) -> Iterator[ComparabilityIssue]:
+def _point_issues(point: Point, engine: str, page_size: int | None) -> Iterator[ComparabilityIssue]:
     if point.ending is not BenchEnding.COMPLETE:
         detail = f"{point.ending.value} after {point.requests} requests"
         yield ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail=detail, point=point.label)
@@ -79,10 +80,10 @@ def _point_issues(point: Point, engine: str) -> Iterator[ComparabilityIssue]:
     if point.arrivals != "closed" and point.send_lag_s is not None and point.send_lag_s.p99 > MAX_SEND_LAG_S:
         detail = f"the load client was late: p99 {point.send_lag_s.p99 * 1e3:.0f} ms; run it on an idle host or core"
         yield ComparabilityIssue(kind=IssueKind.CLIENT_LAGGED, detail=detail, point=point.label)
-    yield from _cache_hit_rate_issues(point, engine)
+    yield from _cache_hit_rate_issues(point, engine, page_size)
 
 
-def _cache_hit_rate_issues(point: Point, engine: str) -> Iterator[ComparabilityIssue]:
+def _cache_hit_rate_issues(point: Point, engine: str, page_size: int | None) -> Iterator[ComparabilityIssue]:
     if point.cache is None or not point.succeeded:
         return
     measured = metrics.cached_share(point)
@@ -93,4 +94,6 @@ def _cache_hit_rate_issues(point: Point, engine: str) -> Iterator[ComparabilityI
             yield ComparabilityIssue(kind=IssueKind.CACHE_HIT_RATE_UNKNOWN, detail=detail, point=point.label)
     elif abs(measured - point.cache.wanted_share) > CACHE_HIT_RATE_TOLERANCE:
         detail = f"{measured:.1%} of prompt tokens came from cache; the target is {point.cache.wanted_share:.0%}"
+        if page_size and page_size > 1 and measured < point.cache.wanted_share:
+            detail += f" (the cache holds whole blocks of {page_size} tokens)"
         yield ComparabilityIssue(kind=IssueKind.CACHE_HIT_RATE_OFF_TARGET, detail=detail, point=point.label)

@@ -13,7 +13,7 @@ from orchestrator.core.paths import Home, data_root
 from orchestrator.core.secrets import redact
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.options import Meaning
-from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
+from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import BASELINE_DIR, EvalResult, eval_result_file, eval_result_to_json
 from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, evaluate, require_questions
@@ -187,7 +187,10 @@ def served_model(target: BenchTarget) -> str:
         with EngineClient(target.url, key=target.key) as server:
             return next(iter(server.models()))
     except (NoResponseError, UnexpectedResponseError) as error:
-        raise BenchError(f"cannot read the model of the endpoint: {error}", location=target.url) from error
+        wants_key = isinstance(error, UnauthorizedError) and target.key is None
+        hint = "name the variable of the key with `--api-key-env`" if wants_key else ""
+        message = f"cannot read the model of the endpoint: {error}"
+        raise BenchError(message, location=target.url, hint=hint) from error
     except StopIteration as error:
         raise BenchError("the endpoint serves no model", location=target.url) from error
 

@@ -292,6 +292,14 @@ def test_what_makes_a_result_not_comparable_is_marked() -> None:
     ] == [IssueKind.CACHE_HIT_RATE_UNKNOWN]
 
 
+def test_a_hit_rate_that_blocks_cut_off_names_them() -> None:
+    behind = [point([replace(sample, cached_tokens=51) for sample in steady()])]
+    (mark,) = comparability_issues(
+        behind, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=(), engine="vllm", page_size=128
+    )
+    assert mark.detail.endswith("the target is 60% (the cache holds whole blocks of 128 tokens)")
+
+
 def test_random_prompts_say_nothing_about_speculation() -> None:
     measured = [replace(point(steady()), server=ServerCounts(accept_length=length)) for length in (1.25, 1.5)]
     (mark,) = comparability_issues(

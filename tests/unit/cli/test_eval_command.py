@@ -16,6 +16,8 @@ from orchestrator.bench.run import BenchTarget
 from orchestrator.cli.eval import command as evaluate
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.engine.client import EngineClient
+from orchestrator.engine.responses import UnauthorizedError
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
 from orchestrator.evals.forecast import pace_of
 from orchestrator.evals.result_files import load_eval_result
@@ -25,6 +27,7 @@ from orchestrator.evals.run import (
     evaluate_with_baseline,
     require_sampling,
     save_eval_result,
+    served_model,
 )
 from orchestrator.evals.suites import find_suite
 from orchestrator.plan.plan import PlanWarning
@@ -329,3 +332,13 @@ def test_what_a_sample_can_tell_is_worst_where_no_score_is_known() -> None:
     told = describe_sensitivity(find_suite("gpqa-diamond"), limit=None, near=None)
     assert told == "198 questions of `gpqa-diamond` show a difference of 0.141 or more near 0.5 (80 % power)"
     assert describe_sensitivity(find_suite("gpqa-diamond"), limit=500, near=None) == told
+
+
+def test_an_endpoint_that_wants_a_key_gets_the_option_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: EngineClient) -> None:
+        raise UnauthorizedError("`/v1/models` requires an API key (401)")
+
+    monkeypatch.setattr(EngineClient, "models", refuse)
+    with pytest.raises(BenchError) as raised:
+        served_model(TARGET)
+    assert raised.value.hint == "name the variable of the key with `--api-key-env`"
