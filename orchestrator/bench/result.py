@@ -111,7 +111,10 @@ class CacheHits:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCounts:
-    """The server counters of a point (after minus before, summed over replicas), and sampled gauges."""
+    """The server counters of a point (after minus before, summed over replicas), and sampled gauges.
+
+    `accept_length` is tokens per verification step; the queue depth and `running_max` are requests.
+    """
 
     requests: Count | None = None
     prompt_tokens: Count | None = None
@@ -120,10 +123,10 @@ class ServerCounts:
     ttft_mean_s: Amount | None = None
     e2e_mean_s: Amount | None = None
     retractions: Count | None = None
-    accept_length: Amount | None = None  # tokens per verification step; None without speculation
+    accept_length: Amount | None = None  # None without speculation
     queue_depth_mean: Amount | None = None
     queue_depth_max: Amount | None = None
-    running_max: Amount | None = None  # concurrent requests
+    running_max: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +197,7 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointFacts:
-    """The facts reported by the endpoint."""
+    """The facts reported by the endpoint; context length and page size in tokens."""
 
     url: str
     api: str  # completions | generate

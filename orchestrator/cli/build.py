@@ -18,7 +18,7 @@ from orchestrator.cli.options import (
 )
 from orchestrator.core.console import note, print_data, say, warn
 from orchestrator.core.errors import UsageError
-from orchestrator.core.json_output import JsonOutput
+from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
 from orchestrator.images.build import BuiltImage, build_image, push_image, tag_image, write_metadata
 from orchestrator.images.client import find_docker
@@ -92,7 +92,7 @@ def command(
     if tag:
         tag_image(docker, built.tag, tag)
     digest = push_image(docker, tag) if push and tag else None
-    metadata = BuildOutput(**vars(built), pushed=digest)
+    metadata = BuildOutput(**fields_of(built), pushed=digest)
     if metadata_file:
         write_metadata(metadata_file, asdict(metadata))
     _show_built(built, plan)

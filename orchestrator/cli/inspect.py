@@ -10,7 +10,7 @@ import typer
 from orchestrator.checkpoints.view import CheckpointView, view_checkpoint
 from orchestrator.cli.options import HostOption, Json
 from orchestrator.core.console import note, print_data, table, terminal_width, warn
-from orchestrator.core.json_output import JsonOutput
+from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
 from orchestrator.images.receipt import ImageReceipt, receipt_in
 from orchestrator.images.registry import Registry
@@ -60,7 +60,7 @@ def command(
     receipt = receipt_in(config.labels, image)
     if json:
         shown = ImageOutput(digest=config.digest or None, environment=config.engine_env)
-        OUTPUT.show(BuiltImageOutput(**vars(shown), **vars(receipt)) if receipt else shown)
+        OUTPUT.show(BuiltImageOutput(**fields_of(shown), **fields_of(receipt)) if receipt else shown)
         return
     print_data(table(["variable", "value"], config.engine_env.items(), width=terminal_width()))
     if receipt is None:

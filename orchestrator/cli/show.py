@@ -36,7 +36,7 @@ class PlanOutput(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityOutput(Capacity):
-    """With `--capacity`: what fits. A value that cannot be computed is null; `unknown` has the reasons."""
+    """With `--capacity`: what fits; `context` is the longest request in tokens. `unknown` says why a value is null."""
 
     profile: str
 

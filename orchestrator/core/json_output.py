@@ -33,7 +33,7 @@ class JsonOutput(Generic[Value]):
     def data(self, value: Value) -> Any:  # noqa: ANN401 - JSON
         """Return a value as plain data, with the declared fields."""
         form: Any = next(each for each in self.forms if isinstance(value, getattr(each, "__origin__", each)))
-        return _adapter(form).dump_python(value, by_alias=True, exclude_none=self.omits_null)
+        return _adapter(form).dump_python(value, by_alias=True, exclude_none=self.omits_null, warnings=False)
 
     @cached_property
     def schema(self) -> dict[str, Any]:

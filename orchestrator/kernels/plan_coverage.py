@@ -83,7 +83,10 @@ class PlanCoverage:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCoverageOutput(CoverageOutput):
-    """The coverage of a plan by its `tables`; not `known` if only an image can tell, and was not read."""
+    """The coverage of a plan by its `tables`; not `known` if only an image can tell, and was not read.
+
+    `untuned` is a number of keys; `workload` are the token counts of the plan's workload.
+    """
 
     tables: str
     known: bool

@@ -62,7 +62,7 @@ class LoadFit:
 
 @dataclass(frozen=True, kw_only=True)
 class KvCache:
-    """The cache of one replica on one GPU. A field is None if only a start can tell it."""
+    """The cache of one replica on one GPU, in pages of `page` tokens. A field is None if only a start can tell it."""
 
     kind: str
     page: int
@@ -80,7 +80,7 @@ class KvCache:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """The memory of one GPU and its uses."""
+    """The memory of one GPU and its uses; the fractions are of its free memory, 0 to 1."""
 
     vram_bytes: int
     free_bytes: int  # before weights are loaded
@@ -94,14 +94,17 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """The capacity of a profile. A value that cannot be computed is None; `unknown` has the reasons."""
+    """The capacity of a profile; `context` is the longest request in tokens.
+
+    A value that cannot be computed is None; `unknown` has the reasons.
+    """
 
     replicas: int
     gpus: int  # of one replica
     memory: Memory | None  # None on a CPU, which shares its memory with other programs
     cache: KvCache | None
     load_fit: LoadFit | None
-    context: int  # tokens of the longest request
+    context: int
     max_tokens: int | None  # the profile's limit on the cache of a replica
     unknown: tuple[str, ...]
 

@@ -35,22 +35,26 @@ _MOST_EVENTS: Final = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """Rates over the last `window_s` seconds and current load of a server; None if unknown."""
+    """Rates over the last `window_s` seconds and current load of a server; None if unknown.
+
+    `running` and `queued` are requests, `kv_tokens` the tokens that fit, `kv_cache_usage` the share of them in use, and
+    `accept_length` tokens per verification step. Shares are 0 to 1.
+    """
 
     window_s: float
     requests_per_s: float | None = None
     input_tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
-    running: float | None = None  # requests
+    running: float | None = None
     queued: float | None = None
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
     itl_p50_s: float | None = None
     itl_p95_s: float | None = None
-    cache_hit_rate: float | None = None  # of the prompt tokens, 0 to 1
-    kv_cache_usage: float | None = None  # of the tokens that fit, those that requests hold
-    kv_tokens: float | None = None  # that fit
-    accept_length: float | None = None  # tokens a verify step
+    cache_hit_rate: float | None = None  # of the prompt tokens
+    kv_cache_usage: float | None = None
+    kv_tokens: float | None = None
+    accept_length: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

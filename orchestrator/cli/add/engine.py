@@ -10,7 +10,7 @@ from orchestrator.cli.add.options import FactOption, NameOption, ReplaceOption
 from orchestrator.cli.options import HostOption, Json
 from orchestrator.core.console import note, print_data, say, table, terminal_width
 from orchestrator.core.errors import UsageError
-from orchestrator.core.json_output import JsonOutput
+from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
 from orchestrator.images.patch_check import PatchState
 from orchestrator.planner.add.engine import AddedEngine, OptionTable, ShippedTables, add_engine, next_command
@@ -90,7 +90,7 @@ def command(
     following = "" if dry_run else next_command(found, home)
     if json:
         shown = EngineOutput(
-            **vars(found.file.to_output()),
+            **fields_of(found.file.to_output()),
             options=found.options,
             tuned_kernels=found.tables,
             patches=found.patches,

@@ -8,7 +8,7 @@ import typer
 from orchestrator.cli.add.options import FactOption, NameOption, ReplaceOption
 from orchestrator.cli.options import Json, RevisionOption
 from orchestrator.core.console import note, print_data, say, table, terminal_width
-from orchestrator.core.json_output import JsonOutput
+from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
 from orchestrator.planner.add.file import CatalogFile, EntryOutput
 from orchestrator.planner.add.model import add_model
@@ -43,7 +43,7 @@ def command(
     found = add_model(checkpoint, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
     following = next_command(found.name, home)
     if json:
-        OUTPUT.show(ModelOutput(**vars(found.to_output()), next=following))
+        OUTPUT.show(ModelOutput(**fields_of(found.to_output()), next=following))
     else:
         _show_model(found, following)
 

@@ -63,7 +63,10 @@ def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPreview:
-    """With `--dry-run`: the space, the points that fit, and estimates; `own` are the values of the profile itself."""
+    """With `--dry-run`: the space, how many points fit, and the number, duration and cost of the trials (estimates).
+
+    `own` are the values of the profile itself; the best is measured `confirm` times more.
+    """
 
     profile: str
     description: str
