@@ -37,7 +37,7 @@ _AGAINST_RATE: Final = (
         title="Time to first token, p95",
         unit="seconds, logarithmic",
         figure=metrics.TTFT_P95,
-        says="How long 19 of 20 requests wait for their first token at most:",
+        says="95 % of the requests get their first token within:",
         log=True,
         limited=True,
     ),
@@ -46,7 +46,7 @@ _AGAINST_RATE: Final = (
         title="Time to first token, p50",
         unit="seconds, logarithmic",
         figure=metrics.TTFT_P50,
-        says="How long half of the requests wait for their first token at most:",
+        says="Half of the requests get their first token within:",
         log=True,
     ),
     _Against(
@@ -54,14 +54,14 @@ _AGAINST_RATE: Final = (
         title="Time per output token, p50",
         unit="milliseconds",
         figure=metrics.TPOT_P50,
-        says="How long half of the answers take from token to token at most:",
+        says="Half of the responses need at most this time per token:",
     ),
     _Against(
         id="throughput",
         title="Output throughput of the node",
         unit="output tokens per second",
         figure=metrics.OUTPUT,
-        says="A server that is full puts out no more when more is asked of it. Tokens a second:",
+        says="A full server emits no more tokens at a higher rate. Tokens per second:",
     ),
     _Against(
         id="cost",
@@ -75,7 +75,7 @@ _AGAINST_RATE: Final = (
         title="Energy of an output token",
         unit="joules",
         figure=metrics.JOULES,
-        says="By the GPUs' own counters, in joules:",
+        says="From the energy counters of the GPUs, in joules:",
     ),
 )
 
@@ -119,7 +119,7 @@ def _frontier(report: Report) -> Chart:
         x_label="output tokens per second of one user (1 / median TPOT)",
         y_label=f"output tokens per second of {unit}",
         lines=lines,
-        says=f"Each point is one load: up is more from {unit}, right is faster for each user. Both at once is better.",
+        says=f"Each point is one load. Higher is more throughput of {unit}, further right is faster for each user.",
     )
 
 
@@ -149,19 +149,19 @@ def over_time_charts(drawn: OverTime) -> tuple[Chart, Chart]:
     return (
         Chart(
             id=f"waits-{drawn.of}",
-            title="Each request: when it was due, how long it waited",
+            title="Each request: scheduled arrival and wait for the first token",
             x_label=TIME,
             y_label="seconds to the first token",
             lines=tuple(line for line in waited if line.points),
-            says=f"{drawn.requests} requests{failed}, a dot each{slowest}. A rising cloud is a growing queue.",
+            says=f"{drawn.requests} requests{failed}, one dot each{slowest}. Rising dots mean a growing queue.",
         ),
         Chart(
             id=f"queue-{drawn.of}",
-            title="Requests under way, and without a token yet",
+            title="Requests in flight, and requests without a token",
             x_label=TIME,
             y_label="requests",
             lines=tuple(line for line in counts if line.points),
-            says=f"At most {most} at once, at most {queued} of them in the queue or in their prefill.",
+            says=f"At most {most} concurrent, at most {queued} of them queued or in prefill.",
         ),
     )
 

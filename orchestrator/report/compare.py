@@ -103,7 +103,7 @@ class Comparison:
     def without_knee(self) -> str:
         """The reason for a missing knee: no sustained rate, or no rate that could be judged."""
         if (row := self.unjudged) is None:
-            return "no sustained rate was found"
+            return "no sustained rate found"
         return ": ".join(["not judged", *row.not_sustained_because[:1]])
 
     @property
@@ -190,10 +190,10 @@ def mismatch_reasons(result: BenchResult, published: Published) -> Iterator[Reas
         detail = f"measured {result.run.workload_name}, published {published.workload.name}"
         yield Reason(kind="another-workload", detail=detail)
     if (ablation := published.reproduce.ablation_of(result.run.provenance.name)) is not None:
-        yield Reason(kind="ablation", detail=f"something is left out on purpose ({ablation.claim})")
+        yield Reason(kind="ablation", detail=f"an ablation ({ablation.claim})")
     systems = {layout.system for layout in published.layouts}
     if result.run.provenance.gpu is None:
-        yield Reason(kind="unknown-hardware", detail="the result does not say what it ran on")
+        yield Reason(kind="unknown-hardware", detail="the result has no hardware")
     elif system_name(result) not in systems:
         detail = f"measured on {system_name(result)}, published for {' and '.join(sorted(systems))}"
         yield Reason(kind="another-machine", detail=detail)
@@ -284,7 +284,7 @@ def _caveats(result: BenchResult, published: Published | None) -> tuple[str, ...
     label = f"{layout_name(result)} on {system_name(result)}"
     if label == main or result.run.workload_name != published.workload.name:
         return ()
-    return (f"the published rates are those of {main}, this is {label}; its best is listed with the published layouts",)
+    return (f"the published rates are for {main}, not for {label}; its best is listed with the published layouts",)
 
 
 def _checkpoint_caveat(result: BenchResult, published: Published | None) -> Iterator[str]:
@@ -365,7 +365,7 @@ def _against_load(figure: ComparedFigure, load_tok_s: float | None, tolerance: f
     """Mark a published throughput that differs from the steady-state output of its own load as not testable."""
     if figure.published is None or load_tok_s is None or abs(figure.published / load_tok_s - 1) <= tolerance:
         return figure
-    note = f"published {figure.published:,.0f} is {figure.published / load_tok_s:.2f} times what this rate can emit"
+    note = f"published {figure.published:,.0f} is {figure.published / load_tok_s:.2f} times the load of this rate"
     judged = figure.agreement not in {Agreement.NOT_MEASURED, Agreement.NOT_COMPARABLE}
     return replace(figure, agreement=Agreement.UNTESTABLE if judged else figure.agreement, note=note)
 

@@ -170,9 +170,9 @@ def diff(a: DiffSide, b: DiffSide) -> Differences:
         DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
     )
     measured = tuple(_figures(a.results, b.results))
-    unknown = [f"{'B' if a.knows(group) else 'A'} does not tell its {_word(group)}" for group in one_sided]
+    unknown = [f"{'B' if a.knows(group) else 'A'} has no record of its {_word(group)}" for group in one_sided]
     if bool(a.results) != bool(b.results):
-        unknown.append(f"no measurement of {'B' if a.results else 'A'} is known")
+        unknown.append(f"{'B' if a.results else 'A'} has no measurement")
     return Differences(
         a=a.label, b=b.label, differences=tuple(placed), reasons=told, figures=measured, unknown=tuple(unknown)
     )
@@ -185,12 +185,12 @@ def diff_text(found: Differences, *, width: int | None = None) -> str:
         rows = [(area, each.key, *(value or "-" for value in each.values)) for area, each in found.differences]
         parts.append(table(("in", "differs", "A", "B"), rows, width=width))
     else:
-        parts.append("nothing differs of what both tell")
+        parts.append("no differences in what both sides record")
     parts += ["\n".join(line for each in found.reasons for line in _reason_lines(each, width))] if found.reasons else []
     if found.figures:
         figure_rows = [(each.workload, each.load, each.figure, each.a, each.b, each.change) for each in found.figures]
         parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), figure_rows, width=width))
-        parts.append(f"{ONE_RUN_EACH} `deploy compare` takes several.\n{explanation(found)}")
+        parts.append(f"{ONE_RUN_EACH} `deploy compare` accepts several.\n{explanation(found)}")
     parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
     return "\n\n".join(parts)
 
@@ -214,15 +214,13 @@ def explanation(found: Differences) -> str:
     """Explain which of the known differences can have caused the changes of the metrics."""
     causes = [each.key for area, each in found.differences if area in _CAUSES]
     if any(area == "load" for area, _ in found.differences):
-        return "The loads differ: the figures are of different questions, whatever else is not the same."
+        return "The loads differ, so the metrics are not comparable, whatever else differs."
     if not causes:
-        return "Nothing else differs of what both tell: what differs in the figures is noise, or what neither tells."
+        return "Both record the same configuration: the differences are noise, or have a cause that neither records."
     if len(causes) == 1:
-        return f"Beyond noise, `{causes[0]}` alone explains what differs in the figures."
+        return f"Only `{causes[0]}` can explain differences beyond noise."
     shown = ", ".join(f"`{key}`" for key in causes[:_MOST_NAMED]) + (", …" if len(causes) > _MOST_NAMED else "")
-    return (
-        f"{len(causes)} differences can explain the figures ({shown}): a start that has one of them tells them apart."
-    )
+    return f"{len(causes)} differences can explain the metrics ({shown}): measure with only one of them changed."
 
 
 def _comparable(side: DiffSide, one_sided: Sequence[str]) -> dict[str, str]:
@@ -245,9 +243,7 @@ def _area(key: str) -> str:
 
 
 def _word(group: str) -> str:
-    return {"layout": "plan", "patched": "patches as they were found", "workload": "load", "locked": "lock"}.get(
-        group, group
-    )
+    return {"layout": "plan", "patched": "detected patches", "workload": "load", "locked": "lock"}.get(group, group)
 
 
 def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
@@ -296,7 +292,7 @@ def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
     require_version(run)
     plan = run.read("plan.json")
     if not plan:
-        raise StartError("the plan of this run cannot be read", location=str(run.path / "plan.json"))
+        raise StartError("cannot read the plan of this run", location=str(run.path / "plan.json"))
     start, measured = summarize_run(run, results)
     label = f"run `{start.name}/{start.run}` of `{start.profile or plan.get('profile')}`"
     stood = replace(provenance_of(run, None), plan=plan)

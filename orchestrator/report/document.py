@@ -174,7 +174,7 @@ def _price_claims(published: Published, prices: PriceBook) -> Iterator[str]:
             yield f"{stated}; at ${cheap:.2f} and ${dear:.2f} per GPU-hour it is {dear / cheap:.2f} times"
         else:
             unknown = claim.than if cheap else claim.gpu
-            yield f"{stated}; no price of {unknown} is known: `--price {unknown}=USD` gives one"
+            yield f"{stated}; price of {unknown} unknown: set it with `--price {unknown}=USD`"
 
 
 def _of_the_pair(published: Published) -> Iterator[str]:

@@ -34,8 +34,8 @@ class NodePower:
         try:
             per_kwh = float(prices[0]) if prices else None
         except ValueError as error:
-            raise UsageError(f"`--electricity-price {kwh}` is no price", hint="such as 0.25 or 0.25EUR") from error
-        hint = "watts of the whole node under load: `--node-watts 13500` or `--node-watts MI355X=13500`"
+            raise UsageError(f"invalid price `--electricity-price {kwh}`", hint="such as 0.25 or 0.25EUR") from error
+        hint = "power of the whole node under load: `--node-watts 13500` or `--node-watts MI355X=13500`"
         parsed = parse_by_gpu(watts, what="power", hint=hint)
         power = cls(watts=parsed, per_kwh=per_kwh, pue=pue, currency=currency)
         power.require()
@@ -48,7 +48,7 @@ class NodePower:
             ("pue", self.pue, 1),
         ):
             if value is not None and not least <= value < 1e6:
-                raise UsageError(f"`--{option} {value:g}` cannot be", hint=f"a number from {least} on")
+                raise UsageError(f"invalid value `--{option} {value:g}`", hint=f"a number of at least {least}")
         if self.per_kwh is not None and not self.watts:
             raise UsageError(
                 "`--electricity-price` needs the node's power", hint="`--node-watts W`, of the whole node under load"
@@ -142,10 +142,10 @@ def _inputs(found: tuple[Comparison, ...], prices: PriceBook, power: NodePower) 
             yield f"rented: ${each.usd_per_gpu_hour:.2f} per GPU-hour, given"
         price, source = prices.published_price_of(gpu)
         if price and _ownership(each, prices=prices):
-            yield f"owned: ${price:.2f} per {gpu}-hour, {source}; what it includes is the source's own reckoning"
+            yield f"owned: ${price:.2f} per {gpu}-hour, {source}; the source defines what it includes"
         if (watts := power.watts_of(each)) is not None:
             yield f"power of the {gpu or 'unknown'} node: {watts:g} W, given"
             if (hourly := _electricity(each, power=power)) is not None:
                 a_kwh, an_hour = (f"{amount} {power.currency}" for amount in (f"{power.per_kwh:g}", f"{hourly:.2f}"))
                 yield f"electricity: {a_kwh} a kWh, PUE {power.pue:g}, given: {an_hour} an hour"
-    yield "throughput: output tok/s at the knee; in hours that are not used nothing is earned and all is paid"
+    yield "throughput: output tok/s at the knee; unused hours cost the same and earn nothing"

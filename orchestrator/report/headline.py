@@ -57,7 +57,7 @@ def headline(
     if not (forbidden := len(comparisons) - len(judged)):
         return sentences
     of = f"{forbidden} of {len(comparisons)} results" if len(comparisons) > 1 else "The result"
-    return (f"{of} must not be compared with what was published.", *sentences)
+    return (f"{of} must not be compared with the publication.", *sentences)
 
 
 def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:
@@ -78,7 +78,7 @@ def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], tog
     of = f"{side.label}, {side.workload}"
     knees = sorted({each.result.knee_rps for each in members if each.result.knee_rps is not None})
     if not knees:
-        return f"{of}: no sustained rate was found in any of them."
+        return f"{of}: no sustained rate found in any of them."
     least = "" if all(each.knee_reached for each in members) else "at least "
     between = f"{knees[0]:g}" if len(knees) == 1 else f"{knees[0]:g} to {knees[-1]:g}"
     place, load = together.sides.index(side), f"{metrics.plain(knees[0])} rps"
@@ -137,7 +137,7 @@ def changes(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterat
             if found := at.get(figure.key):
                 said.setdefault(_verdict(figure, found), []).append(f"{figure.inline_title} {change_text(found)}")
         found_in = "; ".join(f"{verdict} {', '.join(said[verdict])}" for verdict in _VERDICTS if verdict in said)
-        once = ", noise not known" if 1 in {len(side.runs), len(base.runs)} else ""
+        once = ", noise unknown" if 1 in {len(side.runs), len(base.runs)} else ""
         cached = _cached(together, loads[-1], {names[0]: 0, names[place]: place})
         yield f"{names[place]} against {names[0]} at {loads[-1]}{once}: {found_in}{cached}."
 

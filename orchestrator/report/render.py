@@ -145,12 +145,12 @@ def known_in(columns: list[ReportMetric], comparison: Comparison, published: obj
 def beside(row: RateRow, figure: ReportMetric, comparison: Comparison) -> str:
     """Return the note below a metric at the top of the page: offered load, TTFT limit or price; else ""."""
     if figure is metrics.OUTPUT and row.load_tok_s is not None:
-        return f"{metrics.count(row.load_tok_s)} is the load offered"
+        return f"{metrics.count(row.load_tok_s)} is the offered load"
     if figure is metrics.TTFT_P95 and comparison.ttft_limit_s is not None:
         return f"limit {metrics.plain(comparison.ttft_limit_s)} s"
     if figure is metrics.USD:
         price = comparison.usd_per_gpu_hour
-        return "no price known" if price is None else f"{metrics.usd(price)} per GPU-hour"
+        return "price unknown" if price is None else f"{metrics.usd(price)} per GPU-hour"
     return ""
 
 

@@ -13,7 +13,7 @@ from orchestrator.bench.result import BenchResult
 from orchestrator.report.compare import Comparison, RateRow, compare
 from orchestrator.report.configuration import same_configuration, same_load
 
-ONE_RUN_EACH: Final = "One run each: whether a change is more than noise is not known. Measure each several times."
+ONE_RUN_EACH: Final = "One run each: the noise is unknown. Measure each several times."
 _PAIR: Final = 2  # runs; the interval of two runs would be twelve times as wide as their difference
 
 
@@ -57,7 +57,7 @@ class SideBySide:
         if any(len(side.runs) > 1 for side in self.sides):
             return "± and the ranges behind changes are 95 % intervals, from several runs of one configuration."
         if self.alike:
-            return "Both ran one configuration: what lies between them is noise, or a change that no result records."
+            return "Both have the same configuration: the differences are noise, or a change that no result records."
         if any(each is not None for row in self.rows for each in row.changes):
             return ONE_RUN_EACH
         return ""

@@ -35,9 +35,9 @@ def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, .
         here = sorted(path.rglob(RESULT_FILE)) if path.is_dir() else [path]
         if wanted and (not here or not here[0].exists()):
             raise UsageError(
-                "no result of `deploy bench` here",
+                "no result of `deploy bench` found",
                 location=str(path),
-                hint=f"`deploy bench` with `--output {path}` puts one there",
+                hint=f"`deploy bench --output {path}` writes one",
             )
         found += here
     return tuple(dict.fromkeys(found))

@@ -88,7 +88,7 @@ def test_a_checkpoint_that_was_not_read_again_is_the_same_one(home: Home) -> Non
     a.save("preflight.json", {"findings": [{"check": "checkpoint", "found": "1 shards"}]})
     b.save("preflight.json", {"findings": [{"check": "checkpoint", "found": "1 shards, as in its receipt"}]})
     assert told(between(home, str(a.path), str(b.path))) == {}
-    assert "nothing differs" in diff_text(between(home, str(a.path), str(b.path)))
+    assert "no differences in what" in diff_text(between(home, str(a.path), str(b.path)))
 
 
 def test_what_a_plan_of_another_version_does_not_know_is_no_difference_where_it_is_nothing(home: Home) -> None:
@@ -105,7 +105,7 @@ def test_two_results_have_their_figures_compared(home: Home, tmp_path: Path) -> 
     rows = {(row.figure, row.load): (row.a, row.b, row.change) for row in found.figures}
     assert rows["TTFT p50 s", "0.5 rps"] == ("0.58", "0.49", "−16 %")
     assert rows["TTFT p50 s", "2.4 rps"] == ("0.84", "-", "")
-    assert "One run each: whether a change is more than noise is not known." in diff_text(found)
+    assert "One run each: the noise is unknown." in diff_text(found)
     assert json.loads(json.dumps(OUTPUT.data(found.to_output())))["figures"][0]["workload"] == "wafer-20k-1k"
 
 
@@ -126,14 +126,14 @@ def test_runs_bring_the_last_measurement_of_each_workload_that_both_have(home: H
     assert {row.workload for row in found.figures} == {"x"}
     assert [row.a for row in found.figures if row.figure == "TTFT p50 s"] == ["0.49", "-", "-", "-"]
     found = between(home, str(a.path), "cpu-tiny", tmp_path / "results")
-    assert "no measurement of B is known" in found.unknown
+    assert "B has no measurement" in found.unknown
 
 
 def test_what_only_one_side_can_know_is_said_and_is_no_difference(home: Home) -> None:
     past_run(home, 1, "server.port=2")
     found = between(home, "cpu-tiny", "owl")
     assert told(found) == {"server.port": ("configuration", "30010", "2")}
-    assert found.unknown == ("A does not tell its host", "A does not tell its outcome")
+    assert found.unknown == ("A has no record of its host", "A has no record of its outcome")
 
 
 def test_a_result_without_a_plan_is_compared_in_what_it_tells(home: Home, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_result_without_a_plan_is_compared_in_what_it_tells(home: Home, tmp_pa
     save(result, tmp_path / "b")
     found = between(home, str(tmp_path / "a"), str(tmp_path / "b"))
     assert not [key for key in told(found) if key.startswith(("layout", "flags"))]
-    assert "A does not tell its plan" in found.unknown
+    assert "A has no record of its plan" in found.unknown
 
 
 def test_up_says_the_same_as_diff(home: Home) -> None:

@@ -70,7 +70,7 @@ def test_electricity_is_told_in_the_currency_that_it_is_paid_in(tmp_path: Path) 
     text = (tmp_path / "report.md").read_text()
     assert "| electricity alone, EUR per million output tokens | 0.35 |" in text
     assert "- electricity: 0.3 EUR a kWh, PUE 1, given: 3.00 EUR an hour" in text
-    with pytest.raises(UsageError, match="`--electricity-price cheap` is no price"):
+    with pytest.raises(UsageError, match="invalid price `--electricity-price cheap`"):
         report_command(tmp_path, node_watts=["10000"], electricity_price="cheap")
 
 
@@ -124,7 +124,7 @@ def test_what_the_publication_states_of_the_pair_is_computed_with_its_inputs(tmp
         "(8 × 1,200 W)"
     ) in notes
     stated = "the post says that MI355X is 2.75 times cheaper per GPU than B300"
-    assert f"{stated}; no price of B300 is known: `--price B300=USD` gives one" in notes
+    assert f"{stated}; price of B300 unknown: set it with `--price B300=USD`" in notes
     priced = make_report(
         [tmp_path / "one" / "result.json"], published="wafer-glm52", prices=("MI355X=2", "B300=5")
     ).price_notes

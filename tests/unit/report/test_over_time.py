@@ -50,8 +50,8 @@ def test_the_requests_of_the_knee_are_drawn(measured: Path) -> None:
     assert drawn["failed"] == [[1.0, 0.0]]
     assert max(many for _, many in drawn["under_way"]) == 2
     assert max(many for _, many in drawn["waiting"]) == 2
-    assert "4 requests, 1 of them failed, a dot each; the slowest waited 0.90 s." in page
-    assert "At most 2 at once, at most 2 of them in the queue or in their prefill." in page
+    assert "4 requests, 1 of them failed, one dot each; the slowest waited 0.90 s." in page
+    assert "At most 2 concurrent, at most 2 of them queued or in prefill." in page
 
 
 def test_another_rate_is_drawn_where_asked_and_a_rate_that_nobody_has_is_refused(measured: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_long_run_is_drawn_in_as_much_as_a_plot_shows_and_its_slowest_is_in_it
     assert len(drawn.under_way) <= 122
     assert 20 <= max(many for _, many in drawn.under_way) <= 22
     assert drawn.under_way[-1][1] == 0
-    assert "20000 requests, a dot each; the slowest waited 9.00 s." in over_time_charts(drawn)[0].says
+    assert "20000 requests, one dot each; the slowest waited 9.00 s." in over_time_charts(drawn)[0].says
 
 
 def test_requests_at_one_moment_are_drawn_too() -> None:

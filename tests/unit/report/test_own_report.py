@@ -85,7 +85,7 @@ def test_a_knee_that_was_not_reached_is_a_lower_bound(tmp_path: Path, sustained:
 def test_nothing_sustained_is_said(tmp_path: Path) -> None:
     report = made(tmp_path, own(1.0, sustained=0))
 
-    assert report.headline == ("TP1 on 1×L40S, owl-burst: no sustained rate was found.",)
+    assert report.headline == ("TP1 on 1×L40S, owl-burst: no sustained rate found.",)
     assert "knee: none found" in result_text(own(1.0, sustained=0))
     assert all("owl-burst" in text for text in texts(report))
 
@@ -132,7 +132,7 @@ def test_published_figures_stand_beside_the_same_kind_only(tmp_path: Path) -> No
     assert asked.published is not None
     assert [reason.kind for reason in asked.comparisons[0].reasons] == ["another-workload", "another-machine"]
     assert asked.title == "owl on 1×L40S"
-    assert asked.headline[0] == "The result must not be compared with what was published."
+    assert asked.headline[0] == "The result must not be compared with the publication."
     assert asked.headline[1].startswith("TP1 on 1×L40S, owl-burst: sustains at least 1 request a second")
 
 
@@ -146,7 +146,7 @@ def test_marks_are_loud_beside_nothing_too(tmp_path: Path) -> None:
     report = made(tmp_path, marked(own(1.0), IssueKind.SIMULATED_ACCEPTANCE))
 
     assert "NOT COMPARABLE" in comparison_text(report)
-    assert "must not be set beside other measurements" in render_html(report)
+    assert "must not be compared with other measurements" in render_html(report)
 
 
 def test_what_differs_between_two_runs_is_a_table(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_what_was_measured_nowhere_has_no_column_and_no_plot(tmp_path: Path) -> 
 
     assert "J per output tok" not in markdown
     assert "Energy of an output token" not in page
-    assert "no figure was measured" not in page
+    assert "no measured data" not in page
     assert "| rps | output tok/s per node |" in markdown
     assert "| TPOT p99 ms | ITL p50 ms | ITL p95 ms |" in markdown
     assert "<th>ITL p95<small>ms</small></th>" in page
@@ -246,8 +246,7 @@ def test_every_plot_says_what_it_shows(tmp_path: Path) -> None:
     assert page.count("<figcaption>") == len(drawn)
     says = {chart.id: chart.says for chart in drawn}
     assert says["ttft-p95"] == (
-        "How long 19 of 20 requests wait for their first token at most: 0.40 s at 1 rps, 0.40 s at 2 rps. "
-        "The limit is 1 s."
+        "95 % of the requests get their first token within: 0.40 s at 1 rps, 0.40 s at 2 rps. The limit is 1 s."
     )
 
 

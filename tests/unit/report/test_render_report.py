@@ -73,7 +73,7 @@ def test_every_mark_is_loud_in_every_rendering(kind: IssueKind) -> None:
 
 def test_the_headline_judges_what_may_be_judged() -> None:
     assert report(tp4dp2(), marked(tp8(), IssueKind.KERNEL_MISS)).headline == (
-        "1 of 2 results must not be compared with what was published.",
+        "1 of 2 results must not be compared with the publication.",
         (
             "TP4×DP2 on 8×MI355X: 2.4 rps at the knee beside 2.4 published: within tolerance, "
             "3.4 tokens a verification (others: 2.99 with 3 drafts; 3.61 with 5 drafts)."
@@ -116,7 +116,7 @@ def test_what_was_not_measured_is_said_and_never_zero() -> None:
     result = tp4dp2()
     bare = replace(result, points=(replace(result.points[0], window=None, energy=None, latency=None),), knee_rps=None)
     page, text = render_html(report(bare)), render_markdown(report(bare))
-    assert "no figure was measured" in page  # the plot of energy
+    assert "no measured data" in page  # the plot of energy
     assert "| 0.5 | not measured / 449 | not measured | not measured | 100 % / 100 % |" in text
     assert "| 0.5 | not measured / 0.59 | not measured / 0.60 | not measured |" in text
     assert not re.search(r"[| ]0(\.0+)? /", text)

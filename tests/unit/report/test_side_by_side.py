@@ -61,7 +61,7 @@ def test_what_differs_stands_before_the_figures_it_explains(tmp_path: Path) -> N
     assert re.search(r"TPOT p50 ms +A +B +B against A\n2 rps +9 +4.5 +−50 %\n", shown)
     assert re.search(r"tok/s per user +A +B +B against A\n2 rps +111 +222 +\+100 %\n", shown)
     assert shown.count("knee: at least 2 rps") == 2
-    assert "One run each: whether a change is more than noise is not known." in shown
+    assert "One run each: the noise is unknown." in shown
 
 
 def test_several_runs_of_one_configuration_make_an_interval(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_two_runs_of_one_configuration_are_compared(tmp_path: Path) -> None:
     shown = comparison_text(made(tmp_path, before=run(tok_s=1000.0), after=run(tok_s=1100.0)))
 
     assert re.search(r"output tok/s per node +A +B +B against A\n2 rps +1,000 +1,100 +\+10 %\n", shown)
-    assert "Both ran one configuration: what lies between them is noise, or a change that no result records." in shown
+    assert "Both have the same configuration: the differences are noise, or a change that no result records." in shown
 
 
 def test_a_share_has_no_change_in_percent(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_foreign_endpoint_is_compared_under_its_own_names(tmp_path: Path) -> N
     shown = comparison_text(report)
 
     assert shown.startswith(
-        "theirs (vllm 0.32.0) against ours (sglang 0.5.14) at 2 rps, noise not known: "
+        "theirs (vllm 0.32.0) against ours (sglang 0.5.14) at 2 rps, noise unknown: "
         "better output tok/s per node +12 %; worse TPOT p50 +33 %; equal TTFT p95 0 %.\n\n"
     )
     assert "B: theirs on unknown hardware, own\n" in shown
