@@ -146,7 +146,7 @@ def unchecked_joins(sources: list[BuildSource], options: Options) -> set[str]:
     options.incremental = False
     joins = Joins(options)
     result = build.build(sources, options, extra_plugins=[joins])
-    assert not result.errors, result.errors[:5]
+    assert not result.errors or options.follow_imports == "skip", result.errors[:5]
     texts = ((each.path, each.text or Path(each.path or "").read_text()) for each in sources)
     untyped = (joins.untyped(str(path).removeprefix(f"{ROOT}/"), text) for path, text in texts)
     found = joins.unchecked.union(*untyped)
@@ -167,6 +167,7 @@ def test_what_is_joined_to_a_directory_was_checked(monkeypatch: pytest.MonkeyPat
     """Not seen: `Path(value)` of one argument, by which a user's own path comes in."""
     monkeypatch.chdir(ROOT)
     options = our_options()
+    options.follow_imports = "skip"  # what a library returns is Any then, which is never taken for checked
     assert unchecked_joins(create_source_list(["orchestrator"], options), options) == set()
 
 
