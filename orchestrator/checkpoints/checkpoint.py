@@ -16,6 +16,8 @@ from orchestrator.core.text import parse_json
 
 INDEX: Final = CheckpointFile("model.safetensors.index.json")
 SINGLE: Final = CheckpointFile("model.safetensors")
+TEMPLATE: Final = CheckpointFile("chat_template.jinja")
+TOKENIZER_CONFIG: Final = CheckpointFile("tokenizer_config.json")
 INCOMPLETE: Final = "the checkpoint is incomplete or modified"
 T = TypeVar("T")
 _MAX_BYTES: Final = 64 << 20  # of an index or config; the index of a trillion parameters has 15 MB
@@ -30,6 +32,7 @@ class CheckpointIndex:
 
     shards: Mapping[CheckpointFile, set[str]]
     problems: tuple[Problem, ...]
+    total_bytes: int = 0  # of all tensors; 0: not stated
 
     @cached_property
     def shard_by_tensor(self) -> Mapping[str, CheckpointFile]:
@@ -73,6 +76,18 @@ class Checkpoint:
     def quant_config(self) -> CheckpointConfig | None:
         """ModelOpt's config file. Raises CheckpointError if it is unreadable."""
         return self._config(QUANT_CONFIG)
+
+    @cached_property
+    def chat_template(self) -> str:
+        """The chat template, from its own file or the tokenizer's config; "" without one. Raises CheckpointError."""
+        if TEMPLATE in self.files.sizes:
+            return self.read(TEMPLATE).decode(errors="replace")
+        found = self._config(TOKENIZER_CONFIG)
+        template = found.data.get("chat_template") if found is not None else None
+        if isinstance(template, list):  # named templates, as `{name, template}`
+            named = {str(each.get("name")): each.get("template") for each in template if isinstance(each, dict)}
+            template = named.get("tool_use", named.get("default"))
+        return template if isinstance(template, str) else ""
 
     @cached_property
     def index(self) -> CheckpointIndex:
@@ -143,7 +158,8 @@ def parse_index(content: bytes | None, *, single: bool, location: str) -> Checkp
         return CheckpointIndex({}, (Problem(f"no weights found: neither `{INDEX}` nor `{SINGLE}`", location),))
     location = f"{location}/{INDEX}"
     try:
-        weights = parse_json(content)["weight_map"]
+        document = parse_json(content)
+        weights = document["weight_map"]
         places = [(str(name), shard) for name, shard in weights.items()]
     except (ValueError, KeyError, TypeError, AttributeError):
         message = f"cannot read `{INDEX}`: the file is truncated or modified"
@@ -160,4 +176,6 @@ def parse_index(content: bytes | None, *, single: bool, location: str) -> Checkp
         except UnsafeValueError:
             outside = f"`{INDEX}` names a file outside the checkpoint: `{display(shard)}`"
             problems.setdefault(display(shard), Problem(outside, location))
-    return CheckpointIndex(shards, tuple(problems.values()))
+    metadata = document.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return CheckpointIndex(shards, tuple(problems.values()), total if isinstance(total, int) and total > 0 else 0)

@@ -123,6 +123,9 @@ class _FactReader:
 
     def _weights(self) -> ConfigFact:
         shards = self.outline.shards
+        if not self.outline.has_shards:
+            self.notes.append("no file with weights is present: only the config and the index were read")
+            return ConfigFact(value=self.outline.weight_bytes, source=f"{INDEX}: metadata.total_size")
         of = f"{shards} files that {INDEX} names" if shards > 1 else "one file"
         return ConfigFact(value=self.outline.weight_bytes, source=f"bytes of {of}")
 
@@ -170,6 +173,8 @@ class _FactReader:
 
     def _shared_experts(self) -> ConfigFact:
         found = self.config.count("moe.shared_experts")
+        if found is None and (width := self.config.count("", "shared_expert_intermediate_size")) and width.number:
+            return ConfigFact(value=1, source=f"{CONFIG}: shared_expert_intermediate_size")  # Qwen2-MoE, Qwen3-Next
         if found is None:
             return ConfigFact(value=0, source=f"{CONFIG} has no {NAMES['moe.shared_experts'][0]}")
         return replace(found, source=f"{CONFIG}: {found.source}")
@@ -216,7 +221,7 @@ class _FactReader:
         self.missing["kv_cache"] = Problem(message, self.outline.location, hint)
 
     def _parsers(self) -> dict[str, Callable[[], ConfigFact | None]]:
-        found = parsers_of(self.name, self.config.model_type)
+        found = parsers_of(self.name, self.config.model_type, self.outline.chat_template)
         for flag in PARSERS:
             if flag not in {parser.flag for parser in found} and not self.is_overridden(f"flags.{flag}"):
                 self.notes.append(f"no default `{flag}` for this architecture: `--set flags.{flag}=NAME`")

@@ -38,6 +38,8 @@ class CheckpointSummary:
     quantized: CheckpointConfig | None  # ModelOpt's own file
     shards: int
     weight_bytes: int
+    has_shards: bool = True  # False: only config and index are present, and no tensor was checked
+    chat_template: str = ""
     layers: Counter[int] = field(default_factory=Counter)  # tensors by layer
     layer_bytes: Counter[int] = field(default_factory=Counter)  # by layer, of the read headers
     rows: dict[str, tuple[str, int]] = field(default_factory=dict)  # one tensor for each ending above: (name, rows)
@@ -59,12 +61,12 @@ class CheckpointSummary:
                 self.rows.setdefault(match[2], (name, shape[0]))
 
 
-def local_summary(directory: Path) -> CheckpointSummary:
-    """Summarize a checkpoint in a directory.
+def local_summary(directory: Path, *, config_only: bool = False) -> CheckpointSummary:
+    """Summarize a checkpoint in a directory; with `config_only`, also one of which no shard is present.
 
     Raises CheckpointNotFoundError if it is missing, CheckpointError with all problems.
     """
-    return summarize(Checkpoint.local(directory))
+    return summarize(Checkpoint.local(directory), config_only=config_only)
 
 
 def hub_summary(repository: str, revision: str | None, hub: Hub) -> tuple[CheckpointSummary, Listing]:
@@ -79,22 +81,25 @@ def hub_summary(repository: str, revision: str | None, hub: Hub) -> tuple[Checkp
     return summarize(Checkpoint(HubFiles(listing, hub))), listing
 
 
-def summarize(checkpoint: Checkpoint) -> CheckpointSummary:
+def summarize(checkpoint: Checkpoint, *, config_only: bool = False) -> CheckpointSummary:
     """Summarize a checkpoint. Raises CheckpointError with all problems, HostError."""
     config, index, sizes = checkpoint.config, checkpoint.index, checkpoint.files.sizes
+    has_shards = not (config_only and index.total_bytes) or any(shard in sizes for shard in index.shards)
     summary = CheckpointSummary(
         location=checkpoint.location,
         config=config,
         quantized=checkpoint.quant_config,
         shards=len(index.shards),
-        weight_bytes=sum(sizes.get(shard, 0) for shard in index.shards),
+        weight_bytes=sum(sizes.get(shard, 0) for shard in index.shards) if has_shards else index.total_bytes,
+        has_shards=has_shards,
+        chat_template=checkpoint.chat_template,
     )
     for names in index.shards.values():
         summary.count_layers(names)
     every = checkpoint.files.headers_are_cheap or not summary.layers
     wanted = {*index.shards} if every else _needed_shards(index, config)
     problems = list(index.problems)
-    for shard, names in sorted(index.shards.items()):
+    for shard, names in sorted(index.shards.items()) if has_shards else ():
         if shard in wanted or shard not in sizes:
             problems += _add_shard(checkpoint, shard, names, summary)
     if problems:

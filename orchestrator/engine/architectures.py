@@ -113,6 +113,27 @@ _PARSERS: Final[Mapping[str, tuple[ParserFlag, ...]]] = {
 }
 
 
-def parsers_of(architecture: str, model_type: str) -> tuple[ParserFlag, ...]:
-    """Return the parser options that suit every checkpoint of an architecture and `model_type`."""
-    return next((_PARSERS[name] for name in (model_type, architecture) if name in _PARSERS), ())
+# Texts of a chat template, all of which it has, with the parsers for it: the rules of sglang 0.5.21 that look for texts
+# alone, in its order (srt/parser/template_detection.py, `REASONING_PARSER_RULES`, `TOOL_CALL_PARSER_RULES`).
+_TEMPLATES: Final[tuple[tuple[tuple[str, ...], str | None, str | None], ...]] = (
+    (("<|channel>",), "gemma4", "gemma4"),
+    (("◁think▷",), "kimi", None),
+    (("<|channel|>",), "gpt-oss", "gpt-oss"),
+    (("]<]minimax[>[",), "minimax-m3", "minimax-m3"),
+    (("<minimax:tool_call>",), "minimax", "minimax-m2"),
+    (("<｜DSML｜tool_calls>",), "deepseek-v4", "deepseekv4"),  # noqa: RUF001
+    (("<｜DSML｜function_calls>",), None, "deepseekv32"),  # noqa: RUF001
+    (("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), None, "deepseekv31"),  # noqa: RUF001
+    (("<function=", "<parameter="), None, "qwen3_coder"),
+)
+
+
+def parsers_of(architecture: str, model_type: str, template: str) -> tuple[ParserFlag, ...]:
+    """Return the parser options for a checkpoint: by its chat template, else by its `model_type` or architecture."""
+    found = {parser.flag: parser for name in (architecture, model_type) for parser in _PARSERS.get(name, ())}
+    texts, *values = next((rule for rule in _TEMPLATES if all(text in template for text in rule[0])), ((), None, None))
+    for flag, value in zip(PARSERS, values, strict=True):
+        if value is not None:
+            source = f"chat template: `{texts[0]}` (sglang 0.5.21, srt/parser/template_detection.py)"
+            found[flag] = ParserFlag(flag=flag, value=value, source=source)
+    return tuple(found.values())

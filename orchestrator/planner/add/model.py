@@ -49,9 +49,10 @@ def add_model(
     free_name(EntryKind.MODEL, name, home, replace=replace)
     keys = [".".join(each.path) for each in given]
     if directory is not None:
-        outline, section = local_summary(directory), {"source": "local", "path": str(directory)}
+        outline, section = local_summary(directory, config_only=True), {"source": "local", "path": str(directory)}
         found, gated = describe(outline, keys), False
-        for difference in compare_with_config(outline, drafts=bool(outline.config.mtp_layers)):
+        drafts = bool(outline.config.mtp_layers)
+        for difference in compare_with_config(outline, drafts=drafts) if outline.has_shards else ():
             warn(difference.message, hint=difference.hint)
     else:
         outline, listing = hub_summary(checkpoint, revision, hub_of(environ))
@@ -85,7 +86,7 @@ def _lines(
         ("source",): YamlLine(path=("source",), value="config.json and safetensors headers of the checkpoint"),
         ("checkpoint",): YamlLine(path=("checkpoint",), value=dict(checkpoint)),
         ("served_name",): YamlLine(
-            path=("served_name",), value=name, comment="from the checkpoint's file; change it with `--set`"
+            path=("served_name",), value=name, comment="the name of this file; change it with `--set`"
         ),
     }
     if gated:

@@ -106,6 +106,57 @@ def test_a_public_checkpoint_is_read_whole(name: str, public: Path) -> None:
     assert all(fact.source for fact in found.facts.values())
 
 
+CODER = "{%- for tool in tools %}<function={{ tool.name }}>\n<parameter=x>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "parser"),
+    [
+        ("chat_template.jinja", CODER, "qwen3_coder"),
+        ("tokenizer_config.json", json.dumps({"chat_template": CODER}), "qwen3_coder"),
+        (
+            "tokenizer_config.json",
+            json.dumps({"chat_template": [{"name": "default", "template": CODER}]}),
+            "qwen3_coder",
+        ),
+        ("chat_template.jinja", "{{ messages }}", "qwen"),
+        ("tokenizer_config.json", json.dumps({"chat_template": [1, None]}), "qwen"),
+    ],
+)
+def test_the_chat_template_decides_the_parser_before_the_architecture(
+    file: str, content: str, parser: str, tmp_path: Path
+) -> None:
+    write_public(tmp_path / "coder", "Qwen3-235B-A22B")
+    (tmp_path / "coder" / file).write_text(content)
+    fact = described(tmp_path / "coder").facts["flags.tool-call-parser"]
+    assert fact.value == parser
+    assert ("chat template: `<function=`" in fact.source) == (parser == "qwen3_coder")
+
+
+def test_a_width_of_shared_experts_is_one_shared_expert(tmp_path: Path) -> None:
+    write_public(tmp_path / "next", "Qwen3-235B-A22B")
+    config = json.loads((tmp_path / "next/config.json").read_text())
+    (tmp_path / "next/config.json").write_text(json.dumps({**config, "shared_expert_intermediate_size": 512}))
+    fact = described(tmp_path / "next").facts["moe.shared_experts"]
+    assert (fact.value, fact.source) == (1, "config.json: shared_expert_intermediate_size")
+
+
+def test_config_and_index_alone_describe_a_checkpoint_that_is_not_here_yet(tmp_path: Path) -> None:
+    whole = write_public(tmp_path / "whole", "GLM-5.2-FP8")
+    (tmp_path / "early").mkdir()
+    for name in ("config.json", INDEX):
+        (tmp_path / "early" / name).write_text((whole / name).read_text())
+    index = json.loads((whole / INDEX).read_text())
+    index["metadata"] = {"total_size": 755_600_000_000}
+    (tmp_path / "early" / INDEX).write_text(json.dumps(index))
+    found = describe(local_summary(tmp_path / "early", config_only=True), ())
+    expected = {"weights_size": 755_600_000_000, **EXPECTED["GLM-5.2-FP8"]}
+    assert values(found) == expected
+    assert "no file with weights is present: only the config and the index were read" in found.notes
+    with pytest.raises(CheckpointError):  # to serve it, the files are needed
+        local_summary(tmp_path / "early")
+
+
 def test_each_fact_names_the_key_that_says_so(public: Path) -> None:
     facts = described(public / "GLM-5.2-FP8").facts
     assert facts["layers"].source == "config.json: num_hidden_layers"

@@ -76,7 +76,7 @@ def test_the_file_says_behind_each_fact_what_says_so(home: Home, short_path: Pat
 # glm-4.7-flash, as `deploy add model` read its checkpoint. The comment after each fact is its source.
 source: config.json and safetensors headers of the checkpoint
 checkpoint: {{source: local, path: {short_path}/GLM-4.7-Flash}}
-served_name: glm-4.7-flash  # from the checkpoint's file; change it with `--set`
+served_name: glm-4.7-flash  # the name of this file; change it with `--set`
 weights_size: 62500000000  # bytes of 4 files that model.safetensors.index.json names
 quantization: bf16  # config.json: dtype
 context_length: 202752  # config.json: max_position_embeddings
