@@ -32,6 +32,10 @@ def server_counts(before: Metrics, after: Metrics, gauges: Iterable[Metrics]) ->
     running = [count for reading in readings if (count := _plausible(reading.get(Metric.RUNNING))) is not None]
     output, requests, verified = (delta(name) for name in (Metric.OUTPUT_TOKENS, Metric.REQUESTS, Metric.VERIFY_STEPS))
     drafted = max(0.0, (output or 0.0) - (requests or 0.0))  # the first token of a request comes from its prefill
+    drafts, accepted = delta(Metric.DRAFTS), delta(Metric.ACCEPTED_DRAFTS)
+    length = drafted / verified if output and verified else None
+    if drafts and accepted is not None:
+        length = 1 + accepted / drafts
     return ServerCounts(
         requests=whole(Metric.REQUESTS),
         prompt_tokens=whole(Metric.PROMPT_TOKENS),
@@ -40,7 +44,7 @@ def server_counts(before: Metrics, after: Metrics, gauges: Iterable[Metrics]) ->
         ttft_mean_s=mean(Metric.TTFT),
         e2e_mean_s=mean(Metric.E2E),
         retractions=whole(Metric.RETRACTIONS),
-        accept_length=_plausible(drafted / verified) if output and verified else None,
+        accept_length=_plausible(length),
         queue_depth_mean=sum(queue) / len(queue) if queue else None,
         queue_depth_max=max(queue, default=None),
         running_max=max(running, default=None),

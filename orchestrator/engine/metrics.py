@@ -26,6 +26,8 @@ class Metric(StrEnum):
     OUTPUT_TOKENS = "sglang:generation_tokens_total"
     CACHED_TOKENS = "sglang:cached_tokens_total"
     VERIFY_STEPS = "sglang:spec_verify_calls_total"
+    DRAFTS = "vllm:spec_decode_num_drafts_total"  # verification steps, counted where drafts were verified
+    ACCEPTED_DRAFTS = "vllm:spec_decode_num_accepted_tokens_total"  # tokens; sglang 0.5.14 counts none
     RETRACTIONS = "sglang:num_retracted_requests_total"
     QUEUED = "sglang:num_queue_reqs"
     RUNNING = "sglang:num_running_reqs"
@@ -57,6 +59,8 @@ ATOM_METRICS: Final[Mapping[str, Metric]] = {
     "atom:prompt_tokens_total": Metric.PROMPT_TOKENS,
     "atom:generation_tokens_total": Metric.OUTPUT_TOKENS,
     "atom:prefix_cache_cached_tokens_total": Metric.CACHED_TOKENS,
+    "atom:mtp_decode_steps_total": Metric.DRAFTS,
+    "atom:mtp_accepted_tokens_total": Metric.ACCEPTED_DRAFTS,
     "atom:preemptions_total": Metric.RETRACTIONS,
     "atom:requests_waiting": Metric.QUEUED,
     "atom:requests_running": Metric.RUNNING,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from orchestrator.bench.counters import server_counts
 from orchestrator.bench.prompts import prompts
 from orchestrator.bench.run import ClaimedHardware
 from orchestrator.bench.workload import Workload
@@ -51,6 +52,21 @@ def test_counters_of_atom_are_read_under_one_name() -> None:
     assert (read[Metric.RUNNING], read[Metric.QUEUED], read[Metric.REQUESTS]) == (3, 4, 82)
     assert (read[Metric.CACHED_TOKENS], read[Metric.PROMPT_TOKENS], read[Metric.OUTPUT_TOKENS]) == (31488, 41000, 1968)
     assert (read[f"{Metric.TTFT}_sum"], read[f"{Metric.TTFT}_count"]) == (4.1, 82)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"),
+        ('atom:mtp_decode_steps_total{accepted_tokens="2"}', "atom:mtp_accepted_tokens_total"),
+    ],
+)
+def test_the_accept_length_of_other_engines_comes_from_their_drafts(names: tuple[str, str]) -> None:
+    before, after = (
+        read_metrics("".join(f"{name} {value}\n" for name, value in zip(names, values, strict=True)).encode())
+        for values in ((10, 15), (20, 37))
+    )
+    assert server_counts(before, after, ()).accept_length == 3.2
 
 
 def test_the_metrics_tell_ranks_and_blocks() -> None:
