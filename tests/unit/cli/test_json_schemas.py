@@ -15,6 +15,7 @@ from orchestrator.cli.schemas import json_outputs
 from orchestrator.cli.typer_app import load_command
 from orchestrator.core.console import ErrorOutput
 from orchestrator.core.errors import UsageError
+from orchestrator.servers.watch.events import EventKind, WatchEvent
 
 WITH_JSON = sorted(
     words
@@ -49,3 +50,18 @@ def test_every_class_in_a_schema_says_what_it_is() -> None:
 def test_an_error_names_the_commands_it_is_about() -> None:
     error = ErrorOutput.of(UsageError("no server named", hint="`deploy status` lists them")).error
     assert (error.message, error.exit_code, error.problems) == ("no server named", 2, ())
+
+
+@pytest.mark.parametrize("seconds", [None, 1.5])
+def test_watch_prints_its_events_by_its_schema(seconds: float | None) -> None:
+    """It prints them without a serializer, which would stay in memory for as long as the watcher runs."""
+    event = WatchEvent(
+        time="2026-11-27T03:00:00+00:00",
+        name="tiny",
+        event=EventKind.DIED,
+        detail="killed by SIGKILL",
+        run="",
+        alert=True,
+        seconds=seconds,
+    )
+    assert json_outputs()["watch"].data(event) == event.to_dict()
