@@ -28,7 +28,7 @@ KILL, TERM, HUP, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIG
 SIGNALS = ((KILL,), (KILL,), (TERM,), (HUP,), (INT,), (INT, INT), (INT, INT), (TERM, INT))
 APART = 0.6  # seconds at most between two signals
 # Seconds a command takes, about: most signals meet it at work.
-LONGEST = {"up": 1.6, "replace": 2.0, "rollback": 2.0, "down": 0.8, "quantize": 4.0}
+LONGEST = {"up": 1.2, "replace": 1.6, "rollback": 1.6, "down": 0.4, "quantize": 4.0}
 VERBS = (*("up", "up", "replace", "rollback", "down") * 2, "quantize")
 OTHER_PLAN = ("--set", "flags.max-total-tokens=32768")
 FRESH = 0.15  # of the commands are started as a user starts them, and hit from their first instruction on
