@@ -26,7 +26,7 @@ from orchestrator.images.patch_drift import unexpected_patches
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.servers.start.argument_check import require_accepted_by_image
-from orchestrator.servers.start.host import host_ref
+from orchestrator.servers.start.host import resolve_host_ref
 from orchestrator.servers.start.prepare import plan_to_build
 
 MetadataOption: TypeAlias = Annotated[
@@ -85,10 +85,10 @@ def command(
     plan, inputs = plan_to_build(
         profile, set_ or (), home, base=base_image, given=given, allow_untuned=allow_untuned, host=host
     )
-    place = host_ref(plan.runtime, home, host)
-    artifacts, docker = render_artifacts(plan, inputs), find_docker(place.remote or host)
+    host_ref = resolve_host_ref(plan.runtime, home, host)
+    artifacts, docker = render_artifacts(plan, inputs), find_docker(host_ref.remote or host)
     built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
-    require_accepted_by_image(artifacts, docker, built.image_id, place, profile=profile, overrides=set_ or ())
+    require_accepted_by_image(artifacts, docker, built.image_id, host_ref, profile=profile, overrides=set_ or ())
     if tag:
         tag_image(docker, built.tag, tag)
     digest = push_image(docker, tag) if push and tag else None

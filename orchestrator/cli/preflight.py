@@ -11,7 +11,7 @@ from orchestrator.core.paths import Home
 from orchestrator.hosts.report import PreflightReport
 from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
 from orchestrator.planner.planning import load
-from orchestrator.servers.start.host import host_ref, preflight_host
+from orchestrator.servers.start.host import preflight_host, resolve_host_ref
 
 OUTPUT: Final = JsonOutput(PreflightReport)
 
@@ -26,10 +26,10 @@ def command(
 ) -> None:
     """Check that a host is ready for a profile. Exits with 4 if it is not."""
     plan, home = load(profile, overrides=overridden(set_, runtime=runtime)).plan, Home.from_environment()
-    place = host_ref(plan.runtime, home, host)
+    host_ref = resolve_host_ref(plan.runtime, home, host)
     report_coverage(plan, home)
     warn_untuned(plan, home)
-    report = preflight_host(plan, place)
+    report = preflight_host(plan, host_ref)
     if json:
         OUTPUT.show(report)
     else:

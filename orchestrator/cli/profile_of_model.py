@@ -7,7 +7,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner.add.host_profile import profile_on_host
 from orchestrator.runtimes import REGISTRY, runtime_class
-from orchestrator.servers.start.host import host_ref, runner_for
+from orchestrator.servers.start.host import resolve_host_ref, runner_for
 
 
 def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | None, runtime: str | None) -> str:
@@ -18,7 +18,7 @@ def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | No
     if runtime is not None and runtime in REGISTRY and runtime_class(runtime).cluster_managed:
         hint = "`deploy add model`, then `deploy add profile --hardware NAME`"
         raise UsageError(f"`--model` reads the GPUs of a host; `{runtime}` chooses one later", hint=hint)
-    runner = runner_for(host_ref(runtime or "docker", home, host))
+    runner = runner_for(resolve_host_ref(runtime or "docker", home, host))
     found = profile_on_host(model, home, runner, os.environ, gpus=gpus)
     say(f"hardware: {found.hardware.name}, {found.hardware.gpus or 'no'} GPU{'s' * (found.hardware.gpus != 1)} found")
     if found.proposal is None:

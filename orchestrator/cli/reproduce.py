@@ -34,7 +34,7 @@ from orchestrator.kernels.plan_coverage import TUNING_HOURS, report_coverage, re
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.servers.servers import open_servers
-from orchestrator.servers.start.host import host_ref, runner_for
+from orchestrator.servers.start.host import resolve_host_ref, runner_for
 
 PublishedArgument: TypeAlias = Annotated[
     str,
@@ -190,10 +190,10 @@ def _published_model(
         return None
     home = Home.from_environment()
     plan = load(published.reproduce.runs[0].profile, overrides=[f"model={model.name}"]).plan
-    place, config = host_ref(plan.runtime, home, host), checkpoint_directory(plan.model, home) / CONFIG
-    if place.remote is None:
+    host_ref, config = resolve_host_ref(plan.runtime, home, host), checkpoint_directory(plan.model, home) / CONFIG
+    if host_ref.remote is None:
         return model if config.is_file() else None
-    return model if runner_for(place)(["test", "-f", str(config)]).code == 0 else None
+    return model if runner_for(host_ref)(["test", "-f", str(config)]).code == 0 else None
 
 
 def _running_plan(name: str, host: str | None) -> Plan:
@@ -235,7 +235,7 @@ def _look(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool
     """Check host and kernel coverage of each plan. Raises a DeployError if a plan cannot run."""
     home = Home.from_environment()
     for server in planned.servers:
-        host_ref(server.plan.runtime, home, host)
+        resolve_host_ref(server.plan.runtime, home, host)
         if covered and not server.ablation:
             report_coverage(server.plan, home)
     for server in planned.servers if not tune else ():

@@ -13,7 +13,7 @@ from orchestrator.core.console import note, say
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
-from orchestrator.servers.start.host import host_ref
+from orchestrator.servers.start.host import resolve_host_ref
 from orchestrator.servers.start.prepare import remote_directory
 
 OUTPUT: Final = JsonOutput(VerifiedCheckpoint)
@@ -41,7 +41,7 @@ def command(
     With `--host` that host downloads it. The host needs Python 3.8 and nothing else.
     """
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
-    if (far := host_ref(plan.runtime, home, host).remote) is not None:
+    if (far := resolve_host_ref(plan.runtime, home, host).remote) is not None:
         there = str(directory or remote_directory(plan))
         verified = staging.stage_remote(plan, there, far, allow_mismatch=allow_mismatch)
     else:

@@ -56,13 +56,13 @@ class UpStep:
     about: float
 
 
-def steps_of(artifacts: Artifacts, place: HostRef) -> tuple[UpStep, ...]:
+def steps_of(artifacts: Artifacts, host_ref: HostRef) -> tuple[UpStep, ...]:
     """Return the steps of `deploy up`, in order."""
     plan = artifacts.plan
     if runtime_class(plan.runtime).cluster_managed:
         return (_start(plan),)
-    checkpoint, image = _checkpoint(plan, place), tuple(_engine(artifacts, place))
-    table = () if plan.prebuilt_image else tuple(_table(plan, place.home))
+    checkpoint, image = _checkpoint(plan, host_ref), tuple(_engine(artifacts, host_ref))
+    table = () if plan.prebuilt_image else tuple(_table(plan, host_ref.home))
     if (
         plan.model.checkpoint.source != "local"
     ):  # the engine checks the arguments before a download, and generates a model
@@ -81,21 +81,20 @@ def steps_table(steps: Sequence[UpStep]) -> str:
     )
 
 
-def _checkpoint(plan: Plan, place: HostRef) -> UpStep:
-    model, directory = plan.model, checkpoint_directory(plan.model, place.home)
-    if place.remote is not None and model.checkpoint.source == "hub":
-        what = (
-            f"download missing files of {model.checkpoint.path}, {model.weight_bytes / 1e9:.1f} GB, on {place.remote}"
-        )
+def _checkpoint(plan: Plan, host_ref: HostRef) -> UpStep:
+    model, directory = plan.model, checkpoint_directory(plan.model, host_ref.home)
+    if host_ref.remote is not None and model.checkpoint.source == "hub":
+        size = f"{model.weight_bytes / 1e9:.1f} GB"
+        what = f"download missing files of {model.checkpoint.path}, {size}, on {host_ref.remote}"
         return UpStep(
             name="checkpoint",
             what=f"{what}, at {DOWNLOAD_MB_S:.0f} MB/s",
             about=model.weight_bytes / (DOWNLOAD_MB_S * 1e6),
         )
-    if place.remote is not None:
-        return UpStep(name="checkpoint", what=f"verified on {place.remote}", about=STEP_SECONDS["stage"])
+    if host_ref.remote is not None:
+        return UpStep(name="checkpoint", what=f"verified on {host_ref.remote}", about=STEP_SECONDS["stage"])
     if model.checkpoint.source == "generated":
-        generator = Catalog.of(place.home).path(EntryKind.IMAGE_FILE, model.checkpoint.path)
+        generator = Catalog.of(host_ref.home).path(EntryKind.IMAGE_FILE, model.checkpoint.path)
         done = is_generated(directory, generator)
         what = str(directory) if done else f"{directory}: to be generated"
         return UpStep(name="checkpoint", what=what, about=0.0 if done else STEP_SECONDS["stage"])
@@ -123,10 +122,10 @@ def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
         )
 
 
-def _image(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
+def _image(artifacts: Artifacts, host_ref: HostRef) -> Iterator[UpStep]:
     plan, build = artifacts.plan, artifacts.build
     if build is None:
-        if (size := bytes_to_install(plan.engine, place.home)) is not None:
+        if (size := bytes_to_install(plan.engine, host_ref.home)) is not None:
             what = f"{plan.engine.requirements}: {f'{size / 1e9:.1f} GB of ' if size else ''}packages to install"
             yield UpStep(name="environment", what=what, about=size / _INSTALL)
         if patches := ", ".join(patch.id for patch in plan.patches):
@@ -135,8 +134,8 @@ def _image(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
         return
     base, tag = base_reference(plan.engine), image_tag(plan, build)
     room = f"up to {IMAGE_BYTES >> 30} GiB of disk"
-    if place.remote is not None:
-        what = f"{base} pulled and patched on {place.remote}, unless done before: {room}"
+    if host_ref.remote is not None:
+        what = f"{base} pulled and patched on {host_ref.remote}, unless done before: {room}"
         yield UpStep(name="image", what=what, about=PULL + STEP_SECONDS["build"])
     elif local_config(tag) is not None:
         yield UpStep(name="image", what=tag, about=0.0)
@@ -146,11 +145,11 @@ def _image(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
         yield UpStep(name="image", what=f"{base} pulled and patched: {room}", about=PULL + STEP_SECONDS["build"])
 
 
-def _engine(artifacts: Artifacts, place: HostRef) -> Iterator[UpStep]:
+def _engine(artifacts: Artifacts, host_ref: HostRef) -> Iterator[UpStep]:
     if artifacts.plan.prebuilt_image:
         yield _ready_image(artifacts.plan.prebuilt_image)
     else:
-        yield from _image(artifacts, place)
+        yield from _image(artifacts, host_ref)
 
 
 def _ready_image(image: str) -> UpStep:

@@ -80,22 +80,22 @@ def _labeled(image: str, config: ImageConfig) -> PrebuiltImage:
     return PrebuiltImage(reference=reference, receipt=require_receipt(config.labels, image), labels=config.labels)
 
 
-def fetch_image(reference: str, place: HostRef) -> PrebuiltImage:
+def fetch_image(reference: str, host_ref: HostRef) -> PrebuiltImage:
     """Pull an image and verify its receipt. Raises BuildError, PatchError."""
-    docker = find_docker(place.remote)
+    docker = find_docker(host_ref.remote)
     return inspect_prebuilt(docker, pull_prebuilt(docker, reference))
 
 
-def rows_in(image: PrebuiltImage, plan: Plan, place: HostRef, *, allow_untuned: bool) -> RowSources:
+def rows_in(image: PrebuiltImage, plan: Plan, host_ref: HostRef, *, allow_untuned: bool) -> RowSources:
     """Return the table of a pulled image, cached by its digest.
 
     Raises KernelsError if the image lacks a table that the plan needs.
     """
-    table = read_table(find_docker(place.remote), image, MOE_TABLE) if needs_table(plan) else None
+    table = read_table(find_docker(host_ref.remote), image, MOE_TABLE) if needs_table(plan) else None
     if table is None:
         require_table(image, plan, allow_untuned=allow_untuned)
         return RowSources()
-    path = place.home.kernels / "images" / FileName(f"{image.inputs[MOE_TABLE][:12]}.csv")
+    path = host_ref.home.kernels / "images" / FileName(f"{image.inputs[MOE_TABLE][:12]}.csv")
     return RowSources(tables=(write_cache(path, table),))
 
 

@@ -275,7 +275,7 @@ class Runtime(ABC):
 
     @classmethod
     @abstractmethod
-    def prepare(cls, artifacts: Artifacts, place: HostRef) -> PreparedRun:
+    def prepare(cls, artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
         """Prepare the environment of a server while running servers continue. Raises BuildError, PatchError."""
 
     @classmethod

@@ -11,7 +11,7 @@ from orchestrator.runtimes import runtime_class
 from orchestrator.servers.exit_record import stop_server
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
-from orchestrator.servers.start.host import host_ref, wait_until_released
+from orchestrator.servers.start.host import resolve_host_ref, wait_until_released
 
 _GRACE: Final = 120.0  # seconds for running requests, if the plan of the server is not in this home
 
@@ -31,7 +31,7 @@ def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = Tru
                     say(f"stopping `{name}`: waiting up to {seconds:g} s for its requests")
                 stop_server(servers.runtime(handle), handle, home=servers.home, grace=seconds, reason="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
-            wait_until_released(plan, host_ref(plan.runtime, servers.home, host))
+            wait_until_released(plan, resolve_host_ref(plan.runtime, servers.home, host))
 
 
 def down_all(

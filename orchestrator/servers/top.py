@@ -25,7 +25,7 @@ from orchestrator.kernels.triton import TritonReader, uses_triton_configs
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.servers import Servers
-from orchestrator.servers.start.host import host_ref, runner_for
+from orchestrator.servers.start.host import resolve_host_ref, runner_for
 
 WINDOW_S: Final = 60.0
 _GPUS_EVERY_S: Final = 15.0  # a vendor tool takes up to 1 s of CPU time
@@ -226,9 +226,9 @@ class TopView:
         if not plan.serving.metrics:
             hint = f"`deploy up PROFILE --replace --set flags.{Meaning.METRICS}=true` starts it with them"
             raise UsageError(f"`{name}` exports no metrics", hint=hint)
-        place = host_ref(plan.runtime, servers.home, host)
-        runner = runner_for(place) if runtime_class(self._server.found.runtime).is_local else None
-        self._gpus = GpuReader(plan, runner, None if place.remote else partial(read_energy, tuple(plan.gpus)))
+        host_ref = resolve_host_ref(plan.runtime, servers.home, host)
+        runner = runner_for(host_ref) if runtime_class(self._server.found.runtime).is_local else None
+        self._gpus = GpuReader(plan, runner, None if host_ref.remote else partial(read_energy, tuple(plan.gpus)))
         self._clients = [  # a gateway counts no tokens
             self._server.client(_LIMITS, engine=engine) for engine in self._server.engines
         ]

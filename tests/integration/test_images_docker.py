@@ -345,17 +345,17 @@ def test_a_ready_image_is_planned_with_the_table_in_it(
     words = ("--base-image", base, "--input", f"moe-table={table}")
     built = deploy("build", "--profile", "mi355x-tp8-july", *words)
     assert built.returncode == 0, built.stderr
-    place = HostRef(home=Home(tmp_path / "home"))
+    host_ref = HostRef(home=Home(tmp_path / "home"))
 
     def decided(name: str, *overrides: str) -> tuple[Plan, PrebuiltImage]:
-        image = fetch_image(name, place)
+        image = fetch_image(name, host_ref)
         facts = Facts(inputs=image.inputs, image=image.reference)
-        plan = profile_source("mi355x-tp8-july", overrides, place.home, image=name).decide(facts)
+        plan = profile_source("mi355x-tp8-july", overrides, host_ref.home, image=name).decide(facts)
         require_matches_plan(plan, image)
         return plan, image
 
     plan, found = decided(built.stdout.strip(), f"engine.image={base}")
-    given = rows_in(found, plan, place, allow_untuned=False)
+    given = rows_in(found, plan, host_ref, allow_untuned=False)
 
     [use] = [use for use in plan.patches if use.id == "aiter-fp4-moe-table"]
     assert use.input_sha256 == hashlib.sha256(table.read_bytes()).hexdigest()
@@ -365,7 +365,7 @@ def test_a_ready_image_is_planned_with_the_table_in_it(
         == docker.run("image", "inspect", "--format", "{{.Id}}", built.stdout.strip()).stdout.strip()
     )
     assert [path.read_bytes() for path in given.tables] == [table.read_bytes()]
-    assert compute_coverage(plan, given, place.home).coverage.untuned_in_workload == ()
+    assert compute_coverage(plan, given, host_ref.home).coverage.untuned_in_workload == ()
     assert render_artifacts(plan).build is None
     with pytest.raises(KernelsError, match="has no table of tuned kernels"):
         require_table(*decided(image, f"engine.image={base}")[::-1], allow_untuned=False)

@@ -237,10 +237,12 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
 ) -> None:
     """There is no image to ask on a pod; without them the server would lose what its aiter ships."""
     plan = plan_of("mi355x-tp8", "runtime=process", f"engine.python={sys.executable}")
-    place, asked = HostRef(home=Home(tmp_path / "home")), list[RowSources]()
+    host_ref, asked = HostRef(home=Home(tmp_path / "home")), list[RowSources]()
     monkeypatch.setattr(plan_table, "build_table", lambda _plan, given, *_, **__: asked.append(given) or BUILT)
     with pytest.raises(KernelsError, match="has no aiter with tuned tables") as caught:
-        plan_table.make_table(plan, place.home, partial(builtin_tables, plan, place.home, place), allow_untuned=False)
+        plan_table.make_table(
+            plan, host_ref.home, partial(builtin_tables, plan, host_ref.home, host_ref), allow_untuned=False
+        )
     assert "--allow-untuned" in caught.value.hint
 
     configs = installed / "aiter/configs"
@@ -249,7 +251,7 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
     for path in (*read, configs / "model_configs/a8_untuned_fmoe.csv", configs / "tuned_gemm.csv"):
         path.touch()
     assert plan_table.make_table(
-        plan, place.home, partial(builtin_tables, plan, place.home, place), allow_untuned=False
+        plan, host_ref.home, partial(builtin_tables, plan, host_ref.home, host_ref), allow_untuned=False
     )
     assert [given.tables for given in asked] == [tuple(read)]
 

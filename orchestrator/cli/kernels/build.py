@@ -16,7 +16,7 @@ from orchestrator.kernels.coverage import CoverageOutput, to_output
 from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.kernels.plan_table import build_table
 from orchestrator.planner.planning import load
-from orchestrator.servers.start.host import host_ref
+from orchestrator.servers.start.host import resolve_host_ref
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def command(
     if host is not None and tables:
         raise UsageError("`--host` needs `--image`", hint="without `--image`, tables are read on this host")
     plan, home = load(profile, overrides=set_ or ()).plan, Home.from_environment()
-    far = host_ref(plan.runtime, home, host).remote
+    far = resolve_host_ref(plan.runtime, home, host).remote
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)
     built = build_table(plan, given, home, upstream=upstream)
     say(built.summary)

@@ -104,10 +104,10 @@ class DockerRuntime(Runtime):
         return tuple(docker_run_files(artifacts, name))
 
     @classmethod
-    def prepare(cls, artifacts: Artifacts, place: HostRef) -> PreparedRun:
+    def prepare(cls, artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
         from orchestrator.runtimes.docker.spec import prepare
 
-        return prepare(artifacts, place)
+        return prepare(artifacts, host_ref)
 
     def caches(self) -> Sequence[Cache]:
         from orchestrator.runtimes.docker.caches import caches

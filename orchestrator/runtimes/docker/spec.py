@@ -23,12 +23,12 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     return render(plan, *image_of(plan, inputs))
 
 
-def prepare(artifacts: Artifacts, place: HostRef) -> PreparedRun:
+def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
     """Build the plan's image on its host if it is missing there. A prebuilt image needs no build.
 
     Raises BuildError, PatchError.
     """
-    docker, ready = find_docker(place.remote), artifacts.plan.prebuilt_image
+    docker, ready = find_docker(host_ref.remote), artifacts.plan.prebuilt_image
     built = found_image(docker, ready) if ready else build_image(docker, artifacts)
     note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
     environment = built.config.engine_env if built.config else {}

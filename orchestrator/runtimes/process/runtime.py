@@ -97,10 +97,10 @@ class ProcessRuntime(Runtime):
         return launcher_files(artifacts)
 
     @classmethod
-    def prepare(cls, artifacts: Artifacts, place: HostRef) -> PreparedRun:
+    def prepare(cls, artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
         from orchestrator.runtimes.supervisor.prepare import prepare
 
-        return prepare(artifacts, place, place.home.packages)
+        return prepare(artifacts, host_ref, host_ref.home.packages)
 
     @classmethod
     def builtin_tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
@@ -323,11 +323,11 @@ class _RecordedRun:
     @property
     def lacks_gateway(self) -> bool:
         """Return whether the run has replicas but no gateway: its start was killed between them."""
-        return all(place != self.run_dir for _, place in self.records)
+        return all(host_ref != self.run_dir for _, host_ref in self.records)
 
     @property
     def units(self) -> list[Unit]:
-        return [_unit(record, place) for record, place in self.records]
+        return [_unit(record, host_ref) for record, host_ref in self.records]
 
 
 def _unit(record: Record, run_dir: Path) -> Unit:

@@ -119,10 +119,10 @@ class SlurmRuntime(Runtime):
         return files(artifacts, name)
 
     @classmethod
-    def prepare(cls, artifacts: Artifacts, place: HostRef) -> PreparedRun:
+    def prepare(cls, artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
         from orchestrator.runtimes.slurm.spec import prepare
 
-        return prepare(artifacts, place)
+        return prepare(artifacts, host_ref)
 
     @classmethod
     def builtin_tables(cls, plan: Plan, home: Home) -> Sequence[Path]:

@@ -31,17 +31,17 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     return Artifacts(plan=plan, command=gateway, build=None, replicas=servers)
 
 
-def prepare(artifacts: Artifacts, place: HostRef) -> PreparedRun:
+def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
     """Prepare the shared home for the nodes. Raises BuildError, PatchError.
 
     A gateway has a virtual environment there, whatever its replicas run in.
     """
     plan = artifacts.plan
     if not _in_container(plan):
-        return supervisor.prepare(artifacts, place, place.home.job_packages, _EVERYWHERE)
+        return supervisor.prepare(artifacts, host_ref, host_ref.home.job_packages, _EVERYWHERE)
     note(f"`{job_of(plan).image}` is used unchanged; the smoke test shows missing patches")
-    home = str(place.home.root)
-    made = supervisor.commanded(artifacts, place.home, lambda each: _contained(each, home).command, _EVERYWHERE)
+    home = str(host_ref.home.root)
+    made = supervisor.commanded(artifacts, host_ref.home, lambda each: _contained(each, home).command, _EVERYWHERE)
     return PreparedRun(artifacts=made, records={})
 
 

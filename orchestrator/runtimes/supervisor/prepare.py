@@ -60,7 +60,7 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -
         *(f"#   {patch.id}" for patch in sources.patches),
         f': "${{{_ASKED[1:]}:?the absolute path of that copy, a folder below packages in the home of deploy}}"',
         f'export {_PATH}="{_ASKED}/python${{{_PATH}:+:${_PATH}}}"',
-        *(f'export {name}="{place}"' for name, place in tables.items()),
+        *(f'export {name}="{path}"' for name, path in tables.items()),
     )
     return Artifacts(plan=plan, command=replace(command, env=env, script=script), build=None, spec=sources)
 
@@ -89,20 +89,20 @@ def model_path(plan: Plan, found: DetectedPatches = NO_DETECTED_PATCHES) -> str:
     return plan.model.checkpoint.path if plan.model.checkpoint.source == "local" else f"models/{plan.model.name}"
 
 
-def prepare(artifacts: Artifacts, place: HostRef, packages: Path, host: str | None = None) -> PreparedRun:
+def prepare(artifacts: Artifacts, host_ref: HostRef, packages: Path, host: str | None = None) -> PreparedRun:
     """Return the artifacts with the interpreter that has the engine, and with the patched copy of its sources.
 
     The copy is below `packages`; `host` is that of `rendered`. Raises BuildError, or PatchError if a patch cannot be
     applied.
     """
     plan = artifacts.plan
-    python = engine_python(plan.engine, place.home)
+    python = engine_python(plan.engine, host_ref.home)
     if artifacts.spec is None:
-        made = commanded(artifacts, place.home, lambda each: _started_by(python, _command(each, host)), host)
+        made = commanded(artifacts, host_ref.home, lambda each: _started_by(python, _command(each, host)), host)
         return PreparedRun(
             artifacts=made,
             records={},
-            engine=_engine_python(python, made, place.home, identity=_identity(plan, python)),
+            engine=_engine_python(python, made, host_ref.home, identity=_identity(plan, python)),
         )
     sources = sources_of(artifacts)
     copy = patched_copy(python, sources, packages)
@@ -118,13 +118,13 @@ def prepare(artifacts: Artifacts, place: HostRef, packages: Path, host: str | No
         started = _started_by(python, _command(server, host, found))
         return replace(started, env=_env(started, sources, copy), script=script)
 
-    made = commanded(artifacts, place.home, command, host)
+    made = commanded(artifacts, host_ref.home, command, host)
     return PreparedRun(
         artifacts=made,
         records={"patches.json": asdict(copy.receipt)},
         not_needed=copy.receipt.handled_at_build(plan.patches),
         found=found,
-        engine=_engine_python(python, made, place.home, identity=f"{python} {copy.folder}"),
+        engine=_engine_python(python, made, host_ref.home, identity=f"{python} {copy.folder}"),
     )
 
 

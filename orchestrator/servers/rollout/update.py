@@ -54,7 +54,7 @@ def restart_hint(name: str, request: UpRequest) -> str:
     return f"`deploy down {name}`, then `{request.command(name)}` starts all replicas"
 
 
-def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, place: HostRef) -> UpResult:
+def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, host_ref: HostRef) -> UpResult:
     """Replace the replicas that do not run the plan; if all do, replace each of them.
 
     Raises StartError before any change if the gateway accepts none; afterwards a DeployError whose hint names the
@@ -68,7 +68,7 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, p
 
         prepare_harness(servers.home)
     run = open_run_dir(start, servers.home)
-    update = _RollingUpdate(start=start, servers=servers, runtime=runtime, workers=workers, run=run, place=place)
+    update = _RollingUpdate(start=start, servers=servers, runtime=runtime, workers=workers, run=run, host_ref=host_ref)
     update.set_running(running)
     numbers = update.outdated() or server_numbers(plan)
     chosen = numbers[: start.request.max_replicas]
@@ -102,7 +102,7 @@ class _RollingUpdate:
     runtime: ServerGroup
     workers: GatewayWorkers | DiscoveredWorkers
     run: RunDir
-    place: HostRef
+    host_ref: HostRef
     seconds: float = 0.0  # until the new replicas were ready
     _running: dict[int, RunningServer] = field(default_factory=dict)
     _old_runs: set[Path] = field(default_factory=set)  # of replicas that ran at the beginning
@@ -180,11 +180,11 @@ class _RollingUpdate:
             grace = plan.timeouts.termination_grace
             stop_server(self.runtime, old, home=self.servers.home, grace=grace, reason=_REPLACED)
         self._running.pop(number, None)
-        wait_until_released(plan, self.place)
+        wait_until_released(plan, self.host_ref)
 
     def _start_new(self, number: int, step: "_Step") -> RunningServer:
         replica, key = self._artifacts(number), self.start.key
-        self.run.save("preflight.json", require_ready_host(replica.plan, self.place).to_dict())
+        self.run.save("preflight.json", require_ready_host(replica.plan, self.host_ref).to_dict())
         folder = self._folder(number)
         new = self.runtime.start(replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
         step.new = new

@@ -33,14 +33,14 @@ Locate = Callable[[tuple[str, ...]], str]  # maps a key path of the profile to `
 _SHOWN: Final = 300  # characters of the error of a program
 
 
-def engine_files(plan: Plan, place: HostRef, *, fetch: bool) -> dict[str, str] | None:
+def engine_files(plan: Plan, host_ref: HostRef, *, fetch: bool) -> dict[str, str] | None:
     """Return the files from which the engine reads the model's shape; None if they are not available.
 
     With `fetch`, files that no directory has are fetched from the hub.
     """
     source = plan.model.checkpoint
     with suppress(HostError):  # later steps report a problem of the checkpoint
-        if (found := known_checkpoint(plan.model, place)) is not None:
+        if (found := known_checkpoint(plan.model, host_ref)) is not None:
             return read_engine_files(found)
         if fetch and source.source == "hub":
             hub = hub_of(os.environ)
@@ -86,11 +86,11 @@ def profile_places(profile: str, overrides: Sequence[str], home: Home) -> Locate
 
 
 def require_accepted_by_image(
-    artifacts: Artifacts, docker: DockerCli, image: str, place: HostRef, *, profile: str, overrides: Sequence[str]
+    artifacts: Artifacts, docker: DockerCli, image: str, host_ref: HostRef, *, profile: str, overrides: Sequence[str]
 ) -> None:
     """Check the arguments of a profile with the engine in a built image. Raises as `require_accepted`."""
-    engine, locate = engine_in(docker, image, artifacts), profile_places(profile, overrides, place.home)
-    require_accepted(artifacts, engine, place.home, engine_files(artifacts.plan, place, fetch=True), locate)
+    engine, locate = engine_in(docker, image, artifacts), profile_places(profile, overrides, host_ref.home)
+    require_accepted(artifacts, engine, host_ref.home, engine_files(artifacts.plan, host_ref, fetch=True), locate)
 
 
 def _problem(refusal: ArgumentRefusal, argv: Sequence[str], plan: Plan, locate: Locate) -> Problem:

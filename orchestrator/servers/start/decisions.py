@@ -49,24 +49,24 @@ class PlanWithFiles:
 
 
 def decide_beforehand(
-    request: UpRequest, source: PlanSource, place: HostRef, *, offline: bool = False
+    request: UpRequest, source: PlanSource, host_ref: HostRef, *, offline: bool = False
 ) -> PlanWithFiles:
     """Return the first plan, without slow steps. `offline` contacts no other host and uses the local image of a tag.
 
     Raises ProfileError; for a prebuilt image that does not match the plan BuildError or KernelsError.
     """
-    image = _known_image(source, place, offline=offline)
-    decision = _decide(source, place, image)
+    image = _known_image(source, host_ref, offline=offline)
+    decision = _decide(source, host_ref, image)
     if image is not None:
         require_table(image, decision.plan, allow_untuned=request.allow_untuned)
     return decision
 
 
-def _decide(source: PlanSource, place: HostRef, image: PrebuiltImage | None) -> PlanWithFiles:
+def _decide(source: PlanSource, host_ref: HostRef, image: PrebuiltImage | None) -> PlanWithFiles:
     """Return the plan from the facts of checkpoint, tables and image."""
     files = source.files() if image is None and source.image is None else {}
     facts = Facts(
-        experts=known_experts(source.model, place) if source.may_fuse else None,
+        experts=known_experts(source.model, host_ref) if source.may_fuse else None,
         inputs=input_digests(files) if image is None else image.inputs,
         image=source.image if image is None else image.reference,
     )
@@ -76,7 +76,7 @@ def _decide(source: PlanSource, place: HostRef, image: PrebuiltImage | None) -> 
     return PlanWithFiles(plan=plan, files=files)
 
 
-def _known_image(source: PlanSource, place: HostRef, *, offline: bool) -> PrebuiltImage | None:
+def _known_image(source: PlanSource, host_ref: HostRef, *, offline: bool) -> PrebuiltImage | None:
     """Return the prebuilt image of a profile without a pull; None if it is unknown."""
     if not isinstance(source, ProfileSource) or source.image is None:
         return None
@@ -85,58 +85,58 @@ def _known_image(source: PlanSource, place: HostRef, *, offline: bool) -> Prebui
         return None
     pulled_here = not runtime_class(source.runtime).cluster_managed
     if pulled_here and not offline:
-        return newest_image(source.image, find_docker(place.remote))
+        return newest_image(source.image, find_docker(host_ref.remote))
     docker: DockerCli | None = None
     with suppress(HostError):  # no daemon: a preview is still possible
-        docker = None if place.remote else find_docker()
+        docker = None if host_ref.remote else find_docker()
     return known_image(source.image, docker, pulled_here=pulled_here)
 
 
-def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, place: HostRef) -> PreparedRun:
+def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, host_ref: HostRef) -> PreparedRun:
     """Prepare checkpoint, tables and engine, and return the final plan with its engine.
 
     The engine checks the arguments before the checkpoint is downloaded. Without a kernel table, the image is built
     first without and then with one.
     """
-    plan, home, rows, image, early = first.plan, place.home, NO_SOURCES, None, None
+    plan, home, rows, image, early = first.plan, host_ref.home, NO_SOURCES, None, None
     if plan.prebuilt_image is not None and not runtime_class(plan.runtime).cluster_managed:
-        image = fetch_image(plan.prebuilt_image, place)
-        rows = rows_in(image, plan, place, allow_untuned=request.allow_untuned)
+        image = fetch_image(plan.prebuilt_image, host_ref)
+        rows = rows_in(image, plan, host_ref, allow_untuned=request.allow_untuned)
         note(f"image {image.reference}: matches `{plan.profile}`, no build is needed")
-    look_at_coverage(request, plan, place, rows)
-    files = engine_files(plan, place, fetch=request.stage) if plan.model.checkpoint.source == "hub" else None
+    look_at_coverage(request, plan, host_ref, rows)
+    files = engine_files(plan, host_ref, fetch=request.stage) if plan.model.checkpoint.source == "hub" else None
     if files is not None:
-        early = _prepare_checked(source, first.artifacts, place, files)
-    ensure_checkpoint(plan, place, stage=request.stage)
-    mirror = mirror_path(plan.model, place)
+        early = _prepare_checked(source, first.artifacts, host_ref, files)
+    ensure_checkpoint(plan, host_ref, stage=request.stage)
+    mirror = mirror_path(plan.model, host_ref)
     if mirror is not None and mirror.is_dir() and (uses_tuned_table(plan) or might_fuse(plan)):
         rows = replace(rows, model=mirror)
     if not source.decided and plan.prebuilt_image is None:
-        make_table(plan, home, partial(builtin_tables, plan, home, place), allow_untuned=request.allow_untuned)
-    final = _decide(source, place, image)
+        make_table(plan, home, partial(builtin_tables, plan, home, host_ref), allow_untuned=request.allow_untuned)
+    final = _decide(source, host_ref, image)
     report_warnings(final.plan, before=plan)
     if not request.allow_untuned:
         require_tuned(final.plan, home, rows)  # with the config of the checkpoint and the rows of the image
     if early is None or final.artifacts != first.artifacts:
-        early = _prepare_checked(source, final.artifacts, place, files or engine_files(plan, place, fetch=False))
-    prepare_overlay(early, place)
+        early = _prepare_checked(source, final.artifacts, host_ref, files or engine_files(plan, host_ref, fetch=False))
+    prepare_overlay(early, host_ref)
     return early
 
 
-def look_at_coverage(request: UpRequest, plan: Plan, place: HostRef, rows: RowSources = NO_SOURCES) -> None:
+def look_at_coverage(request: UpRequest, plan: Plan, host_ref: HostRef, rows: RowSources = NO_SOURCES) -> None:
     """Report the coverage of tuned kernels. Raises KernelsError if the workload needs untuned ones."""
-    report_coverage(plan, place.home, rows)
+    report_coverage(plan, host_ref.home, rows)
     if not request.allow_untuned:
-        require_tuned(plan, place.home, rows)
+        require_tuned(plan, host_ref.home, rows)
 
 
 def _prepare_checked(
-    source: PlanSource, artifacts: Artifacts, place: HostRef, files: Mapping[str, str] | None
+    source: PlanSource, artifacts: Artifacts, host_ref: HostRef, files: Mapping[str, str] | None
 ) -> PreparedRun:
     """Prepare the engine and check the arguments with it if it is on this host. Raises BuildError, ProfileError."""
-    prepared = prepare_engine(artifacts, place)
+    prepared = prepare_engine(artifacts, host_ref)
     if prepared.engine is not None:
-        require_accepted(prepared.artifacts, prepared.engine, place.home, files, source.location)
+        require_accepted(prepared.artifacts, prepared.engine, host_ref.home, files, source.location)
     else:
         note("sglang checks the arguments in the cluster before the server starts")
     return prepared

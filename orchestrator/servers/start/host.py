@@ -31,7 +31,7 @@ from orchestrator.servers.servers import Servers, open_servers
 _PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds until the port of a stopped server is free, and between two checks
 
 
-def host_ref(runtime: str, home: Home, host: str | None, environ: Mapping[str, str] = os.environ) -> HostRef:
+def resolve_host_ref(runtime: str, home: Home, host: str | None, environ: Mapping[str, str] = os.environ) -> HostRef:
     """Return the host of a runtime: this one, or the remote one from `host` or the environment.
 
     Raises UsageError if the runtime does not support remote hosts.
@@ -39,14 +39,14 @@ def host_ref(runtime: str, home: Home, host: str | None, environ: Mapping[str, s
     return HostRef(home=home, remote=runtime_class(runtime).resolve_host(host, environ))
 
 
-def runner_for(place: HostRef) -> Runner:
+def runner_for(host_ref: HostRef) -> Runner:
     """Return a function that runs a program on the host."""
-    return ssh_runner(place.remote) if place.remote else local
+    return ssh_runner(host_ref.remote) if host_ref.remote else local
 
 
 def preflight_host(
     plan: Plan,
-    place: HostRef,
+    host_ref: HostRef,
     environ: Mapping[str, str] = os.environ,
     *,
     checkpoint: bool = True,
@@ -58,45 +58,45 @@ def preflight_host(
     Without `checkpoint` it is not verified; without `stage` it needs no disk space. `freed` are the ports of a server
     that is stopped first.
     """
-    runner, kind = runner_for(place), runtime_class(plan.runtime)
+    runner, kind = runner_for(host_ref), runtime_class(plan.runtime)
     if kind.cluster_managed:
         return PreflightReport(profile=plan.profile, findings=tuple(kind.remote_checks(plan)))
     access = HostAccess(
         runner=runner,
         environ=environ,
         spaces=()
-        if place.remote
-        else (*(_weights_space(plan, place.home) if stage else ()), *kind.disk_needs(plan, runner)),
-        checkpoint=_checkpoint(plan, place.home) if checkpoint and place.remote is None else None,
+        if host_ref.remote
+        else (*(_weights_space(plan, host_ref.home) if stage else ()), *kind.disk_needs(plan, runner)),
+        checkpoint=_checkpoint(plan, host_ref.home) if checkpoint and host_ref.remote is None else None,
         contained=kind.in_container,
-        interpreter=None if kind.in_container else built_interpreter(plan.engine, place.home),
-        server_on=partial(_server_on, place),
+        interpreter=None if kind.in_container else built_interpreter(plan.engine, host_ref.home),
+        server_on=partial(_server_on, host_ref),
         freed=freed,
     )
     return preflight(plan, access, kind.checks(), here=kind.is_local)
 
 
-def require_host(plan: Plan, servers: Servers, name: str, place: HostRef, *, stage: bool) -> PreflightReport:
+def require_host(plan: Plan, servers: Servers, name: str, host_ref: HostRef, *, stage: bool) -> PreflightReport:
     """Run preflight before a build or download for a server of that name. Raises HostError.
 
     The running server of that name is ignored: its ports and VRAM are free after its stop. With `stage` a missing
     checkpoint will be downloaded.
     """
-    report = preflight_host(plan, place, checkpoint=False, stage=stage, freed=_ports_of(servers, name))
+    report = preflight_host(plan, host_ref, checkpoint=False, stage=stage, freed=_ports_of(servers, name))
     _warn(report.findings)
     report.require(but={VRAM_IN_USE})
     return report
 
 
-def require_ready_host(plan: Plan, place: HostRef, before: PreflightReport | None = None) -> PreflightReport:
+def require_ready_host(plan: Plan, host_ref: HostRef, before: PreflightReport | None = None) -> PreflightReport:
     """Run preflight and wait until the VRAM is free. Raises HostError.
 
     Warnings of the report `before` are not repeated.
     """
-    report, told = preflight_host(plan, place), set(before.findings) if before else set()
+    report, told = preflight_host(plan, host_ref), set(before.findings) if before else set()
     _warn(finding for finding in report.findings if finding not in told)
     report.require(but={VRAM_IN_USE})  # `wait_for_vram` waits for it
-    wait_for_vram(plan, place)
+    wait_for_vram(plan, host_ref)
     return report
 
 
@@ -114,23 +114,23 @@ def _ports_of(servers: Servers, name: str) -> frozenset[int]:
     return frozenset(own | {port for handle in here if (port := urlsplit(handle.url).port) is not None})
 
 
-def _server_on(place: HostRef, port: int) -> str | None:
+def _server_on(host_ref: HostRef, port: int) -> str | None:
     """Return the name of the server that listens on a port; None if it is not one of `deploy`."""
-    with open_servers(place.home, place.remote) as servers:
+    with open_servers(host_ref.home, host_ref.remote) as servers:
         for handle in servers.find():
             if handle.url.endswith(f":{port}") and servers.runtime(handle).state(handle).status is Status.RUNNING:
                 return handle.name
     return None
 
 
-def wait_for_vram(plan: Plan, place: HostRef) -> None:
+def wait_for_vram(plan: Plan, host_ref: HostRef) -> None:
     """Wait until the VRAM of the plan's GPUs is free, and show the GPUs that still hold some.
 
     In a cluster, the stop of the runtime has waited.
     """
     if plan.hardware.vendor == "cpu" or not runtime_class(plan.runtime).is_local:
         return
-    runner, progress = runner_for(place), Progress()
+    runner, progress = runner_for(host_ref), Progress()
     try:
         wait_for_vram_release(
             lambda: read_gpus(plan.hardware.vendor, runner),
@@ -143,7 +143,7 @@ def wait_for_vram(plan: Plan, place: HostRef) -> None:
 
 def wait_until_released(
     plan: Plan,
-    place: HostRef,
+    host_ref: HostRef,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -151,7 +151,7 @@ def wait_until_released(
     """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with the holder."""
     if not runtime_class(plan.runtime).is_local:
         return
-    runner = runner_for(place)
+    runner = runner_for(host_ref)
     for _, port in plan_ports(plan):
         holder = poll_until(
             lambda holder: holder is None,
@@ -165,7 +165,7 @@ def wait_until_released(
             raise HostError(
                 f"port {port} is still in use by {holder}", hint="stop that program, or set another `server.port`"
             )
-    wait_for_vram(plan, place)
+    wait_for_vram(plan, host_ref)
 
 
 def _checkpoint(plan: Plan, home: Home) -> Callable[[], tuple[str, int]] | None:

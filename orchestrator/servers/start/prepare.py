@@ -26,10 +26,10 @@ from orchestrator.planner.source import profile_source
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef, PreparedRun
-from orchestrator.servers.start.host import host_ref
+from orchestrator.servers.start.host import resolve_host_ref
 
 
-def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
+def ensure_checkpoint(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
     """The checkpoint is there and whole, on the machine that serves: generated, verified, or staged where allowed.
 
     Raises CheckpointError, HostError.
@@ -37,10 +37,10 @@ def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
     if runtime_class(plan.runtime).cluster_managed:
         note(f"checkpoint of `{plan.model.name}`: not checked from here; it is on the node of the server")
         return
-    if place.remote is not None:
-        _ensure_remote(plan, place, place.remote, stage=stage)
+    if host_ref.remote is not None:
+        _ensure_remote(plan, host_ref, host_ref.remote, stage=stage)
         return
-    home, directory = place.home, checkpoint_directory(plan.model, place.home)
+    home, directory = host_ref.home, checkpoint_directory(plan.model, host_ref.home)
     if plan.model.checkpoint.source == "generated":
         python = Path(engine_python(plan.engine, home))
         generator = Catalog.of(home).path(EntryKind.IMAGE_FILE, plan.model.checkpoint.path)
@@ -50,11 +50,11 @@ def ensure_checkpoint(plan: Plan, place: HostRef, *, stage: bool) -> None:
         note(f"checkpoint {directory}: {ensure_staged(plan, directory, allowed=stage)}")
 
 
-def _ensure_remote(plan: Plan, place: HostRef, far: str, *, stage: bool) -> None:
+def _ensure_remote(plan: Plan, host_ref: HostRef, far: str, *, stage: bool) -> None:
     if plan.model.checkpoint.source == "generated":
         warn(f"the checkpoint of `{plan.model.name}` on {far} is not checked; it is generated on that host")
         return
-    mirror = mirror_path(plan.model, place)
+    mirror = mirror_path(plan.model, host_ref)
     verified = ensure_staged_remote(plan, remote_directory(plan), far, allowed=stage, mirror=mirror)
     note(f"checkpoint {far}: {verified.directory}: {verified}")
 
@@ -64,19 +64,23 @@ def remote_directory(plan: Plan) -> str:
     return str(checkpoint_directory(plan.model, Home(Path())))
 
 
-def mirror_path(model: Model, place: HostRef) -> Path | None:
+def mirror_path(model: Model, host_ref: HostRef) -> Path | None:
     """Return the local copy of config and headers of a remote checkpoint; None for a local one."""
-    return place.home.for_remote(place.remote) / "headers" / FileName(model.name) if place.remote is not None else None
+    return (
+        host_ref.home.for_remote(host_ref.remote) / "headers" / FileName(model.name)
+        if host_ref.remote is not None
+        else None
+    )
 
 
-def known_checkpoint(model: Model, place: HostRef) -> Checkpoint | None:
+def known_checkpoint(model: Model, host_ref: HostRef) -> Checkpoint | None:
     """Return the local checkpoint, or the local copy of a remote one's headers; None if there is neither."""
-    return local_checkpoint(mirror_path(model, place) or checkpoint_directory(model, place.home))
+    return local_checkpoint(mirror_path(model, host_ref) or checkpoint_directory(model, host_ref.home))
 
 
-def known_experts(model: Model, place: HostRef) -> MoeCheckpoint | None:
+def known_experts(model: Model, host_ref: HostRef) -> MoeCheckpoint | None:
     """Return how a checkpoint stores its experts; None if unknown."""
-    return read_experts(found) if (found := known_checkpoint(model, place)) is not None else None
+    return read_experts(found) if (found := known_checkpoint(model, host_ref)) is not None else None
 
 
 def plan_to_build(
@@ -98,16 +102,16 @@ def plan_to_build(
     source = profile_source(profile, overrides, home, given=given)
     plan, inputs = source.planned()
     source.valid.note_deprecated()
-    place = host_ref(plan.runtime, home, host)
-    tables = partial(builtin_tables, plan, home, place)
+    host_ref = resolve_host_ref(plan.runtime, home, host)
+    tables = partial(builtin_tables, plan, home, host_ref)
     if MOE_TABLE in given or not make_table(plan, home, tables, allow_untuned=allow_untuned):
         return plan, inputs
     return source.planned()
 
 
-def builtin_tables(plan: Plan, home: Home, place: HostRef) -> RowSources:
-    """Return the tables that the engine of the plan ships with, on the host of `place`."""
-    return RowSources(tables=tuple(runtime_class(plan.runtime).builtin_tables(plan, home)), remote=place.remote)
+def builtin_tables(plan: Plan, home: Home, host_ref: HostRef) -> RowSources:
+    """Return the tables that the engine of the plan ships with, on the host of `host_ref`."""
+    return RowSources(tables=tuple(runtime_class(plan.runtime).builtin_tables(plan, home)), remote=host_ref.remote)
 
 
 def base_overrides(reference: str) -> tuple[str, ...]:
@@ -116,18 +120,18 @@ def base_overrides(reference: str) -> tuple[str, ...]:
     return (f"engine.image={name}", f"engine.image_digest={digest or 'null'}")
 
 
-def prepare_engine(artifacts: Artifacts, place: HostRef) -> PreparedRun:
+def prepare_engine(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
     """Build the image or environment of the server; running servers are not affected. Raises BuildError."""
-    return runtime_class(artifacts.plan.runtime).prepare(artifacts, place)
+    return runtime_class(artifacts.plan.runtime).prepare(artifacts, host_ref)
 
 
-def prepare_overlay(prepared: PreparedRun, place: HostRef) -> None:
+def prepare_overlay(prepared: PreparedRun, host_ref: HostRef) -> None:
     """Write the checkpoint's overlay anew, where the plan has a config patch. Raises CheckpointError."""
-    _overlay(prepared.artifacts.plan, place, prepared.not_needed, prepared.found or NO_DETECTED_PATCHES)
+    _overlay(prepared.artifacts.plan, host_ref, prepared.not_needed, prepared.found or NO_DETECTED_PATCHES)
 
 
 def _overlay(
-    plan: Plan, place: HostRef, not_needed: frozenset[str], found: DetectedPatches = NO_DETECTED_PATCHES
+    plan: Plan, host_ref: HostRef, not_needed: frozenset[str], found: DetectedPatches = NO_DETECTED_PATCHES
 ) -> None:
     """Write the overlay of the checkpoint with the config transforms that the sources need.
 
@@ -139,6 +143,6 @@ def _overlay(
     ids = {patch.id for patch in plan.patches} - not_needed
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]
     transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
-    written = (place.home.for_remote(place.remote) / RelativePath(overlay)).parent
-    directory = mirror_path(plan.model, place) or checkpoint_directory(plan.model, place.home)
-    note(f"config overlay: {write_overlay(directory, written, transforms, linked=place.remote is None)}")
+    written = (host_ref.home.for_remote(host_ref.remote) / RelativePath(overlay)).parent
+    directory = mirror_path(plan.model, host_ref) or checkpoint_directory(plan.model, host_ref.home)
+    note(f"config overlay: {write_overlay(directory, written, transforms, linked=host_ref.remote is None)}")

@@ -17,7 +17,7 @@ from orchestrator.planner.source import ProfileSource
 from orchestrator.render.artifacts import RenderedFile
 from orchestrator.runs.run_dir import require_name
 from orchestrator.servers.start.decisions import decide_beforehand
-from orchestrator.servers.start.host import host_ref
+from orchestrator.servers.start.host import resolve_host_ref
 from orchestrator.servers.start.request import UpRequest
 
 
@@ -59,8 +59,8 @@ def preview(request: UpRequest, home: Home) -> Preview:
     if request.name:
         require_name(request.name)
     source = request.source(home)
-    home, place = source.home, host_ref(source.runtime, source.home, request.host)
-    decision = decide_beforehand(request, source, place, offline=True)
+    home, host_ref = source.home, resolve_host_ref(source.runtime, source.home, request.host)
+    decision = decide_beforehand(request, source, host_ref, offline=True)
     plan, artifacts = decision.plan, decision.artifacts
     if not plan.prebuilt_image and not request.allow_untuned:
         _require_tuned(plan, home)
@@ -69,7 +69,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
         plan=plan,
         name=request.name or plan.profile,
         home=home,
-        steps=steps_of(artifacts, place),
+        steps=steps_of(artifacts, host_ref),
         files=rendered_files(artifacts, request.name),
         capacity=capacity,
         image=image_config(plan, home),

@@ -31,7 +31,7 @@ from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
-from orchestrator.servers.start.host import host_ref, require_host, require_ready_host
+from orchestrator.servers.start.host import require_host, require_ready_host, resolve_host_ref
 from orchestrator.servers.start.launch import StartSpec, UpResult, bring_up
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.verify import await_healthy, is_gateway_alive
@@ -52,8 +52,8 @@ def up(
     by default it ignores signals from then on. A caller that does something else stops the server itself.
     """
     source = request.source(home)
-    home, place = source.home, host_ref(source.runtime, source.home, request.host)
-    first = decide_beforehand(request, source, place)
+    home, host_ref = source.home, resolve_host_ref(source.runtime, source.home, request.host)
+    first = decide_beforehand(request, source, host_ref)
     plan = first.plan
     name = request.name or plan.profile
     key = api_key(plan.server.api_key_env)
@@ -65,8 +65,8 @@ def up(
         if (already := _already_up(servers, name, plan=plan, request=request)) is not None:
             return already
         running = _server_to_roll(servers, name, plan=plan, request=request)
-        before = require_host(plan, servers, name, place, stage=request.stage)
-        prepared = prepare_start(request, source, first, place)
+        before = require_host(plan, servers, name, host_ref, stage=request.stage)
+        prepared = prepare_start(request, source, first, host_ref)
         made, records = prepared.artifacts, prepared.records
         report_warnings(made.plan, name=name, image=prepared.image, before=made.plan)
         request = replace(request, image=made.plan.prebuilt_image) if source.image else request
@@ -74,14 +74,14 @@ def up(
         if running is not None:
             with _room_for(home, name, made):
                 pass
-            return rolling_update(start, servers, running, place)
+            return rolling_update(start, servers, running, host_ref)
         with ExitStack() as room:
             if servers.find(name):
                 room.enter_context(_room_for(home, name, made))
             with _recovery_hint(servers, name, recovery_command):
                 _stop_old(servers, name, why=STOPPED_FOR_RESTART if request.by_watch else "replaced")
                 room.close()
-                machine = require_ready_host(made.plan, place, before)
+                machine = require_ready_host(made.plan, host_ref, before)
                 start = replace(start, records={**records, "preflight.json": redact_data(machine.to_dict())})
                 return bring_up(start, servers)
 

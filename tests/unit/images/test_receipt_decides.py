@@ -23,8 +23,8 @@ def test_a_config_patch_acts_where_the_receipt_says_so_and_nowhere_else(
     built = BuiltImage(tag="t:1", image_id="sha256:1", receipt=receipt, built=True, builder="classic", seconds=0.0)
     monkeypatch.setattr(spec, "find_docker", lambda _: None)
     monkeypatch.setattr(spec, "build_image", lambda *_: built)
-    place = HostRef(home=Home(tmp_path_factory.mktemp("home")))
+    host_ref = HostRef(home=Home(tmp_path_factory.mktemp("home")))
 
-    prepared = spec.prepare(render_artifacts(load("mi355x-tp8-july").plan), place)
+    prepared = spec.prepare(render_artifacts(load("mi355x-tp8-july").plan), host_ref)
 
     assert (EXCLUDE not in prepared.not_needed) == acts

@@ -18,8 +18,8 @@ from orchestrator.runtimes.base import HostRef
 ARTIFACTS = render_artifacts(load("mi355x-tp8").plan)
 
 
-def shown(place: HostRef) -> dict[str, tuple[str, float]]:
-    return {step.name: (step.what, step.about) for step in estimate.steps_of(ARTIFACTS, place)}
+def shown(host_ref: HostRef) -> dict[str, tuple[str, float]]:
+    return {step.name: (step.what, step.about) for step in estimate.steps_of(ARTIFACTS, host_ref)}
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +45,13 @@ def test_on_a_bare_node_everything_is_made(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_was_made_before_is_done(tmp_path: Path) -> None:
-    tiny, place = render_artifacts(load("cpu-tiny").plan), HostRef(home=Home(tmp_path))
+    tiny, host_ref = render_artifacts(load("cpu-tiny").plan), HostRef(home=Home(tmp_path))
     made = Home(tmp_path).models / "tiny"
     generator = Catalog.shipped().path(EntryKind.IMAGE_FILE, tiny.plan.model.checkpoint.path)
-    environment, before = estimate.steps_of(tiny, place)[:2]
+    environment, before = estimate.steps_of(tiny, host_ref)[:2]
     made.mkdir(parents=True)
     (made / ".generator").write_text(hashlib.sha256(generator.read_bytes()).hexdigest())
-    after = estimate.steps_of(tiny, place)[1]
+    after = estimate.steps_of(tiny, host_ref)[1]
     assert environment.what == "sglang-cpu-0.5.14.txt: 1.7 GB of packages to install"
     assert (before.what, before.about) == (f"{made}: to be generated", 5)
     assert (after.what, after.about) == (str(made), 0)

@@ -13,7 +13,7 @@ from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import HostRef, Runtime
 from orchestrator.servers.servers import open_servers
-from orchestrator.servers.start.host import host_ref
+from orchestrator.servers.start.host import resolve_host_ref
 from orchestrator.servers.status import statuses
 
 FOLDER = """
@@ -35,7 +35,7 @@ class OnPaper(Runtime):
         return Artifacts(plan=plan, command=server_command(plan, model_path="here", host="127.0.0.1"), build=None)
 
     @classmethod
-    def prepare(cls, artifacts, place):
+    def prepare(cls, artifacts, host_ref):
         return PreparedRun(artifacts=artifacts, records={})
 
     def start(self, artifacts, *, name, run_dir, secrets):
@@ -103,7 +103,7 @@ def test_a_fifth_runtime_is_one_folder_and_one_line(
 def test_what_a_runtime_does_not_say_is_as_usual(on_paper: str, tmp_path: Path) -> None:
     plan = load("cpu-tiny", overrides=[f"runtime={on_paper}"]).plan
     with pytest.raises(UsageError, match="the on-paper runtime starts servers only on this host, not on `ssh://n0`"):
-        host_ref(plan.runtime, Home(tmp_path), "ssh://n0")
+        resolve_host_ref(plan.runtime, Home(tmp_path), "ssh://n0")
     kind = runtime_class(on_paper)
     assert (
         kind.external_image(plan),

@@ -153,10 +153,10 @@ def test_where_nothing_was_validated_that_is_said(tmp_path: Path, capsys: pytest
 
 
 def test_the_files_of_a_model_are_those_that_tell_its_shape(tmp_path: Path) -> None:
-    place, plan = HostRef(home=Home(tmp_path)), load("cpu-tiny").plan
-    assert engine_files(plan, place, fetch=True) is None  # it is generated: no hub has it
+    host_ref, plan = HostRef(home=Home(tmp_path)), load("cpu-tiny").plan
+    assert engine_files(plan, host_ref, fetch=True) is None  # it is generated: no hub has it
     folder = tmp_path / "models" / "tiny"
     folder.mkdir(parents=True)
     for name in ("config.json", "modeling_own.py", "model.safetensors", "tokenizer.json"):
         (folder / name).write_text("{}")
-    assert engine_files(plan, place, fetch=True) == {"config.json": "{}", "modeling_own.py": "{}"}
+    assert engine_files(plan, host_ref, fetch=True) == {"config.json": "{}", "modeling_own.py": "{}"}

@@ -37,7 +37,7 @@ class Noted(Runtime):
         raise NotImplementedError
 
     @classmethod
-    def prepare(cls, artifacts: Artifacts, place: HostRef) -> PreparedRun:
+    def prepare(cls, artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
         raise NotImplementedError
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:

@@ -19,7 +19,7 @@ from orchestrator.runtimes.base import HostRef, Runtime, Status
 from orchestrator.runtimes.docker.checks import image_digests
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
-from orchestrator.servers.start.host import _server_on, host_ref, preflight_host
+from orchestrator.servers.start.host import _server_on, preflight_host, resolve_host_ref
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
@@ -67,10 +67,10 @@ def test_a_server_of_ours_is_known_by_its_port_while_it_runs(tmp_path: Path, mon
     runtime = SimpleNamespace(find=lambda _: (handle,), state=lambda _: SimpleNamespace(status=status))
     servers = Servers(Home(tmp_path), {"process": cast("Runtime", runtime)})
     monkeypatch.setattr("orchestrator.servers.start.host.open_servers", lambda *_: nullcontext(servers))
-    place = HostRef(home=Home(tmp_path))
-    assert (_server_on(place, 30010), _server_on(place, 3001)) == ("owl", None)
+    host_ref = HostRef(home=Home(tmp_path))
+    assert (_server_on(host_ref, 30010), _server_on(host_ref, 3001)) == ("owl", None)
     status = Status.EXITED
-    assert _server_on(place, 30010) is None
+    assert _server_on(host_ref, 30010) is None
 
 
 def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,22 +92,22 @@ def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: py
 def test_the_machine_is_where_docker_runs(tmp_path: Path) -> None:
     home, container = Home(tmp_path), plan_of("mi355x-tp8")
     alone, far = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "DOCKER_HOST": "ssh://node"}
-    assert host_ref(container.runtime, home, None, alone).remote is None
-    assert host_ref(container.runtime, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).remote is None
-    assert host_ref(container.runtime, home, None, far).remote == "ssh://node"
-    assert host_ref(container.runtime, home, "ssh://other", far).remote == "ssh://other"
+    assert resolve_host_ref(container.runtime, home, None, alone).remote is None
+    assert resolve_host_ref(container.runtime, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).remote is None
+    assert resolve_host_ref(container.runtime, home, None, far).remote == "ssh://node"
+    assert resolve_host_ref(container.runtime, home, "ssh://other", far).remote == "ssh://other"
 
 
 @pytest.mark.parametrize("host", ["tcp://node:2375", "ssh://node:abc", "ssh://node:99999", "node"])
 def test_what_is_no_far_machine_is_refused_before_anything_is_planned_for_it(tmp_path: Path, host: str) -> None:
     """`up --dry-run --host ssh://node:abc` used to print what it would start there, and exit with 0."""
     with pytest.raises(UsageError, match="is not the URL of a remote host"):
-        host_ref(plan_of("mi355x-tp8").runtime, Home(tmp_path), host, {})
+        resolve_host_ref(plan_of("mi355x-tp8").runtime, Home(tmp_path), host, {})
 
 
 def test_a_process_runs_on_this_machine_and_a_far_one_is_refused(tmp_path: Path) -> None:
     """It used to be looked at here, whatever was named."""
     process = plan_of("mi355x-tp8", runtime="process")
-    assert host_ref(process.runtime, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).remote is None
+    assert resolve_host_ref(process.runtime, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).remote is None
     with pytest.raises(UsageError, match=r"ssh://nowhere\.invalid"):
-        host_ref(process.runtime, Home(tmp_path), "ssh://nowhere.invalid", {})
+        resolve_host_ref(process.runtime, Home(tmp_path), "ssh://nowhere.invalid", {})

@@ -191,10 +191,10 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
     ):
         monkeypatch.setattr(decisions, name, lambda *_, **__: None)
     monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: PreparedRun(artifacts=artifacts, records={}))
-    request, place = request_of(run=str(run.path)), HostRef(home=home)
+    request, host_ref = request_of(run=str(run.path)), HostRef(home=home)
     source = request.source(home)
-    first = decisions.decide_beforehand(request, source, place)
-    made = decisions.prepare_start(request, source, first, place)
+    first = decisions.decide_beforehand(request, source, host_ref)
+    made = decisions.prepare_start(request, source, first, host_ref)
     assert made.artifacts.plan == first.plan == plan
 
 
