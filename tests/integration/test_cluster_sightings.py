@@ -81,7 +81,10 @@ def test_a_cluster_that_is_gone_hides_no_other(kubectl: Path, tmp_path: Path) ->
     ("said", "words"),
     [
         ('Get "https://127.0.0.1:1/api/v1/pods": read tcp 127.0.0.1:2->127.0.0.1:1: read: reset', "does not answer"),
-        ('Error from server (InternalError): failed calling webhook: Post "https://a/b": reset', "the cluster refuses"),
+        (
+            'Error from server (InternalError): failed calling webhook: Post "https://a/b": reset',
+            "the cluster rejected the request",
+        ),
     ],
 )
 def test_a_connection_that_broke_is_no_refusal(kubectl: Path, said: str, words: str) -> None:
