@@ -16,7 +16,7 @@ def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | No
     Raises UsageError for a runtime whose GPUs are not those of one host, and what `profile_on_host` raises.
     """
     if runtime is not None and runtime in REGISTRY and runtime_class(runtime).cluster_managed:
-        hint = "`deploy add model`, then `deploy add profile --hardware NAME`"
+        hint = "`deploy add model`, then `deploy add profile` with `--hardware`"
         raise UsageError(f"`--model` reads the GPUs of a host; `{runtime}` chooses one later", hint=hint)
     runner = runner_for(resolve_host_ref(runtime or "docker", home, host))
     found = profile_on_host(model, home, runner, os.environ, gpus=gpus)

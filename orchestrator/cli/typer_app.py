@@ -16,6 +16,7 @@ from typer.main import get_command, get_group
 
 from orchestrator.cli.commands import (
     ALIASES,
+    PROFILE_KEYS,
     PROGRAM,
     RENAMED,
     RENAMED_OPTIONS,
@@ -199,6 +200,8 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         said = ": ".join(_begun_small(part) for part in said.partition(" (Possible")[0].split(": "))
         if renamed:
             near = f"did you mean `{renamed}`?"
+        elif option in PROFILE_KEYS and any("--set" in each.opts for each in ctx.command.params):
+            near = f"`--set {PROFILE_KEYS[option]}=VALUE`"
         raise UsageError(said, hint=near or _begun_small(more) or help_) from error
 
 

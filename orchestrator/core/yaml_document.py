@@ -55,8 +55,11 @@ def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileErr
     try:
         data = reader.document()
     except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise fault(f"invalid YAML: {error.problem}", location=f"{name}{line}") from error
+        mark, problem = error.problem_mark, error.problem
+        place = f":{mark.line + 1}" if mark else ""
+        if mark and "'\\t'" in str(problem):
+            problem, place = "a tab where YAML needs spaces", f"{place}:{mark.column + 1}"
+        raise fault(f"invalid YAML: {problem}", location=f"{name}{place}") from error
     except yaml.reader.ReaderError as error:
         raise fault(f"not text: {error.reason}", location=name) from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a lone surrogate, an escape beyond Unicode

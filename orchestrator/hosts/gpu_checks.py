@@ -34,7 +34,8 @@ def gpus_present(subject: CheckContext) -> Iterator[Finding]:
         )
         yield fail("gpus", found, needed, "choose a profile for this host: `deploy profiles`")
         return
-    count, hint = len(inventory.gpus), "find the missing GPU: `sudo dmesg | grep -iE 'amdgpu|nvrm'`"
+    module = {"amd": "amdgpu", "nvidia": "nvrm"}[inventory.vendor]
+    count, hint = len(inventory.gpus), f"find the missing GPU: `sudo dmesg | grep -i {module}`"
     found = f"{_each(inventory.gpus, [gpu.name or 'GPU' for gpu in inventory.gpus])} by {inventory.tool}"
     if count <= max(subject.plan.gpus, default=0):
         yield fail("gpus", found, needed, hint)

@@ -14,6 +14,7 @@ from orchestrator.core.yaml_document import KeyPath
 from orchestrator.engine.flag_checks import ServerArgs, argument_problems, name_problem, port_problem
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
+from orchestrator.engine.options import Meaning
 from orchestrator.engine.serving import ServingFacts
 from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Capacity, Load, capacity_of, context_shortage
@@ -197,13 +198,16 @@ def weights_fit(context: RuleContext) -> Iterator[Problem]:
     if memory is None or (fraction is not None and not 0 < fraction < 1):
         return  # `flag_values_are_valid` reports it
     if memory.cache_bytes <= 0:
-        room = memory.free_bytes * memory.fraction
+        room, least = memory.free_bytes * memory.fraction, memory.weights_bytes / memory.free_bytes
+        hint = "raise `layout.tp`, or choose a smaller quantization"
+        if least < memory.safe_fraction:
+            hint = f"raise `{Meaning.MEMORY_FRACTION}` above {least:.2f}, to at most {memory.safe_fraction:g}"
         yield Problem(
             f"the weights leave no room for a cache: they need {memory.weights_bytes / 1e9:.1f} GB per GPU at tp "
             f"{context.profile.layout.tp.value}; sglang may use {room / 1e9:.1f} GB, {memory.fraction:g} of the "
             f"{memory.free_bytes / 1e9:.0f} GB free of {memory.vram_bytes / 1e9:.0f}",
             context.location("model", "weights_size"),
-            "raise `layout.tp`, or choose a smaller quantization",
+            hint,
         )
 
 

@@ -90,7 +90,7 @@ def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
     """
     gpu = inventory.gpus[0]
     if len({(each.arch, each.vram_bytes) for each in inventory.gpus}) > 1:
-        raise HostError("the GPUs of this host differ", hint="`deploy add profile --hardware NAME --gpus N`")
+        raise HostError("the GPUs of this host differ", hint="`deploy add profile --gpus N` for GPUs that are alike")
     entries = dict(_entries(inventory, gpu, catalog))
     names = sorted(
         {name for name, entry in entries.items() if (entry.gpu_product or "") in (gpu.name or "")} or entries
@@ -101,7 +101,7 @@ def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
     if names:
         hint = f"`deploy add profile --hardware {names[0]}`"
         raise HostError(f"several hardware entries describe this host's GPUs ({shown}): {', '.join(names)}", hint=hint)
-    hint = "describe them in `$DEPLOY_HOME/profiles/hardware/NAME.yaml`, then `deploy add profile --hardware NAME`"
+    hint = "describe them in `$DEPLOY_HOME/profiles/hardware/NAME.yaml`"
     raise HostError(f"no hardware entry describes this host's GPUs: {shown}", hint=hint)
 
 

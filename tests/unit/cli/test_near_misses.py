@@ -1,0 +1,53 @@
+"""What a user means by a wrong option or value is in the hint."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.core.errors import DeployError, ProfileError
+
+
+def refused(*argv: str) -> DeployError:
+    with pytest.raises(DeployError) as caught:
+        CliRunner().invoke(app, [*argv], catch_exceptions=False)
+    return caught.value
+
+
+@pytest.mark.parametrize(("option", "key"), [("--port", "server.port"), ("--tp", "layout.tp")])
+def test_an_option_that_is_a_key_of_the_profile_names_the_key(option: str, key: str) -> None:
+    assert refused("up", "cpu-tiny", option, "1").hint == f"`--set {key}=VALUE`"
+
+
+def test_a_command_without_set_does_not_advise_it() -> None:
+    assert "--set" not in (refused("down", "cpu-tiny", "--port", "1").hint or "")
+
+
+def test_a_number_in_quotes_and_a_tab_are_named(tmp_path: Path) -> None:
+    profile = tmp_path / "mine.yaml"
+    profile.write_text('extends: cpu-tiny\nlayout:\n  tp: "1"\n')
+    error = refused("show", str(profile))
+    assert isinstance(error, ProfileError)
+    assert [problem.hint for problem in error.problems_or_self()] == ["without quotes it is a number"]
+    profile.write_text("extends: cpu-tiny\nlayout:\n\ttp: 1\n")
+    error = refused("show", str(profile))
+    assert (error.message, error.location) == ("invalid YAML: a tab where YAML needs spaces", f"{profile}:3:1")
+
+
+def test_a_fraction_that_is_too_small_is_to_be_raised() -> None:
+    error = refused("show", "mi355x-tp8", "--set", "flags.mem-fraction-static=0.05")
+    assert isinstance(error, ProfileError)
+    assert "raise `mem-fraction-static` above 0.18, to at most 0.8" in [problem.hint for problem in error.problems_or_self()]
+
+
+def test_coverage_of_a_model_without_such_kernels_is_no_failure() -> None:
+    done = CliRunner().invoke(app, ["kernels", "coverage", "cpu-tiny"])
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "not applicable" in done.stderr
+
+
+@pytest.mark.parametrize("more", [["cpu-tiny"], ["--locked"], ["--from", "cpu-tiny/1"]])
+def test_a_model_is_the_only_source_of_its_server(more: list[str]) -> None:
+    assert refused("up", "--model", "OWNER/NAME", *more).message == "`--model` takes no profile, run or lockfile"
+    assert refused("up", "cpu-tiny", "--gpus", "2").message == "`--gpus` needs `--model`"
