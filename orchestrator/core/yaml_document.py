@@ -57,7 +57,8 @@ def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileErr
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark, error.problem
         place = f":{mark.line + 1}" if mark else ""
-        if mark and "'\\t'" in str(problem):
+        line = text.split("\n")[mark.line] if mark and mark.line <= text.count("\n") else ""
+        if mark and line[mark.column :].startswith("\t"):
             problem, place = "a tab where YAML needs spaces", f"{place}:{mark.column + 1}"
         raise fault(f"invalid YAML: {problem}", location=f"{name}{place}") from error
     except yaml.reader.ReaderError as error:
