@@ -308,7 +308,7 @@ def test_shared_experts_that_the_checkpoint_keeps_apart_have_to_be_told_to_the_e
 
     facts = facts_of(Home(tmp_path), plan)
 
-    with pytest.raises(ProfileError, match="would fuse shared experts that its checkpoint keeps apart") as caught:
+    with pytest.raises(ProfileError, match="would fuse shared experts that its checkpoint keeps separate") as caught:
         started_before(plan, Home(tmp_path)).decide(facts)
     assert "`deploy up PROFILE` sets `--disable-shared-experts-fusion`" in caught.value.hint
 
