@@ -87,17 +87,11 @@ _ON: Final = {"--on": "--runtime"}
 _UNTUNED: Final = {"--accept-untuned": "--allow-untuned"}
 # Keys of a profile that a user may take for options.
 PROFILE_KEYS: Final[Mapping[str, str]] = {
-    "--api-key": "server.api_key_env",
-    "--context-length": "flags.context-length",
     "--dp": "layout.dp",
-    "--dp-size": "layout.dp",
     "--ep": "layout.ep",
-    "--mem-fraction-static": "flags.mem-fraction-static",
     "--port": "server.port",
     "--replicas": "replicas",
-    "--tensor-parallel-size": "layout.tp",
     "--tp": "layout.tp",
-    "--tp-size": "layout.tp",
 }
 RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "add profile": {"--like": "--base", "--context": "--max-context"},

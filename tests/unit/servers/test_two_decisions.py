@@ -129,7 +129,7 @@ def machine(**sections: str) -> Runner:
 
 def refused(request: UpRequest, home: Home) -> str:
     """Why the host is refused; `Reached` passes through where something was prepared before."""
-    with pytest.raises(HostError, match="the machine is not ready") as caught:
+    with pytest.raises(HostError, match="the host is not ready") as caught:
         up.up(request, home)
     return "; ".join(problem.message for problem in caught.value.problems_or_self())
 
