@@ -18,6 +18,7 @@ from real_servers import RealServers
 from schedule import GroupScheduling, slowest_groups, sort_longest_first
 from summary import last_lines, needless
 
+from orchestrator.core.console import expect_json
 from orchestrator.core.secrets import set_known
 
 # `make attack` draws new random faults each time; the other targets repeat the same ones.
@@ -145,6 +146,7 @@ def pytest_terminal_summary(
 
 @pytest.fixture(autouse=True)
 def no_secret_outlives_its_test() -> Iterator[None]:
-    """What one test makes a secret is an ordinary text in the next."""
+    """What one test makes a secret is an ordinary text in the next; errors are JSON only where a test asks for it."""
     yield
     set_known(())
+    expect_json(False)
