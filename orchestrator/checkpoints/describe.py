@@ -224,7 +224,7 @@ class _FactReader:
         found = parsers_of(self.name, self.config.model_type, self.outline.chat_template)
         for flag in PARSERS:
             if flag not in {parser.flag for parser in found} and not self.is_overridden(f"flags.{flag}"):
-                self.notes.append(f"no default `{flag}` for this architecture: `--set flags.{flag}=NAME`")
+                self.notes.append(f"no default `{flag}` for this checkpoint: `--set flags.{flag}=NAME`")
         if "auto_map" in self.config.data and not self.is_overridden(f"flags.{Meaning.CHECKPOINT_CODE}"):
             self.notes.append(
                 f"{CONFIG} names code of the checkpoint (`auto_map`); if sglang does not support the architecture, "

@@ -84,6 +84,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
 }
 
 PARSERS: Final = ("reasoning-parser", "tool-call-parser")
+_SPOKEN_OF: Final = dict(zip(PARSERS, ("think", "tool"), strict=True))  # words of a template that needs the parser
 _COOKBOOK: Final = "sglang cookbook "
 
 
@@ -129,8 +130,13 @@ _TEMPLATES: Final[tuple[tuple[tuple[str, ...], str | None, str | None], ...]] = 
 
 
 def parsers_of(architecture: str, model_type: str, template: str) -> tuple[ParserFlag, ...]:
-    """Return the parser options for a checkpoint: by its chat template, else by its `model_type` or architecture."""
-    found = {parser.flag: parser for name in (architecture, model_type) for parser in _PARSERS.get(name, ())}
+    """Return the parser options for a checkpoint: by its chat template, else by its `model_type` or architecture.
+
+    A template without the word for thinking, or for tools, needs no such parser. sglang does not start with a reasoning
+    parser whose tokens the tokenizer lacks (0.5.16, constrained/reasoner_grammar_backend.py:246).
+    """
+    known = (parser for name in (architecture, model_type) for parser in _PARSERS.get(name, ()))
+    found = {each.flag: each for each in known if not template or _SPOKEN_OF[each.flag] in template}
     texts, *values = next((rule for rule in _TEMPLATES if all(text in template for text in rule[0])), ((), None, None))
     for flag, value in zip(PARSERS, values, strict=True):
         if value is not None:

@@ -16,6 +16,7 @@ class Meaning(StrEnum):
     WINDOW_RATIO = "swa-full-tokens-ratio"
     METRICS = "enable-metrics"
     CACHED_TOKENS_REPORT = "enable-cache-report"
+    REASONING_PARSER = "reasoning-parser"
     TOOL_PARSER = "tool-call-parser"
     CHECKPOINT_CODE = "trust-remote-code"
     FIRST_GPU = "base-gpu-id"

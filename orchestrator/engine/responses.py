@@ -5,7 +5,7 @@ a response contains, parsing raises no other error than UnexpectedResponseError.
 """
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -73,6 +73,7 @@ class ChatResponse:
 
     text: str  # reasoning first
     content: str  # without the reasoning
+    tools: tuple[str, ...]  # names of the called tools; not read from a stream
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
@@ -251,6 +252,7 @@ def read_chat(data: Json) -> ChatResponse:
     return ChatResponse(
         text=_said(message),
         content=optional_text(message, "content") or "",
+        tools=tuple(_called_tools(message)),
         finish_reason=_ending(choices[0]) or name(choices[0], "finish_reason"),
         prompt_tokens=number(usage, "prompt_tokens"),
         completion_tokens=number(usage, "completion_tokens"),
@@ -281,6 +283,7 @@ def read_chat_events(events: Iterable[bytes]) -> ChatResponse:
     return ChatResponse(
         text=text.getvalue(),
         content=content.getvalue(),
+        tools=(),
         finish_reason=reason,
         prompt_tokens=number(usage, "prompt_tokens"),
         completion_tokens=number(usage, "completion_tokens"),
@@ -309,6 +312,11 @@ def read_completion_event(event: bytes) -> tuple[str, str | None]:
     choices = get_objects(read_object(event, path=COMPLETIONS), "choices")
     reasons = [reason for choice in choices if (reason := _ending(choice))]
     return "".join(optional_text(choice, "text") or "" for choice in choices), reasons[-1] if reasons else None
+
+
+def _called_tools(message: Json) -> Iterator[str]:
+    for call in get_objects(message, "tool_calls") if message.get("tool_calls") else ():
+        yield name(get_object(call, "function"), "name")
 
 
 def _said(message: Json) -> str:

@@ -78,6 +78,7 @@ class ServingFacts:
     cached_tokens_report: bool  # in `usage`
     metrics: bool
     grammar: bool  # structured output
+    reasoning_parser: str | None
     tool_parser: str | None
     expert_fusion: bool | None  # of the shared experts with the routed ones
     fusion_vetoes: tuple[str, ...]  # options that turn that fusion off unless it is enforced
@@ -122,6 +123,7 @@ def serving_facts(
         metrics=given.has("enable-metrics"),
         # On a CPU the default backend crashes the scheduler, so only an explicit backend counts.
         grammar=grammar != "none" and (grammar is not None or platform != "cpu"),
+        reasoning_parser=given.text("reasoning-parser"),
         tool_parser=given.text("tool-call-parser"),
         expert_fusion=_expert_fusion(given),
         fusion_vetoes=tuple(_fusion_vetoes(given)),

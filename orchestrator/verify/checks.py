@@ -16,6 +16,7 @@ from orchestrator.engine.requests import Body, chat_body, completion_body, gener
 from orchestrator.engine.responses import ChatResponse, Json, UnexpectedResponseError, number, read_cached
 from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.verify.client import NotOfferedError, SmokeClient
+from orchestrator.verify.parser_checks import reasoning_separated, tool_call_parsed
 from orchestrator.verify.questions import is_correct
 from orchestrator.verify.report import CheckOutcome, failed, passed, skipped, warning
 from orchestrator.verify.target import Target
@@ -294,6 +295,8 @@ CHECKS: Final[tuple[tuple[str, Check], ...]] = (
     ("DP ranks", dp_ranks),
     ("speculative decoding", speculative_decoding),
     ("structured output", structured_output),
+    ("tool call parsed", tool_call_parsed),
+    ("reasoning separated", reasoning_separated),
     ("bad requests rejected", bad_requests_rejected),
     ("overlong prompt rejected", overlong_prompt_rejected),
     ("metrics", metrics),
@@ -302,8 +305,13 @@ CHECKS: Final[tuple[tuple[str, Check], ...]] = (
 
 
 def checks_for(target: Target) -> tuple[tuple[str, Check], ...]:
-    """The checks of a target: one whose model has no questions is not asked any."""
-    return tuple((name, check) for name, check in CHECKS if target.questions or check is not correct_answers)
+    """The checks of a target: without those of questions and parsers that it does not have."""
+    needs: dict[Check, object] = {
+        correct_answers: target.questions,
+        tool_call_parsed: target.tool_parser,
+        reasoning_separated: target.reasoning_parser,
+    }
+    return tuple((name, check) for name, check in CHECKS if needs.get(check, True))
 
 
 def _not_the_same(client: SmokeClient, evidence: str) -> CheckOutcome:

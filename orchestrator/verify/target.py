@@ -30,6 +30,8 @@ class Target:
     cache_report: bool  # per-request cached tokens in `usage`
     metrics: bool
     grammar: bool
+    reasoning_parser: str | None
+    tool_parser: str | None
     questions: tuple[SmokeQuestion, ...]  # with one right answer each
     prefill_chunk: int | None  # tokens; None where the plan sets none
     wrong_answers: tuple[PlanWarning, ...]  # what may make answers wrong
@@ -67,6 +69,8 @@ def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: 
         cache_report=read_cached(usage) is not None,
         metrics=bool(read_metrics(exported.encode())),
         grammar=True,
+        reasoning_parser=None,
+        tool_parser=None,
         questions=(),
         prefill_chunk=None,
         wrong_answers=(),
@@ -90,6 +94,8 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
         cache_report=facts.cached_tokens_report,
         metrics=facts.metrics,
         grammar=facts.grammar,
+        reasoning_parser=facts.reasoning_parser,
+        tool_parser=facts.tool_parser,
         questions=plan.model.questions,
         prefill_chunk=facts.prefill_chunk,
         wrong_answers=plan.wrong_answers,
@@ -118,6 +124,8 @@ def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret |
         cache_report=info.reports_cache,
         metrics=bool(server.metrics()),
         grammar=True,
+        reasoning_parser=None,
+        tool_parser=None,
         questions=(),
         prefill_chunk=None,
         wrong_answers=(),

@@ -59,7 +59,8 @@ def asked(url: str) -> str:
 def target(url: str) -> Target:
     return Target(
         url=url, served_name="tiny", context_length=32768, dp=1, speculative=False, prefix_cache=True,
-        cache_report=True, metrics=True, grammar=True, questions=(), prefill_chunk=None, wrong_answers=(),
+        cache_report=True, metrics=True, grammar=True, reasoning_parser=None, tool_parser=None, questions=(),
+        prefill_chunk=None, wrong_answers=(),
         nondeterministic=(), greedy=(),
         api_key=None,
     )  # fmt: skip

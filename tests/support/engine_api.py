@@ -63,6 +63,8 @@ class EngineApi:
     accept_length: float | None = None  # 1.0: no draft is accepted; None: no speculation
     knows: Mapping[str, str] = field(default_factory=dict)  # the end of what is asked -> the answer to it
     thinks: bool = False  # aloud, in the place that is for it
+    thoughts: str = ""  # where they go if asked for: "apart", "in the answer" or "everything"
+    calls: str = ""  # how a call of the offered tool comes back: "parsed", "as text" or "of another"
     wait_for_detokenizer: Callable[[], None] = lambda: None
 
     # behaviors
@@ -218,13 +220,24 @@ class EngineApi:
         known = [a for q, a in self.knows.items() if said.endswith(q) and q not in self.wrong and knows]
         if known and "response_format" not in body:
             pieces = known[:1]
+        if self.calls == "as text" and "tools" in body:
+            pieces = ["<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>"]
+        thinking = body.get("chat_template_kwargs", {}).get("enable_thinking")
+        if thinking and self.thoughts:
+            pieces = {"apart": ["14"], "in the answer": ["Two times seven.</think>14"], "everything": [""]}[
+                self.thoughts
+            ]
 
         def part(text: str, whole: bool) -> Json:
-            thought = "Let me see." if self.thinks and whole else None
+            apart = self.thinks or (thinking and self.thoughts in {"apart", "everything"})
+            thought = "Let me see." if apart and whole else None
             content = {"role": "assistant", "content": text, "reasoning_content": thought}
+            if "tools" in body and self.calls in {"parsed", "of another"}:
+                called = "get_weather" if self.calls == "parsed" else "get_time"
+                content["tool_calls"] = [{"type": "function", "function": {"name": called, "arguments": "{}"}}]
             return {"message" if whole else "delta": content}
 
-        return self._openai(body, len(prompt), pieces, cached, part, stops=bool(known))
+        return self._openai(body, len(prompt), pieces, cached, part, stops=bool(known) or bool(thinking))
 
     def _pieces(self, body: Json, prompt: list[int]) -> tuple[list[str], int]:
         """The text of an answer in the pieces of its stream, and how much of the prompt came from the cache."""

@@ -119,7 +119,7 @@ CODER = "{%- for tool in tools %}<function={{ tool.name }}>\n<parameter=x>{% end
             json.dumps({"chat_template": [{"name": "default", "template": CODER}]}),
             "qwen3_coder",
         ),
-        ("chat_template.jinja", "{{ messages }}", "qwen"),
+        ("chat_template.jinja", "{{ messages }}{{ tools }}", "qwen"),
         ("tokenizer_config.json", json.dumps({"chat_template": [1, None]}), "qwen"),
     ],
 )
@@ -131,6 +131,18 @@ def test_the_chat_template_decides_the_parser_before_the_architecture(
     fact = described(tmp_path / "coder").facts["flags.tool-call-parser"]
     assert fact.value == parser
     assert ("chat template: `<function=`" in fact.source) == (parser == "qwen3_coder")
+
+
+def test_a_template_without_thinking_or_tools_needs_no_parser(tmp_path: Path) -> None:
+    write_public(tmp_path / "plain", "GLM-4.7-Flash")
+    (tmp_path / "plain/chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    found = described(tmp_path / "plain")
+    assert not {key for key in found.facts if key.startswith("flags.")}
+    assert "no default `reasoning-parser` for this checkpoint: `--set flags.reasoning-parser=NAME`" in found.notes
+    (tmp_path / "plain/chat_template.jinja").write_text("<think></think>{{ tools }}")
+    assert values(described(tmp_path / "plain"))["flags.reasoning-parser"] == "glm45"
 
 
 def test_a_width_of_shared_experts_is_one_shared_expert(tmp_path: Path) -> None:

@@ -62,6 +62,35 @@ def test_an_honest_server_passes_everything() -> None:
     assert len(report.checks) == 15
 
 
+PARSED = dataclasses.replace(TARGET, reasoning_parser="qwen3", tool_parser="qwen")
+
+
+@pytest.mark.parametrize(
+    ("behaviors", "check", "verdict", "evidence"),
+    [
+        ({"calls": "parsed"}, "tool call parsed", Verdict.PASSED, "called `get_weather`"),
+        ({"calls": "as text"}, "tool call parsed", Verdict.FAILED, "`tool-call-parser` qwen left a call in the text"),
+        ({"calls": "of another"}, "tool call parsed", Verdict.FAILED, "called `get_time`, not `get_weather`"),
+        ({}, "tool call parsed", Verdict.SKIPPED, "the model called no tool"),
+        ({"thoughts": "apart"}, "reasoning separated", Verdict.PASSED, "11 characters of reasoning apart"),
+        (
+            {"thoughts": "in the answer"},
+            "reasoning separated",
+            Verdict.FAILED,
+            "`reasoning-parser` qwen3 left `</think>` in the answer",
+        ),
+        ({"thoughts": "everything"}, "reasoning separated", Verdict.FAILED, "took the whole answer for reasoning"),
+        ({}, "reasoning separated", Verdict.SKIPPED, "the model did not reason"),
+    ],
+)
+def test_a_parser_of_another_model_is_found(
+    behaviors: dict[str, str], check: str, verdict: Verdict, evidence: str
+) -> None:
+    found = {each.name: each for each in run(engine(**behaviors), PARSED).checks}[check]
+    assert (found.verdict, evidence in found.evidence) == (verdict, True), found
+    assert check not in verdicts(run(engine(**behaviors)))  # without a parser nothing is asked
+
+
 LIES = {
     "another model": (engine(model="llama"), "served model", "serves `llama`, not `glm-5.2`"),
     "a shorter context": (engine(context=2048), "served model", "takes 2048 tokens, the profile says 4096"),

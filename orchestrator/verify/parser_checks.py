@@ -1,0 +1,52 @@
+"""The checks of the parsers: whether tool calls and reasoning leave the text of the answer."""
+
+from typing import Final
+
+from orchestrator.core.secrets import excerpt
+from orchestrator.engine.options import Meaning
+from orchestrator.engine.requests import chat_body
+from orchestrator.verify.client import SmokeClient
+from orchestrator.verify.report import CheckOutcome, failed, passed, skipped
+
+_TOKENS: Final = 512  # enough for a call or the end of a short thought
+_NAME: Final = "get_weather"
+_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Get the current weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+# Texts that begin or end reasoning (sglang 0.5.21, srt/parser/reasoning_parser.py).
+_MARKS: Final = ("<think>", "</think>", "◁think▷", "◁/think▷", "<mm:think>", "<|channel|>", "<|channel>")
+
+
+def tool_call_parsed(client: SmokeClient) -> CheckOutcome:
+    """A tool call comes back as text, because the tool-call parser is that of another model."""
+    more = {"tools": [_TOOL], "chat_template_kwargs": {"enable_thinking": False}}
+    question = f"What is the weather in Paris now? Call the tool `{_NAME}`."
+    answer = client.chat(chat_body(client.target.served_name, question, tokens=_TOKENS, **more))
+    if answer.tools:
+        called = ", ".join(f"`{tool}`" for tool in answer.tools)
+        return passed(f"called {called}") if set(answer.tools) == {_NAME} else failed(f"called {called}, not `{_NAME}`")
+    if _NAME in answer.text.replace(f"`{_NAME}`", ""):
+        said = excerpt(answer.text, 60)
+        return failed(f"`{Meaning.TOOL_PARSER}` {client.target.tool_parser} left a call in the text: {said!r}")
+    return skipped("the model called no tool")
+
+
+def reasoning_separated(client: SmokeClient) -> CheckOutcome:
+    """Reasoning stands in the answer, or the answer in the reasoning: the reasoning parser is that of another model."""
+    parser = f"`{Meaning.REASONING_PARSER}` {client.target.reasoning_parser}"
+    more = {"chat_template_kwargs": {"enable_thinking": True}}
+    question = "How many days are in two weeks? Think first."
+    answer = client.chat(chat_body(client.target.served_name, question, tokens=_TOKENS, **more))
+    if marks := [mark for mark in _MARKS if mark in answer.content]:
+        return failed(f"{parser} left `{marks[0]}` in the answer: {excerpt(answer.content, 60)!r}")
+    reasoning = len(answer.text) - len(answer.content)
+    if not reasoning:
+        return skipped("the model did not reason")
+    if not answer.content and answer.finish_reason == "stop":
+        return failed(f"{parser} took the whole answer for reasoning: {excerpt(answer.text, 60)!r}")
+    return passed(f"{reasoning} characters of reasoning apart from the answer")
