@@ -31,6 +31,7 @@ from orchestrator.engine.foreign import require_engine
 from orchestrator.engine.requests import Api
 from orchestrator.plan.plan import PlanWarning
 
+SHORT: Final = "short"  # the workload where neither the command nor a profile names one
 _LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", re.IGNORECASE)
 
 
@@ -56,6 +57,7 @@ class BenchTarget:
     warnings: tuple[PlanWarning, ...]  # of the plan
     kernel_gate: Callable[[], dict[str, object] | None]  # reads the kernel gate from the server log
     engine: str | None = None  # named by the user; None: detected
+    workload: str = SHORT  # name or file that is used if the command names none
     gpus: range | None = None  # GPU indices on the host of the server; None if unknown
     replica_urls: tuple[str, ...] = ()  # base URLs of the replicas of a gateway
     may_be_local: bool = True  # False: a local port that forwards to a cluster
@@ -112,7 +114,7 @@ class ClaimedHardware:
 
 def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
     """Measure, and return the result with its directory. Raises UsageError, and what `measure` raises."""
-    name, workload = _workload(options)
+    name, workload = _workload(options, target.workload)
     workload, overridden = apply_changes(workload, options.changes)
     reasons, hint = unjudgeable_rates(workload)
     if reasons:
@@ -149,8 +151,8 @@ def _api(target: BenchTarget, options: BenchOptions) -> str:
     return options.api
 
 
-def _workload(options: BenchOptions) -> tuple[str, Workload]:
-    """Return the name and the workload of the options. Raises UsageError for a missing or ambiguous workload."""
+def _workload(options: BenchOptions, default: str) -> tuple[str, Workload]:
+    """Return the name and the workload of the options, else the default. Raises UsageError for an ambiguous one."""
     input_tokens, output_tokens = options.tokens
     if options.workload is not None:
         if input_tokens is not None or output_tokens is not None:
@@ -160,10 +162,9 @@ def _workload(options: BenchOptions) -> tuple[str, Workload]:
             )
         return workload_name(options.workload), load_workload(options.workload)
     if input_tokens is None and output_tokens is None:
-        raise UsageError(
-            "what is to be sent?",
-            hint="name a workload with `-w`, or say `--input-tokens TOKENS --output-tokens TOKENS --request-rate RPS`",
-        )
+        found = load_workload(default)
+        note(f"workload `{workload_name(default)}`: {found.description} (`-w` names another)")
+        return workload_name(default), found
     rates = options.changes.request_rates
     needed = {"--input-tokens 800": input_tokens, "--output-tokens 64": output_tokens, "--request-rate 1,2,4": rates}
     if missing := [f"`{option}`" for option, value in needed.items() if value is None]:

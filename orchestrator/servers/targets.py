@@ -1,11 +1,13 @@
 """Targets of measurements: a server by its name, or an endpoint by its URL."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.result_files import provenance_of
-from orchestrator.bench.run import BenchTarget, ClaimedHardware, is_url
+from orchestrator.bench.run import SHORT, BenchTarget, ClaimedHardware, is_url
+from orchestrator.core.catalog import Catalog
+from orchestrator.core.errors import DeployError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
@@ -13,8 +15,11 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
+from orchestrator.plan.lock import LOCK_FILE
+from orchestrator.planner.planning import read_profile
+from orchestrator.runs.run_dir import load_lock
 from orchestrator.runtimes import runtime_class
-from orchestrator.servers.servers import Servers, api_key, open_servers
+from orchestrator.servers.servers import Server, Servers, api_key, open_servers
 from orchestrator.servers.start.verify import unidentified_server
 from orchestrator.verify.target import target_from_server_info, target_of
 
@@ -56,10 +61,21 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
         provenance=provenance,
         warnings=plan.warnings if plan else (),
         kernel_gate=look,
+        workload=_workload_of(server, servers.home) or SHORT,
         gpus=plan.gpus if plan else None,
         replica_urls=tuple(replica.url for replica in handle.replicas),
         may_be_local=runtime_class(handle.runtime).is_local,
     )
+
+
+def _workload_of(server: Server, home: Home) -> str | None:
+    """Return the workload of the profile that the server was started from; None if it names none or is unreadable."""
+    if server.run is None:
+        return None
+    with suppress(DeployError):
+        lock, _ = load_lock(server.run.path / LOCK_FILE)
+        return read_profile(lock.profile, overrides=lock.overrides, catalog=Catalog.of(home)).profile.workload
+    return None
 
 
 def resolve_target(

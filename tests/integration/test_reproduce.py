@@ -108,6 +108,12 @@ def test_a_running_server_is_measured_and_keeps_running(publication: Publication
     assert status["name"] == "tiny-again"
     assert processes_with(f"--port {publication.port}")
 
+    own = deploy.run(
+        "bench", "tiny-again", "--request-rate", "5", "--requests", "10", "--output", str(tmp_path / "own")
+    )
+    assert own.returncode == 0, own.stderr
+    assert "note: workload `smoke-tiny`: 500 in / 24 out" in own.stderr  # that of the profile
+
     assert deploy.run("down", "tiny-again").returncode == 0
     nothing_is_left(deploy, publication.port)
 

@@ -236,16 +236,22 @@ def options(
 
 
 def test_a_load_without_a_file() -> None:
-    name, workload = command._workload(options(tokens=(800, 64), rates=(1.0, 2.0)))
+    name, workload = command._workload(options(tokens=(800, 64), rates=(1.0, 2.0)), "short")
 
     assert name == "800-in-64-out"
     assert (workload.input_tokens, workload.output_tokens, workload.request_rates) == (800, 64, (1.0, 2.0))
 
 
+@pytest.mark.parametrize("default", ["short", "smoke-tiny"])
+def test_without_a_workload_the_default_is_named_and_sent(default: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, workload = command._workload(options(), default)
+    assert (name, workload) == (default, load_workload(default))
+    assert f"note: workload `{default}`: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("asked", "hint"),
     [
-        (options(), "--input-tokens TOKENS --output-tokens TOKENS --request-rate RPS"),
         (options(workload="smoke-tiny", tokens=(800, 64), rates=(1.0,)), "leave them out, or `-w`"),
         (options(workload="smoke-tiny", tokens=(None, 64)), "leave them out, or `-w`"),
         (options(tokens=(800, 64)), "add `--request-rate 1,2,4`"),
@@ -255,7 +261,7 @@ def test_a_load_without_a_file() -> None:
 )
 def test_a_load_that_is_not_said_is_asked_for(asked: BenchOptions, hint: str) -> None:
     with pytest.raises(UsageError) as raised:
-        command._workload(asked)
+        command._workload(asked, "short")
 
     assert hint in raised.value.hint
 
