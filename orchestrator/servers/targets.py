@@ -15,10 +15,9 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
-from orchestrator.plan.lock import LOCK_FILE
 from orchestrator.planner.planning import read_profile
-from orchestrator.runs.run_dir import load_lock
 from orchestrator.runtimes import runtime_class
+from orchestrator.servers.run_history import read_request
 from orchestrator.servers.servers import Server, Servers, api_key, open_servers
 from orchestrator.servers.start.verify import unidentified_server
 from orchestrator.verify.target import target_from_server_info, target_of
@@ -70,11 +69,11 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
 
 def _workload_of(server: Server, home: Home) -> str | None:
     """Return the workload of the profile that the server was started from; None if it names none or is unreadable."""
-    if server.run is None:
+    asked = read_request(server.run) if server.run is not None else None
+    if asked is None:
         return None
     with suppress(DeployError):
-        lock, _ = load_lock(server.run.path / LOCK_FILE)
-        return read_profile(lock.profile, overrides=lock.overrides, catalog=Catalog.of(home)).profile.workload
+        return read_profile(asked.profile, overrides=asked.overrides, catalog=Catalog.of(home)).profile.workload
     return None
 
 
