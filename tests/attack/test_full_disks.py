@@ -225,4 +225,4 @@ def test_where_a_wheel_is_downloaded_is_named(place: Place, disk: Path) -> None:
     ended = place.start("add", "engine", "9.9.9", "--flags-only", **index).wait()
     assert not list(ended.faults(4))
     assert named(ended, disk), ended.stderr
-    assert "or point DEPLOY_HOME" in ended.stderr
+    assert "or set DEPLOY_HOME" in ended.stderr

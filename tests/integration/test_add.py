@@ -88,7 +88,7 @@ def test_a_repository_is_read_by_its_headers(tmp_path: Path) -> None:
 def test_a_hub_that_does_not_answer_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="cannot reach the hub") as caught:
         add_model(REPOSITORY, Home(tmp_path), name="own", environ={"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"})
-    assert "choose a directory" in caught.value.hint
+    assert "name a directory" in caught.value.hint
 
 
 @pytest.mark.engine

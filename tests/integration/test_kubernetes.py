@@ -52,7 +52,7 @@ def namespace(cluster: OwnCluster, request: pytest.FixtureRequest) -> Iterator[s
     cluster.kubectl("create", "namespace", name)
     yield name
     own = ("--namespace", name, "--selector", "deploy.name")
-    wait_for(lambda: not cluster.get("replicasets", *own))  # the cluster ends them after their Deployment
+    wait_for(lambda: not cluster.get("replicasets,pods", *own))  # the cluster ends them after their Deployment
     left = cluster.get("all,secrets,networkpolicies", *own)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
     assert not left, [f"{each['kind']} {each['metadata']['name']}" for each in left]

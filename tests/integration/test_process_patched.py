@@ -273,7 +273,7 @@ def test_caches_are_removed_but_copies_that_serve(tmp_path: Path) -> None:
         assert (known["place"], known["used_by"]) == (str(copy.folder), ["sleeper"])
         assert known["made_for"] == {"sglang": "0.5.14", "patches": "rocm-cuda-runtime-guard"}
         assert known["kept"] == "used by `sleeper`"
-        assert f"`{copy.folder}` stays: used by `sleeper`" in deploy.run("prune", "--caches").stderr
+        assert f"`{copy.folder}` is kept: used by `sleeper`" in deploy.run("prune", "--caches").stderr
         assert copy.folder.is_dir()
     finally:
         runtime.stop(handle, grace=0)

@@ -73,7 +73,7 @@ def test_the_probe_asks_each_rank_and_tells_fp32_from_bf16(replicas: CpuServer, 
     report, _ = run_probe(exact, reference_of(rounded, options), options, against="bf16")
     print(report.to_table())
     assert report.ok
-    assert report.differences == ("`dtype` is float32 here, auto in the reference",)
+    assert report.differences == ("`dtype` is float32 on the server, auto in the reference",)
     beside = [row for row in report.rows if row.what == "the reference"]
     assert {row.whose for row in beside} == {"rank 0", "rank 1"}
     assert all(row.whole.mean > 1e-4 for row in beside)  # rounding, and the limit is of the noisier side

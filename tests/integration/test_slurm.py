@@ -169,7 +169,7 @@ def test_a_place_that_comes_free_is_taken_and_a_killed_up_leaves_its_job_to_be_f
 
 def test_a_job_that_waits_is_cancelled_by_down(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     with taken(slurm_cluster, NODES), deploy.running(*scripted("waiting")) as command:
-        command.wait_for("job .* waits")
+        command.wait_for("job .* is pending")
         command.process.send_signal(signal.SIGKILL)
         command.process.wait()
         assert deploy.run("down", "waiting").returncode == 0

@@ -66,7 +66,7 @@ def test_a_sweep_is_cut_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shown = deploy.run("show", "out/cpu-tiny-swept.yaml", "--explain", "--json")
     rows = {row["key"]: row for row in json.loads(shown.stdout)}
     assert rows["env.SCRIPTED_STEP"]["origin"] == "measured"
-    assert "as `cpu-tiny` is" in rows["env.SCRIPTED_STEP"]["source"]
+    assert "for `cpu-tiny` itself" in rows["env.SCRIPTED_STEP"]["source"]
 
 
 def test_no_thread_of_its_libraries_hears_signals() -> None:
