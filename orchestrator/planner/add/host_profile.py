@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.console import note
 from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_model
@@ -57,7 +58,11 @@ def profile_on_host(
         raise UsageError(
             f"this host has {hardware.gpus} GPU{'s' * (hardware.gpus != 1)}, not {gpus}", hint="`--gpus N`"
         )
-    model = _model_of(where, catalog) or add_model(where, home, environ=environ).name
+    if (model := _model_of(where, catalog)) is None:
+        added = add_model(where, home, environ=environ)
+        model = added.name
+        for text in added.notes:
+            note(text)
     request = ProfileRequest(
         model=model,
         hardware=hardware.name,
