@@ -24,7 +24,8 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.images.sources import input_digests
-from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
+from orchestrator.kernels.plan_coverage import report_coverage, report_table, warn_untuned
+from orchestrator.patches.schema import MOE_TABLE
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.cloud import rental_files
@@ -76,6 +77,7 @@ def command(
     `--input`. An `--image` is not inspected.
     """
     given, home, missing = named_files("--input", input_), Home.from_environment(), tuple[str, ...]()
+    table: bytes | None = None
     if package is not None and runtime not in LAUNCHERS:
         raise UsageError(
             "`--package` needs a launcher of rented machines", hint=f"`--runtime {'`, `--runtime '.join(LAUNCHERS)}`"
@@ -92,7 +94,8 @@ def command(
         artifacts = render_artifacts(plan, inputs)
         files = rendered_files(artifacts)
         missing = artifacts.build.missing_inputs if artifacts.build else ()
-    _report_kernels(plan, home, missing)
+        table = inputs.get(MOE_TABLE)
+    _report_kernels(plan, home, missing, table)
     report_warnings(plan)
     if output is not None:
         write_rendered(output, files)
@@ -103,8 +106,8 @@ def command(
         print_rendered(files)
 
 
-def _report_kernels(plan: Plan, home: Home, missing: Sequence[str]) -> None:
-    """Report the coverage of tuned kernels, or the patches whose file the build context lacks."""
+def _report_kernels(plan: Plan, home: Home, missing: Sequence[str], table: bytes | None) -> None:
+    """Report what the table in the build context covers, or the patches whose file the context lacks."""
     untuned = warn_untuned(plan, home)
     if missing:
         build = "`deploy kernels build PROFILE` makes the table of tuned MoE kernels; then run this command again"
@@ -112,6 +115,8 @@ def _report_kernels(plan: Plan, home: Home, missing: Sequence[str]) -> None:
             f"`docker build` of these files stops: there is no file for patch `{'`, `'.join(missing)}`",
             hint=f"after tuning, {build}" if untuned else build,
         )
+    elif table is not None:
+        report_table(plan, table)
     else:
         report_coverage(plan, home)
 

@@ -187,12 +187,25 @@ def coverage_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> s
 
 def table_coverage(plan: Plan, table: bytes) -> str:
     """Return how many of the plan's keys a table covers. Raises KernelsError with every invalid row."""
+    covered = _coverage_of_table(plan, table)
+    return "; ".join(f"{key.label}: {key.counts} of {len(key.buckets)}" for key in covered.keys)
+
+
+def report_table(plan: Plan, table: bytes) -> None:
+    """Print what a given table covers, and warn of batches of the workload without a tuned kernel in it."""
+    covered = _coverage_of_table(plan, table)
+    note(f"tuned kernels of the given table: {covered.summary}")
+    if untuned := covered.untuned_in_workload:
+        hint = "`deploy kernels build PROFILE` makes a table of every known kernel"
+        warn(f"no tuned MoE kernel in the given table for batches of {', '.join(map(str, untuned))} tokens", hint=hint)
+
+
+def _coverage_of_table(plan: Plan, table: bytes) -> Coverage:
     problems: list[Problem] = []
     lines = table.decode(errors="replace").splitlines()
     rows = [*read_rows(lines, name="table", origin=RowOrigin.FILE, problems=problems)]
     require_readable(problems)
-    covered = coverage_of(plan, rows, names=read_pins().names_of(plan.engine.aiter_commit))
-    return "; ".join(f"{key.label}: {key.counts} of {len(key.buckets)}" for key in covered.keys)
+    return coverage_of(plan, rows, names=read_pins().names_of(plan.engine.aiter_commit))
 
 
 def derived_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> str:

@@ -38,6 +38,10 @@ def rental_files(
                 f"put it into `{home.root / 'profiles'}` and use its name: that folder is copied to the rented machine"
             )
             raise UsageError(f"`{named}` is a local file, which the rented machine does not have", hint=hint)
+    if broker == "dstack" and Path(tool).is_dir():
+        message = f"dstack's server refuses the upload of `{tool}`: it takes 2 MiB by default"
+        hint = "`uv build --wheel`, then `--package` with the wheel in `dist`"
+        raise UsageError(message, hint=hint)  # dstack 0.22.5, settings.SERVER_CODE_UPLOAD_LIMIT
     asked = load(profile, overrides=overrides, catalog=Catalog.of(home))
     _refuse_unfit(asked)
     there = (*overrides, *_there(asked.plan))

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from packaging.version import Version
+
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import first_control_char
 from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES
@@ -158,9 +160,11 @@ def _effect(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) 
         covers = f"; {sources.coverage}" if sources.coverage else ""
         return f"Applied by this step: a table, sha256 {use.input_sha256}{covers}."
     if not use.expected:
-        released = patch.upstream.released
-        fixed = f"Upstream since sglang {released}" if released else "Not expected"
-        return f"{fixed}, and this image has {plan.engine.version}: this step checks that in the sources."
+        released, version = patch.upstream.released, plan.engine.version
+        why = f"Does not apply to sglang {version}"
+        if released and Version(version) >= Version(released):
+            why = f"Upstream since sglang {released}, and this image has {version}"
+        return f"{why}: this step checks that in the sources."
     if isinstance(patch.apply, Diff):
         return f"Applied by this step, if the sources of sglang {plan.engine.version} need it."
     return "Applied at startup by `deploy up`, if this step finds that the sources need it."

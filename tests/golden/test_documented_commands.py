@@ -37,6 +37,7 @@ MADE_BEFORE = (
     "whole",
     "glm-4.7",
     "GLM-4.7",  # from the hub
+    "dist/",
     "--from",
     "--image",
     "NAME",

@@ -50,8 +50,10 @@ def test_the_broker_takes_the_files_of_every_profile_of_one_server(broker: str, 
     python = interpreter(package)
     plans = {profile: load(profile).plan for profile in profile_names()}
     rented = [name for name, plan in plans.items() if plan.gateway is None and plan.model.checkpoint.source != "local"]
+    wheel = tmp_path / "deploy_sglang-9-py3-none-any.whl"
+    wheel.touch()
     for profile in rented:
-        words = ["render", profile, "--runtime", broker, "--package", ".", "--output", str(tmp_path / profile)]
+        words = ["render", profile, "--runtime", broker, "--package", str(wheel), "--output", str(tmp_path / profile)]
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
     files = sorted(map(str, tmp_path.rglob("*.y*ml")))

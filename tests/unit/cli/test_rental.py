@@ -111,6 +111,13 @@ def test_a_name_that_a_package_index_would_resolve_is_refused(home: Home) -> Non
         CliRunner().invoke(app, ["render", "cpu-tiny", "--runtime", "dstack"], catch_exceptions=False)
 
 
+def test_a_directory_is_too_large_for_dstack(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it takes 2 MiB by default") as refused:
+        rental_files("dstack", "cpu-tiny", (), home, tool=str(tmp_path))
+    assert "uv build --wheel" in (refused.value.hint or "")
+    rental_files("skypilot", "cpu-tiny", (), home, tool=str(tmp_path))
+
+
 @pytest.mark.parametrize("named", [("./mine.yaml", ()), ("cpu-tiny", ("model=./mine.yaml",))])
 def test_a_file_of_this_machine_is_refused(named: tuple[str, tuple[str, ...]], home: Home) -> None:
     with pytest.raises(UsageError, match=r"`\./mine\.yaml` is a local file"):
