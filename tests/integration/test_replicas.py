@@ -153,5 +153,5 @@ def test_in_a_container_it_is_the_image_that_holds_the_file(
     server.wait_until_ready()
     listed = ["docker", "top", server.handle.runtime_id, "-eo", "pid,args"]
     processes = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
-    (pid,) = [int(line.split()[0]) for line in processes if line.split()[1:3] == ["python3", "-m"]]
+    pid = min(int(line.split()[0]) for line in processes if line.split()[1:3] == ["python3", "-m"])  # not a fork of it
     check(pid, table, IN_THE_IMAGE)
