@@ -52,7 +52,11 @@ def run_and_exit(command: Callable[[], object]) -> None:
     except KeyboardInterrupt:
         sys.exit(Interrupted.exit_code)
     finally:
-        _answer(signal.SIG_DFL, signal.SIG_DFL)
+        try:
+            _answer(signal.SIG_DFL, signal.SIG_DFL)
+        except KeyboardInterrupt:  # a second signal at this very moment
+            _answer(signal.SIG_DFL, signal.SIG_DFL)
+            sys.exit(Interrupted.exit_code)
         sys.unraisablehook = sys.__unraisablehook__
 
 

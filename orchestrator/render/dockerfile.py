@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import first_control_char
@@ -162,12 +162,20 @@ def _effect(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) 
     if not use.expected:
         released, version = patch.upstream.released, plan.engine.version
         why = f"Does not apply to sglang {version}"
-        if released and Version(version) >= Version(released):
+        if released and _is_at_least(version, released):
             why = f"Upstream since sglang {released}, and this image has {version}"
         return f"{why}: this step checks that in the sources."
     if isinstance(patch.apply, Diff):
         return f"Applied by this step, if the sources of sglang {plan.engine.version} need it."
     return "Applied at startup by `deploy up`, if this step finds that the sources need it."
+
+
+def _is_at_least(version: str, released: str) -> bool:
+    """Return whether a version is `released` or later; False for a text that is no version."""
+    try:
+        return Version(version) >= Version(released)
+    except InvalidVersion:
+        return False
 
 
 def base_reference(engine: Engine) -> str:
