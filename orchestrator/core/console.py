@@ -113,7 +113,7 @@ class ErrorDetails(ProblemOutput):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorOutput:
-    """What a command with `--json` prints after an error, unless it has printed its document."""
+    """The JSON that a command with `--json` prints after an error, unless it has printed its result."""
 
     error: ErrorDetails
 

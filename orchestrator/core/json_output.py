@@ -1,4 +1,4 @@
-"""What a command prints with `--json`: a declared type, from which come the output and its JSON Schema."""
+"""The output of `--json`: each command declares a type, which defines both the JSON and its schema."""
 
 from dataclasses import fields
 from functools import cache, cached_property

@@ -97,7 +97,7 @@ class EvalForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteForecast:
-    """A suite: what its sample can tell, its estimated duration in seconds and its cost; null if unknown."""
+    """A suite: the effect that its sample can show, its estimated seconds and its cost; null if unknown."""
 
     suite: str
     questions: int

@@ -19,7 +19,7 @@ def capacity_table(found: Capacity) -> str:
 
 
 def note_capacity(plan: Plan, found: Capacity) -> None:
-    """Print the capacity in one line, if anything of it is known."""
+    """Print the known parts of the capacity in one line; nothing if none is known."""
     if words := "; ".join(_words(found)):
         note(f"capacity of `{plan.profile}`: {words}")
 

@@ -66,7 +66,7 @@ class SmokeClient:
 
     @property
     def is_sglang(self) -> bool:
-        """Whether the target has sglang's own API."""
+        """Whether the target is sglang, with its own API beside OpenAI's."""
         return self.target.engine == "sglang"
 
     @property

@@ -30,15 +30,16 @@ class Target:
     cache_report: bool  # per-request cached tokens in `usage`
     metrics: bool
     grammar: bool
-    reasoning_parser: str | None
-    tool_parser: str | None
-    questions: tuple[SmokeQuestion, ...]  # with one right answer each
-    prefill_chunk: int | None  # tokens; None where the plan sets none
-    wrong_answers: tuple[PlanWarning, ...]  # what may make answers wrong
-    nondeterministic: tuple[PlanWarning, ...]  # why two greedy answers may differ
-    greedy: tuple[PlanWarning, ...]  # why nothing is sampled but the first token
     api_key: Secret | None
     engine: str = "sglang"
+    # Only a plan states these.
+    reasoning_parser: str | None = None
+    tool_parser: str | None = None
+    questions: tuple[SmokeQuestion, ...] = ()  # with one right answer each
+    prefill_chunk: int | None = None  # tokens; None where the plan sets none
+    wrong_answers: tuple[PlanWarning, ...] = ()  # what may make answers wrong
+    nondeterministic: tuple[PlanWarning, ...] = ()  # why two greedy answers may differ
+    greedy: tuple[PlanWarning, ...] = ()  # why nothing is sampled but the first token
 
 
 def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: str | None = None) -> Target:
@@ -69,13 +70,6 @@ def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: 
         cache_report=read_cached(usage) is not None,
         metrics=bool(read_metrics(exported.encode())),
         grammar=True,
-        reasoning_parser=None,
-        tool_parser=None,
-        questions=(),
-        prefill_chunk=None,
-        wrong_answers=(),
-        nondeterministic=(),
-        greedy=(),
         api_key=api_key,
         engine=engine,
     )
@@ -124,12 +118,5 @@ def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret |
         cache_report=info.reports_cache,
         metrics=bool(server.metrics()),
         grammar=True,
-        reasoning_parser=None,
-        tool_parser=None,
-        questions=(),
-        prefill_chunk=None,
-        wrong_answers=(),
-        nondeterministic=(),
-        greedy=(),
         api_key=api_key,
     )

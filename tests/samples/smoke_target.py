@@ -17,13 +17,6 @@ TARGET = Target(
     cache_report=True,
     metrics=True,
     grammar=True,
-    reasoning_parser=None,
-    tool_parser=None,
-    questions=(),
-    prefill_chunk=None,
-    wrong_answers=(),
-    nondeterministic=(),
-    greedy=(),
     api_key=None,
 )
 
