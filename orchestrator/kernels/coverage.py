@@ -73,7 +73,7 @@ class KeyCoverage:
 
     @property
     def summary(self) -> str:
-        """Whether the server looks up the shape, and the number of buckets in each state; derived rows have their own."""
+        """Whether the server looks up the shape, and the number of buckets in each state, derived ones apart."""
         looked_up = {True: "looked up", False: "not looked up", None: "looked up if the checkpoint requires it"}[
             self.expected
         ]

@@ -1,5 +1,7 @@
 """`deploy up --model`: the profile of a checkpoint on the GPUs of a host."""
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,10 +58,10 @@ def profile_on_host(
     hardware = detect_hardware(runner, catalog)
     if gpus is not None and gpus > hardware.gpus:
         raise UsageError(
-            f"this host has {hardware.gpus} GPU{'s' * (hardware.gpus != 1)}, not {gpus}", hint="`--gpus N`"
+            f"this host has {hardware.gpus} GPU{'s' * (hardware.gpus != 1)}, not {gpus}", hint="omit `--gpus`"
         )
     if (model := _model_of(where, catalog)) is None:
-        added = add_model(where, home, environ=environ)
+        added = add_model(where, home, name=_free_model_name(where, catalog), environ=environ)
         model = added.name
         for text in added.notes:
             note(text)
@@ -119,6 +121,14 @@ def _entries(inventory: GpuInventory, gpu: Gpu, catalog: Catalog) -> Iterator[tu
         fits = gpu.vram_bytes is None or size * _VRAM_TOLERANCE <= gpu.vram_bytes <= size / _VRAM_TOLERANCE
         if entry.vendor == inventory.vendor and entry.arch == gpu.arch and fits:
             yield name, entry
+
+
+def _free_model_name(where: str, catalog: Catalog) -> str:
+    """Return a name from the last word of the checkpoint's path, with a digest if another checkpoint has that name."""
+    last = re.sub(r"[^\w.+-]+", "-", Path(where).expanduser().absolute().name, flags=re.ASCII)
+    name = last.strip("-.+").lower() or "model"
+    taken = catalog.find(EntryKind.MODEL, name) is not None
+    return f"{name}-{hashlib.sha256(where.encode()).hexdigest()[:8]}" if taken else name
 
 
 def _model_of(where: str, catalog: Catalog) -> str | None:

@@ -112,6 +112,16 @@ def test_more_gpus_than_the_node_has_are_refused(home: Home, checkpoint: str, mo
     assert not (home.root / "profiles").exists()
 
 
+def test_any_directory_has_a_name_of_its_own(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="mi355x", gpus=8, docker=True))
+    spaced = write_public(tmp_path / "My Model (v2)", "GLM-4.7-Flash")
+    assert profile_on_host(str(spaced), home, no_program, {}).name == "mi355x-my-model-v2"
+    taken = write_public(tmp_path / "tiny", "GLM-4.7-Flash")  # the name of a shipped model
+    name = profile_on_host(str(taken), home, no_program, {}).name
+    assert name.startswith("mi355x-tiny-")
+    assert profile_on_host(str(taken), home, no_program, {}).name == name
+
+
 def test_a_shipped_model_keeps_its_entry_and_names_its_profiles(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="mi355x", gpus=8, docker=True))
     found = profile_on_host("amd/GLM-5.2-MXFP4", home, no_program, {})
