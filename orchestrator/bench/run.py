@@ -29,9 +29,9 @@ from orchestrator.core.url import Address
 from orchestrator.core.validation import validation_problems
 from orchestrator.engine.foreign import require_engine
 from orchestrator.engine.requests import Api
+from orchestrator.plan.capacity import DEFAULT_WORKLOAD
 from orchestrator.plan.plan import PlanWarning
 
-SHORT: Final = "short"  # the workload where neither the command nor a profile names one
 _LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", re.IGNORECASE)
 
 
@@ -57,7 +57,7 @@ class BenchTarget:
     warnings: tuple[PlanWarning, ...]  # of the plan
     kernel_gate: Callable[[], dict[str, object] | None]  # reads the kernel gate from the server log
     engine: str | None = None  # named by the user; None: detected
-    workload: str = SHORT  # name or file that is used if the command names none
+    workload: str = DEFAULT_WORKLOAD  # name or file that is used if the command names none
     gpus: range | None = None  # GPU indices on the host of the server; None if unknown
     replica_urls: tuple[str, ...] = ()  # base URLs of the replicas of a gateway
     may_be_local: bool = True  # False: a local port that forwards to a cluster

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 from pydantic import computed_field
 
-from orchestrator.bench.workload import load_workload
+from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.cli.options import Json, ProfileArgument, RuntimeOption, SetOption
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import note, print_data, terminal_width
@@ -14,7 +14,7 @@ from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
-from orchestrator.plan.capacity import Capacity
+from orchestrator.plan.capacity import DEFAULT_WORKLOAD, Capacity
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.capacity import capacity_table, warn_capacity
 from orchestrator.planner.explain import Explained, explained, explained_table
@@ -90,9 +90,15 @@ def command(
 
 
 def _summary(loaded: ResolvedProfile, home: Home, image: ImageConfig | None) -> str:
-    """Return the summary, with the limits of its workload."""
-    load, slo = loaded.valid.load, ""
-    if load is not None:
-        limit = load_workload(load.name, catalog=loaded.valid.catalog).slo
-        slo = f"TTFT p95 at most {limit.ttft_p95_s:g} s, {limit.success_share:.0%} succeed"
-    return plan_summary(loaded.plan, home, load=load, slo=slo, image=image, width=terminal_width())
+    """Return the summary, with the workload that `bench` uses and its limits."""
+    named = loaded.profile.workload
+    workload = load_workload(named or DEFAULT_WORKLOAD, catalog=loaded.valid.catalog)
+    name = named or f"{DEFAULT_WORKLOAD} (the default of `bench`)"
+    return plan_summary(loaded.plan, home, workload=_workload_text(name, workload), image=image, width=terminal_width())
+
+
+def _workload_text(name: str, workload: Workload) -> str:
+    share, slo = workload.cache_hit_rate, workload.slo
+    cached = f", {share:.0%} of each prompt from cache" if share else ""
+    limits = f"TTFT p95 at most {slo.ttft_p95_s:g} s, {slo.success_share:.0%} succeed"
+    return f"{name}: {workload.input_tokens:,} tokens in, {workload.output_tokens:,} out{cached}; SLO: {limits}"

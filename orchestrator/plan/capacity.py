@@ -38,6 +38,9 @@ _COLLECTIVES: Final = int(0.81 * GIB)
 _MAX_FRACTION: Final = 0.99  # static fraction
 
 
+DEFAULT_WORKLOAD: Final = "short"  # of `bench`, if neither the command nor the profile names one
+
+
 class Load(StrictModel):
     """The lengths of a workload, in tokens; `num_prefixes` shared prefixes are `cache_hit_rate` of an input."""
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.validation import read_model
+from orchestrator.plan.capacity import DEFAULT_WORKLOAD
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.profiles.schema import EngineFile, HardwareFile, ModelFile
@@ -24,7 +25,7 @@ class InvalidEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileEntry:
-    """A valid profile."""
+    """A valid profile. `workload` is the one that `bench` uses."""
 
     name: str
     hardware: str
@@ -32,6 +33,7 @@ class ProfileEntry:
     engine: str
     layout: str
     runtime: str
+    workload: str
     description: str
 
 
@@ -119,7 +121,8 @@ def _entry(name: str, describe: Callable[[str, Catalog], Entry], catalog: Catalo
 
 
 def _profile(name: str, catalog: Catalog) -> ProfileEntry:
-    plan = load(name, catalog=catalog).plan
+    found = load(name, catalog=catalog)
+    plan = found.plan
     return ProfileEntry(
         name=name,
         hardware=plan.hardware.name,
@@ -127,6 +130,7 @@ def _profile(name: str, catalog: Catalog) -> ProfileEntry:
         engine=plan.engine.name,
         layout=_layout(plan),
         runtime=plan.runtime,
+        workload=found.profile.workload or DEFAULT_WORKLOAD,
         description=plan.description,
     )
 

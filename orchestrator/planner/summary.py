@@ -9,7 +9,6 @@ from orchestrator.core.console import format_duration
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.plan_coverage import coverage_text, derived_text, untuned_problem
-from orchestrator.plan.capacity import Load
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.image_env import image_of, image_variables
 from orchestrator.planner.plan_warnings import plan_warnings
@@ -24,15 +23,14 @@ def plan_summary(
     plan: Plan,
     home: Home,
     *,
-    load: Load | None = None,
-    slo: str = "",
+    workload: str = "",
     image: ImageConfig | None = None,
     width: int | None = None,
 ) -> str:
     """Return the summary of a plan, folded at `width` columns, at most 80.
 
-    `load` has the lengths of its workload, `slo` the limits of that workload, and `image` the known configuration of
-    the image. Sizes are in MB and GB (1e6 and 1e9 bytes) and GiB (2^30 bytes), times in seconds and minutes.
+    `workload` describes the workload of `bench`, `image` is the known configuration of the image. Sizes are in MB and
+    GB (1e6 and 1e9 bytes) and GiB (2^30 bytes), times in seconds and minutes.
     """
     columns = max(min(width or WIDTH, WIDTH), 2 * _LABEL)
     rows = (
@@ -40,7 +38,7 @@ def plan_summary(
         *_engine(plan, image),
         *_hardware(plan),
         *_server(plan),
-        *_workload(load, slo),
+        *([("workload", workload)] if workload else []),
         *_timeouts(plan),
         *_patches(plan),
         *_kernels(plan, home),
@@ -113,14 +111,6 @@ def _server(plan: Plan) -> _Rows:
         yield "", f"namespace {plan.kubernetes.namespace}"
     if plan.slurm is not None and plan.slurm.partition:
         yield "", f"partition {plan.slurm.partition}"
-
-
-def _workload(load: Load | None, slo: str) -> _Rows:
-    if load is None:
-        return
-    cached = f", {load.cache_hit_rate:.0%} of each prompt from cache" if load.cache_hit_rate else ""
-    demand = f"; SLO: {slo}" if slo else ""
-    yield "workload", f"{load.name}: {load.input_tokens:,} tokens in, {load.output_tokens:,} out{cached}{demand}"
 
 
 def _timeouts(plan: Plan) -> _Rows:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.result_files import provenance_of
-from orchestrator.bench.run import SHORT, BenchTarget, ClaimedHardware, is_url
+from orchestrator.bench.run import BenchTarget, ClaimedHardware, is_url
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import DeployError
 from orchestrator.core.paths import Home
@@ -15,6 +15,7 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
+from orchestrator.plan.capacity import DEFAULT_WORKLOAD
 from orchestrator.planner.planning import read_profile
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.run_history import read_request
@@ -60,7 +61,7 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
         provenance=provenance,
         warnings=plan.warnings if plan else (),
         kernel_gate=look,
-        workload=_workload_of(server, servers.home) or SHORT,
+        workload=_workload_of(server, servers.home) or DEFAULT_WORKLOAD,
         gpus=plan.gpus if plan else None,
         replica_urls=tuple(replica.url for replica in handle.replicas),
         may_be_local=runtime_class(handle.runtime).is_local,

@@ -24,13 +24,13 @@ def rows(text: str) -> dict[str, str]:
 
 def summary(profile: str, home: Path, *overrides: str) -> dict[str, str]:
     loaded = load(profile, overrides=overrides)
-    return rows(plan_summary(loaded.plan, Home(home), load=loaded.valid.load, slo="TTFT p95 at most 5 s"))
+    return rows(plan_summary(loaded.plan, Home(home), workload="wafer-20k-1k: SLO: TTFT p95 at most 5 s"))
 
 
 @pytest.mark.parametrize("profile", profile_names())
 def test_every_profile_fits_on_a_screen(profile: str, tmp_path: Path) -> None:
     loaded = load(profile)
-    lines = plan_summary(loaded.plan, Home(tmp_path), load=loaded.valid.load, slo="a demand").splitlines()
+    lines = plan_summary(loaded.plan, Home(tmp_path), workload="a workload").splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) <= (50 if any(line.startswith(("missing ", "derived ")) for line in lines) else 46)
     for flag in loaded.plan.flags:
