@@ -1,4 +1,4 @@
-"""Check of a checkpoint's headers against its quantization config; tensors are not read.
+"""Check of the tensors in a checkpoint's headers against its quantization config.
 
 A mismatch is fatal if sglang cannot load the tensors, or loads them wrongly without an error. Mismatches of unknown
 modules and architectures are never fatal.
@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Final
 
 from orchestrator.checkpoints.config import DRAFTS
+from orchestrator.checkpoints.mismatch import Mismatch
 from orchestrator.checkpoints.safetensors import StoredTensor
 from orchestrator.checkpoints.schemes import FLOATS, Schemes, StorageScheme, fused_siblings, read_schemes
 from orchestrator.checkpoints.summary import LAYER, CheckpointSummary
@@ -19,7 +20,7 @@ from orchestrator.engine.architectures import ARCHITECTURES, Architecture
 from orchestrator.engine.options import Meaning
 
 CONFIG_SAYS: Final = "`quantization_config`"
-_MATRICES: Final = frozenset({"weight", "qweight", "weight_packed"})
+_MATRICES: Final = frozenset({"weight", "weight_packed"})
 _EXPERT: Final = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
 _ALL_EXPERTS: Final = re.compile(r".+\.experts\.(?:gate_up_proj|down_proj)(?:\.weight)?")
 _KEYS_VALUES: Final = ".self_attn.kv_b_proj.weight"
@@ -38,16 +39,6 @@ _BLOCKS_ASKED: Final = "<0.5.17"  # sglang 0.5.14, deepseek_v2.py:767, `QuarkLin
 _FLAT_SCALES: Final = "<0.5.18"  # sglang 0.5.14 to 0.5.17, fp8_utils.py, channel_quant_to_tensor_quant
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mismatch:
-    """A mismatch between a checkpoint's tensors and its config."""
-
-    message: str
-    hint: str = ""
-    fatal: bool = False  # does not load, or loads wrongly without an error
-    sglang: str = ""  # versions in which it is fatal, a PEP 440 range; empty: all
-
-
 @dataclass(kw_only=True)
 class _Checkpoint:
     """The checked checkpoint: all headers, the schemes, and whether the MTP layer is loaded."""
@@ -59,13 +50,21 @@ class _Checkpoint:
 
     @cached_property
     def layers(self) -> int:
-        # without MTP layers; 0 if unknown
+        """The number of layers without MTP layers; 0 if unknown."""
         found = self.summary.config.count("layers")
         return found.number if found else 0
 
     @cached_property
     def architecture(self) -> Architecture | None:
         return ARCHITECTURES.get(next(iter(self.summary.config.architectures), ""))
+
+    @property
+    def has_separate_experts(self) -> bool:
+        return self.architecture is not None and self.architecture.each_expert
+
+    @property
+    def is_quark_mla(self) -> bool:
+        return self.schemes.method == "quark" and bool(self.architecture and self.architecture.attention == "latent")
 
     def loads(self, layer: int) -> bool:
         return layer < self.layers or self.drafts
@@ -80,22 +79,22 @@ class _Checkpoint:
 def find_mismatches(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
     """Find the mismatches between the tensors and the config, fatal ones first.
 
-    `summary` has every header; `drafts` is whether the server loads the MTP layer. Similar tensors are named once.
+    `summary` must have every header; `drafts` is whether the server loads the MTP layer.
     """
     schemes = read_schemes(summary.config, summary.quantized)
     if isinstance(schemes, str):
         return (Mismatch(message=f"the storage of tensors is not checked: unknown quantization method `{schemes}`"),)
     checkpoint = _Checkpoint(summary=summary, schemes=schemes, drafts=drafts)
     found = [
-        *_stored_otherwise(checkpoint),
-        *_split_modules(checkpoint),
-        *_experts_lacking(checkpoint),
-        *_experts_named_singly(checkpoint),
-        *_draft_layer(checkpoint),
-        *_draft_schemes(checkpoint),
+        *_wrong_storage(checkpoint),
+        *_mixed_fused_modules(checkpoint),
+        *_missing_experts(checkpoint),
+        *_experts_excluded_singly(checkpoint),
+        *_incomplete_mtp_layer(checkpoint),
+        *_unmatched_mtp_patterns(checkpoint),
         *_flat_scales(checkpoint),
-        *_shared_of_fp8(checkpoint),
-        *_shared_unlike_routed(checkpoint),
+        *_quark_fp8_shared_experts(checkpoint),
+        *_unfusable_shared_experts(checkpoint),
     ]
     return tuple(sorted(found, key=lambda mismatch: not mismatch.fatal))
 
@@ -105,46 +104,45 @@ def _last(module: str) -> str:
 
 
 def _format_names(names: Iterable[str]) -> str:
-    """Format names of tensors; names that differ in numbers only are named once."""
-    first: dict[str, str] = {}
-    counts: Counter[str] = Counter()
+    """Format names of tensors; of names that differ only in numbers, the first stands for all."""
+    groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        kind = re.sub(r"\d+", "#", name)
-        first.setdefault(kind, name)
-        counts[kind] += 1
-    words = [
-        f"`{first[kind]}`" + (f" and {count - 1:,} like it" if count > 1 else "") for kind, count in counts.items()
+        groups[re.sub(r"\d+", "#", name)].append(name)
+    texts = [
+        f"`{group[0]}`" + (f" and {len(group) - 1:,} like it" if len(group) > 1 else "") for group in groups.values()
     ]
-    more = f", and {len(words) - _SHOWN} more kinds" if len(words) > _SHOWN else ""
-    return ", ".join(words[:_SHOWN]) + more
+    more = f", and {len(texts) - _SHOWN} more kinds" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more
 
 
 def _count(names: list[str]) -> str:
     return "1 tensor is" if len(names) == 1 else f"{len(names):,} tensors are"
 
 
-def _stored_otherwise(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
+def _wrong_storage(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Check each matrix and its scale against the scheme of its module."""
     wrong: dict[tuple[str, bool], list[str]] = defaultdict(list)
-    unjudged: dict[str, list[str]] = defaultdict(list)
+    unchecked: dict[str, list[str]] = defaultdict(list)
     for name, tensor in checkpoint.summary.tensors.items():
         module, _, leaf = name.rpartition(".")
         if leaf not in _MATRICES or len(tensor.shape) < 2:
             continue
         storage = _storage_of(checkpoint, module)
-        _note_expert(checkpoint, module, leaf, tensor)
+        _record_expert(checkpoint, module, leaf, tensor)
         if storage is not None and not storage.dtypes:
-            unjudged[storage.label].append(name)
+            unchecked[storage.label].append(name)
         elif LAYER.match(module) and (fault := _fault(checkpoint.summary.tensors, module, leaf, tensor, storage)):
             wrong[fault, checkpoint.is_certain(module)].append(name)
-    for (fault, sure), names in wrong.items():
+    for (fault, certain), names in wrong.items():
         yield Mismatch(
             message=f"{_count(names)} {fault}: {_format_names(names)}",
             hint="use a revision of the checkpoint with matching config and tensors, or quantize it again",
-            fatal=sure,
+            fatal=certain,
         )
-    for word, names in unjudged.items():
-        yield Mismatch(message=f"{_count(names)} not checked, with the unknown scheme `{word}`: {_format_names(names)}")
+    for label, names in unchecked.items():
+        yield Mismatch(
+            message=f"{_count(names)} not checked, with the unknown scheme `{label}`: {_format_names(names)}"
+        )
 
 
 def _storage_of(checkpoint: _Checkpoint, module: str) -> StorageScheme | None:
@@ -165,8 +163,8 @@ def _fault(
 ) -> str:
     """Return the fault of a matrix or its scale, as the end of a sentence; empty without one."""
     if storage is None:
-        right = leaf == "weight" and tensor.dtype in FLOATS
-        return "" if right else f"stored as {tensor.dtype}, but unquantized in {CONFIG_SAYS}"
+        unquantized = leaf == "weight" and tensor.dtype in FLOATS
+        return "" if unquantized else f"stored as {tensor.dtype}, but unquantized in {CONFIG_SAYS}"
     if leaf != storage.leaf or tensor.dtype not in storage.dtypes:
         return f"stored as {tensor.dtype}, but {storage.label} in {CONFIG_SAYS}"
     scale = tensors.get(f"{module}.{storage.scale}")
@@ -186,7 +184,7 @@ def _squeezed(shape: Iterable[int]) -> tuple[int, ...]:
     return tuple(length for length in shape if length != 1)
 
 
-def _split_modules(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
+def _mixed_fused_modules(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Find projections of one fused module with different schemes."""
     names = [
         f"{module}.{after}"
@@ -217,7 +215,7 @@ def _label(checkpoint: _Checkpoint, module: str) -> str:
     return storage.label if storage else ""
 
 
-def _note_expert(checkpoint: _Checkpoint, module: str, leaf: str, tensor: StoredTensor) -> None:
+def _record_expert(checkpoint: _Checkpoint, module: str, leaf: str, tensor: StoredTensor) -> None:
     match = _EXPERT.fullmatch(module)
     layer = LAYER.fullmatch(module) if match else None
     if match and layer:
@@ -229,47 +227,46 @@ def _stored_as(leaf: str, tensor: StoredTensor) -> str:
     return tensor.dtype if leaf == "weight" else f"{tensor.dtype} ({leaf})"
 
 
-def _experts_lacking(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
+def _missing_experts(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Find layers with missing experts; sglang leaves their memory uninitialized."""
-    wanted = checkpoint.summary.config.count("moe.routed_experts")
-    if wanted is None or wanted.number < 1:
+    required = checkpoint.summary.config.count("moe.routed_experts")
+    if required is None or required.number < 1 or not checkpoint.has_separate_experts:
         return
-    sure = bool(checkpoint.architecture and checkpoint.architecture.each_expert)
-    whole = [name for name in checkpoint.summary.tensors if _ALL_EXPERTS.fullmatch(name)]
-    if not sure:
-        return
-    if not checkpoint.experts and whole:
+    combined = [name for name in checkpoint.summary.tensors if _ALL_EXPERTS.fullmatch(name)]
+    if not checkpoint.experts and combined:
         yield Mismatch(
-            message=f"{_count(whole)} of all routed experts combined, which sglang skips without an error: "
-            f"{_format_names(whole)}",
+            message=f"{_count(combined)} of all routed experts combined, which sglang skips without an error: "
+            f"{_format_names(combined)}",
             hint="save each expert under its own name, `…mlp.experts.0.gate_proj.weight`",
             fatal=True,
         )
         return
-    short = {
-        layer: {projection: counts.total() for projection, counts in of_layer.items()}
-        for layer, of_layer in sorted(checkpoint.experts.items())
-        if any(counts.total() != wanted.number for counts in of_layer.values())
+    incomplete = {
+        layer: {projection: counts.total() for projection, counts in projections.items()}
+        for layer, projections in checkpoint.experts.items()
+        if any(counts.total() != required.number for counts in projections.values())
     }
-    short |= {layer: {} for layer in _with_router(checkpoint) if layer not in checkpoint.experts}
-    for layer, counted in sorted(short.items())[:1]:
-        has = ", ".join(f"{count} of `{projection}`" for projection, count in counted.items()) or "none"
-        others = f"; {len(short) - 1} more layers lack some" if len(short) > 1 else ""
+    incomplete |= {layer: {} for layer in _layers_with_router(checkpoint) if layer not in checkpoint.experts}
+    if incomplete:
+        layer = min(incomplete)
+        present = ", ".join(f"{count} of `{projection}`" for projection, count in incomplete[layer].items()) or "none"
+        others = f"; {len(incomplete) - 1} more layers lack some" if len(incomplete) > 1 else ""
         yield Mismatch(
-            message=f"layer {layer} lacks some of {wanted.number} experts of `{wanted.source}`: found {has}{others}",
+            message=f"layer {layer} lacks some of {required.number} experts of `{required.source}`: "
+            f"found {present}{others}",
             hint="`deploy stage PROFILE` downloads missing files; otherwise the checkpoint was not saved completely",
-            fatal=any(map(checkpoint.loads, short)),
+            fatal=any(map(checkpoint.loads, incomplete)),
         )
 
 
-def _with_router(checkpoint: _Checkpoint) -> Iterator[int]:
+def _layers_with_router(checkpoint: _Checkpoint) -> Iterator[int]:
     for name in checkpoint.summary.tensors:
         match = LAYER.fullmatch(name)
         if match and match[2] == "mlp.gate.weight":
             yield int(match[1])
 
 
-def _experts_named_singly(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
+def _experts_excluded_singly(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Find layers with excludes of single experts (Quark), which do not match sglang's name for all experts.
 
     The overlay, or newer versions of sglang, handle the MTP layer (`patches/transforms.py`).
@@ -277,42 +274,42 @@ def _experts_named_singly(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     if checkpoint.schemes.method != "quark":
         return
     layers = []
-    for layer, of_layer in checkpoint.experts.items():
-        stored = {how for counts in of_layer.values() for how in counts}
-        asked = checkpoint.schemes.storage_of(f"model.layers.{layer}.mlp.experts")
-        single = checkpoint.schemes.storage_of(f"model.layers.{layer}.mlp.experts.0.{next(iter(of_layer))}")
-        if layer < checkpoint.layers and single is None and asked is not None and stored <= FLOATS:
+    for layer, projections in checkpoint.experts.items():
+        stored = {storage for counts in projections.values() for storage in counts}
+        combined = checkpoint.schemes.storage_of(f"model.layers.{layer}.mlp.experts")
+        single = checkpoint.schemes.storage_of(f"model.layers.{layer}.mlp.experts.0.{next(iter(projections))}")
+        if layer < checkpoint.layers and single is None and combined is not None and stored <= FLOATS:
             layers.append(layer)
     if layers:
         yield Mismatch(
             message=f"the experts of {len(layers)} layers, e.g. {layers[0]}, are excluded one by one: sglang looks "
             f"up `model.layers.{layers[0]}.mlp.experts` and builds them quantized",
             hint="add that name to `exclude` in a copy of config.json",
-            fatal=bool(checkpoint.architecture and checkpoint.architecture.each_expert),
+            fatal=checkpoint.has_separate_experts,
         )
 
 
-def _shared_unlike_routed(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Find shared experts with a storage unlike the routed ones: a server that fuses them cannot load them."""
+def _unfusable_shared_experts(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
+    """Find shared experts with another storage than routed experts: a server that fuses them cannot load them."""
     shared: dict[int, str] = {}
     for name, tensor in checkpoint.summary.tensors.items():
         match = LAYER.fullmatch(name)
         if match and match[2].startswith("mlp.shared_experts.") and _last(name) in _MATRICES and len(tensor.shape) == 2:
             shared[int(match[1])] = _stored_as(_last(name), tensor)
-    for layer, how in shared.items():
-        routed = {one for counts in checkpoint.experts.get(layer, {}).values() for one in counts}
-        if layer < checkpoint.layers and routed and routed != {how}:
+    for layer, storage in shared.items():
+        routed = {stored for counts in checkpoint.experts.get(layer, {}).values() for stored in counts}
+        if layer < checkpoint.layers and routed and routed != {storage}:
             yield Mismatch(
-                message=f"shared experts are stored as {how}, routed ones as {', '.join(sorted(routed))} "
+                message=f"shared experts are stored as {storage}, routed ones as {', '.join(sorted(routed))} "
                 f"(layer {layer}): they cannot be fused",
                 hint=f"`deploy up` sets `{Meaning.NO_EXPERT_FUSION}` if the engine would fuse them",
             )
             return
 
 
-def _draft_layer(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Find missing modules of the MTP layer: those of the last layer without its indexer, and its own."""
-    if not (checkpoint.summary.config.mtp_layers and checkpoint.architecture and checkpoint.architecture.each_expert):
+def _incomplete_mtp_layer(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
+    """Find missing modules of the MTP layer: it needs those of the last layer, except the indexer, and its own."""
+    if not (checkpoint.summary.config.mtp_layers and checkpoint.has_separate_experts):
         return
     last, mtp = _modules_of(checkpoint, checkpoint.layers - 1), _modules_of(checkpoint, checkpoint.layers)
     if not mtp:
@@ -321,9 +318,9 @@ def _draft_layer(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
             f"MTP layer (`model.layers.{checkpoint.layers}.`): speculative decoding with it is impossible"
         )
         return
-    wanted = {module for module in last if not module.startswith("self_attn.indexer.")} | set(_MTP_MODULES)
-    if lost := sorted(wanted - mtp):
-        names = [f"model.layers.{checkpoint.layers}.{module}" for module in lost]
+    required = {module for module in last if not module.startswith("self_attn.indexer.")} | set(_MTP_MODULES)
+    if missing := sorted(required - mtp):
+        names = [f"model.layers.{checkpoint.layers}.{module}" for module in missing]
         yield Mismatch(
             message=f"the MTP layer lacks {len(names):,} modules: {_format_names(names)}",
             hint="use a revision with these modules, or serve without the `speculative-…` flags",
@@ -336,11 +333,11 @@ def _modules_of(checkpoint: _Checkpoint, layer: int) -> set[str]:
     return {match[2].rpartition(".")[0] for match in matches if match and int(match[1]) == layer}
 
 
-def _draft_schemes(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Find schemes of the MTP layer (Quark) by patterns that do not match sglang's names."""
-    given = checkpoint.summary.config.quantized.get("layer_quant_config")
+def _unmatched_mtp_patterns(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
+    """Find patterns for the MTP layer (Quark) that do not match sglang's names."""
+    patterns = checkpoint.summary.config.quantized.get("layer_quant_config")
     layer = f"model.layers.{checkpoint.layers}."
-    keys = [key for key in given if f"layers.{checkpoint.layers}" in key] if isinstance(given, dict) else []
+    keys = [key for key in patterns if f"layers.{checkpoint.layers}" in key] if isinstance(patterns, dict) else []
     if checkpoint.schemes.method == "quark" and (keys := [key for key in keys if not key.startswith(layer)]):
         yield Mismatch(
             message=f"`layer_quant_config` names the MTP layer as {', '.join(f'`{key}`' for key in keys)}: sglang "
@@ -351,7 +348,7 @@ def _draft_schemes(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
         )
 
 
-def _shared_of_fp8(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
+def _quark_fp8_shared_experts(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     """Find shared experts in Quark's FP8, which sglang before 0.5.17 cannot build outside fusion."""
     names = [
         name
@@ -361,12 +358,7 @@ def _shared_of_fp8(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
         and checkpoint.loads(int(match[1]))
         and match[2].startswith("mlp.shared_experts.")
     ]
-    if (
-        names
-        and checkpoint.schemes.method == "quark"
-        and checkpoint.architecture
-        and checkpoint.architecture.attention == "latent"
-    ):
+    if names and checkpoint.is_quark_mla:
         yield Mismatch(
             message=f"{_count(names)} of shared experts in Quark's FP8, which sglang before 0.5.17 cannot "
             f"build: {_format_names(names)}",
@@ -377,12 +369,8 @@ def _shared_of_fp8(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
 
 
 def _flat_scales(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Find one-dimensional scales of Quark's FP8 in latent attention, which sglang multiplied by columns."""
-    if (
-        checkpoint.schemes.method != "quark"
-        or checkpoint.architecture is None
-        or checkpoint.architecture.attention != "latent"
-    ):
+    """Find one-dimensional scales of Quark's FP8 in latent attention; sglang applied them to columns, not rows."""
+    if not checkpoint.is_quark_mla:
         return
     tensors = checkpoint.summary.tensors
     fp8 = (name for name, tensor in tensors.items() if name.endswith(_KEYS_VALUES) and tensor.dtype == "F8_E4M3")

@@ -18,14 +18,6 @@ _TOKENIZERS: Final = tuple(
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntegritySpec:
-    """Requirements on a checkpoint: known file sizes in bytes by relative path, and the MTP layer."""
-
-    sizes: Mapping[CheckpointFile, int]
-    mtp_layer: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class IntegrityReport:
     """Result of an integrity check."""
 
@@ -34,27 +26,35 @@ class IntegrityReport:
     problems: tuple[Problem, ...]
 
 
-def check_integrity(checkpoint: Checkpoint, spec: IntegritySpec) -> IntegrityReport:
-    """Check a checkpoint by its headers and metadata; report unreadable files as problems."""
-    problems = list(_sizes(checkpoint, spec.sizes))
+def check_integrity(
+    checkpoint: Checkpoint, sizes: Mapping[CheckpointFile, int], *, mtp_layer: int | None
+) -> IntegrityReport:
+    """Check a checkpoint by its headers and metadata; report unreadable files as problems.
+
+    `sizes` are the known bytes of files; `mtp_layer` is the index of the required MTP layer.
+    """
+    problems = list(_sizes(checkpoint, sizes))
     reported = {problem.location for problem in problems}  # one problem per file
     more = [*_readable(checkpoint, CONFIG), *_tokenizer(checkpoint)]
     problems += [problem for problem in more if problem.location not in reported]
     index = checkpoint.index
     problems += index.problems
-    drafts = any(_of_layer(name, spec.mtp_layer) for named in index.shards.values() for name in named)
+    mtp_prefix = f"model.layers.{mtp_layer}."
+    has_mtp = any(name.startswith(mtp_prefix) for names in index.shards.values() for name in names)
     tensors = 0
-    for shard, named in sorted(index.shards.items()):
+    for shard, names in sorted(index.shards.items()):
         try:
             header = checkpoint.header(shard)
         except CheckpointError as error:
             problems += [problem for problem in error.problems_or_self() if problem.location not in reported]
             continue
         tensors += len(header)
-        drafts = drafts or any(_of_layer(name, spec.mtp_layer) for name in header)
-        problems += missing_tensors(checkpoint, shard, named)
-    if spec.mtp_layer is not None and index.shards and not drafts:
-        problems.append(_no_mtp(checkpoint.location, spec.mtp_layer))
+        has_mtp = has_mtp or any(name.startswith(mtp_prefix) for name in header)
+        problems += missing_tensors(checkpoint, shard, names)
+    if mtp_layer is not None and index.shards and not has_mtp:
+        message = f"no tensor of the MTP layer (`{mtp_prefix}`) found, which speculative decoding needs"
+        hint = "use a revision of the checkpoint with the MTP layer, or serve without the `speculative-…` flags"
+        problems.append(Problem(message, checkpoint.location, hint))
     return IntegrityReport(shards=len(index.shards), tensors=tensors, problems=tuple(problems))
 
 
@@ -69,11 +69,11 @@ def _sizes(checkpoint: Checkpoint, sizes: Mapping[CheckpointFile, int]) -> Itera
 
 def _tokenizer(checkpoint: Checkpoint) -> Iterator[Problem]:
     sizes = checkpoint.files.sizes
-    whole = [names for names in _TOKENIZERS if all(name in sizes for name in names)]
-    if not whole:
+    tokenizer = next((names for names in _TOKENIZERS if all(name in sizes for name in names)), ())
+    if not tokenizer:
         choices = ", ".join(" with ".join(f"`{name}`" for name in names) for names in _TOKENIZERS)
         yield Problem(f"no tokenizer found: none of {choices}", checkpoint.location)
-    for name in whole[0] if whole else ():
+    for name in tokenizer:
         if name.endswith(".json"):
             yield from _readable(checkpoint, name)
         elif sizes[name] == 0:
@@ -91,15 +91,3 @@ def _readable(checkpoint: Checkpoint, name: CheckpointFile) -> Iterator[Problem]
         yield Problem(f"`{name}` is not JSON: the file is truncated or modified", location)
     except CheckpointError as error:
         yield from error.problems_or_self()
-
-
-def _of_layer(name: str, layer: int | None) -> bool:
-    return layer is not None and name.startswith(f"model.layers.{layer}.")
-
-
-def _no_mtp(location: str, layer: int) -> Problem:
-    return Problem(
-        f"no tensor of the MTP layer (`model.layers.{layer}.`) found, which speculative decoding needs",
-        location,
-        "use a revision of the checkpoint with the MTP layer, or serve without the `speculative-…` flags",
-    )

@@ -14,8 +14,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, PlainValidator, TypeAdapter
 
-from orchestrator.checkpoints.config_check import Mismatch
 from orchestrator.checkpoints.files import file_stamps
+from orchestrator.checkpoints.mismatch import Mismatch
 from orchestrator.checkpoints.remote_fetch import PARTS
 from orchestrator.core.files import write_cache
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, UnsafeValueError, byte_count

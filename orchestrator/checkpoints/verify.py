@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from packaging.specifiers import SpecifierSet
-
 from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.config import CONFIG
-from orchestrator.checkpoints.config_check import Mismatch, find_mismatches
+from orchestrator.checkpoints.config_check import find_mismatches
 from orchestrator.checkpoints.describe import contradictions
 from orchestrator.checkpoints.files import file_stamps
-from orchestrator.checkpoints.integrity import IntegrityReport, IntegritySpec, check_integrity
+from orchestrator.checkpoints.integrity import IntegrityReport, check_integrity
+from orchestrator.checkpoints.mismatch import Mismatch, require_loadable
 from orchestrator.checkpoints.profile_match import require_profile_match
 from orchestrator.checkpoints.receipt import CheckpointReceipt, Stamps, read_receipt, write_receipt
 from orchestrator.checkpoints.summary import CheckpointSummary, local_summary, summarize
-from orchestrator.core.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, Problem
+from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, FileName
 from orchestrator.engine.architectures import ARCHITECTURES
@@ -74,8 +73,8 @@ def verify_checkpoint(directory: Path, model: Model, *, speculative: bool, sglan
         _require_loadable(directory, model, receipt, sglang)
         return _verified(directory, model, receipt, from_receipt=True)
     sizes = {CheckpointFile(name): size for name, (size, _) in receipt.files.items()}
-    asked = VerifyOptions(layer=layer, revision=receipt.revision, sizes=sizes, sglang=sglang)
-    return verify_fresh(directory, model, asked)
+    options = VerifyOptions(layer=layer, revision=receipt.revision, sizes=sizes, sglang=sglang)
+    return verify_fresh(directory, model, options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +126,7 @@ def verify_created(directory: Path, target: Path, *, layer: int | None) -> Check
     found, mismatches = _inspect(directory, {}, layer)
     if found.problems:
         raise CheckpointError("the created checkpoint is incomplete", location=str(directory), problems=found.problems)
-    if fatal := [mismatch for mismatch in mismatches if is_fatal(mismatch, "")]:
-        problems = tuple(Problem(mismatch.message, str(directory), mismatch.hint) for mismatch in fatal)
-        raise CheckpointMismatchError("the created tensors do not match their config", problems=problems)
+    require_loadable(mismatches, "the created tensors do not match their config", location=str(directory))
     return CheckpointReceipt(
         location=str(target),
         revision=None,
@@ -147,8 +144,8 @@ def _inspect(
 ) -> tuple[IntegrityReport, tuple[Mismatch, ...]]:
     """Check the files of a checkpoint; if complete, compare its tensors with its config."""
     checkpoint = Checkpoint.local(directory)
-    found = check_integrity(checkpoint, IntegritySpec(sizes=sizes, mtp_layer=layer))
-    return found, () if found.problems else compare_with_config(summarize(checkpoint), drafts=layer is not None)
+    report = check_integrity(checkpoint, sizes, mtp_layer=layer)
+    return report, () if report.problems else compare_with_config(summarize(checkpoint), drafts=layer is not None)
 
 
 def compare_with_config(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
@@ -158,9 +155,9 @@ def compare_with_config(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mi
     """
     summary.layers.clear()
     summary.count_layers(summary.tensors)
-    sure = any(name in ARCHITECTURES for name in summary.config.architectures)
-    against = (Mismatch(message=problem.message, fatal=sure) for problem in contradictions(summary))
-    return (*against, *find_mismatches(summary, drafts=drafts))
+    known = any(name in ARCHITECTURES for name in summary.config.architectures)
+    rows = (Mismatch(message=problem.message, fatal=known) for problem in contradictions(summary))
+    return (*rows, *find_mismatches(summary, drafts=drafts))
 
 
 def known_mismatches(directory: Path) -> tuple[Mismatch, ...]:
@@ -177,25 +174,17 @@ def known_mismatches(directory: Path) -> tuple[Mismatch, ...]:
 
 
 def _require_loadable(directory: Path, model: Model, receipt: CheckpointReceipt, sglang: str) -> None:
-    """Raise CheckpointMismatchError with every mismatch that is fatal to this version, unless accepted."""
-    fatal = [mismatch for mismatch in receipt.mismatches if is_fatal(mismatch, sglang)]
-    if fatal and not receipt.allow_mismatch:
-        location = str(directory / CONFIG)
-        raise CheckpointMismatchError(
+    if not receipt.allow_mismatch:
+        require_loadable(
+            receipt.mismatches,
             f"the tensors of `{model.name}` do not match its `{CONFIG}`",
+            location=str(directory / CONFIG),
+            sglang=sglang,
             hint="to serve it anyway: `deploy stage PROFILE --allow-mismatch`",
-            problems=tuple(Problem(mismatch.message, location, mismatch.hint) for mismatch in fatal),
         )
 
 
-def is_fatal(mismatch: Mismatch, sglang: str) -> bool:
-    """Return whether a mismatch is fatal to this version of sglang; an empty version counts only if all versions do."""
-    if not mismatch.sglang:
-        return mismatch.fatal
-    return mismatch.fatal and bool(sglang) and SpecifierSet(mismatch.sglang).contains(sglang, prereleases=True)
-
-
-def _size_differs(model: Model, files: Stamps) -> Iterator[Mismatch]:
+def _wrong_size(model: Model, files: Stamps) -> Iterator[Mismatch]:
     """Compare the bytes of the weights with the profile's, which the capacity estimate uses."""
     found = sum(size for name, (size, _) in files.items() if name.endswith(".safetensors"))
     if abs(found - model.weight_bytes) > _SIZE_TOLERANCE * found:
@@ -214,7 +203,7 @@ def _verified(directory: Path, model: Model, receipt: CheckpointReceipt, *, from
         shards=receipt.shards,
         tensors=receipt.tensors,
         from_receipt=from_receipt,
-        mismatches=(*_size_differs(model, receipt.files), *receipt.mismatches),
+        mismatches=(*_wrong_size(model, receipt.files), *receipt.mismatches),
     )
 
 
@@ -224,10 +213,11 @@ def _stamps(directory: Path, model: Model) -> Stamps:
     except OSError as error:
         if not directory.exists():
             message = f"no checkpoint of `{model.name}` found"
-            elsewhere = "correct `model.checkpoint.path`, or copy the checkpoint to this directory"
-            if model.quantization.startswith("quark"):
-                elsewhere += f"; `deploy quantize SOURCE {directory} --recipe RECIPE` makes one"
-            hint = elsewhere if model.checkpoint.source == "local" else _repair_hint(model)
+            hint = _repair_hint(model)
+            if model.checkpoint.source == "local":
+                hint = "correct `model.checkpoint.path`, or copy the checkpoint to this directory"
+                if model.quantization.startswith("quark"):
+                    hint += f"; `deploy quantize SOURCE {directory} --recipe RECIPE` makes one"
             raise CheckpointNotFoundError(message, location=str(directory), hint=hint) from error
         message = f"cannot read the checkpoint of `{model.name}`: {error.strerror}"
         raise CheckpointError(message, location=str(error.filename)) from error

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.checkpoints.config import CONFIG
-from orchestrator.checkpoints.config_check import Mismatch
+from orchestrator.checkpoints.mismatch import Mismatch, require_loadable
 from orchestrator.checkpoints.summary import local_summary
-from orchestrator.checkpoints.verify import compare_with_config, is_fatal
+from orchestrator.checkpoints.verify import compare_with_config
 from orchestrator.core.console import table
-from orchestrator.core.errors import CheckpointMismatchError, Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,7 @@ class CheckpointView:
 
     def to_text(self, *, width: int | None) -> str:
         """Format as a table."""
-        rows = [[kind, _listed(stored)] for kind, stored in sorted(self.matrices.items())]
+        rows = [[name, _format_counts(counts)] for name, counts in sorted(self.matrices.items())]
         head = (
             f"{self.directory}: {self.architecture}, {self.quantization}, {self.shards} shards, "
             f"{self.tensors:,} tensors, {self.weights / 1e9:.1f} GB"
@@ -36,11 +35,8 @@ class CheckpointView:
 
     def require(self) -> None:
         """Raise CheckpointMismatchError if no version of sglang loads the checkpoint correctly."""
-        if fatal := [mismatch for mismatch in self.mismatches if is_fatal(mismatch, "")]:
-            raise CheckpointMismatchError(
-                f"the tensors of the checkpoint do not match its `{CONFIG}`",
-                problems=tuple(Problem(each.message, self.directory, each.hint) for each in fatal),
-            )
+        message = f"the tensors of the checkpoint do not match its `{CONFIG}`"
+        require_loadable(self.mismatches, message, location=self.directory)
 
 
 def view_checkpoint(directory: Path) -> CheckpointView:
@@ -50,24 +46,24 @@ def view_checkpoint(directory: Path) -> CheckpointView:
     for name, tensor in summary.tensors.items():
         module, _, leaf = name.rpartition(".")
         if ".layers." in module and leaf in {"weight", "qweight", "weight_packed"} and len(tensor.shape) > 1:
-            matrices.setdefault(_kind(module), Counter())[tensor.dtype] += 1
-    found = summary.config.quantization()
+            matrices.setdefault(_name_in_layer(module), Counter())[tensor.dtype] += 1
+    quantization = summary.config.quantization()
     return CheckpointView(
         directory=str(directory),
         architecture=next(iter(summary.config.architectures), "no architecture"),
-        quantization=str(found.value) if found else "unknown quantization",
+        quantization=str(quantization.value) if quantization else "unknown quantization",
         shards=summary.shards,
         weights=summary.weight_bytes,
         tensors=len(summary.tensors),
-        matrices={kind: dict(stored) for kind, stored in matrices.items()},
+        matrices={name: dict(counts) for name, counts in matrices.items()},
         mismatches=compare_with_config(summary, drafts=bool(summary.config.mtp_layers)),
     )
 
 
-def _kind(module: str) -> str:
+def _name_in_layer(module: str) -> str:
     """Return a module's name within its layer, without indices."""
     return ".".join(part for part in module.partition(".layers.")[2].split(".") if not part.isdecimal())
 
 
-def _listed(stored: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {dtype}" for dtype, count in sorted(stored.items()))
+def _format_counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {dtype}" for dtype, count in sorted(counts.items()))

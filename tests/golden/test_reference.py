@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from orchestrator.checkpoints.quantize.recipe import recipes_for
 from orchestrator.checkpoints.summary import local_summary
-from orchestrator.checkpoints.verify import compare_with_config, is_fatal
+from orchestrator.checkpoints.verify import compare_with_config
 from orchestrator.cli.main import app
 from orchestrator.cli.schemas import json_outputs, output_schema
 from orchestrator.core import errors
@@ -123,7 +123,7 @@ def _checkpoints() -> Iterator[tuple[str, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, make) in enumerate(CHECKPOINTS.items()):
             found = compare_with_config(local_summary(write_tiny(Path(folder) / str(number), *make())), drafts=True)
-            refused = [version for version in ("0.5.14", "0.5.16") if any(is_fatal(each, version) for each in found)]
+            refused = [version for version in ("0.5.14", "0.5.16") if any(each.is_fatal_in(version) for each in found)]
             told = dict.fromkeys(each.message.partition(": `")[0] for each in found)
             yield name, ", ".join(refused) or "-", "; ".join(told) or "-"
 

@@ -17,7 +17,7 @@ from wheels import read, unpacked
 from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.overlay import write_overlay
 from orchestrator.checkpoints.summary import local_summary
-from orchestrator.checkpoints.verify import compare_with_config, is_fatal
+from orchestrator.checkpoints.verify import compare_with_config
 from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.kernels.disk.experts import read_experts
 from orchestrator.plan.fusion import decide_fusion
@@ -88,7 +88,7 @@ def test_the_target_and_what_is_said_of_it_beforehand(
     fused, apart = (loaded[version, kind][recipe] for kind in ("on", "off"))
     assert (fused["loaded"] is not None, apart["loaded"] is not None) == TABLE[recipe][2:], (fused, apart)
     fatal = any(
-        is_fatal(each, version) for each in compare_with_config(local_summary(checkpoints / recipe), drafts=False)
+        each.is_fatal_in(version) for each in compare_with_config(local_summary(checkpoints / recipe), drafts=False)
     )
     assert fatal == (not TABLE[recipe][3]), "what does not load even unfused is refused"
     fusion = decide_fusion(glm(version), read_experts(Checkpoint.local(checkpoints / recipe)))

@@ -14,12 +14,13 @@ from math import prod
 from typing import Final
 
 from orchestrator.checkpoints.config import CONFIG, CheckpointConfig
+from orchestrator.checkpoints.mismatch import require_loadable
 from orchestrator.checkpoints.quantize.recipe import Recipe
 from orchestrator.checkpoints.quantize.source import Source
 from orchestrator.checkpoints.safetensors import StoredTensor
 from orchestrator.checkpoints.summary import CheckpointSummary
-from orchestrator.checkpoints.verify import compare_with_config, is_fatal
-from orchestrator.core.errors import CheckpointMismatchError, Problem, UsageError
+from orchestrator.checkpoints.verify import compare_with_config
+from orchestrator.core.errors import UsageError
 from orchestrator.core.safe_paths import CheckpointFile
 
 _GROUP: Final = 32  # values that share a scale in MXFP4 (OCP Microscaling Formats 1.0)
@@ -150,9 +151,8 @@ def _require_loadable(source: Source, recipe: Recipe, found: Forecast) -> None:
     )
     for tensors in found.shards.values():
         outline.add_header(tensors)
-    fatal = [each for each in compare_with_config(outline, drafts=source.drafts) if is_fatal(each, "")]
-    if fatal:
-        raise CheckpointMismatchError(
-            "sglang cannot load the output of this recipe correctly",
-            problems=tuple(Problem(each.message, str(source.directory), each.hint) for each in fatal),
-        )
+    require_loadable(
+        compare_with_config(outline, drafts=source.drafts),
+        "sglang cannot load the output of this recipe correctly",
+        location=str(source.directory),
+    )

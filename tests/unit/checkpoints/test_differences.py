@@ -26,12 +26,12 @@ from quark_samples import (
 )
 from typer.testing import CliRunner
 
-from orchestrator.checkpoints.config_check import Mismatch
 from orchestrator.checkpoints.download import stage_checkpoint
 from orchestrator.checkpoints.hub import Hub
+from orchestrator.checkpoints.mismatch import Mismatch
 from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.checkpoints.summary import local_summary
-from orchestrator.checkpoints.verify import VerifyOptions, compare_with_config, is_fatal, verify_checkpoint
+from orchestrator.checkpoints.verify import VerifyOptions, compare_with_config, verify_checkpoint
 from orchestrator.checkpoints.view import view_checkpoint
 from orchestrator.cli.main import app
 from orchestrator.core.errors import CheckpointMismatchError
@@ -92,7 +92,7 @@ def test_the_samples_are_what_quark_writes(recipe: str) -> None:
 def test_fourteen_checkpoints(name: str, refused_by: str, said: tuple[str, ...], tmp_path: Path) -> None:
     """The rows of docs/reference/checkpoint-checks.md, which is generated from the same."""
     found = look(tmp_path / "tiny", *CHECKPOINTS[name]())
-    refused = [version for version in ("0.5.14", "0.5.16") if any(is_fatal(each, version) for each in found)]
+    refused = [version for version in ("0.5.14", "0.5.16") if any(each.is_fatal_in(version) for each in found)]
     assert " ".join(refused) == refused_by
     told = [each.message for each in found]
     assert all(any(message.startswith(start) for message in told) for start in said), told
@@ -117,8 +117,8 @@ def test_what_some_versions_do_not_load(recipe: str, said: str, fatal: str, not_
     every = look(tmp_path / recipe, *Tiny().quantized(recipe))
     found = next(each for each in every if each.message.startswith(said))
     assert (APART.format("F8_E4M3") in [each.message for each in every]) == (recipe == "sharedfp8")
-    assert is_fatal(found, fatal)
-    assert not is_fatal(found, not_fatal)
+    assert found.is_fatal_in(fatal)
+    assert not found.is_fatal_in(not_fatal)
 
 
 def changed(name: str, dtype: str, *shape: int) -> Callable[[Header], Header]:
@@ -210,8 +210,6 @@ PACKED = {
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
 }  # fmt: skip
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["*.self_attn*"]}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["self_attn"]}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {r"-:.*self_attn": {}}}
 
 
 @pytest.mark.parametrize(
@@ -220,10 +218,8 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {r"-:.*
         (FP8, [("weight", "F8_E4M3", (256, 600)), ("weight_scale_inv", "F32", (2, 5))], ("F32", (2, 4))),
         (PACKED, [("weight_packed", "I32", (256, 64)), ("weight_scale", "BF16", (256, 16))], ("BF16", (256, 8))),
         (NVFP4, [("weight", "U8", (256, 256)), ("weight_scale", "F8_E4M3", (256, 32))], ("U8", (256, 32))),
-        (AWQ, [("qweight", "I32", (512, 32)), ("scales", "F16", (4, 256))], ("F16", (8, 256))),
-        (GPTQ, [("qweight", "I32", (64, 256)), ("scales", "F16", (4, 256))], ("F16", (2, 256))),
     ],
-    ids=["fp8", "compressed-tensors", "modelopt", "awq", "gptq"],
+    ids=["fp8", "compressed-tensors", "modelopt"],
 )
 def test_other_methods_are_read_as_sglang_reads_them(
     given: dict[str, Any],
@@ -237,7 +233,7 @@ def test_other_methods_are_read_as_sglang_reads_them(
     assert (found.fatal, "scales of" in found.message) == (True, True)
     (found,) = look(tmp_path / "plain", *quantized_as(given, ("weight", "BF16", (256, 512))))
     assert (found.fatal, "stored as BF16" in found.message) == (True, True)
-    listed = {key: value for key, value in given.items() if key not in {"ignore", "modules_to_not_convert", "dynamic"}}
+    listed = {key: value for key, value in given.items() if key not in {"ignore", "modules_to_not_convert"}}
     (found,) = look(tmp_path / "listed", *quantized_as(listed, *tensors))
     assert "self_attn.o_proj.weight" in found.message, "what is not excluded is expected to be quantized"
 
