@@ -25,7 +25,7 @@ _MAX_BYTES: Final = 64 << 20  # of an index or config; the index of a trillion p
 
 @dataclass(frozen=True)
 class CheckpointIndex:
-    """The shards of a checkpoint with their tensors by the index, and the problems of the index.
+    """The tensors of each shard by the index, and the problems of the index.
 
     Without an index there is one shard without known tensors.
     """
@@ -51,7 +51,7 @@ class Checkpoint:
         self.files = files
         self._headers: dict[CheckpointFile, Mapping[str, StoredTensor]] = {}
         self._dtypes: dict[CheckpointFile, Mapping[str, str]] = {}
-        self._kinds: dict[StoredTensor, StoredTensor] = {}  # shared objects: most tensors are alike
+        self._shared: dict[StoredTensor, StoredTensor] = {}  # equal tensors share one object, to save memory
 
     @classmethod
     def local(cls, directory: Path) -> "Checkpoint":
@@ -66,11 +66,10 @@ class Checkpoint:
     @cached_property
     def config(self) -> CheckpointConfig:
         """The config.json. Raises CheckpointError if it is missing or unreadable."""
-        if (found := self._config(CONFIG)) is None:
-            raise CheckpointError(
-                f"no `{CONFIG}` found", location=self.location, hint="name the directory of a checkpoint"
-            )
-        return found
+        if (config := self._config(CONFIG)) is None:
+            hint = "name the directory of a checkpoint"
+            raise CheckpointError(f"no `{CONFIG}` found", location=self.location, hint=hint)
+        return config
 
     @cached_property
     def quant_config(self) -> CheckpointConfig | None:
@@ -82,8 +81,8 @@ class Checkpoint:
         """The chat template, from its own file or the tokenizer's config; "" without one. Raises CheckpointError."""
         if TEMPLATE in self.files.sizes:
             return self.read(TEMPLATE).decode(errors="replace")
-        found = self._config(TOKENIZER_CONFIG)
-        template = found.data.get("chat_template") if found is not None else None
+        tokenizer = self._config(TOKENIZER_CONFIG)
+        template = tokenizer.data.get("chat_template") if tokenizer is not None else None
         if isinstance(template, list):  # named templates, as `{name, template}`
             named = {str(each.get("name")): each.get("template") for each in template if isinstance(each, dict)}
             template = named.get("tool_use", named.get("default"))
@@ -105,8 +104,8 @@ class Checkpoint:
     def header(self, shard: CheckpointFile) -> Mapping[str, StoredTensor]:
         """Read the tensors of a shard by name. Raises CheckpointError if it is missing or incomplete, HostError."""
         if shard not in self._headers:
-            found = self._parse_shard(shard, complete_header)
-            self._headers[shard] = {name: self._kinds.setdefault(tensor, tensor) for name, tensor in found.items()}
+            tensors = self._parse_shard(shard, complete_header)
+            self._headers[shard] = {name: self._shared.setdefault(tensor, tensor) for name, tensor in tensors.items()}
         return self._headers[shard]
 
     def dtypes(self, shard: CheckpointFile) -> Mapping[str, str]:
@@ -159,17 +158,16 @@ def parse_index(content: bytes | None, *, single: bool, location: str) -> Checkp
     location = f"{location}/{INDEX}"
     try:
         document = parse_json(content)
-        weights = document["weight_map"]
-        places = [(str(name), shard) for name, shard in weights.items()]
+        weight_map = [(str(name), shard) for name, shard in document["weight_map"].items()]
     except (ValueError, KeyError, TypeError, AttributeError):
         message = f"cannot read `{INDEX}`: the file is truncated or modified"
         return CheckpointIndex({}, (Problem(message, location),))
-    if not places:
+    if not weight_map:
         return CheckpointIndex({}, (Problem(f"`{INDEX}` names no tensor", location),))
     checked: dict[str, CheckpointFile] = {}  # each name once: an index repeats the name for every tensor
     shards: dict[CheckpointFile, set[str]] = defaultdict(set)
     problems: dict[str, Problem] = {}
-    for name, shard in places:
+    for name, shard in weight_map:
         try:
             known = checked.get(shard) if isinstance(shard, str) else None
             shards[known or checked.setdefault(shard, CheckpointFile(shard))].add(name)

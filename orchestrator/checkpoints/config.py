@@ -77,8 +77,8 @@ class CheckpointConfig:
     @property
     def architectures(self) -> tuple[str, ...]:
         """The architectures, as sglang reads them: the top level first."""
-        said = self.data.get("architectures", self.text.get("architectures"))
-        return tuple(word for word in said if isinstance(word, str)) if isinstance(said, list) else ()
+        names = self.data.get("architectures", self.text.get("architectures"))
+        return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
     @property
     def model_type(self) -> str:
@@ -96,27 +96,27 @@ class CheckpointConfig:
     @property
     def windows(self) -> tuple[bool, ...]:
         """Whether each layer has a sliding window; empty if the config has no list of layers."""
-        kinds = self.text.get(LAYER_TYPES)
-        return tuple(kind == "sliding_attention" for kind in kinds) if isinstance(kinds, list) else ()
+        types = self.text.get(LAYER_TYPES)
+        return tuple(layer_type == "sliding_attention" for layer_type in types) if isinstance(types, list) else ()
 
     @property
     def mtp_layers(self) -> int | None:
         """The number of MTP layers; None if the config has no such key."""
-        found = self.text.get(DRAFTS)
-        return found if isinstance(found, int) else None
+        number = self.text.get(DRAFTS)
+        return number if isinstance(number, int) else None
 
     @property
     def rope(self) -> Mapping[str, object]:
-        """The scaling of positions."""
-        given = self.text.get("rope_scaling") or self.text.get("rope_parameters")
-        return given if isinstance(given, dict) else {}
+        """The scaling of positions; empty if there is none."""
+        section = self.text.get("rope_scaling") or self.text.get("rope_parameters")
+        return section if isinstance(section, dict) else {}
 
     def context(self) -> ConfigFact | None:
         """Return the maximum context length, as sglang 0.5.14 to 0.5.23 computes it (common.py, get_context_length)."""
         found = self.count("context_length")
         factor = self.rope.get("factor", 1)
-        whole = "original_max_position_embeddings" in self.rope or self.rope.get("rope_type") == "llama3"
-        if found is None or whole or factor == 1:
+        already_scaled = "original_max_position_embeddings" in self.rope or self.rope.get("rope_type") == "llama3"
+        if found is None or already_scaled or factor == 1:
             return found
         if not isinstance(factor, int | float) or not 0 < factor < _MAX_COUNT:
             return None
@@ -125,42 +125,42 @@ class CheckpointConfig:
     @property
     def method(self) -> ConfigFact | None:
         """The quantization method."""
-        said = self.quantized.get("quant_method")
-        return ConfigFact(value=str(said), source="quantization_config.quant_method") if said else None
+        name = self.quantized.get("quant_method")
+        return ConfigFact(value=str(name), source="quantization_config.quant_method") if name else None
 
     @property
     def quantized(self) -> Mapping[str, object]:
         """The quantization config; empty if there is none."""
-        given = self.text.get("quantization_config") or self.data.get("quantization_config")
-        return given if isinstance(given, dict) else {}
+        section = self.text.get("quantization_config") or self.data.get("quantization_config")
+        return section if isinstance(section, dict) else {}
 
     def quantization(self) -> ConfigFact | None:
         """Return the `quantization` of a model's file: the method and format, or the dtype of unquantized weights."""
-        at, given, method = "quantization_config", self.quantized, self.method
-        if algorithm := given.get("quant_algo"):
-            return ConfigFact(value=modelopt_label(algorithm), source=f"{at}.quant_algo")
+        section, method = self.quantized, self.method
+        if algorithm := section.get("quant_algo"):
+            return ConfigFact(value=modelopt_label(algorithm), source="quantization_config.quant_algo")
         if method is not None and method.value == "quark":
-            kind = _quark_weight(given)
-            name = f"{at}.global_quant_config.weight.dtype"
-            return ConfigFact(value=f"quark-{_QUARK.get(kind, kind)}", source=name) if kind else None
-        if method is not None or given:
+            dtype = _quark_dtype(section)
+            source = "quantization_config.global_quant_config.weight.dtype"
+            return ConfigFact(value=f"quark-{_QUARK.get(dtype, dtype)}", source=source) if dtype else None
+        if method is not None or section:
             return method if method is not None and method.value != "modelopt" else None
         for name in ("dtype", "torch_dtype"):
-            if (kind := _DTYPES.get(str(self.text.get(name)))) is not None:
-                return ConfigFact(value=kind, source=name)
+            if (dtype := _DTYPES.get(str(self.text.get(name)))) is not None:
+                return ConfigFact(value=dtype, source=name)
         return None
 
 
 def modelopt_label(algorithm: object) -> str:
     """Return the `quantization` of a model's file for ModelOpt's `quant_algo`."""
-    word = str(algorithm).lower().replace("_", "-")
-    return word if word == "nvfp4" else f"modelopt-{word}"
+    label = str(algorithm).lower().replace("_", "-")
+    return label if label == "nvfp4" else f"modelopt-{label}"
 
 
-def _quark_weight(given: Mapping[str, object]) -> str | None:
-    """Return the dtype of weights in Quark's global scheme, the first of several."""
-    scheme = given.get("global_quant_config")
+def _quark_dtype(section: Mapping[str, object]) -> str | None:
+    """Return the dtype of weights in Quark's global scheme, of its first step if it has several."""
+    scheme = section.get("global_quant_config")
     weight = scheme.get("weight") if isinstance(scheme, dict) else None
     weight = weight[0] if isinstance(weight, list) and weight else weight
-    kind = weight.get("dtype") if isinstance(weight, dict) else None
-    return kind if isinstance(kind, str) else None
+    dtype = weight.get("dtype") if isinstance(weight, dict) else None
+    return dtype if isinstance(dtype, str) else None

@@ -40,8 +40,8 @@ def describe(summary: CheckpointSummary, overridden: Sequence[str]) -> Descripti
     Raises CheckpointError with every contradiction between its config and its tensors.
     """
     reader = _FactReader(summary, tuple(overridden))
-    facts = {key: found for key, read in reader.all().items() if not reader.is_overridden(key) and (found := read())}
-    if problems := list(_contradictions(summary, reader, facts)):
+    facts = reader.facts()
+    if problems := list(_contradictions(reader, facts)):
         raise CheckpointError(
             "the config and the tensors of the checkpoint disagree", location=summary.location, problems=problems
         )
@@ -51,15 +51,14 @@ def describe(summary: CheckpointSummary, overridden: Sequence[str]) -> Descripti
 def contradictions(summary: CheckpointSummary) -> tuple[Problem, ...]:
     """Return every contradiction between a checkpoint's config and its tensors."""
     reader = _FactReader(summary, ())
-    facts = {key: found for key, read in reader.all().items() if (found := read())}
-    return tuple(_contradictions(summary, reader, facts))
+    return tuple(_contradictions(reader, reader.facts()))
 
 
 class _FactReader:
     """Reader of the facts; collects missing keys and notes."""
 
-    def __init__(self, outline: CheckpointSummary, given: tuple[str, ...]) -> None:
-        self.outline, self.config, self._given = outline, outline.config, given
+    def __init__(self, summary: CheckpointSummary, overridden: tuple[str, ...]) -> None:
+        self.summary, self.config, self._overridden = summary, summary.config, overridden
         self.missing: dict[str, Problem] = {}
         self.notes: list[str] = []
         self.name = next(iter(self.config.architectures), "")
@@ -68,9 +67,14 @@ class _FactReader:
 
     def is_overridden(self, key: str) -> bool:
         """Return whether the user sets the key, or a section that contains it."""
-        return any(key == said or key.startswith(f"{said}.") or said.startswith(f"{key}.") for said in self._given)
+        return any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in self._overridden)
 
-    def all(self) -> dict[str, Callable[[], ConfigFact | None]]:
+    def facts(self) -> dict[str, ConfigFact]:
+        """Read every fact that is not overridden."""
+        readers = self._readers().items()
+        return {key: found for key, read in readers if not self.is_overridden(key) and (found := read())}
+
+    def _readers(self) -> dict[str, Callable[[], ConfigFact | None]]:
         """Return the reader of each fact, in the order of a model's file."""
         experts, cache = self.config.count("moe.routed_experts"), "kv_cache"
         readers: dict[str, Callable[[], ConfigFact | None]] = {
@@ -114,26 +118,26 @@ class _FactReader:
     def _required(self, key: str, found: ConfigFact | None, *names: str) -> ConfigFact | None:
         if found is not None:
             return replace(found, source=f"{CONFIG}: {found.source}")
-        said = ", ".join(f"`{name}`" for name in names or NAMES.get(key, ()))
-        self._report_missing(key, f"cannot read `{key}`: {CONFIG} has no {said.replace(', ', ' and no ')}")
+        tried = " and no ".join(f"`{name}`" for name in names or NAMES.get(key, ()))
+        self._report_missing(key, f"cannot read `{key}`: {CONFIG} has no {tried}")
         return None
 
     def _report_missing(self, key: str, message: str, example: str = "N") -> None:
-        self.missing[key] = Problem(message, self.outline.location, f"`--set {key}={example}`")
+        self.missing[key] = Problem(message, self.summary.location, f"`--set {key}={example}`")
 
     def _weights(self) -> ConfigFact:
-        shards = self.outline.shards
-        if not self.outline.has_shards:
+        shards = self.summary.shards
+        if not self.summary.has_shards:
             self.notes.append("no file with weights is present: only the config and the index were read")
-            return ConfigFact(value=self.outline.weight_bytes, source=f"{INDEX}: metadata.total_size")
-        of = f"{shards} files that {INDEX} names" if shards > 1 else "one file"
-        return ConfigFact(value=self.outline.weight_bytes, source=f"bytes of {of}")
+            return ConfigFact(value=self.summary.weight_bytes, source=f"{INDEX}: metadata.total_size")
+        files = f"{shards} files that {INDEX} names" if shards > 1 else "one file"
+        return ConfigFact(value=self.summary.weight_bytes, source=f"bytes of {files}")
 
     def _quantization(self) -> ConfigFact | None:
         if (found := self.config.quantization()) is not None:
             return replace(found, source=f"{CONFIG}: {found.source}")
-        given = self.outline.quantized
-        inner = given.data.get("quantization") if given is not None else None
+        modelopt = self.summary.quantized
+        inner = modelopt.data.get("quantization") if modelopt is not None else None
         if isinstance(inner, dict) and (algorithm := inner.get("quant_algo")):
             return ConfigFact(value=modelopt_label(algorithm), source=f"{QUANT_CONFIG}: quantization.quant_algo")
         self._report_missing("quantization", f"cannot read `quantization`: unknown format in {CONFIG}", "NAME")
@@ -158,18 +162,18 @@ class _FactReader:
         return found.number if found is not None else -1
 
     def _mtp_layer(self) -> ConfigFact | None:
-        drafts, behind = self.config.mtp_layers or 0, self._mtp_index
-        if drafts and self.outline.layers[behind]:
-            return ConfigFact(value=behind, source=f"{CONFIG}: {DRAFTS}; tensors found")
+        drafts, index = self.config.mtp_layers or 0, self._mtp_index
+        if drafts and self.summary.layers[index]:
+            return ConfigFact(value=index, source=f"{CONFIG}: {DRAFTS}; tensors found")
         if drafts:
             self.notes.append(f"the checkpoint has no tensor of the {drafts} MTP layer in {CONFIG}")
         return None
 
     def _mtp_weights(self) -> ConfigFact | None:
-        there = (self.config.mtp_layers or 0) == 1 and self.outline.layer_bytes[self._mtp_index]
-        return (
-            ConfigFact(value=there, source=f"tensors of `layers.{self._mtp_index}.`, by {_HEADERS}") if there else None
-        )
+        size = self.summary.layer_bytes[self._mtp_index]
+        if self.config.mtp_layers != 1 or not size:
+            return None
+        return ConfigFact(value=size, source=f"tensors of `layers.{self._mtp_index}.`, by {_HEADERS}")
 
     def _shared_experts(self) -> ConfigFact:
         found = self.config.count("moe.shared_experts")
@@ -203,25 +207,20 @@ class _FactReader:
     def _no_cache(self) -> None:
         """Note an architecture without a supported KV cache, or report an unknown one as missing."""
         if self.known is not None:
-            self.notes.append(
-                f"`{self.name}` has {self.known.why}: what a token takes of the cache is not reckoned with here, "
-                "and `kv_cache` is left out"
-            )
+            self.notes.append(f"`{self.name}` has {self.known.why}: the size of its KV cache is not estimated")
             return
-        kept = "what its attention keeps of a token"
         near = closest_match(self.name, ARCHITECTURES)
-        message = f"architecture `{self.name}` is not known here, and so not {kept}"
-        message += f"; the nearest known is `{near}`" if near else ""
-        if not self.name:
-            message = f"{CONFIG} names no architecture in `architectures`, and so it is not known {kept}"
+        message = f"unknown architecture `{self.name}`" if self.name else f"{CONFIG} names no architecture"
+        message += ": the size of its KV cache per token is unknown"
+        message += f"; the most similar known name is `{near}`" if near else ""
         hint = (
-            "`--set kv_cache.head_dim=N` for heads of keys and values, `--set kv_cache.kv_lora_rank=N --set "
-            "kv_cache.qk_rope_head_dim=N` for a latent, `--set kv_cache=null` to do without capacity"
+            "`--set kv_cache.head_dim=N` for MHA or GQA, `--set kv_cache.kv_lora_rank=N --set "
+            "kv_cache.qk_rope_head_dim=N` for MLA, `--set kv_cache=null` for no capacity estimate"
         )
-        self.missing["kv_cache"] = Problem(message, self.outline.location, hint)
+        self.missing["kv_cache"] = Problem(message, self.summary.location, hint)
 
     def _parsers(self) -> dict[str, Callable[[], ConfigFact | None]]:
-        found = parsers_of(self.name, self.config.model_type, self.outline.chat_template)
+        found = parsers_of(self.name, self.config.model_type, self.summary.chat_template)
         for flag in PARSERS:
             if flag not in {parser.flag for parser in found} and not self.is_overridden(f"flags.{flag}"):
                 self.notes.append(f"no default `{flag}` for this checkpoint: `--set flags.{flag}=NAME`")
@@ -236,14 +235,14 @@ class _FactReader:
         }
 
 
-def _contradictions(outline: CheckpointSummary, reader: _FactReader, facts: dict[str, ConfigFact]) -> Iterator[Problem]:
-    location = f"{outline.location}/{CONFIG}"
-    yield from (Problem(message, location) for message in _impossible(facts))
-    yield from (Problem(message, location) for message in (*_layers_differ(outline), *_windows_differ(reader)))
-    for ending, expected, of in _rows(reader):
-        name, rows = outline.rows.get(ending, ("", expected))
+def _contradictions(reader: _FactReader, facts: dict[str, ConfigFact]) -> Iterator[Problem]:
+    location = f"{reader.summary.location}/{CONFIG}"
+    for message in (*_impossible_counts(facts), *_layers_differ(reader.summary), *_windows_differ(reader)):
+        yield Problem(message, location)
+    for ending, expected, source in _expected_rows(reader):
+        name, rows = reader.summary.rows.get(ending, ("", expected))
         if rows != expected:
-            yield Problem(f"`{name}` has {rows} rows, {of} is {expected}", location)
+            yield Problem(f"`{name}` has {rows} rows, {source} is {expected}", location)
 
 
 def _windows_differ(reader: _FactReader) -> Iterator[str]:
@@ -253,7 +252,7 @@ def _windows_differ(reader: _FactReader) -> Iterator[str]:
         yield f"`{found.source}` is {found.number}, but `{LAYER_TYPES}` has {len(windows)} entries"
 
 
-def _impossible(facts: dict[str, ConfigFact]) -> Iterator[str]:
+def _impossible_counts(facts: dict[str, ConfigFact]) -> Iterator[str]:
     """Find numbers of config.json that exclude each other."""
     for whole, part, divides in (
         ("attention_heads", "kv_heads", True),
@@ -270,24 +269,24 @@ def _impossible(facts: dict[str, ConfigFact]) -> Iterator[str]:
             yield f"`{fact.source.removeprefix(f'{CONFIG}: ')}` is {fact.value}"
 
 
-def _layers_differ(outline: CheckpointSummary) -> Iterator[str]:
+def _layers_differ(summary: CheckpointSummary) -> Iterator[str]:
     """Compare the number of layers with the layers of tensors."""
-    found = outline.config.count("layers")
-    if found is None or not outline.layers:
+    found = summary.config.count("layers")
+    if found is None or not summary.layers:
         return
-    drafts = outline.config.mtp_layers or 0
-    lost = next((number for number in range(found.number) if not outline.layers[number]), None)
-    if lost is not None:
-        yield f"`{LAYERS}` is {found.number}, but layer {lost} has no tensor"
-    if beyond := [number for number in outline.layers if number >= found.number + drafts]:
+    drafts = summary.config.mtp_layers or 0
+    empty = next((number for number in range(found.number) if not summary.layers[number]), None)
+    if empty is not None:
+        yield f"`{LAYERS}` is {found.number}, but layer {empty} has no tensor"
+    if beyond := [number for number in summary.layers if number >= found.number + drafts]:
         yield (
             f"`{LAYERS}` is {found.number}{f' and `{DRAFTS}` {drafts}' if drafts else ''}, but layer "
             f"{min(beyond)} has tensors"
         )
 
 
-def _rows(reader: _FactReader) -> Iterator[tuple[str, int, str]]:
-    """Yield tensor names with their number of rows by config.json."""
+def _expected_rows(reader: _FactReader) -> Iterator[tuple[str, int, str]]:
+    """Yield endings of tensor names with the number of rows by config.json, and its source."""
     config, kind = reader.config, reader.kind
     if kind.attention == "heads":
         heads = config.count("kv_heads") or config.count("attention_heads")

@@ -54,7 +54,7 @@ def stage_checkpoint(
     listing = list_files(model.checkpoint.path, model.checkpoint.revision, hub)
     ignore_sigpipe()
     directory.mkdir(parents=True, exist_ok=True)
-    _require_space(directory, listing)
+    require_disk_space(directory, listing.size - _arrived(directory, listing), hint=OTHER_DIRECTORY)
     _download(directory, listing, hub, lambda seen: _check_progress(seen, directory, model, listing, progress))
     sizes = {name: file.size for name, file in listing.files.items()}
     return verify_fresh(directory, model, replace(options, revision=listing.commit, sizes=sizes))
@@ -69,14 +69,9 @@ def _check_progress(
 ) -> None:
     """Show the progress; abort if the downloaded config does not match the profile."""
     progress(seen)
-    config = listing.files.get(CONFIG)
-    path = directory / CONFIG
+    config, path = listing.files.get(CONFIG), directory / CONFIG
     if config is not None and path.is_file() and path.stat().st_size == config.size:
         require_profile_match(directory, model)
-
-
-def _require_space(directory: Path, listing: Listing) -> None:
-    require_disk_space(directory, listing.size - _arrived(directory, listing), hint=OTHER_DIRECTORY)
 
 
 def _arrived(directory: Path, listing: Listing) -> int:
@@ -86,26 +81,32 @@ def _arrived(directory: Path, listing: Listing) -> int:
 def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[DownloadProgress], None]) -> None:
     argv = subprocesses.python_module_argv("orchestrator.checkpoints.fetch", str(directory))
     env = {**_QUIET, "HF_ENDPOINT": hub.endpoint, HUB_TOKEN: hub.token.reveal() if hub.token else None}
-    asked, seen = listing.to_json().encode(), rate_window()
+    request, window = listing.to_json().encode(), rate_window()
     with (
         tempfile.TemporaryFile() as log,
-        subprocesses.start(argv, env=env, stdin=asked, output=log, tied=True) as child,
+        subprocesses.start(argv, env=env, stdin=request, output=log, tied=True) as child,
     ):
         code = None
         while code is None:
-            progress(progress_from(seen, _arrived(directory, listing), listing.size))
+            progress(progress_from(window, _arrived(directory, listing), listing.size))
             code = child.wait_for(_TICK)
-        progress(progress_from(seen, _arrived(directory, listing), listing.size))
+        progress(progress_from(window, _arrived(directory, listing), listing.size))
         if code:
             log.seek(0)
-            said = log.read().decode(errors="replace")
-            raise _interrupted(directory, listing, code, said)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+            raise download_interrupted(
+                str(directory),
+                reason=lines[-1] if lines else f"exit code {code}",
+                full=code == DISK_FULL,
+                done=_arrived(directory, listing),
+                total=listing.size,
+            )
 
 
-def progress_from(seen: deque[tuple[float, int]], done: int, total: int) -> DownloadProgress:
-    """Compute the progress of a download; `seen` holds the samples of the last half minute."""
-    seen.append((time.monotonic(), done))
-    (start, before), (now, _) = seen[0], seen[-1]
+def progress_from(window: deque[tuple[float, int]], done: int, total: int) -> DownloadProgress:
+    """Compute the progress of a download; `window` holds the samples of the last half minute."""
+    window.append((time.monotonic(), done))
+    (start, before), (now, _) = window[0], window[-1]
     return DownloadProgress(done=done, total=total, rate=(done - before) / (now - start) if now > start else 0.0)
 
 
@@ -116,20 +117,8 @@ def rate_window() -> deque[tuple[float, int]]:
 
 def download_interrupted(location: str, *, reason: str, full: bool, done: int, total: int) -> HostError:
     """Return the error for an interrupted download."""
-    again = f"run the same command again: it resumes at {done / 1e9:.1f} of {total / 1e9:.1f} GB"
+    hint = f"run the same command again: it resumes at {done / 1e9:.1f} of {total / 1e9:.1f} GB"
     if full:
-        return HostError(
-            "the disk is full", location=location, hint=f"free {(total - done) / 1e9:.1f} GB, then {again}"
-        )
-    return HostError(f"the download failed: {reason}", location=location, hint=again)
-
-
-def _interrupted(directory: Path, listing: Listing, code: int, log: str) -> HostError:
-    lines = log.strip().splitlines()
-    return download_interrupted(
-        str(directory),
-        reason=lines[-1] if lines else f"exit code {code}",
-        full=code == DISK_FULL,
-        done=_arrived(directory, listing),
-        total=listing.size,
-    )
+        hint = f"free {(total - done) / 1e9:.1f} GB, then {hint}"
+        return HostError("the disk is full", location=location, hint=hint)
+    return HostError(f"the download failed: {reason}", location=location, hint=hint)

@@ -53,11 +53,11 @@ class _CappedFile(io.BytesIO):
         self._file, self._size = file, size
         self.tell, self.seek, self.truncate = file.tell, file.seek, file.truncate  # type: ignore[method-assign]
 
-    def write(self, piece: "ReadableBuffer") -> int:
+    def write(self, chunk: "ReadableBuffer") -> int:
         """Append to the file. Raises OSError beyond the announced size."""
-        if self._file.tell() + len(memoryview(piece)) > self._size:
+        if self._file.tell() + len(memoryview(chunk)) > self._size:
             raise OSError(f"the hub sent more than the announced {self._size} bytes")
-        return self._file.write(piece)
+        return self._file.write(chunk)
 
 
 def main(directory: Path, listing: str) -> int:
@@ -74,4 +74,4 @@ if __name__ == "__main__":
     take_streams()
     ignore_sigpipe()
     code = main(Path(sys.argv[1]), sys.stdin.read())
-    os._exit(code)  # without waiting for the downloads that are still under way
+    os._exit(code)  # without waiting for running downloads

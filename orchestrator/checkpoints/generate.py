@@ -37,11 +37,11 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 location=str(target),
                 hint="move them away, or serve them: `--set model.checkpoint.source=local`",
             )
-        for left in home.models.glob(f".{model.name}.making-*"):  # of killed commands
-            remove_tree(left, within=home.models)
+        for leftover in home.models.glob(f".{model.name}.making-*"):  # of killed commands
+            remove_tree(leftover, within=home.models)
         # a new directory: the generator of a killed command may still write into the old one
-        with tempfile.TemporaryDirectory(dir=home.models, prefix=f".{model.name}.making-") as place:
-            made = Path(place, FileName(model.name))
+        with tempfile.TemporaryDirectory(dir=home.models, prefix=f".{model.name}.making-") as temporary:
+            made = Path(temporary, FileName(model.name))
             progress.update(f"model `{model.name}`: generating")
             try:
                 _generate(model, generator, python=python, folder=made)
@@ -49,7 +49,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 progress.done()
             atomic_write(made / _MARKER, _digest(generator))
             remove_tree(target, within=home.models)
-            move(made, target)  # with its marker: without one it would count as foreign
+            move(made, target)  # with its marker: a directory without it counts as the user's
     return target
 
 

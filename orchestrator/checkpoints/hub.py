@@ -101,11 +101,11 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
         hint = "a repository is `org/name`, in a profile `model.checkpoint.path`; not a URL"
         raise CheckpointError(str(error), hint=hint) from error
     try:
-        wanted = _full_revision(api, name, revision)
-        info = api.repo_info(name, revision=wanted)
+        requested = _full_revision(api, name, revision)
+        info = api.repo_info(name, revision=requested)
         commit = CommitHash(info.sha)
-        if wanted is not None and _FULL_COMMIT.fullmatch(wanted) and commit != wanted:
-            raise UnsafeValueError(f"commit `{wanted}` requested, `{commit}` returned")
+        if requested is not None and _FULL_COMMIT.fullmatch(requested) and commit != requested:
+            raise UnsafeValueError(f"commit `{requested}` requested, `{commit}` returned")
         files = _files(api.list_repo_tree(name, recursive=True, revision=commit))
     except errors.GatedRepoError as error:
         hint = "accept its terms on the hub, then `export HF_TOKEN=…` with that account's token"
@@ -123,13 +123,7 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
             "`--set model.checkpoint.source=local --set model.checkpoint.path=DIRECTORY`"
         )
         raise HostError(f"cannot reach the hub: {reason}", location=api.endpoint, hint=hint) from error
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:  # of huggingface_hub, for JSON of another shape
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # from unexpected JSON
         reason = str(error) if isinstance(error, UnsafeValueError) else "malformed response"
         hint = "`HF_ENDPOINT` names the hub: correct it, or unset it for huggingface.co"
         raise HostError(f"cannot use the hub: {reason}", location=api.endpoint, hint=hint) from error
@@ -188,20 +182,18 @@ class HubFiles:
         """Read up to `length` bytes of a file; stop a store that ignores ranges as soon as they have arrived."""
         import httpx  # noqa: PLC0415 - takes 0.2 s, and few commands need it
 
-        asked = {**self._headers, "Range": f"bytes={begin}-{begin + length - 1}", "Accept-Encoding": "identity"}
-        found = bytearray()
+        headers = {**self._headers, "Range": f"bytes={begin}-{begin + length - 1}", "Accept-Encoding": "identity"}
+        content, url = bytearray(), f"{self._address}/{name}"
         try:
-            with httpx.stream(
-                "GET", f"{self._address}/{name}", headers=asked, timeout=_TIMEOUT_S, follow_redirects=True
-            ) as answer:
-                answer.raise_for_status()
-                left = begin if answer.status_code == httpx.codes.OK else 0  # bytes before the requested ones
-                for piece in answer.iter_raw():
-                    found += piece[left:]
-                    left = max(left - len(piece), 0)
-                    if len(found) >= length:
+            with httpx.stream("GET", url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True) as response:
+                response.raise_for_status()
+                skip = begin if response.status_code == httpx.codes.OK else 0  # bytes before the requested ones
+                for chunk in response.iter_raw():
+                    content += chunk[skip:]
+                    skip = max(skip - len(chunk), 0)
+                    if len(content) >= length:
                         break
         except httpx.HTTPError as error:
             hint = "try again; `HF_ENDPOINT` names a mirror"
             raise HostError(f"cannot download `{name}`: {error}", location=self.location, hint=hint) from error
-        return bytes(found[:length])
+        return bytes(content[:length])

@@ -15,10 +15,10 @@ from orchestrator.plan.plan import NO_DETECTED_PATCHES, DetectedPatches, Plan
 _UNCHANGED: Final = "the engine's sources need no patched config; config.json is unchanged"
 
 
-def overlay_path(plan: Plan, found: DetectedPatches = NO_DETECTED_PATCHES) -> str | None:
+def overlay_path(plan: Plan, detected: DetectedPatches = NO_DETECTED_PATCHES) -> str | None:
     """Return the path of the patched config.json below the tool's home; None without a config patch."""
-    acting = (patch for patch in plan.patches if patch.expected or patch.id in found.ids)
-    ids = [patch.id for patch in acting if patch.kind == "config"]
+    active = (patch for patch in plan.patches if patch.expected or patch.id in detected.ids)
+    ids = [patch.id for patch in active if patch.kind == "config"]
     return f"overlays/{plan.model.name}/{'+'.join(ids)}/{CONFIG}" if ids else None
 
 
@@ -33,31 +33,28 @@ def write_overlay(directory: Path, overlay: Path, transforms: Sequence[str], *, 
     dtypes = _draft_dtypes(checkpoint) if transforms else {}
     reasons = []
     for name in transforms:
-        made = TRANSFORMS[name](config, dtypes)
-        config = made.config
-        reasons.append(made.reason)
+        result = TRANSFORMS[name](config, dtypes)
+        config = result.config
+        reasons.append(result.reason)
     overlay.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{overlay.name}-", dir=overlay.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{overlay.name}-", dir=overlay.parent))
     try:
         for entry in directory.absolute().iterdir() if linked else ():
             if entry.name != CONFIG:
-                link(fresh / entry.name, entry)
-        atomic_write(fresh / CONFIG, json.dumps(config, indent=2) + "\n")
-        fresh.chmod(0o755)
-        replace_folder(fresh, overlay)
+                link(temporary / entry.name, entry)
+        atomic_write(temporary / CONFIG, json.dumps(config, indent=2) + "\n")
+        temporary.chmod(0o755)
+        replace_folder(temporary, overlay)
     finally:
-        remove_tree(fresh, within=overlay.parent)
+        remove_tree(temporary, within=overlay.parent)
     return "; ".join(reasons) or _UNCHANGED
 
 
 def _draft_dtypes(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the dtypes of the MTP layer's tensors by name. Raises CheckpointError for an unreadable header."""
     prefix = f"model.layers.{checkpoint.config.text.get(LAYERS)}."
-    return {
-        name: dtype
-        for shard, names in sorted(checkpoint.shards.items())
-        if not names
-        or any(name.startswith(prefix) for name in names)  # without an index the tensors of a shard are unknown
-        for name, dtype in checkpoint.dtypes(shard).items()
-        if name.startswith(prefix)
-    }
+    dtypes: dict[str, str] = {}
+    for shard, names in sorted(checkpoint.shards.items()):
+        if not names or any(name.startswith(prefix) for name in names):  # `names` is empty without an index
+            dtypes |= {name: dtype for name, dtype in checkpoint.dtypes(shard).items() if name.startswith(prefix)}
+    return dtypes

@@ -10,8 +10,8 @@ from orchestrator.core.errors import CheckpointError, CheckpointMismatchError, P
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Model
 
-_PLAIN: Final = ("bf16", "fp16", "bfloat16", "float16")
-_SAYS_ITS_NAME: Final = ("quark", "fp8")  # methods with one prefix in a profile's `quantization`
+_UNQUANTIZED: Final = ("bf16", "fp16", "bfloat16", "float16")
+_PREFIXES: Final = ("quark", "fp8")  # methods that are the prefix of a profile's `quantization`
 
 
 def require_profile_match(directory: Path, model: Model) -> None:
@@ -31,16 +31,15 @@ def require_profile_match(directory: Path, model: Model) -> None:
 
 
 def _contradictions(config: CheckpointConfig, model: Model, location: str) -> Iterator[Problem]:
-    for key, said, name, found in (*_counts(config, model), *_kinds(config, model)):
-        if found != said:
+    for key, expected, name, found in (*_counts(config, model), *_features(config, model)):
+        if found != expected:
             hint = f"correct `model.{key}`; `deploy show PROFILE --explain` names its line"
             if key == "context_length":
                 shorter = isinstance(found, int) and model.context_length < found
-                served = f" --set flags.{Meaning.CONTEXT}={said}` serves a shorter context" if shorter else "`"
+                served = f" --set flags.{Meaning.CONTEXT}={expected}` serves a shorter context" if shorter else "`"
                 hint = f"`--set model.context_length={found}{served}; or {hint}"
-            yield Problem(
-                f"`model.{key}` is {_show(said)}, the checkpoint's `{name}` is {_show(found)}", location, hint
-            )
+            message = f"`model.{key}` is {_show(expected)}, the checkpoint's `{name}` is {_show(found)}"
+            yield Problem(message, location, hint)
 
 
 _Fact = tuple[str, object, str, object]  # the profile's key and value, the config's
@@ -52,12 +51,12 @@ def _counts(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
         section, _, name = key.rpartition(".")
         if section == "kv_cache" or (key == "context_length" and scaled):
             continue
-        said = getattr(model.moe if section else model, name, None)
-        if said is not None and (found := config.count(key)) is not None:
-            yield key, said, found.source, found.value
+        expected = getattr(model.moe if section else model, name, None)
+        if expected is not None and (found := config.count(key)) is not None:
+            yield key, expected, found.source, found.value
 
 
-def _kinds(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
+def _features(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
     if model.mtp_layer is not None and config.mtp_layers is not None:
         if config.mtp_layers == 0:
             yield "mtp_layer", model.mtp_layer, DRAFTS, 0
@@ -66,8 +65,8 @@ def _kinds(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
     if LAYERS in config.text and model.sparse_attention != (config.text.get(SPARSE) is not None):
         yield "sparse_attention", model.sparse_attention, SPARSE, config.text.get(SPARSE)
     if (method := config.method) is not None:
-        named = method.value in _SAYS_ITS_NAME and not model.quantization.startswith(str(method.value))
-        if named or model.quantization in _PLAIN:
+        differs = method.value in _PREFIXES and not model.quantization.startswith(str(method.value))
+        if differs or model.quantization in _UNQUANTIZED:
             yield "quantization", model.quantization, method.source, method.value
 
 

@@ -45,8 +45,8 @@ class CheckpointReceipt:
     def is_for(self, model: Model) -> bool:
         """Return whether the receipt is for this model's checkpoint."""
         pinned = model.checkpoint.revision
-        as_pinned = pinned is None or self.revision is None or self.revision.startswith(pinned)
-        return self.location == model.checkpoint.path and as_pinned
+        same_revision = pinned is None or self.revision is None or self.revision.startswith(pinned)
+        return self.location == model.checkpoint.path and same_revision
 
 
 def receipt_path(directory: Path) -> Path:
@@ -79,8 +79,8 @@ def known_commit(directory: Path) -> CommitHash | None:
     if receipt is not None and receipt.revision:
         return receipt.revision
     with suppress(OSError, IndexError, UnsafeValueError):
-        note = directory / ".cache/huggingface/download/config.json.metadata"  # its first line, hub 0.24 to 2
-        return CommitHash(note.read_text(encoding="utf-8", errors="replace").split()[0])
+        metadata = directory / ".cache/huggingface/download/config.json.metadata"  # its first line, hub 0.24 to 2
+        return CommitHash(metadata.read_text(encoding="utf-8", errors="replace").split()[0])
     return None
 
 

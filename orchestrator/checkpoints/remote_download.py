@@ -66,8 +66,8 @@ class RemoteDownload:
     def run(self, program: Program, read_stderr: Callable[[], str]) -> VerifiedCheckpoint:
         """Run the protocol with the started program; `read_stderr` returns the stderr of the program and ssh.
 
-        Raises CheckpointError for a checkpoint that is not whole, HostError for a machine without Python, a hub that
-           cannot be asked, a full disk, a download that broke off: what has arrived stays, and the next call resumes.
+        Raises CheckpointError if the checkpoint is incomplete, and HostError if the host has no Python, the hub does
+        not answer, the disk is full, or the download is interrupted: received bytes stay, and the next call resumes.
         """
         source, hub = self.model.checkpoint, self.hub
         listing = list_files(source.path, source.revision, hub) if hub and source.source == "hub" else None
@@ -75,20 +75,20 @@ class RemoteDownload:
         with self._temporary_dir() as folder:
             mirror = Path(folder) / "checkpoint"
             mirror.mkdir()
-            there = self._receive(program, mirror, listing, read_stderr)
-            verified = self._verify(mirror, there, listing)
+            directory = self._receive(program, mirror, listing, read_stderr)
+            verified = self._verify(mirror, directory, listing)
             program.feed(json.dumps(json.loads(receipt_path(mirror).read_text())) + "\n")
             program.wait()
             if self.mirror is not None:
                 replace_folder(mirror, self.mirror)
-        return replace(verified, directory=Path(there))
+        return replace(verified, directory=Path(directory))
 
     def _temporary_dir(self) -> "TemporaryDirectory[str]":
         """Return a directory for the mirror, next to its target: a move keeps files sparse."""
         if self.mirror is None:
-            return TemporaryDirectory(prefix="deploy-far-")
+            return TemporaryDirectory(prefix="deploy-mirror-")
         self.mirror.parent.mkdir(parents=True, exist_ok=True)
-        return TemporaryDirectory(prefix=".deploy-far-", dir=self.mirror.parent)
+        return TemporaryDirectory(prefix=".deploy-mirror-", dir=self.mirror.parent)
 
     def _request(self, listing: Listing | None, hub: Hub | None) -> dict[str, object]:
         if listing is None or hub is None:
@@ -102,31 +102,34 @@ class RemoteDownload:
             "headers": headers,
         }
 
-    def _receive(self, program: Program, mirror: Path, listing: Listing | None, complaints: Callable[[], str]) -> str:
+    def _receive(self, program: Program, mirror: Path, listing: Listing | None, read_stderr: Callable[[], str]) -> str:
         """Process messages until the end; return the full path of the directory on the host."""
-        done, total, seen = 0, listing.size if listing else 0, rate_window()
-        for told in _messages(program):
-            if "done" in told:
-                done = _number(told["done"])
-                self.progress(progress_from(seen, done, total))
-            elif "receipt" in told:
-                write_cache(receipt_path(mirror), str(told["receipt"]))
-            elif "file" in told:
-                _write(mirror, told)
-            elif "error" in told:
-                why, full = str(told["error"]), bool(told.get("full"))
-                raise download_interrupted(self._where, reason=why, full=full, done=done, total=total)
-            elif isinstance(room := told.get("room"), dict):
-                needed, free = _number(room.get("missing")), _number(room.get("free"))
-                raise disk_full_error(self._where, needed=needed, free=free, hint=OTHER_DIRECTORY)
-            elif "nothing" in told:
-                message = f"no checkpoint of `{self.model.name}` found"
-                raise CheckpointNotFoundError(message, location=f"{self.host}: {told['nothing']}", hint=self._hint)
-            elif "end" in told:
-                return self._absolute(told.get("directory"))
-        raise self._exit_error(program.wait(), complaints().strip(), done, total)
+        done, total, window = 0, listing.size if listing else 0, rate_window()
+        for message in _messages(program):
+            if "done" in message:
+                done = _number(message["done"])
+                self.progress(progress_from(window, done, total))
+            elif "receipt" in message:
+                write_cache(receipt_path(mirror), str(message["receipt"]))
+            elif "file" in message:
+                _write(mirror, message)
+            elif "error" in message:
+                reason, full = str(message["error"]), bool(message.get("full"))
+                raise download_interrupted(self._location, reason=reason, full=full, done=done, total=total)
+            elif isinstance(space := message.get("room"), dict):
+                needed, free = _number(space.get("missing")), _number(space.get("free"))
+                raise disk_full_error(self._location, needed=needed, free=free, hint=OTHER_DIRECTORY)
+            elif "nothing" in message:
+                raise CheckpointNotFoundError(
+                    f"no checkpoint of `{self.model.name}` found",
+                    location=f"{self.host}: {message['nothing']}",
+                    hint=self._hint,
+                )
+            elif "end" in message:
+                return self._checked_path(message.get("directory"))
+        raise self._exit_error(program.wait(), read_stderr().strip(), done, total)
 
-    def _absolute(self, directory: object) -> str:
+    def _checked_path(self, directory: object) -> str:
         """Return the full path of the requested directory; reject any other."""
         if not isinstance(directory, str) or not directory.isprintable() or not directory.startswith("/"):
             raise HostError(f"`{display(directory)}` on {self.host} is not an absolute path")
@@ -134,7 +137,7 @@ class RemoteDownload:
             raise HostError(f"{self.host} returned `{display(directory)}` instead of `{self.directory}`")
         return directory
 
-    def _exit_error(self, code: int, said: str, done: int, total: int) -> HostError:
+    def _exit_error(self, code: int, stderr: str, done: int, total: int) -> HostError:
         """Return the error for a program that exited early: no Python, no connection, killed."""
         if code == _NO_PROGRAM:
             return HostError(
@@ -143,11 +146,11 @@ class RemoteDownload:
             )
         if done == 0:
             hint = "check that ssh connects without a prompt (key, agent, known host) and runs `python3 --version`"
-            return HostError(f"cannot stage on {self.host}", details=said[-2000:], hint=hint)
-        why = said.splitlines()[-1] if said else f"exit code {code}"
-        return download_interrupted(self._where, reason=why, full=False, done=done, total=total)
+            return HostError(f"cannot stage on {self.host}", details=stderr[-2000:], hint=hint)
+        reason = stderr.splitlines()[-1] if stderr else f"exit code {code}"
+        return download_interrupted(self._location, reason=reason, full=False, done=done, total=total)
 
-    def _verify(self, mirror: Path, there: str, listing: Listing | None) -> VerifiedCheckpoint:
+    def _verify(self, mirror: Path, directory: str, listing: Listing | None) -> VerifiedCheckpoint:
         try:
             if self.hub is None:
                 drafts = self.options.layer is not None
@@ -156,18 +159,17 @@ class RemoteDownload:
             revision = listing.commit if listing else None
             return verify_fresh(mirror, self.model, replace(self.options, revision=revision, sizes=sizes))
         except CheckpointError as error:
-            place, known = f"{self.host}: {there}", read_receipt(mirror)
-            kind, hint = CheckpointModifiedError if self.hub is None and known else CheckpointError, self._hint
+            local, remote = str(mirror), f"{self.host}: {directory}"
+            error_type, hint = CheckpointError, self._hint
             if isinstance(error, CheckpointMismatchError):  # a download does not fix the profile
-                kind, hint = CheckpointMismatchError, error.hint
-            raise kind(
+                error_type, hint = CheckpointMismatchError, error.hint
+            elif self.hub is None and read_receipt(mirror):
+                error_type = CheckpointModifiedError
+            raise error_type(
                 error.message,
-                location=error.location.replace(str(mirror), place),
+                location=error.location.replace(local, remote),
                 hint=hint,
-                problems=tuple(
-                    replace(problem, location=problem.location.replace(str(mirror), place))
-                    for problem in error.problems
-                ),
+                problems=tuple(replace(each, location=each.location.replace(local, remote)) for each in error.problems),
             ) from error
 
     @property
@@ -175,7 +177,7 @@ class RemoteDownload:
         return f"`deploy stage PROFILE --host {self.host}` downloads missing files"
 
     @property
-    def _where(self) -> str:
+    def _location(self) -> str:
         return f"{self.host}: {self.directory}"
 
 
@@ -183,22 +185,22 @@ def _messages(program: Program) -> Iterator[Mapping[str, object]]:
     """Yield the messages; skip lines of login scripts."""
     for line in program.lines():
         try:
-            told = json.loads(line)
+            message = json.loads(line)
         except ValueError:
             continue
-        if isinstance(told, dict):
-            yield told
+        if isinstance(message, dict):
+            yield message
 
 
-def _write(mirror: Path, told: Mapping[str, object]) -> None:
+def _write(mirror: Path, message: Mapping[str, object]) -> None:
     """Write one sparse file of the mirror: its beginning, size and mtime."""
     try:
-        path = join(mirror, CheckpointFile(told.get("file")))
-        content = base64.b64decode(str(told.get("data")), validate=True)
-        write_sparse(path, content, size=byte_count(told.get("size")), time_ns=byte_count(told.get("time")))
+        path = join(mirror, CheckpointFile(message.get("file")))
+        content = base64.b64decode(str(message.get("data")), validate=True)
+        write_sparse(path, content, size=byte_count(message.get("size")), time_ns=byte_count(message.get("time")))
     except (binascii.Error, UnsafeValueError, OSError) as error:  # OSError: a file that is also a folder
-        reason = error if isinstance(error, UnsafeValueError) else "incomplete message"
-        raise CheckpointError(f"cannot read `{display(told.get('file'))}` from the remote host: {reason}") from error
+        name, reason = display(message.get("file")), error if isinstance(error, UnsafeValueError) else "bad message"
+        raise CheckpointError(f"cannot read `{name}` from the remote host: {reason}") from error
 
 
 def _number(value: object) -> int:

@@ -107,7 +107,7 @@ def _part(name: CheckpointFile, commit: CommitHash) -> RelativePath:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether a full disk or quota caused the error."""
+    """Return whether a full disk or quota caused the error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
             return True
@@ -126,7 +126,7 @@ def _fetch(
 
 
 def _is_complete(file: tuple[int, ContentHash], directory: Path, name: CheckpointFile, fetched: frozenset[str]) -> bool:
-    """Whether a file equals the hub's; a file without a record, or modified since, is hashed."""
+    """Return whether a file equals the hub's; a file that is unrecorded or modified since is hashed."""
     path, (size, identity) = join(directory, name), file
     if not path.is_file() or path.stat().st_size != size:
         return False
@@ -137,8 +137,8 @@ def _identity(path: Path, size: int, *, large: bool) -> str:
     """Return the hub's content hash: sha256 of a large file (git-lfs), git's sha1 of others."""
     digest = hashlib.sha256() if large else hashlib.sha1(f"blob {size}\0".encode())  # noqa: S324 - git's
     with path.open("rb") as content:
-        for piece in iter(lambda: content.read(_CHUNK_BYTES), b""):
-            digest.update(piece)
+        for chunk in iter(lambda: content.read(_CHUNK_BYTES), b""):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -157,10 +157,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """Redirect handler that sends no token to another host, whose URL has its own signature."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:  # noqa: ANN401
-        found = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if found is not None and urllib.parse.urlsplit(newurl).netloc != urllib.parse.urlsplit(req.full_url).netloc:
-            found.remove_header("Authorization")
-        return found
+        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if redirected and urllib.parse.urlsplit(newurl).netloc != urllib.parse.urlsplit(req.full_url).netloc:
+            redirected.remove_header("Authorization")
+        return redirected
 
 
 def _download(url: str, headers: Mapping[str, str], part: Path, size: int) -> None:
@@ -187,13 +187,13 @@ def _append(url: str, headers: Mapping[str, str], part: Path, size: int) -> None
         if start == size:
             return
         ranged = {"Range": f"bytes={start}-"} if start else {}
-        asked = urllib.request.Request(url, headers={**headers, **ranged})  # noqa: S310 - the hub's address
-        with urllib.request.build_opener(_Redirects).open(asked, timeout=60) as answer:
-            if start and answer.status != 206:  # the server ignored the range
+        request = urllib.request.Request(url, headers={**headers, **ranged})  # noqa: S310 - the hub's address
+        with urllib.request.build_opener(_Redirects).open(request, timeout=60) as response:
+            if start and response.status != 206:  # the server ignored the range
                 file.truncate(0)
                 start = 0
-            while piece := answer.read(min(_CHUNK_BYTES, size + 1 - start)):  # at most one byte too many
-                start += file.write(piece)
+            while chunk := response.read(min(_CHUNK_BYTES, size + 1 - start)):  # at most one byte too many
+                start += file.write(chunk)
     if _size(part) != size:
         raise OSError(f"{part.stem} ended after {_size(part)} of {size} bytes")
 
@@ -228,11 +228,11 @@ def _sent_bytes(path: Path, size: int, first: bytes) -> int:
     return max(size, 8) if size <= _MAX_SENT_BYTES else 8
 
 
-def _send(**told: object) -> None:
-    """Send a message; exit if the other side is gone."""
+def _send(**message: object) -> None:
+    """Send a message; exit if the receiver is gone."""
     try:
         with _OUTPUT_LOCK:
-            sys.stdout.write(json.dumps(told) + "\n")
+            sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
     except OSError:
         os._exit(1)
@@ -249,9 +249,9 @@ def _receipt(directory: Path) -> Path:
     return directory.with_name(directory.name + ".receipt.json")
 
 
-def _stage(asked: dict[str, Any], directory: Path) -> None:
-    files = {CheckpointFile(name): (byte_count(size), ContentHash(h)) for name, (size, h) in asked["files"].items()}
-    commit = CommitHash(asked["commit"])
+def _stage(request: dict[str, Any], directory: Path) -> None:
+    files = {CheckpointFile(name): (byte_count(size), ContentHash(h)) for name, (size, h) in request["files"].items()}
+    commit = CommitHash(request["commit"])
     directory.mkdir(parents=True, exist_ok=True)
     missing = sum(size for size, _ in files.values()) - arrived_bytes(files, commit, directory)
     free = shutil.disk_usage(directory).free
@@ -260,14 +260,14 @@ def _stage(asked: dict[str, Any], directory: Path) -> None:
         os._exit(0)
     ended = threading.Event()
 
-    def tell_progress() -> None:
+    def report_progress() -> None:
         while not ended.wait(_TICK):
             _send(done=arrived_bytes(files, commit, directory))
 
     def fetch_one(name: CheckpointFile, part: Path) -> None:
-        _download(f"{asked['address']}/{urllib.parse.quote(name)}", asked["headers"], part, files[name][0])
+        _download(f"{request['address']}/{urllib.parse.quote(name)}", request["headers"], part, files[name][0])
 
-    threading.Thread(target=tell_progress, daemon=True).start()
+    threading.Thread(target=report_progress, daemon=True).start()
     fetch_all(files, commit, directory, fetch_one)
     ended.set()
     _send(done=arrived_bytes(files, commit, directory))
@@ -275,18 +275,18 @@ def _stage(asked: dict[str, Any], directory: Path) -> None:
 
 def main() -> None:
     """Run the request in the first line of stdin; save the receipt in the second."""
-    asked = json.loads(sys.stdin.readline())
+    request = json.loads(sys.stdin.readline())
     try:
-        directory = path_named_in(_home(), asked["directory"])
-        if asked["files"]:
-            _stage(asked, directory)
+        directory = path_named_in(_home(), request["directory"])
+        if request["files"]:
+            _stage(request, directory)
         elif not directory.is_dir():
             _send(nothing=str(directory))
             os._exit(0)
-        elif (kept := _receipt(directory)).is_file():
-            _send(receipt=kept.read_text())
-        for told in _file_records(directory):
-            _send(**told)
+        elif _receipt(directory).is_file():
+            _send(receipt=_receipt(directory).read_text())
+        for record in _file_records(directory):
+            _send(**record)
         _send(end=True, directory=str(directory))
         if receipt := sys.stdin.readline():
             atomic_write(_receipt(directory), receipt)

@@ -6,7 +6,7 @@ tensors cover the data without holes or overlaps, and the file ends with the las
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from orchestrator.core.text import parse_json
 
@@ -30,7 +30,12 @@ class StoredTensor(NamedTuple):
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     """Read the tensors of a file by name, from its header only. Raises BadShardError, OSError."""
     with path.open("rb") as file:
-        return complete_header(_reader(file), path.stat().st_size)
+
+        def read(begin: int, length: int) -> bytes:
+            file.seek(begin)
+            return file.read(length)
+
+        return complete_header(read, path.stat().st_size)
 
 
 def tensor_dtypes(read: Read, size: int) -> dict[str, str]:
@@ -55,14 +60,6 @@ def _stored(entry: dict[str, Any]) -> StoredTensor:
     shape = entry.get("shape")
     lengths = shape if isinstance(shape, list) and all(type(length) is int for length in shape) else ()
     return StoredTensor(dtype=str(entry.get("dtype", "")), shape=tuple(lengths), size=end - begin)
-
-
-def _reader(file: BinaryIO) -> Read:
-    def read(begin: int, length: int) -> bytes:
-        file.seek(begin)
-        return file.read(length)
-
-    return read
 
 
 def _read(read: Read, size: int) -> tuple[dict[str, Any], int]:
@@ -90,17 +87,17 @@ def _object(text: bytes) -> dict[str, Any]:
 
 def _data_end(header: dict[str, Any]) -> int:
     """Return the end of the last tensor. Raises BadShardError for a hole, an overlap or missing offsets."""
-    places = []
+    offsets = []
     for name, entry in header.items():
         match entry if name != "__metadata__" else None:
             case {"data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
-                places.append((begin, end))
+                offsets.append((begin, end))
             case None:
                 pass
             case _:
                 raise BadShardError(f"has no offsets of tensor `{name}` in its header")
     position = 0
-    for begin, end in sorted(places):
+    for begin, end in sorted(offsets):
         if begin != position:
             raise BadShardError(f"has a hole or an overlap at byte {position} of its data")
         position = end

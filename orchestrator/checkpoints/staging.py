@@ -84,7 +84,7 @@ def _verify_remote(
 ) -> VerifiedCheckpoint:
     """Verify a checkpoint on a remote host; with a `hub` download missing files first."""
     progress = Progress()
-    far = RemoteDownload(
+    staging = RemoteDownload(
         host=host,
         directory=directory,
         model=plan.model,
@@ -96,8 +96,8 @@ def _verify_remote(
     if hub is not None:
         ignore_sigpipe()
     try:
-        with TemporaryFile() as said, ssh_start(host, remote_program(), said) as program:
-            verified = far.run(program, lambda: _read_text(said))
+        with TemporaryFile() as stderr, ssh_start(host, remote_program(), stderr) as program:
+            verified = staging.run(program, lambda: _read_text(stderr))
     finally:
         progress.done()
     return _warn_mismatches(verified)
@@ -125,8 +125,8 @@ def ensure_staged(plan: Plan, directory: Path, *, allowed: bool) -> VerifiedChec
     except CheckpointMismatchError:
         raise
     except CheckpointError as error:
-        changed = read_receipt(directory) is not None and not isinstance(error, CheckpointNotFoundError)
-        if plan.model.checkpoint.source != "hub" or changed or not allowed:
+        modified = read_receipt(directory) is not None and not isinstance(error, CheckpointNotFoundError)
+        if plan.model.checkpoint.source != "hub" or modified or not allowed:
             raise
     return download(plan, directory)
 
@@ -151,8 +151,8 @@ def ensure_staged_remote(
     return stage_remote(plan, directory, host, environ, mirror=mirror)
 
 
-def _show(progress: Progress, arrived: DownloadProgress) -> None:
-    share = arrived.done / arrived.total if arrived.total else 1.0
-    text = f"{share:4.0%} of {arrived.total / 1e9:.1f} GB"
-    left = f", {arrived.eta / 60:.0f} min to go" if arrived.eta is not None else ""
-    progress.update(text, stage="download", transient=f"{arrived.rate / 1e6:.0f} MB/s{left}")
+def _show(progress: Progress, download: DownloadProgress) -> None:
+    share = download.done / download.total if download.total else 1.0
+    text = f"{share:4.0%} of {download.total / 1e9:.1f} GB"
+    eta = f", {download.eta / 60:.0f} min to go" if download.eta is not None else ""
+    progress.update(text, stage="download", transient=f"{download.rate / 1e6:.0f} MB/s{eta}")

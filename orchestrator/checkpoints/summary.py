@@ -96,11 +96,11 @@ def summarize(checkpoint: Checkpoint, *, config_only: bool = False) -> Checkpoin
     )
     for names in index.shards.values():
         summary.count_layers(names)
-    every = checkpoint.files.headers_are_cheap or not summary.layers
-    wanted = {*index.shards} if every else _needed_shards(index, config)
+    read_all = checkpoint.files.headers_are_cheap or not summary.layers
+    needed = {*index.shards} if read_all else _needed_shards(index, config)
     problems = list(index.problems)
     for shard, names in sorted(index.shards.items()) if has_shards else ():
-        if shard in wanted or shard not in sizes:
+        if shard in needed or shard not in sizes:
             problems += _add_shard(checkpoint, shard, names, summary)
     if problems:
         raise CheckpointError(INCOMPLETE, location=checkpoint.location, problems=problems)
@@ -110,18 +110,18 @@ def summarize(checkpoint: Checkpoint, *, config_only: bool = False) -> Checkpoin
 def _needed_shards(index: CheckpointIndex, config: CheckpointConfig) -> set[CheckpointFile]:
     """Return the shards with MTP layers, and with one tensor for each checked number of rows."""
     layers = config.count("layers")
-    wanted: set[CheckpointFile] = set()
+    needed: set[CheckpointFile] = set()
     missing = set(_CHECKED_ROWS)
     for shard, names in sorted(index.shards.items()):
         for match in filter(None, map(LAYER.fullmatch, names)):
             if match[2] in missing or (layers is not None and int(match[1]) >= layers.number):
                 missing.discard(match[2])
-                wanted.add(shard)
-    return wanted
+                needed.add(shard)
+    return needed
 
 
 def _add_shard(
-    checkpoint: Checkpoint, shard: CheckpointFile, named: set[str], summary: CheckpointSummary
+    checkpoint: Checkpoint, shard: CheckpointFile, names: set[str], summary: CheckpointSummary
 ) -> tuple[Problem, ...]:
     """Add a header to the summary; return its problems."""
     try:
@@ -129,15 +129,15 @@ def _add_shard(
     except CheckpointError as error:
         return error.problems_or_self()
     summary.add_header(header)
-    if not named:  # there is no index
+    if not names:  # without an index
         summary.count_layers(header)
-    return tuple(missing_tensors(checkpoint, shard, named))
+    return tuple(missing_tensors(checkpoint, shard, names))
 
 
-def missing_tensors(checkpoint: Checkpoint, shard: CheckpointFile, named: set[str]) -> Iterator[Problem]:
+def missing_tensors(checkpoint: Checkpoint, shard: CheckpointFile, names: set[str]) -> Iterator[Problem]:
     """Yield a problem if the shard lacks tensors of the index."""
-    if lost := sorted(named - checkpoint.header(shard).keys()):
-        more = f", … ({len(lost) - _SHOWN} more)" if len(lost) > _SHOWN else ""
-        names = ", ".join(f"`{name}`" for name in lost[:_SHOWN]) + more
+    if missing := sorted(names - checkpoint.header(shard).keys()):
+        shown = ", ".join(f"`{name}`" for name in missing[:_SHOWN])
+        more = f", … ({len(missing) - _SHOWN} more)" if len(missing) > _SHOWN else ""
         location = f"{checkpoint.location}/{shard}"
-        yield Problem(f"`{shard}` lacks {len(lost)} tensors of the index: {names}", location)
+        yield Problem(f"`{shard}` lacks {len(missing)} tensors of the index: {shown}{more}", location)

@@ -88,7 +88,7 @@ def test_what_is_not_what_the_recipe_says_is_not_handed_over(place: Path) -> Non
     wrong = Quantizing(place, "wrong", does=f"skip {shard}")
     code, said = wrong.end()
     assert code == 5
-    assert f"`{shard}` holds 1 tensors that differ" in said
+    assert f"`{shard}` has 1 tensors that differ" in said
     assert not wrong.target.exists()
 
 

@@ -1,4 +1,4 @@
-"""The forecast of Quark's output, from headers before it runs: dtype and shape of each tensor, and so the size.
+"""Forecast of Quark's output from the headers of the source: dtype, shape and size of each tensor.
 
 The rules are Quark 0.13's (quark/torch/quantization/file2file_quantization.py: `_is_linear_weight_tensor`,
 `_get_layer_quant_config_by_tensor_name`): a matrix named `weight` is quantized unless its module's name ends with
@@ -35,55 +35,56 @@ _QUARK_CONFIG: Final[Mapping[str, Mapping[str, object]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The result of a recipe for a checkpoint: the tensors of each file, and the excluded modules."""
+    """The output of a recipe for a checkpoint: the tensors of each shard, and the excluded modules."""
 
     shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
     exclude: tuple[str, ...]
 
     @property
     def size(self) -> int:
-        """Return the bytes of all tensors, without the headers of their files."""
+        """The bytes of all tensors, without headers."""
         return sum(map(self.size_of, self.shards))
 
     def size_of(self, shard: CheckpointFile) -> int:
-        """Return the bytes of a file's tensors."""
+        """Return the bytes of a shard's tensors."""
         return sum(tensor.size for tensor in self.shards[shard].values())
 
 
 def forecast(source: Source, recipe: Recipe) -> Forecast:
-    """Predict the result of a recipe.
+    """Predict the output of a recipe.
 
     Raises UsageError if the recipe is for other models or a matrix cannot be packed, CheckpointMismatchError if sglang
-    would not load the result.
+    would not load the output correctly.
     """
-    kind = source.summary.config.model_type
-    if kind not in recipe.model_types:
+    model_type = source.summary.config.model_type
+    if model_type not in recipe.model_types:
+        supported = " and ".join(f"`{name}`" for name in recipe.model_types)
         raise UsageError(
-            f"the recipe is for {' and '.join(f'`{each}`' for each in recipe.model_types)}, this model is `{kind}`",
+            f"the recipe is for {supported}, this model is `{model_type}`",
             location=str(source.directory / CONFIG),
             hint="a recipe of your own is a file below `$DEPLOY_HOME/profiles/recipes`",
         )
     scheme_of = _Schemes(recipe, source.layers)
     shards: dict[CheckpointFile, dict[str, StoredTensor]] = {}
-    left: list[str] = []
+    excluded: list[str] = []
     for shard, tensors in source.shards.items():
-        made = shards.setdefault(shard, {})
+        output = shards.setdefault(shard, {})
         for name, tensor in tensors.items():
             module = name.removesuffix(".weight")
             scheme = scheme_of(module) if _is_linear(name, tensor) else ""
             if scheme is None:
-                left.append(module)
-            made |= _stored(name, tensor, scheme or "")
+                excluded.append(module)
+            output |= _stored(name, tensor, scheme or "")
     _require_groups(source, shards)
-    found = Forecast(shards=shards, exclude=tuple(sorted(left)))
-    _require_loadable(source, recipe, found)
-    return found
+    result = Forecast(shards=shards, exclude=tuple(sorted(excluded)))
+    _require_loadable(source, recipe, result)
+    return result
 
 
 def _is_linear(name: str, tensor: StoredTensor) -> bool:
     module, _, leaf = name.rpartition(".")
-    named = leaf == "weight" and module and not module.endswith("norm") and "embed" not in module
-    return bool(named) and len(tensor.shape) > 1
+    linear = leaf == "weight" and module and not module.endswith("norm") and "embed" not in module
+    return bool(linear) and len(tensor.shape) > 1
 
 
 class _Schemes:
@@ -104,55 +105,55 @@ def _stored(name: str, tensor: StoredTensor, scheme: str) -> Iterator[tuple[str,
     """Yield a tensor as Quark stores it, and its scale."""
     *rows, columns = tensor.shape or (0,)
     if scheme == _MXFP4:
-        yield name, _bytes("U8", (*rows, columns // 2), 1)
-        yield f"{name}_scale", _bytes("U8", (*rows, columns // _GROUP), 1)
+        yield name, _tensor("U8", (*rows, columns // 2), 1)
+        yield f"{name}_scale", _tensor("U8", (*rows, columns // _GROUP), 1)
     elif scheme:
-        yield name, _bytes("F8_E4M3", tensor.shape, 1)
-        yield f"{name}_scale", _bytes("F32", tuple(rows), 4)
+        yield name, _tensor("F8_E4M3", tensor.shape, 1)
+        yield f"{name}_scale", _tensor("F32", tuple(rows), 4)
     else:
         yield name, tensor
 
 
-def _bytes(dtype: str, shape: tuple[int, ...], each: int) -> StoredTensor:
-    return StoredTensor(dtype=dtype, shape=shape, size=each * prod(shape))
+def _tensor(dtype: str, shape: tuple[int, ...], element_bytes: int) -> StoredTensor:
+    return StoredTensor(dtype=dtype, shape=shape, size=element_bytes * prod(shape))
 
 
-def _require_groups(source: Source, made: Mapping[CheckpointFile, Mapping[str, StoredTensor]]) -> None:
-    """Raise UsageError for matrices with rows that are not a multiple of the group size."""
-    odd = [
+def _require_groups(source: Source, output: Mapping[CheckpointFile, Mapping[str, StoredTensor]]) -> None:
+    """Raise UsageError for matrices whose number of columns is not a multiple of the group size."""
+    problems = [
         f"`{name}` has {tensor.shape[-1]} columns"
         for shard, tensors in source.shards.items()
         for name, tensor in tensors.items()
-        if made[shard][name].dtype == "U8" and tensor.shape[-1] % _GROUP
+        if output[shard][name].dtype == "U8" and tensor.shape[-1] % _GROUP
     ]
-    if odd:
-        more = f", and {len(odd) - _MAX_SHOWN} more" if len(odd) > _MAX_SHOWN else ""
+    if problems:
+        more = f", and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
         raise UsageError(
-            f"MXFP4 has groups of {_GROUP} columns: {', '.join(odd[:_MAX_SHOWN])}{more}",
+            f"MXFP4 has groups of {_GROUP} columns: {', '.join(problems[:_MAX_SHOWN])}{more}",
             location=str(source.directory),
             hint="exclude them in a recipe of your own, below `$DEPLOY_HOME/profiles/recipes`",
         )
 
 
-def _require_loadable(source: Source, recipe: Recipe, found: Forecast) -> None:
-    """Raise CheckpointMismatchError for parts that no sglang loads, or that it loads wrongly without error."""
-    given = {
+def _require_loadable(source: Source, recipe: Recipe, result: Forecast) -> None:
+    """Raise CheckpointMismatchError if no sglang loads the output, or if it loads it wrongly without an error."""
+    quantization = {
         "quant_method": "quark",
         "global_quant_config": _QUARK_CONFIG[recipe.scheme],
         "layer_quant_config": {key: _QUARK_CONFIG[scheme] for key, scheme in recipe.schemes(source.layers).items()},
-        "exclude": list(found.exclude),
+        "exclude": list(result.exclude),
     }
-    outline = CheckpointSummary(
+    summary = CheckpointSummary(
         location=source.summary.location,
-        config=CheckpointConfig({**source.summary.config.data, "quantization_config": given}),
+        config=CheckpointConfig({**source.summary.config.data, "quantization_config": quantization}),
         quantized=None,
-        shards=len(found.shards),
-        weight_bytes=found.size,
+        shards=len(result.shards),
+        weight_bytes=result.size,
     )
-    for tensors in found.shards.values():
-        outline.add_header(tensors)
+    for tensors in result.shards.values():
+        summary.add_header(tensors)
     require_loadable(
-        compare_with_config(outline, drafts=source.drafts),
+        compare_with_config(summary, drafts=source.drafts),
         "sglang cannot load the output of this recipe correctly",
         location=str(source.directory),
     )

@@ -1,4 +1,4 @@
-"""Recipes: which modules are quantized, and how. Data files under profiles/recipes/, validated strictly."""
+"""Quantization recipes: data files under profiles/recipes/, validated strictly."""
 
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -10,20 +10,20 @@ from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import StrictModel, Text, Word, read_model
 
-MTP: Final = "{mtp}"  # in a pattern: the index of the MTP layer, which equals the model's number of layers
+MTP: Final = "{mtp}"  # in a pattern: the index of the MTP layer, which is the model's number of layers
 _FILES: Final = (".yaml", ".yml")
 
 
 class Recipe(StrictModel):
-    """What AMD Quark is told. Patterns are the shell's, of names of modules such as `model.layers.3.mlp.gate_proj`."""
+    """A recipe for AMD Quark. Patterns are shell patterns of module names such as `model.layers.3.mlp.gate_proj`."""
 
-    description: Text = Field(description="what it leaves unquantized, for a person who chooses")
+    description: Text = Field(description="the unquantized modules, for a person who chooses")
     source: Text = Field(description="where it is published")
     model_types: Annotated[list[Word], Field(min_length=1)] = Field(
-        description="`model_type` of the configs it is for, as Quark's templates are called"
+        description="`model_type` of supported configs, as in Quark's templates"
     )
-    scheme: Literal["mxfp4"] = Field(description="of every matrix that no other key names")
-    exclude: list[Word] = Field(description=f"what is left as it is; `{MTP}` is the number of the MTP layer")
+    scheme: Literal["mxfp4"] = Field(description="the scheme of all other matrices")
+    exclude: list[Word] = Field(description=f"unquantized modules; `{MTP}` is the index of the MTP layer")
     layers: dict[Word, Literal["ptpc_fp8"]] = Field(
         default={}, description="other schemes by pattern: `ptpc_fp8` is FP8 with a scale for each row"
     )
@@ -46,7 +46,7 @@ def load_recipe(name_or_file: str, catalog: Catalog) -> Recipe:
     if path is None or not path.is_file():
         known = did_you_mean(name_or_file, catalog.names(EntryKind.RECIPE))
         hint = known if known.endswith("?") else f"{known}, or a .yaml file"
-        raise UsageError(f"there is no recipe `{name_or_file}`", hint=hint)
+        raise UsageError(f"no recipe `{name_or_file}` found", hint=hint)
     return read_model(path, Recipe, catalog.shown(path), fault=ProfileError)
 
 

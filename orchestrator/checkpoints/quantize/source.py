@@ -1,4 +1,4 @@
-"""The checkpoint to quantize: its headers by file, and whether Quark can read it."""
+"""The checkpoint to quantize, by its headers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ FLOATS: Final = frozenset({"BF16", "F16", "F32"})
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A checkpoint in a directory. `shards` are the tensors of each file, `sizes` the bytes of each file."""
+    """A checkpoint in a directory: the tensors and the bytes of each shard."""
 
     directory: Path
     summary: CheckpointSummary
@@ -28,63 +28,51 @@ class Source:
 
     @property
     def layers(self) -> int:
-        """Return the number of layers, without draft layers, which are numbered after them."""
+        """The number of layers without MTP layers, which are numbered after them."""
         found = self.summary.config.count("layers")
         return found.number if found else 0
 
     @property
     def drafts(self) -> bool:
-        """Return whether the checkpoint has draft layers."""
+        """Whether the checkpoint has MTP layers."""
         return bool(self.summary.config.mtp_layers)
 
     @property
     def size(self) -> int:
-        """Return the bytes of the shards."""
+        """The bytes of the shards."""
         return sum(self.sizes.values())
 
     @cached_property
     def commit(self) -> str:
-        """Return the hub commit of the checkpoint if its download recorded one, else ""."""
+        """The hub commit of the checkpoint if its download recorded one, else ""."""
         return known_commit(self.directory) or ""
 
 
 def read_source(directory: Path) -> Source:
     """Read config and headers.
 
-    Raises CheckpointNotFoundError if there is no checkpoint, CheckpointError for an incomplete one, UsageError for one
-    that is already quantized.
+    Raises CheckpointNotFoundError if there is no checkpoint, CheckpointError if it is incomplete, UsageError if Quark
+    cannot read it: it is already quantized, or has shards in subdirectories.
     """
     checkpoint = Checkpoint.local(directory)
-    outline = summarize(checkpoint)
+    summary = summarize(checkpoint)
     shards = {name: checkpoint.header(name) for name in sorted(checkpoint.shards)}
-    if inside := [name for name in shards if "/" in name]:
-        raise UsageError("Quark reads no shards in folders of their own", location=str(directory / inside[0]))
-    _require_floats(directory, outline, shards)
-    if not outline.config.model_type or not outline.config.count("layers"):
-        message = "its config says neither what kind of model it is nor how many layers it has"
-        raise CheckpointError(message, location=str(directory / CONFIG))
+    if nested := [name for name in shards if "/" in name]:
+        raise UsageError("Quark reads no shards in subdirectories", location=str(directory / nested[0]))
+    _require_unquantized(directory, summary)
+    if not summary.config.model_type or not summary.config.count("layers"):
+        raise CheckpointError("no `model_type` or number of layers found", location=str(directory / CONFIG))
     sizes = {name: checkpoint.files.sizes[name] for name in shards}
-    return Source(directory=directory, summary=outline, shards=shards, sizes=sizes)
+    return Source(directory=directory, summary=summary, shards=shards, sizes=sizes)
 
 
-def _require_floats(
-    directory: Path, outline: CheckpointSummary, shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
-) -> None:
-    method = outline.config.method
-    other = next(
-        (
-            f"`{name}` is stored as {tensor.dtype}"
-            for tensors in shards.values()
-            for name, tensor in tensors.items()
-            if name.endswith(".weight") and tensor.dtype not in FLOATS
-        ),
-        "",
-    )
-    if method is None and not other:
-        return
-    raise UsageError(
-        f"this checkpoint is quantized already: {f'its config says `{method.value}`' if method else other}",
-        location=str(directory),
-        hint="take the BF16 one that it was made from: Quark reads FP8 on a GPU with Triton alone, on a CPU it writes "
-        "nothing and says so in its log; that way is not taken here",
-    )
+def _require_unquantized(directory: Path, summary: CheckpointSummary) -> None:
+    method, tensors = summary.config.method, summary.tensors.items()
+    packed = [name for name, tensor in tensors if name.endswith(".weight") and tensor.dtype not in FLOATS]
+    if method or packed:
+        reason = f"`{method.value}` by its config" if method else f"`{packed[0]}` is {summary.tensors[packed[0]].dtype}"
+        raise UsageError(
+            f"this checkpoint is quantized already: {reason}",
+            location=str(directory),
+            hint="quantize the BF16 checkpoint that it was made from",
+        )

@@ -1,4 +1,4 @@
-"""The working directory of a quantization, beside its target. Finished shards outlive the command.
+"""Working directory of a quantization, next to its target. Finished shards remain if the command is killed.
 
 ::
 
@@ -32,7 +32,7 @@ _LOCK: Final = "quantization.lock"
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationJob:
-    """The inputs of a quantization; a command with other inputs does not resume its shards."""
+    """The inputs of a quantization; only a command with equal inputs resumes it."""
 
     source: str
     files: Mapping[str, Sequence[int]]  # of the source: size in bytes and mtime in ns
@@ -62,12 +62,12 @@ class WorkDir:
 
     @property
     def root(self) -> Path:
-        """Return the path, beside the target."""
+        """The path of the working directory."""
         return self.target.with_name(f"{self.target.name}.quantizing")
 
     @property
     def checkpoint(self) -> Path:
-        """Return the directory of finished shards."""
+        """The directory of finished shards."""
         return self.root / "checkpoint"
 
     @contextmanager
@@ -97,24 +97,24 @@ class WorkDir:
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def in_progress(self) -> bool:
-        """Return whether a quantization is running here, or was killed."""
+        """Return whether a quantization of this target is running, or was killed."""
         return (self.root / _JOB).is_file()
 
     def _require_owned(self) -> None:
-        """Raise UsageError for a link, or a folder that this tool did not create: the folder is removed at the end."""
+        """Raise UsageError for a link, or a directory that this tool did not create: it is removed at the end."""
         names = {entry.name for entry in self.root.iterdir()} if self.root.is_dir() else set()
-        left = {name for name in names if name != _LOCK and not name.startswith(f".{_JOB}.")}
-        if self.root.is_symlink() or (left and _JOB not in names):
+        foreign = {name for name in names if name != _LOCK and not name.startswith(f".{_JOB}.")}
+        if self.root.is_symlink() or (foreign and _JOB not in names):
             raise UsageError(
                 "the directory was not made by `deploy quantize`",
                 location=str(self.root),
                 hint="name another target: `deploy quantize` removes its working directory",
             )
 
-    def resume(self, foreseen: Forecast) -> set[CheckpointFile]:
+    def resume(self, forecast: Forecast) -> set[CheckpointFile]:
         """Return the finished shards; remove each shard that differs from the forecast."""
         done = set()
-        for shard, tensors in foreseen.shards.items():
+        for shard, tensors in forecast.shards.items():
             if self._fault(shard, tensors):
                 remove_file(join(self.checkpoint, shard))
             else:
@@ -125,26 +125,26 @@ class WorkDir:
         """Return the shards with an existing file, without reading them."""
         return [shard for shard in shards if (self.checkpoint / shard).exists()]
 
-    def require_complete(self, foreseen: Forecast) -> None:
+    def require_complete(self, forecast: Forecast) -> None:
         """Raise BuildError with every shard that differs from the forecast."""
-        faults = {shard: self._fault(shard, tensors) for shard, tensors in foreseen.shards.items()}
+        faults = {shard: self._fault(shard, tensors) for shard, tensors in forecast.shards.items()}
         problems = [Problem(f"`{shard}` {fault}", str(self.checkpoint)) for shard, fault in faults.items() if fault]
         if problems:
             raise BuildError("the output of Quark does not match the recipe", problems=problems)
 
     def result(self, shard: CheckpointFile) -> ShardResult:
         """Return Quark's result for a shard. Raises OSError, ValueError, TypeError."""
-        match note := parse_json((self.root / "made" / f"{shard}.json").read_text(encoding="utf-8")):
+        match result := parse_json((self.root / "made" / f"{shard}.json").read_text(encoding="utf-8")):
             case {
                 "config": {"quantization_config": {"exclude": [*names]}},
                 "versions": {},
                 "device": str(),
                 "seconds": float() | int(),
             } if all(isinstance(name, str) for name in names):
-                return ShardResult(**note)
-        raise ValueError("not what Quark says of a shard")
+                return ShardResult(**result)
+        raise ValueError("not a result of Quark for a shard")
 
-    def _fault(self, shard: CheckpointFile, wanted: Mapping[str, StoredTensor]) -> str:
+    def _fault(self, shard: CheckpointFile, expected: Mapping[str, StoredTensor]) -> str:
         """Return the problem of a shard, as the rest of a sentence; "" if it is valid."""
         try:
             found = stored_tensors(self.checkpoint / shard)
@@ -152,18 +152,18 @@ class WorkDir:
         except BadShardError as error:
             return str(error)
         except (OSError, ValueError, TypeError):
-            return "is not there"
-        odd = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
-        return f"holds {len(odd)} tensors that differ, `{odd[0]}` among them" if odd else ""
+            return "is missing"
+        different = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+        return f"has {len(different)} tensors that differ, e.g. `{different[0]}`" if different else ""
 
     def remove(self) -> None:
-        """Remove the folder. Raises UsageError if this tool did not create it."""
+        """Remove the directory. Raises UsageError if this tool did not create it."""
         self._require_owned()
         remove_tree(self.root, within=self.target.parent)
 
 
 def _differences(before: str, now: str) -> str | None:
-    """Return the difference between two jobs as text; None if they are equal."""
+    """Return the different input of two jobs; None if they are equal."""
     if before == now:
         return None
     try:
@@ -172,5 +172,5 @@ def _differences(before: str, now: str) -> str | None:
     except (ValueError, AttributeError):
         return "job"
     if {"source", "files", "shards", "model_type"} & {*keys}:
-        return "source, or another state of it"
+        return "source, or the source has changed"
     return "Quark" if keys == ["made_by"] else "recipe"

@@ -1,7 +1,6 @@
 """Workers: processes that share the shards of a quantization, on this host or in containers of an image.
 
-They end with this process, whatever ends it: local programs by the kernel, those in containers at the end of their
-standard input.
+They exit with this process, also if it is killed: local programs by the kernel, containers at the end of stdin.
 """
 
 import errno
@@ -27,7 +26,7 @@ from orchestrator.render.artifacts import container_options
 _TICK: Final = 0.5
 _SHOWN_LINES: Final = 12
 _LOG_TAIL_BYTES: Final = 64 << 10  # bytes read from the end of a worker's log
-_DOCKER_ERRORS: Final = (124, 125, 127)  # the exit codes if the daemon fails, docker is missing, or it did not end
+_DOCKER_ERRORS: Final = (124, 125, 127)  # exit codes: timeout, daemon error, docker is missing
 _PROGRAM: Final = "/quantize_shards.py"
 
 
@@ -66,8 +65,8 @@ def container_command(
 
     The containers have the options of a server on that hardware and write as this user; see `container_options`.
     """
-    start = secrets.token_hex(4)  # pids are not unique: a daemon serves several pid namespaces
-    names = tuple(f"deploy-quantize-{os.getpid()}-{start}-{number}" for number in range(workers))
+    token = secrets.token_hex(4)  # pids are not unique: a daemon serves several pid namespaces
+    names = tuple(f"deploy-quantize-{os.getpid()}-{token}-{number}" for number in range(workers))
     options = [word for pair in container_options(needs, group) for word in pair]
     options += ["--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp", "--env", "HF_HUB_OFFLINE=1"]
     options += ["--volume", f"{source}:{source}:ro", "--volume", f"{folder.root}:{folder.root}"]
@@ -82,19 +81,19 @@ def container_command(
 
 def quark_version(image: str) -> str:
     """Return the version of amd-quark in an image. Raises HostError without docker, the image or Quark."""
-    told = "import importlib.metadata; print(importlib.metadata.version('amd-quark'))"
-    argv = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", image, "-c", told]
-    done = subprocesses.run_or_127(argv, timeout=600)
-    if done.code in _DOCKER_ERRORS:
-        said = next((line for line in done.stderr.splitlines() if line.startswith("docker: ")), done.stderr.strip())
-        raise HostError(f"cannot run `{image}`: {said}", hint="name a local image, or one that can be pulled")
-    if not done.ok:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
+    code = "import importlib.metadata; print(importlib.metadata.version('amd-quark'))"
+    argv = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", image, "-c", code]
+    result = subprocesses.run_or_127(argv, timeout=600)
+    lines = result.stderr.strip().splitlines() or [f"exit code {result.code}"]
+    if result.code in _DOCKER_ERRORS:
+        reason = next((line for line in lines if line.startswith("docker: ")), lines[-1])
+        raise HostError(f"cannot run `{image}`: {reason}", hint="name a local image, or one that can be pulled")
+    if not result.ok:
         raise HostError(
-            f"`{image}` has no amd-quark: {last}",
-            hint="build one `FROM` it with `RUN python3 -m pip install amd-quark==0.13`, and name that one: `--image`",
+            f"`{image}` has no amd-quark: {lines[-1]}",
+            hint="build an image `FROM` it with `RUN python3 -m pip install amd-quark==0.13`, and use it: `--image`",
         )
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def available_memory() -> int | None:
@@ -114,34 +113,34 @@ def run_workers(
 ) -> None:
     """Run the workers until all shards are finished; `sizes` are the bytes of each shard in the source.
 
-    Raises BuildError with the last lines of a failed worker's log, OSError for a full disk; finished shards are kept.
-    No worker runs after the call, whatever ends it.
+    Raises BuildError with the last lines of a failed worker's log, OSError for a full disk; finished shards remain.
+    No worker runs after the call.
     """
-    before, began = set(folder.finished([*sizes])), time.monotonic()
-    with ExitStack() as held:
+    resumed, start = set(folder.finished([*sizes])), time.monotonic()
+    with ExitStack() as stack:
         for name in pool.containers:
-            held.callback(subprocesses.run_or_127, ["docker", "rm", "--force", name], timeout=60)
+            stack.callback(subprocesses.run_or_127, ["docker", "rm", "--force", name], timeout=60)
         programs = []
         for number, argv in enumerate(pool.commands):
-            log = held.enter_context(open_new(folder.root / f"worker-{number}.log"))
+            log = stack.enter_context(open_new(folder.root / f"worker-{number}.log"))
             program = subprocesses.start(argv, env=pool.env, stdin=subprocesses.PIPE, output=log, tied=True)
-            programs.append(held.enter_context(program))
+            programs.append(stack.enter_context(program))
         while any(program.code is None for program in programs):
-            progress(_progress(folder, sizes, before, time.monotonic() - began))
+            progress(_progress(folder, sizes, resumed, time.monotonic() - start))
             for number, program in enumerate(programs):
                 if program.wait_for(_TICK / len(programs)):
                     raise _worker_error(folder, number, program.code or 0, shard=max(sizes.values()))
-    progress(_progress(folder, sizes, before, time.monotonic() - began))
+    progress(_progress(folder, sizes, resumed, time.monotonic() - start))
 
 
 def _progress(
-    folder: WorkDir, sizes: Mapping[CheckpointFile, int], before: set[CheckpointFile], seconds: float
+    folder: WorkDir, sizes: Mapping[CheckpointFile, int], resumed: set[CheckpointFile], seconds: float
 ) -> QuantizationProgress:
-    done = folder.finished([*sizes])
-    here, total = sum(sizes[shard] for shard in done), sum(sizes.values())
-    now = sum(sizes[shard] for shard in done if shard not in before)
-    eta = (total - here) * seconds / now if now else None
-    return QuantizationProgress(shards=len(done), total_shards=len(sizes), done=here, total=total, eta=eta)
+    shards = folder.finished([*sizes])
+    done, total = sum(sizes[shard] for shard in shards), sum(sizes.values())
+    done_now = sum(sizes[shard] for shard in shards if shard not in resumed)
+    eta = (total - done) * seconds / done_now if done_now else None
+    return QuantizationProgress(shards=len(shards), total_shards=len(sizes), done=done, total=total, eta=eta)
 
 
 def _worker_error(folder: WorkDir, number: int, code: int, *, shard: int) -> BuildError | OSError:

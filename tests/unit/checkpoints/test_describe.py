@@ -269,8 +269,8 @@ def test_windows_that_are_not_told_are_asked_for(gone: str, tmp_path: Path) -> N
 def test_an_unknown_architecture_says_what_is_missing_and_what_is_near(tmp_path: Path) -> None:
     folder = write_config(tmp_path, {**LLAMA_33_70B, "architectures": ["LamaForCausalLM"]})
     problem = described(folder).missing["kv_cache"]
-    assert "`LamaForCausalLM` is not known here" in problem.message
-    assert "nearest known is `LlamaForCausalLM`" in problem.message
+    assert "unknown architecture `LamaForCausalLM`" in problem.message
+    assert "most similar known name is `LlamaForCausalLM`" in problem.message
     assert "--set kv_cache.head_dim=N" in problem.hint
     nameless = write_config(tmp_path, {**LLAMA_33_70B, "architectures": []})
     assert "names no architecture" in described(nameless).missing["kv_cache"].message

@@ -83,7 +83,7 @@ def test_what_is_not_is_made_again(how: str, tmp_path: Path, foreseen: Forecast)
     ("changed", "word"),
     [
         ({"exclude": ()}, "recipe"),
-        ({"files": {"config.json": (10, 21)}}, "source, or another state of it"),
+        ({"files": {"config.json": (10, 21)}}, "source, or the source has changed"),
         ({"made_by": "rocm/sglang:x"}, "Quark"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_fact_that_is_not_there_is_asked_for_and_may_be_given(home: Home, tmp_
 def test_an_unknown_architecture_is_written_with_what_the_user_knows(home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "own", {**LLAMA_33_70B, "architectures": ["OwnForCausalLM"]})
     (said,) = refused(folder, home)
-    assert "`OwnForCausalLM` is not known here" in said
+    assert "unknown architecture `OwnForCausalLM`" in said
     assert written(added(folder, home, "kv_cache=null")).kv_cache is None
     found = written(added(folder, home, "kv_cache.head_dim=128", replace=True))
     assert found.kv_cache is not None
