@@ -31,7 +31,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.cloud import rental_files
 from orchestrator.planner.plan_warnings import report_warnings
 from orchestrator.planner.planning import render_artifacts, rendered_files
-from orchestrator.planner.source import profile_source
+from orchestrator.planner.source import profile_source, refused_together
 from orchestrator.render.cloud.launchers import LAUNCHERS
 
 
@@ -83,16 +83,18 @@ def command(
             "`--package` needs a launcher of rented machines", hint=f"`--runtime {'`, `--runtime '.join(LAUNCHERS)}`"
         )
     if runtime is not None and runtime in LAUNCHERS:
-        package = _require_package(package, ours=bool(given or image))
+        if given or image:
+            raise UsageError("`--input` and `--image` do not apply to a rented machine: `up` makes both there")
         set_invocation(profile, set_ or (), None)
         plan, files = rental_files(runtime, profile, set_ or (), home, tool=package)
     else:
         source = profile_source(profile, overridden(set_, runtime=runtime), home, given=given, image=image)
         inputs = {} if image else source.files()
-        plan = source.decide(Facts(inputs=input_digests(inputs), image=image))
+        with refused_together(source):
+            plan = source.decide(Facts(inputs=input_digests(inputs), image=image))
+            artifacts = render_artifacts(plan, inputs)
+            files = rendered_files(artifacts)
         source.valid.note_deprecated()
-        artifacts = render_artifacts(plan, inputs)
-        files = rendered_files(artifacts)
         missing = artifacts.build.missing_inputs if artifacts.build else ()
         table = inputs.get(MOE_TABLE)
     _report_kernels(plan, home, missing, table)
@@ -119,15 +121,3 @@ def _report_kernels(plan: Plan, home: Home, missing: Sequence[str], table: bytes
         report_table(plan, table)
     else:
         report_coverage(plan, home)
-
-
-def _require_package(package: str | None, *, ours: bool) -> str:
-    """Return the package for a rented machine. Raises UsageError without one, and for `--input` and `--image`."""
-    if ours:
-        raise UsageError("`--input` and `--image` do not apply to a rented machine: `up` makes both there")
-    if package is None:
-        raise UsageError(
-            "a rented machine needs a package of this tool, which is on no package index",
-            hint="`--package .` in a clone, a wheel, or a URL such as `git+https://…@COMMIT`",
-        )
-    return package

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from orchestrator.cli.commands import (
 )
 from orchestrator.cli.overrides import overridden
 from orchestrator.cli.several_hosts import nodes_of, on_each, several_hosts, split_hosts
-from orchestrator.core.command_hints import set_invocation
+from orchestrator.core.command_hints import SHORT_OPTIONS, set_invocation
 from orchestrator.core.console import expect_json
 from orchestrator.core.errors import UsageError
 from orchestrator.core.streams import ignore_sigpipe
@@ -73,9 +73,13 @@ class ProfileCommand(TyperCommand):
         """Invoke as click does; save the invocation for commands in messages."""
         given = ctx.params
         overrides = overridden(given.get("set_"), revision=given.get("revision"), runtime=given.get("runtime"))
-        root = ctx.find_root().command
-        set_invocation(given.get("profile"), overrides, given.get("host"), lambda verb: takes_host(root, verb))
-        if ctx.command_path.partition(" ")[2] in NEVER_ENDED_BY_SIGPIPE:
+        root, verb = ctx.find_root().command, ctx.command_path.partition(" ")[2]
+        by_set = {text.partition("=")[0] for text in given.get("set_") or ()}
+        short = {
+            key: option for key, option in SHORT_OPTIONS.items() if takes(root, verb, option) and key not in by_set
+        }
+        set_invocation(given.get("profile"), overrides, given.get("host"), partial(takes, root), short)
+        if verb in NEVER_ENDED_BY_SIGPIPE:
             ignore_sigpipe()
         if _NODES in ctx.meta:
             nodes, verb, args = ctx.meta[_NODES]
@@ -105,13 +109,13 @@ class ProfileCommand(TyperCommand):
                     formatter.write_dl(rows)
 
 
-def takes_host(root: "Command", words: str) -> bool:
-    """Return whether the command at the start of these words has `--host`."""
+def takes(root: "Command", words: str, option: str) -> bool:
+    """Return whether the command at the start of these words has an option."""
     command: Command | None = root
     for word in words.split():
         if isinstance(command, TyperGroup):
             command = command.commands.get(word)
-    return command is not None and any(each.name == "host" for each in command.params)
+    return command is not None and any(option in each.opts for each in command.params)
 
 
 class LazyCommands(Mapping[str, "Command"]):

@@ -121,12 +121,14 @@ class ErrorOutput:
     def of(cls, error: DeployError) -> "ErrorOutput":
         """Return an error as data, with the commands in its hints expanded."""
         problems = tuple(
-            ProblemOutput(message=each.message, location=each.location, hint=expand_commands(each.hint))
+            ProblemOutput(
+                message=each.message, location=expand_commands(each.location), hint=expand_commands(each.hint)
+            )
             for each in error.problems
         )
         details = ErrorDetails(
             message=error.message,
-            location=error.location,
+            location=expand_commands(error.location),
             hint=expand_commands(error.hint),
             problems=problems,
             details=error.details,

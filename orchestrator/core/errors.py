@@ -24,7 +24,7 @@
     ReaderGone (SystemExit) 141  the reader of standard output exited (SIGPIPE) before any change
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -188,3 +188,22 @@ class ReaderGone(SystemExit):
     def __init__(self) -> None:
         """Create an exit with the code of a program that SIGPIPE killed; nothing is printed."""
         super().__init__(self.exit_code)
+
+
+def require_all(message: str, checks: Iterable[Callable[[], object]], error: DeployError | None = None) -> None:
+    """Run every check. Raises the error of one, or a ProfileError with the problems of all.
+
+    Checks raise UsageError or ProfileError; `error` is that of another check.
+    """
+    errors: list[DeployError] = []
+    for check in checks:
+        try:
+            check()
+        except (UsageError, ProfileError) as found:
+            errors.append(found)
+    errors += [error] if error else []
+    problems = tuple(dict.fromkeys(problem for each in errors for problem in each.problems_or_self()))
+    if errors and problems == errors[-1].problems_or_self():
+        raise errors[-1]
+    if errors:
+        raise ProfileError(message, problems=problems)

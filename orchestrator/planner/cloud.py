@@ -1,11 +1,12 @@
 """`deploy render --runtime skypilot|dstack`: files that rent a machine and start a profile's server there."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.catalog import Catalog, EntryKind
-from orchestrator.core.errors import Problem, ProfileError, UsageError
+from orchestrator.core.errors import Problem, ProfileError, UsageError, require_all
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import HUB_TOKEN
@@ -25,35 +26,34 @@ _PARTS: Final = ("hardware", "model", "engine", "workload")  # keys with a catal
 
 
 def rental_files(
-    broker: str, profile: str, overrides: Sequence[str], home: Home, *, tool: str
+    broker: str, profile: str, overrides: Sequence[str], home: Home, *, tool: str | None
 ) -> tuple[Plan, tuple[RenderedFile, ...]]:
     """Return the plan of a server on a rented machine, and the launcher's files. Raises ProfileError and UsageError.
 
-    `tool` is the package of `deploy` to install there. The server listens on all addresses, with an API key. It runs
-    from the engine's own image, or from a virtual environment if the engine has a requirements file.
+    `tool` is the package of `deploy` to install there; None is refused. The server listens on all addresses, with an
+    API key. It runs from the engine's own image, or from a virtual environment if the engine has a requirements file.
     """
-    for named in (profile, *_part_files(overrides)):
-        if is_path(named):
-            hint = (
-                f"put it into `{home.root / 'profiles'}` and use its name: that folder is copied to the rented machine"
-            )
-            raise UsageError(f"`{named}` is a local file, which the rented machine does not have", hint=hint)
-    if broker == "dstack" and Path(tool).is_dir():
-        message = f"dstack's server refuses the upload of `{tool}`: it takes 2 MiB by default"
-        hint = "`uv build --wheel`, then `--package` with the wheel in `dist`"
-        raise UsageError(message, hint=hint)  # dstack 0.22.5, settings.SERVER_CODE_UPLOAD_LIMIT
-    asked = load(profile, overrides=overrides, catalog=Catalog.of(home))
-    _refuse_unfit(asked)
+    load_asked = cache(partial(load, profile, overrides=overrides, catalog=Catalog.of(home)))
+    require_all(
+        f"cannot rent a machine for profile `{profile}`",
+        (
+            partial(_require_package, broker, tool),
+            partial(_refuse_files, (profile, *_part_files(overrides)), home),
+            lambda: _refuse_unfit(load_asked()),
+        ),
+    )
+    asked = load_asked()
     there = (*overrides, *_there(asked.plan))
     plan = load(profile, overrides=there, catalog=Catalog.of(home)).plan
-    brought = {**_own_files(home), **_own_tool(tool)}
+    package = _require_package(broker, tool)
+    brought = {**_own_files(home), **_own_tool(package)}
     secrets = [plan.server.api_key_env or KEY, *([HUB_TOKEN] if plan.model.gated else [])]
     image = None if plan.engine.requirements else base_reference(plan.engine)
     load_seconds = plan.model.weight_bytes / (DOWNLOAD_MB_S * 1e6) + startup_seconds(plan)
     rental = CloudTask(
         plan=plan,
         up=["deploy", "up", profile, *(word for override in there for word in ("--set", override))],
-        tool=next(iter(_own_tool(tool)), tool),
+        tool=next(iter(_own_tool(package)), package),
         brought=brought,
         image=image,
         secrets=secrets,
@@ -62,6 +62,28 @@ def rental_files(
         ready_seconds=load_seconds + STEP_SECONDS["kernels"] + STEP_SECONDS["smoke"] + (PULL if image else 0.0),
     )
     return plan, LAUNCHERS[broker](rental)
+
+
+def _require_package(broker: str, tool: str | None) -> str:
+    """Return the package of this tool. Raises UsageError without one, or if a machine cannot get it."""
+    if tool is None:
+        raise UsageError(
+            "a rented machine needs a package of this tool, which is on no package index",
+            hint="`--package .` in a clone, a wheel, or a URL such as `git+https://…@COMMIT`",
+        )
+    _own_tool(tool)
+    if broker == "dstack" and Path(tool).is_dir():
+        message = f"dstack's server refuses the upload of `{tool}`: it takes 2 MiB by default"
+        hint = "`uv build --wheel`, then `--package` with the wheel in `dist`"
+        raise UsageError(message, hint=hint)  # dstack 0.22.5, settings.SERVER_CODE_UPLOAD_LIMIT
+    return tool
+
+
+def _refuse_files(named: Sequence[str], home: Home) -> None:
+    """Raise UsageError if a profile or a catalog entry is a path."""
+    if path := next(filter(is_path, named), None):
+        hint = f"put it into `{home.root / 'profiles'}` and use its name: that folder is copied to the rented machine"
+        raise UsageError(f"`{path}` is a local file, which the rented machine does not have", hint=hint)
 
 
 def _there(plan: Plan) -> Iterator[str]:

@@ -1,13 +1,14 @@
 """The sources of a plan: a profile with overrides, an earlier run, or a lockfile (`planner.lock`)."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final, TypeAlias
 
 from orchestrator.core.catalog import Catalog
-from orchestrator.core.errors import Problem, ProfileError, StartError
+from orchestrator.core.errors import Problem, ProfileError, StartError, UsageError, require_all
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
@@ -43,6 +44,11 @@ class ProfileSource:
         return _known_runtime(self.valid)
 
     @property
+    def api_key_env(self) -> str | None:
+        """Return the variable of the server's API key."""
+        return self.valid.profile.server.api_key_env
+
+    @property
     def model(self) -> Model:
         """Return the profile's model."""
         return planned_model(self.valid.profile, self.valid.composed)
@@ -67,6 +73,12 @@ class ProfileSource:
         table = store.table_of(model, hardware.arch, tp=layout.tp.value, ep=layout.ep.value)
         built = {MOE_TABLE: table} if table.is_file() else {}
         return read_inputs({**built, **self.given})
+
+    def require_image(self) -> None:
+        """Raise ProfileError if the runtime needs a prebuilt image and there is none."""
+        problems = runtime_class(self.runtime).built_image_problems(self.valid.profile) if self.image is None else ()
+        if found := tuple(problems):
+            raise ProfileError("no image", problems=found)
 
     def decide(self, facts: Facts) -> Plan:
         """Build the plan."""
@@ -114,6 +126,11 @@ class RunSource:
         return self.plan.runtime
 
     @property
+    def api_key_env(self) -> str | None:
+        """Return the variable of the server's API key."""
+        return self.plan.server.api_key_env
+
+    @property
     def model(self) -> Model:
         """Return the model of the run."""
         return self.plan.model
@@ -141,6 +158,21 @@ class RunSource:
     def location(self, path: tuple[str, ...]) -> str:
         """Return the location of a key in the run."""
         return f"`{'.'.join(path)}` in {self.run.path}"
+
+
+@contextmanager
+def refused_together(source: "PlanSource", *checks: Callable[[], object]) -> Iterator[None]:
+    """If the block refuses a profile, raise everything that its rules, its runtime and the `checks` refuse at once."""
+    try:
+        yield
+    except (ProfileError, UsageError) as error:
+        if isinstance(source, ProfileSource) and not source.decided and source.valid.profile.runtime in REGISTRY:
+            require_all(
+                f"cannot start profile `{source.valid.name}`",
+                (source.valid.decide, source.require_image, *checks),
+                error,
+            )
+        raise
 
 
 PlanSource: TypeAlias = ProfileSource | RunSource

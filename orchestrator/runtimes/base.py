@@ -16,6 +16,7 @@ from orchestrator.core.polling import poll_until
 from orchestrator.plan.units import Role
 
 if TYPE_CHECKING:  # a supervisor imports this module and runs as long as its server: keep it small
+    from orchestrator.core.errors import Problem
     from orchestrator.core.paths import Home
     from orchestrator.core.secrets import Secret
     from orchestrator.core.subprocesses import CompletedProgram
@@ -231,6 +232,11 @@ class Runtime(ABC):
         return ()
 
     @classmethod
+    def built_image_problems(cls, _profile: Profile) -> Iterator[Problem]:
+        """Yield the problems of a start from an image that is built on this host."""
+        return iter(())
+
+    @classmethod
     def settings(cls, _profile: Profile) -> RuntimeSettings:
         """Return the settings from the profile's section for this runtime."""
         from orchestrator.plan.build import RuntimeSettings  # noqa: PLC0415 - see above
@@ -241,6 +247,8 @@ class Runtime(ABC):
     def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:
         """Return the host that `--host` or the environment names; None for this host. Raises UsageError."""
         del environ
+        if host is not None and cls.cluster_managed:
+            raise UsageError(f"`--host` is not for {cls.name}: its cluster chooses the node", hint="omit `--host`")
         if host is not None:
             raise UsageError(
                 f"the {cls.name} runtime starts servers only on this host, not on `{host}`",

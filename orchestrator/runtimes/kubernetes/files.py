@@ -11,6 +11,7 @@ from orchestrator.core.text import printable
 from orchestrator.core.yaml_document import dump_yaml
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Plan
+from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.kubernetes.claim import how_to_fill
@@ -49,15 +50,21 @@ def image_of_pods(artifacts: Artifacts) -> PodImage:
     return image
 
 
-def _problems(plan: Plan, image: PodImage) -> Iterator[Problem]:
+def image_problems(cluster: KubernetesSection, image: str | None) -> Iterator[Problem]:
+    """Yield the problem of an image that the nodes cannot pull; None is one that is built on this host."""
     pushed = "`deploy build PROFILE --tag registry.example/served:1 --push` prints its name; pass that with `--image`"
     on_node = "`--set kubernetes.image_pull_policy=Never` if the nodes have the image"
-    if cluster_of(plan).image_pull_policy != "Never":
-        if image.built_here:
-            yield Problem(f"image `{image.reference}` is in no registry", "kubernetes", f"{pushed}; or {on_node}")
-        elif "@sha256:" not in image.reference:
-            what = f"`{image.reference}` has no registry digest; a cluster needs the image by digest"
-            yield Problem(what, "--image", f"{pushed}; or {on_node}")
+    if cluster.image_pull_policy == "Never":
+        return
+    if image is None:
+        yield Problem("the image that `deploy` builds is in no registry", "--image", f"{pushed}; or {on_node}")
+    elif "@sha256:" not in image:
+        what = f"`{image}` has no registry digest; a cluster needs the image by digest"
+        yield Problem(what, "--image", f"{pushed}; or {on_node}")
+
+
+def _problems(plan: Plan, image: PodImage) -> Iterator[Problem]:
+    yield from image_problems(cluster_of(plan), None if image.built_here else image.reference)
     if overlay_path(plan) is not None:
         patches = ", ".join(patch.id for patch in plan.patches if patch.kind == "config" and patch.expected)
         hint = "use an engine that needs no such patch, such as sglang 0.5.16; or `runtime: docker`"

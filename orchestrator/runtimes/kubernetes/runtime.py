@@ -38,7 +38,7 @@ from orchestrator.runtimes.base import (
 )
 from orchestrator.runtimes.kubernetes.creation import create_deployment, objects_of_start, require_taken
 from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
-from orchestrator.runtimes.kubernetes.files import manifest_files
+from orchestrator.runtimes.kubernetes.files import image_problems, manifest_files
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, known_namespaces, replica_of
@@ -52,6 +52,7 @@ from orchestrator.runtimes.replicas import replica_name, replica_number
 from orchestrator.runtimes.saved_logs import kept_log
 
 if TYPE_CHECKING:
+    from orchestrator.core.errors import Problem
     from orchestrator.hosts.report import Finding
     from orchestrator.plan.build import RuntimeSettings
     from orchestrator.plan.rules import Rule
@@ -85,6 +86,10 @@ class KubernetesRuntime(Runtime):
         from orchestrator.runtimes.kubernetes.spec import asks_for_a_key, weights_have_a_place
 
         return (has_image, weights_have_a_place, asks_for_a_key)
+
+    @classmethod
+    def built_image_problems(cls, profile: Profile) -> Iterator[Problem]:
+        return image_problems(profile.kubernetes, None)
 
     @classmethod
     def settings(cls, profile: Profile) -> RuntimeSettings:

@@ -1,6 +1,7 @@
 """`deploy up --dry-run`: the steps, the files and the warnings of a start; nothing is started or written."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
@@ -13,7 +14,7 @@ from orchestrator.planner.estimate import UpStep, steps_of, steps_table
 from orchestrator.planner.image_env import image_config, note_environment
 from orchestrator.planner.plan_warnings import plan_warnings, report_warnings, warn_unpinned
 from orchestrator.planner.planning import rendered_files
-from orchestrator.planner.source import ProfileSource
+from orchestrator.planner.source import ProfileSource, refused_together
 from orchestrator.render.artifacts import RenderedFile
 from orchestrator.runs.run_dir import require_name
 from orchestrator.servers.start.decisions import decide_beforehand
@@ -59,9 +60,13 @@ def preview(request: UpRequest, home: Home) -> Preview:
     if request.name:
         require_name(request.name)
     source = request.source(home)
-    home, host_ref = source.home, resolve_host_ref(source.runtime, source.home, request.host)
-    decision = decide_beforehand(request, source, host_ref, offline=True)
-    plan, artifacts = decision.plan, decision.artifacts
+    home = source.home
+    find_host = partial(resolve_host_ref, source.runtime, home, request.host)
+    with refused_together(source, find_host):
+        host_ref = find_host()
+        decision = decide_beforehand(request, source, host_ref, offline=True)
+        plan, artifacts = decision.plan, decision.artifacts
+        files = rendered_files(artifacts, request.name)
     if not plan.prebuilt_image and not request.allow_untuned:
         _require_tuned(plan, home)
     capacity = source.valid.capacity if isinstance(source, ProfileSource) and not source.decided else None
@@ -70,7 +75,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
         name=request.name or plan.profile,
         home=home,
         steps=steps_of(artifacts, host_ref),
-        files=rendered_files(artifacts, request.name),
+        files=files,
         capacity=capacity,
         image=image_config(plan, home),
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from orchestrator.core.console import note
 from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, NotReadyError, StartError, UsageError
@@ -14,6 +15,7 @@ from orchestrator.plan.diff import render_diff
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.plan_warnings import report_warnings, warn_unpinned
 from orchestrator.planner.planning import rendered_files
+from orchestrator.planner.source import refused_together
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import (
     REQUEST_FILE,
@@ -52,11 +54,15 @@ def up(
     by default it ignores signals from then on. A caller that does something else stops the server itself.
     """
     source = request.source(home)
-    home, host_ref = source.home, resolve_host_ref(source.runtime, source.home, request.host)
-    first = decide_beforehand(request, source, host_ref)
+    home = source.home
+    find_host = partial(resolve_host_ref, source.runtime, home, request.host)
+    find_key = partial(api_key, source.api_key_env)
+    with refused_together(source, find_host, find_key):
+        host_ref = find_host()
+        first = decide_beforehand(request, source, host_ref)
+        key = find_key()
     plan = first.plan
     name = request.name or plan.profile
-    key = api_key(plan.server.api_key_env)
     report_warnings(plan, name=name)
     if not source.decided:
         warn_unpinned(plan)

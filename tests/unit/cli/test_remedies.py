@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.cli.typer_app import takes_host
+from orchestrator.cli.typer_app import takes
 from orchestrator.core.command_hints import expand_commands, set_invocation
 from orchestrator.core.console import note, show_error
 from orchestrator.core.errors import DeployError, Problem
@@ -41,7 +42,7 @@ def every() -> dict[str, TyperCommand]:
 
 def test_the_host_is_named_to_the_commands_that_take_one() -> None:
     root = get_command(app)
-    set_invocation(None, [], "ssh://node", lambda words: takes_host(root, words))
+    set_invocation(None, [], "ssh://node", partial(takes, root))
     for words in ("logs owl", "prune", "kernels coverage mine", "patches check"):
         assert expand_commands(f"`deploy {words}`") == f"`deploy {words} --host ssh://node`"
     for words in ("render mine", "kernels check", "show", "nothing", "kernels nothing", "kernels"):
@@ -49,13 +50,30 @@ def test_the_host_is_named_to_the_commands_that_take_one() -> None:
 
 
 def test_profile_settings_and_host_are_filled_in() -> None:
-    set_invocation("./my own.yaml", ["layout.tp=2"], "ssh://me@node", {"stage", "logs owl"}.__contains__)
+    set_invocation("./my own.yaml", ["layout.tp=2"], "ssh://me@node", lambda verb, _: verb in {"stage", "logs owl"})
     given = "'./my own.yaml' --set layout.tp=2"
     assert expand_commands("`deploy stage PROFILE`, or not") == f"`deploy stage {given} --host ssh://me@node`, or not"
     assert expand_commands("`deploy show PROFILE --explain`") == f"`deploy show {given} --explain`"
     assert expand_commands("`deploy logs owl`") == "`deploy logs owl --host ssh://me@node`"
     assert expand_commands("`deploy stage PROFILE --host ssh://b`") == f"`deploy stage {given} --host ssh://b`"
     assert expand_commands("`deploy kernels tune PROFILE`; PROFILE") == f"`deploy kernels tune {given}`; PROFILE"
+
+
+def test_a_hint_names_the_option_that_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
+    both = "`deploy show PROFILE`, `deploy build PROFILE`, `--set runtime=docker`, --set runtime"
+    CliRunner().invoke(app, ["show", "cpu-tiny", "--runtime", "slurm"])
+    assert expand_commands(both) == (
+        "`deploy show cpu-tiny --runtime slurm`, `deploy build cpu-tiny --set runtime=slurm`, "
+        "`--runtime docker`, --runtime"
+    )
+    CliRunner().invoke(app, ["show", "cpu-tiny", "--set", "runtime=slurm"])
+    assert expand_commands(both) == (
+        "`deploy show cpu-tiny --set runtime=slurm`, `deploy build cpu-tiny --set runtime=slurm`, "
+        "`--set runtime=docker`, --set runtime"
+    )
+    CliRunner().invoke(app, ["build", "cpu-tiny"])  # which has no `--runtime`
+    assert expand_commands("`--set runtime=docker`") == "`--set runtime=docker`"
 
 
 def test_what_was_not_asked_is_not_made_up() -> None:
@@ -88,7 +106,7 @@ def test_a_command_line_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     CliRunner().invoke(
         app, ["stage", "-p", "mi355x-tp8", "--set", "layout.tp=9", "--revision", "abc", "--host", "ssh://x"]
     )
-    given = "mi355x-tp8 --set layout.tp=9 --set model.checkpoint.revision=abc --host ssh://x"
+    given = "mi355x-tp8 --set layout.tp=9 --revision abc --host ssh://x"
     assert expand_commands("`deploy stage PROFILE`") == f"`deploy stage {given}`"
 
 

@@ -111,6 +111,14 @@ def test_a_name_that_a_package_index_would_resolve_is_refused(home: Home) -> Non
         CliRunner().invoke(app, ["render", "cpu-tiny", "--runtime", "dstack"], catch_exceptions=False)
 
 
+def test_everything_that_stands_in_the_way_is_named_at_once(home: Home) -> None:
+    with pytest.raises(ProfileError) as refused:
+        rental_files("dstack", "mi355x-tp4x2", ("layout.tp=16",), home, tool=None)
+    messages = [problem.message for problem in refused.value.problems]
+    assert messages[0] == "a rented machine needs a package of this tool, which is on no package index"
+    assert "tp 16 needs 16 GPUs; the node has 8" in messages
+
+
 def test_a_directory_is_too_large_for_dstack(home: Home, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it takes 2 MiB by default") as refused:
         rental_files("dstack", "cpu-tiny", (), home, tool=str(tmp_path))
@@ -118,9 +126,15 @@ def test_a_directory_is_too_large_for_dstack(home: Home, tmp_path: Path) -> None
     rental_files("skypilot", "cpu-tiny", (), home, tool=str(tmp_path))
 
 
-@pytest.mark.parametrize("named", [("./mine.yaml", ()), ("cpu-tiny", ("model=./mine.yaml",))])
-def test_a_file_of_this_machine_is_refused(named: tuple[str, tuple[str, ...]], home: Home) -> None:
-    with pytest.raises(UsageError, match=r"`\./mine\.yaml` is a local file"):
+@pytest.mark.parametrize("named", [("./mine.yaml", ()), ("cpu-tiny", ("engine=./engine.yaml",))])
+def test_a_file_of_this_machine_is_refused(
+    named: tuple[str, tuple[str, ...]], home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("extends: cpu-tiny\n")
+    shipped = Path(__file__).parents[3] / "profiles/engines/sglang-0.5.14-cpu.yaml"
+    Path("engine.yaml").write_text(shipped.read_text())
+    with pytest.raises(UsageError, match=r"`\./[a-z]+\.yaml` is a local file"):
         rental_files("dstack", *named, home, tool=URL)
 
 
