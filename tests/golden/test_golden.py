@@ -1,7 +1,7 @@
 """The artifacts of every shipped profile, so that a change of a profile is reviewed as a change of its command line.
 
-A profile that stands on its own has a folder with its whole artifacts. A profile that extends another has one file,
-`NAME.diff`: what differs from the artifacts of that profile. `UPDATE_GOLDEN=1 pytest tests/golden` writes all of them.
+A few profiles have a folder with their whole artifacts. Each other one has one file: `NAME.diff`, what differs from the
+artifacts of the profile that it extends, or `NAME.sh`, its command. `UPDATE_GOLDEN=1 pytest tests/golden` writes all.
 """
 
 import re
@@ -18,17 +18,15 @@ GOLDEN = Path(__file__).parent
 PROFILES = profile_names(Catalog.shipped())
 # Copied as they are from images/; a golden copy would only have to be kept in step.
 COPIED = ("image/patches/apply_patches.py", "image/patches/read_sources.py")
-# Profiles that extend nothing and differ little from another one.
+# Profiles that are kept whole. The others are compared with what they extend; one that extends nothing is its command.
+WHOLE = ["mi355x-tp8", "mi355x-tp4dp2", "mi325x-tp8", "b200-tp8", "cpu-tiny", "h200-glm-mtp", "h200-tiny"]
 SIMILAR = {"h200x4-tp4": "h200-glm-mtp", "h200x4-tp2dp2": "h200x4-tp4"}
+DERIVED = sorted({*PROFILES} - {*WHOLE})
 
 
 def base_of(profile: str) -> str | None:
     path = Catalog.shipped().path(EntryKind.PROFILE, profile)
     return yaml.safe_load(path.read_text()).get("extends") or SIMILAR.get(profile)
-
-
-WHOLE = [profile for profile in PROFILES if not base_of(profile)]
-DERIVED = [profile for profile in PROFILES if base_of(profile)]
 
 
 def artifacts(profile: str) -> dict[str, str]:
@@ -48,9 +46,9 @@ def test_artifacts(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", DERIVED)
 def test_differences_from_the_base(profile: str) -> None:
-    base = base_of(profile)
-    assert base is not None
-    check_file(GOLDEN / f"{profile}.diff", differences(artifacts(base), artifacts(profile), counterpart=in_base))
+    base, found = base_of(profile), artifacts(profile)
+    text = found["server.sh"] if base is None else differences(artifacts(base), found, counterpart=in_base)
+    check_file(GOLDEN / f"{profile}.{'sh' if base is None else 'diff'}", text)
 
 
 def test_the_same_plan_gives_the_same_bytes() -> None:
@@ -64,4 +62,4 @@ def test_the_same_plan_gives_the_same_bytes() -> None:
 def test_every_golden_file_belongs_to_a_profile() -> None:
     others = {"__pycache__", "kubernetes"}  # test_kubernetes_manifests.py
     assert {path.name for path in GOLDEN.iterdir() if path.is_dir()} - others == set(WHOLE)
-    assert {path.stem for path in GOLDEN.glob("*.diff")} == set(DERIVED)
+    assert {path.stem for pattern in ("*.diff", "*.sh") for path in GOLDEN.glob(pattern)} == set(DERIVED)

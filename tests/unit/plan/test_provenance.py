@@ -97,7 +97,7 @@ def test_a_published_value_has_a_quote_that_states_it_for_this_layout(name: str)
         )
     ]
     assert not unproven
-    assert bool(published) == (name.startswith("mi355x") and name != "mi355x-tp4x2")
+    assert bool(published) == (loaded.plan.model.name.startswith("glm-5.2-mxfp4") and name != "mi355x-tp4x2")
 
 
 def test_a_quote_contains_the_values_that_it_states() -> None:

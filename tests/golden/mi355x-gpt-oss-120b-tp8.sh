@@ -1,0 +1,30 @@
+#!/bin/sh
+# mi355x-gpt-oss-120b-tp8: gpt-oss-120b on 8x MI355X, one replica, the cookbook's command; never run by this project
+#
+# inferred   --cuda-graph-max-bs-decode 128
+# inferred   --enable-cache-report
+# inferred   --enable-metrics
+# inferred   --max-running-requests 128
+# recipe     --reasoning-parser gpt-oss             sglang cookbook, gpt-oss-deployment.jsx
+# recipe     --tool-call-parser gpt-oss             sglang cookbook, gpt-oss-deployment.jsx
+# recipe     ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0  sgl-project/sglang#40084
+# recipe     SAFETENSORS_FAST_GPU=1                 InferenceX glm5.1_fp4_mi355x.sh
+# recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900          InferenceX
+# recipe     SGLANG_USE_AITER=0                     sglang cookbook, gpt-oss-deployment.jsx
+set -eu
+export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
+export SAFETENSORS_FAST_GPU=1
+export SGLANG_TIMEOUT_KEEP_ALIVE=900
+export SGLANG_USE_AITER=0
+exec python3 -m sglang.launch_server \
+  --model-path /models/gpt-oss-120b-mxfp4 \
+  --served-model-name gpt-oss-120b \
+  --host 0.0.0.0 \
+  --port 30000 \
+  --tp-size 8 \
+  --cuda-graph-max-bs-decode 128 \
+  --enable-cache-report \
+  --enable-metrics \
+  --max-running-requests 128 \
+  --reasoning-parser gpt-oss \
+  --tool-call-parser gpt-oss
