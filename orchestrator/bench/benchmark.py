@@ -109,7 +109,7 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
             )
         except asyncio.CancelledError as error:
             raise Interrupted("interrupted before the first measurement", hint="run the same command again") from error
-        check_fits(request.workload, endpoint.facts)
+        check_fits(request.workload, endpoint)
         text = await _tokenize_text(request, endpoint)
         result = _begin(request, endpoint.facts)
         _write(request, result)

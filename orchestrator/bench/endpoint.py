@@ -35,6 +35,8 @@ class Endpoint:
     is_sglang: bool  # the endpoint has sglang's native API
     reports_cache: bool  # responses carry `cached_tokens`
     has_metrics: bool
+    cache_tokens: int | None = None  # of a replica
+    prompt_tokens: int | None = None  # of the longest prompt that the server accepts
     replicas: tuple[Connections, ...] = ()  # connections to the replicas, if the endpoint is a gateway
 
     @property
@@ -145,27 +147,29 @@ async def discover(
         is_sglang=info is not None,
         reports_cache=info is not None and info.reports_cache,
         has_metrics=metrics is not None,
+        cache_tokens=info.cache_tokens if info else None,
+        prompt_tokens=info.prompt_tokens if info else None,
         replicas=replicas,
     )
 
 
-def check_fits(workload: Workload, facts: EndpointFacts) -> None:
-    """Raise BenchError if the engine lacks the API, or the context of the model is too short for the workload."""
+def check_fits(workload: Workload, endpoint: Endpoint) -> None:
+    """Raise BenchError if the engine lacks the API, or a request of the workload is longer than the server accepts."""
+    facts = endpoint.facts
     if facts.api == Api.GENERATE and foreign.is_foreign(facts.engine):
         message = f"{facts.engine} has no `{endpoints.GENERATE}`, which is sglang's own API"
         raise BenchError(message, location=facts.url, hint="omit `--api generate`")
-    needed = workload.input_tokens + workload.output_tokens
-    if facts.context_length is not None and needed > facts.context_length:
-        raise BenchError(
-            f"`{facts.served_model}` has a context of {facts.context_length} tokens; the workload needs {needed}",
-            location=facts.url,
-            hint="choose a smaller workload"
-            + (
-                f", or increase `--{option}` of the server"
-                if (option := foreign.option_name(facts.engine, Meaning.CONTEXT))
-                else ""
-            ),
-        )
+    prompt, whole = workload.input_tokens, workload.input_tokens + workload.output_tokens
+    own, load = f"`{facts.served_model}` has a context of", "the workload needs"
+    for has, needs, needed, limit, meaning in (
+        (own, load, whole, facts.context_length, Meaning.CONTEXT),
+        ("the server has a KV cache of", load, whole, endpoint.cache_tokens, Meaning.CACHE_TOKENS),
+        ("prompts are limited to", "the workload has", prompt, endpoint.prompt_tokens, Meaning.CONTEXT),
+    ):
+        if limit is not None and needed > limit:
+            option = foreign.option_name(facts.engine, meaning)
+            hint = "choose a smaller workload" + (f", or increase `--{option}` of the server" if option else "")
+            raise BenchError(f"{has} {limit} tokens; {needs} {needed}", location=facts.url, hint=hint)
 
 
 async def _get_json(connections: Connections, address: Address, path: str) -> Json:

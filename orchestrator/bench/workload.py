@@ -132,6 +132,16 @@ def load_workload(name_or_file: str, *, catalog: Catalog | None = None) -> Workl
     return read_model(path, Workload, catalog.shown(path), fault=ProfileError)
 
 
+def require_context(name: str, workload: Workload, context: int, profile: str) -> None:
+    """Raise UsageError if a request of the workload is longer than the context of a profile."""
+    needed = workload.input_tokens + workload.output_tokens
+    if needed > context:
+        raise UsageError(
+            f"a request of `{name}` has {needed:,} tokens; the context of `{profile}` has {context:,}",
+            hint="choose a smaller workload, or a longer context",
+        )
+
+
 DEFAULT_TEXT: Final = "alice"  # profiles/texts; public domain
 # Its token ids, seven characters each at most, must fit into one response of the server.
 MAX_TEXT_BYTES: Final = 1 << 18

@@ -89,6 +89,8 @@ class ServerInfo:
     replicas: int  # data-parallel
     reports_cache: bool  # responses have `cached_tokens`
     speculative: str | None  # algorithm, steps, top-k, draft tokens
+    cache_tokens: int | None = None  # of a replica
+    prompt_tokens: int | None = None  # of the longest prompt that it accepts
 
 
 def read_json(content: bytes | bytearray, *, path: str) -> Any:  # noqa: ANN401 - of any shape
@@ -185,12 +187,15 @@ def read_server_info(data: Json) -> ServerInfo | None:
     if replicas > _MOST_REPLICAS:
         raise UnexpectedResponseError(f"`dp_size` in `{SERVER_INFO}` is {replicas}, more than {_MOST_REPLICAS}")
     speculates = bool(data.get("speculative_algorithm"))
+    limit = optional_number(data, "max_req_input_len")  # 0.5.14, managers/utils.py:155: a prompt is shorter
     return ServerInfo(
         version=name(data, "version"),
         page_size=page,
         replicas=replicas,
         reports_cache=data.get("enable_cache_report") is True,
         speculative=" ".join(setting(data.get(f"speculative_{each}")) for each in _SPECULATIVE) if speculates else None,
+        cache_tokens=optional_number(data, "max_total_num_tokens"),
+        prompt_tokens=limit - 1 if limit else None,
     )
 
 

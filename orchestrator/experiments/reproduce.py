@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.bench.published import Ablation, Published, PublishedModel, ReproduceRun
-from orchestrator.bench.workload import Workload, load_workload, workload_name
+from orchestrator.bench.workload import Workload, load_workload, require_context, workload_name
 from orchestrator.core.errors import UsageError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.suggest import did_you_mean
@@ -172,6 +172,8 @@ def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, 
     if request.model and plan.model.name == request.model.instead_of:
         overrides = (f"model={request.model.name}", *overrides)
         plan = load(run.profile, overrides=overrides).plan
+    for workload in run.workloads:
+        require_context(workload, load_workload(workload), plan.serving.context, run.profile)
     return MeasuredServer(
         name=run.server,
         profile=run.profile,

@@ -14,7 +14,7 @@ from typing import Final
 
 from orchestrator.bench.run import WorkloadChanges, apply_changes, parse_price
 from orchestrator.bench.steady_state import unjudgeable_rates
-from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
+from orchestrator.bench.workload import Workload, load_workload, read_text, require_context, workload_name
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import format_duration
 from orchestrator.core.errors import HostError, Problem, ProfileError, UsageError
@@ -281,6 +281,9 @@ def _require_sensible(sweep: Sweep) -> None:
     if sweep.workload.load == "closed" and (goal.at_rps is not None or goal.objective is Objective.KNEE):
         what = f"`{workload_name(sweep.workload_named)}` is a closed-loop load without rates, so it has no knee"
         raise UsageError(what, hint="`--objective tok-s`, without `--at-rate`")
+    if f"flags.{Meaning.CONTEXT}" not in sweep.values:
+        name = workload_name(sweep.workload_named)
+        require_context(name, sweep.workload, sweep.base.capacity.context, sweep.plan.profile)
     reasons, _ = unjudgeable_rates(sweep.workload)
     if goal.at_rps is None and sweep.workload.load == "open" and reasons:
         hint = "choose a workload with more `requests` or a longer `duration_s`; or fix the rate with `--at-rate`"
