@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatch
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from packaging.specifiers import SpecifierSet
 from pydantic import Field
@@ -24,6 +24,7 @@ _COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "==": operator.eq,
 }
 _COMPARISON: Final = re.compile(r"(>=|<=|>|<|==) *([0-9.]+)\Z")
+_CHECKED: Final = r"^20\d\d-\d\d(, copies of 20\d\d-\d\d-\d\d)?$"
 
 
 class IssueConditions(StrictModel):
@@ -35,23 +36,27 @@ class IssueConditions(StrictModel):
     models: tuple[str, ...] = Field(default=(), description="shell patterns of model names")
     checkpoints: tuple[str, ...] = Field(default=(), description="shell patterns of checkpoint paths")
     quantizations: tuple[str, ...] = Field(default=(), description="shell patterns")
+    images: tuple[str, ...] = Field(default=(), description="shell patterns of the base image")
     image_older_than: int | None = Field(default=None, description="YYYYMMDD at the end of the image's tag, exclusive")
     dp_attention: bool | None = None
     experts: bool | None = Field(default=None, description="whether the model has routed experts")
+    min_tp: int = Field(default=1, description="the smallest tensor parallelism of a replica")
+    without_patches: tuple[str, ...] = Field(default=(), description="patches that repair it, none of them applied")
     flags: Mapping[str, str] = Field(
-        default={}, description="flag -> shell pattern of its value, `*` for any; or a comparison such as `>=131072`"
+        default={},
+        description="pattern of a flag -> its value: shell patterns separated by `|`, or comparisons such as `>4,<=8`",
     )
-    without_flags: tuple[str, ...] = Field(default=(), description="flags that must not be set")
-    env: Mapping[str, str] = Field(default={}, description="variable -> shell pattern of its value")
-    without_env: Mapping[str, str] = Field(default={}, description="variable -> value that avoids the issue")
+    without_flags: Mapping[str, str] = Field(default={}, description="flags that are absent or have another value")
+    env: Mapping[str, str] = Field(default={}, description="variables, written like `flags`")
+    without_env: Mapping[str, str] = Field(default={}, description="variables that are absent or have another value")
 
-    @property
-    def key(self) -> KeyPath:
-        """The most specific profile key behind the issue."""
+    def key(self, plan: Plan) -> KeyPath:
+        """Return the most specific profile key behind the issue."""
         if self.checkpoints:
             return "model", "checkpoint"
-        if self.flags:
-            return "flags", next(iter(self.flags))
+        for section, names, settings in (("env", self.env, plan.env), ("flags", self.flags, plan.flags)):
+            if found := [setting.name for setting in settings for name in names if fnmatch(setting.name, name)]:
+                return section, found[0]
         return ("engine",) if self.dp_attention is None else ("layout", "dp_attention")
 
 
@@ -61,7 +66,9 @@ class KnownIssue(StrictModel):
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     summary: Text = Field(description="what happens, as a user sees it")
     source: Text = Field(description="repository and number, or the public file that says so")
-    hint: Text = Field(description="what to do instead")
+    hint: Text = Field(description="what to do instead, and its price")
+    confidence: Literal["high", "medium", "low"] = Field(description="high: the mechanism is shown, or reports agree")
+    checked: str = Field(pattern=_CHECKED, description="month of the last look, day of the copy read")
     match: IssueConditions
 
 
@@ -90,8 +97,8 @@ def blocking_issues(
     """Return the known issues that block a plan, except the `allowed` ids; `location` maps a key to `file:line`."""
     return tuple(
         Problem(
-            f"known issue: {entry.summary} ({entry.source})",
-            location(entry.match.key),
+            f"known issue: {entry.summary} ({entry.source}; confidence {entry.confidence}, checked {entry.checked})",
+            location(entry.match.key(plan)),
             f"{entry.hint}; to start regardless: `--set allow_known_issues=[{entry.id}]`",
         )
         for entry in entries
@@ -104,7 +111,7 @@ def matching_issues(
 ) -> tuple[PlanWarning, ...]:
     """Return the known issues that match a plan; `image_env` is the environment of its image."""
     return tuple(
-        PlanWarning(id=entry.id, summary=entry.summary, source=entry.source, hint=entry.hint)
+        PlanWarning(**entry.model_dump(exclude={"match"}))
         for entry in entries
         if matches(entry.match, plan, image_env=image_env)
     )
@@ -112,7 +119,9 @@ def matching_issues(
 
 def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})) -> bool:
     """Return whether every given condition holds for the plan."""
-    engine, values = plan.engine, {**image_env, **{variable.name: variable.value for variable in plan.env}}
+    engine, applied = plan.engine, {patch.id for patch in plan.patches if patch.expected}
+    flags = {flag.name: " ".join(flag.values) for flag in plan.flags}
+    env = {**image_env, **{variable.name: variable.value for variable in plan.env}}
     return (
         SpecifierSet(when.engine or "").contains(engine.version, prereleases=True)
         and (not when.platforms or engine.platform in when.platforms)
@@ -120,13 +129,16 @@ def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] =
         and _any(when.models, plan.model.name)
         and _any(when.checkpoints, plan.model.checkpoint.path)
         and _any(when.quantizations, plan.model.quantization)
+        and _any(when.images, engine.image or "")
         and (when.image_older_than is None or 0 < image_date(engine.image) < when.image_older_than)
         and (when.dp_attention is None or when.dp_attention == plan.layout.dp_attention)
         and (when.experts is None or when.experts == (plan.model.moe is not None))
-        and all((value := plan.flag(name)) is not None and _fits(value, good) for name, good in when.flags.items())
-        and all(plan.flag(name) is None for name in when.without_flags)
-        and all(name in values and fnmatch(values[name], good) for name, good in when.env.items())
-        and all(values.get(name, "").lower() != good.lower() for name, good in when.without_env.items())
+        and plan.layout.tp >= when.min_tp
+        and applied.isdisjoint(when.without_patches)
+        and all(_has(flags, *wanted) for wanted in when.flags.items())
+        and not any(_has(flags, *wanted) for wanted in when.without_flags.items())
+        and all(_has(env, *wanted) for wanted in when.env.items())
+        and not any(_has(env, *wanted) for wanted in when.without_env.items())
     )
 
 
@@ -136,13 +148,18 @@ def image_date(image: str | None) -> int:
     return int(date[1]) if date else 0
 
 
+def _has(settings: Mapping[str, str], name: str, wanted: str) -> bool:
+    """Return whether a setting matches the pattern of its name and the wanted value."""
+    return any(fnmatch(setting, name) and _fits(value, wanted) for setting, value in settings.items())
+
+
 def _fits(value: str, wanted: str) -> bool:
-    """Return whether an option's value matches a shell pattern or a numeric comparison."""
-    comparison = _COMPARISON.match(wanted)
-    if comparison is None:
-        return fnmatch(value, wanted)
+    """Return whether a value matches a shell pattern of several, or all comparisons."""
+    comparisons = [_COMPARISON.match(part) for part in wanted.split(",")]
+    if not all(comparisons):
+        return _any(wanted.lower().split("|"), value.lower())
     try:
-        return _COMPARE[comparison[1]](float(value), float(comparison[2]))
+        return all(_COMPARE[found[1]](float(value), float(found[2])) for found in comparisons if found)
     except ValueError:
         return False
 

@@ -250,6 +250,8 @@ class PlanWarning:
     summary: str
     source: str
     hint: str
+    confidence: str = ""  # of a known issue: high | medium | low
+    checked: str = ""  # of a known issue: when its source was last looked at
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,6 +162,8 @@ def _issues(plan: Plan, image: ImageConfig | None) -> _Rows:
         yield "warning", warning.summary
         if warning.hint:
             yield "  hint", warning.hint
+        if warning.confidence:
+            yield "  known", f"confidence {warning.confidence}; checked {warning.checked}"
 
 
 def _short(digest: str) -> str:

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=e9381d1dd39153c87061bc36a2f0ccf832cdeef2765604472312d7fe7e19c38d \
+  --label deploy.plan=e44cf0a43b7f4b55d33bd92421779fb79336a9cb99c2a76903502cb79d016ce4 \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi325x-tp8 \
   --label deploy.name=mi325x-tp8 \
-  --label deploy.plan=81ba0647908a6d1f669c9366bedb2cd76fbe24ff9f58096295ad3b29630bfa5f \
+  --label deploy.plan=616ebe52f297bbed3bcbec368905d218eb11202fd696bb0d90cc1b7d4932c034 \
   --label deploy.profile=mi325x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

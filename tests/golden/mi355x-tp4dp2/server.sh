@@ -27,13 +27,28 @@
 #
 # warning custom-all-reduce-hang: aiter's custom all-reduce can hang in the verify step of EAGLE, seen from 16
 #   concurrent requests with 4/1/5 and from 32 with 3/1/4; only the watchdog ends the hang (sglang #29313, MI355X; ranks
-#   that accept different numbers of drafts look the same (sglang #34238))
+#   that accept different numbers of drafts look the same (sglang #34238); price: AMD-AGI/Infera)
 # hint: if the server hangs, `--set flags.disable-custom-all-reduce=true` uses RCCL instead and disables the fused all-
-#   reduce
+#   reduce; it cost 4.2 % at 56 concurrent requests and nothing at 40
 #
 # warning speculation-is-greedy: requests are decoded greedily during speculative decoding; `temperature` and `top_p`
 #   are ignored (sglang #31214, #37134; wheels 0.5.10 to 0.5.20 (0.5.14: srt/speculative/eagle_utils.py, eagle_sample))
 # hint: if sampling matters, use sglang 0.5.21 or newer, or disable speculative decoding
+#
+# warning draft-ranks-diverge: ranks may draft different tokens under load and hang without a log line; the request
+#   count freezes (sglang #35079, open, one author: MI355X, GLM-5.2-MXFP4, TP4×DP2, EAGLE 5/1/6; no wheel up to 0.5.23
+#   has its fix)
+# hint: `deploy watch` restarts a server that stalls; `speculative-num-steps` 1 should avoid it, with one draft per step
+#
+# warning graph-capture-race: graph capture may fail with `hipErrorStreamCaptureInvalidated`: a race of ROCm up to 7.2.0
+#   (aiter #2941, #2857; sglang #23580, #29235; fixed in ROCm 7.2.1; `rocm720` images have 7.2.0)
+# hint: start again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer and loses
+#   the fused all-reduce
+#
+# warning indexer-logits-2-gib-unknown: one cold prompt above 23,170 tokens may abort every rank; shown for 0.5.17 and
+#   0.5.18, not known for this version (sglang #36960; against it: InferenceX #2272, 48 prompts of 120,000 tokens passed
+#   on v0.5.14, image of 20260710)
+# hint: test one of 33,000 tokens; `chunked-prefill-size` 4096 avoids it (slower prefill)
 set -eu
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
 export SAFETENSORS_FAST_GPU=1

@@ -36,8 +36,8 @@ def test_dp_attention_on_rocm_in_the_versions_it_was_reported_for() -> None:
     plan = plan_of("mi355x-tp8")
     spread = replace(plan, layout=replace(plan.layout, dp=8, dp_attention=True))
     assert "dsa-dp-attention-hang" in ids(on(spread, "0.5.14"))
-    assert "dp-attention-mtp-topk" in ids(on(spread, "0.5.15.post1"))
-    assert ids(on(spread, "0.5.16")) == set()
+    assert ids(on(spread, "0.5.16")) == {"dsa-dp-attention-hang", "dp-attention-mtp-topk"}
+    assert ids(on(spread, "0.5.20")) == {"dp-attention-mtp-topk"}
     assert "dsa-dp-attention-hang" not in ids(on(plan, "0.5.14"))
     cuda = replace(spread, engine=replace(spread.engine, platform="cuda"))
     assert "dsa-dp-attention-hang" not in ids(on(cuda, "0.5.14"))
@@ -79,7 +79,8 @@ def test_a_refusal_names_its_source_and_the_way_around() -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true"])
     (problem,) = caught.value.problems
-    assert "sglang #33973" in problem.message
+    assert "sglang #33978" in problem.message
+    assert "; confidence medium, checked 2026-11, copies of 2026-09-23)" in problem.message
     assert "allow_known_issues=[dsa-dp-attention-hang]" in problem.hint
     assert problem.location == "--set layout.dp_attention"
 
@@ -116,7 +117,10 @@ def test_a_report_that_the_user_accepts_is_not_raised() -> None:
     "entry",
     [
         '{id: x, summary: w, source: s, hint: h, match: {engine: "0.5"}}',
-        "{id: x, summary: w, source: s, hint: h, match: {dp-attention: true}}",
+        "{id: x, summary: w, source: s, hint: h, confidence: low, checked: 2026-11, match: {dp-attention: true}}",
+        "{id: x, summary: w, source: s, hint: h, match: {}}",
+        "{id: x, summary: w, source: s, hint: h, confidence: mid, checked: 2026-11, match: {}}",
+        "{id: x, summary: w, source: s, hint: h, confidence: low, checked: today, match: {}}",
         "{id: x, summary: w, hint: h, match: {}}",
         "{id: x, summary: w, source: s, instead: i, match: {}}",
     ],
@@ -151,18 +155,22 @@ def test_a_value_beside_the_reported_one_is_planned(chunk: str, fraction: str) -
     load("mi355x-tp8", overrides=[f"flags.chunked-prefill-size={chunk}", f"flags.mem-fraction-static={fraction}"])
 
 
+# What the layout and the engine of the default profiles meet (test_known_issue_rules.py).
+FIELD = {"draft-ranks-diverge", "graph-capture-race", "indexer-logits-2-gib-unknown"}
+
+
 def told(profile: str, *overrides: str) -> set[str]:
     return {warning.id for warning in load(profile, overrides=overrides).plan.warnings}
 
 
 def test_the_published_profiles_keep_the_fusion_and_tell_what_it_may_cost() -> None:
-    assert told("mi355x-tp8") == told("mi355x-tp4dp2") == {"custom-all-reduce-hang", "speculation-is-greedy"}
+    assert told("mi355x-tp8") == told("mi355x-tp4dp2") == {"custom-all-reduce-hang", "speculation-is-greedy"} | FIELD
     assert told("b200-tp8") == told("cpu-tiny") == set()
 
 
 def test_two_settings_that_contradict_each_other_are_told() -> None:
     assert told("mi355x-tp8", "flags.disable-custom-all-reduce=true") == {
-        "fusion-without-custom-all-reduce", "speculation-is-greedy",
+        "fusion-without-custom-all-reduce", "speculation-is-greedy", *FIELD,
     }  # fmt: skip
     for off in ("false", "False", "0"):
         assert "fusion-without-aiter" in told("mi355x-tp8", f"env.SGLANG_USE_AITER_AR={off}")
@@ -171,7 +179,7 @@ def test_two_settings_that_contradict_each_other_are_told() -> None:
     assert "custom-all-reduce-two-streams" in told("mi355x-tp8", two[0])
     assert "custom-all-reduce-two-streams" not in told("mi355x-tp8", *two)
     both = ("flags.disable-custom-all-reduce=true", "flags.enable-aiter-allreduce-fusion=null")
-    assert told("mi355x-tp8", *both) == {"speculation-is-greedy"}
+    assert told("mi355x-tp8", *both) == {"speculation-is-greedy"} | FIELD
 
 
 def test_temperature_is_ignored_until_0_5_20_and_only_with_speculation() -> None:
@@ -181,7 +189,7 @@ def test_temperature_is_ignored_until_0_5_20_and_only_with_speculation() -> None
     without = [
         f"flags.speculative-{name}=null" for name in ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens")
     ]
-    assert told("mi355x-tp8", *without) == set()
+    assert told("mi355x-tp8", *without) == FIELD - {"draft-ranks-diverge"}
 
 
 def test_a_hazard_stands_in_the_rendered_command() -> None:
@@ -193,6 +201,5 @@ def test_a_hazard_stands_in_the_rendered_command() -> None:
 
 def test_every_hazard_has_a_source_a_condition_and_a_way_out() -> None:
     assert len({warning.id for warning in SHIPPED.warnings}) == len(SHIPPED.warnings)
-    conditions = [warning.match.flags or warning.match.env for warning in SHIPPED.warnings]
-    assert all(conditions)
+    assert all(warning.match.model_fields_set for warning in SHIPPED.warnings)
     assert all(re.search(r"\d", warning.source) and warning.hint for warning in SHIPPED.warnings)

@@ -1,0 +1,179 @@
+"""Each known issue of the field: a plan that it speaks of, and what makes it silent."""
+
+from dataclasses import replace
+
+import pytest
+from plan_samples import flag, plan_of
+
+from orchestrator.core.catalog import Catalog
+from orchestrator.core.origin import Origin
+from orchestrator.plan.known_issues import IssueConditions, KnownIssue, matches, matching_issues
+from orchestrator.plan.plan import EnvVar, Plan
+from orchestrator.planner.planning import load, read_known_issues
+
+SHIPPED = read_known_issues(Catalog.shipped())
+ALL = (*SHIPPED.blocked, *SHIPPED.warnings, *SHIPPED.wrong_answers, *SHIPPED.nondeterministic)
+BASE = plan_of("mi355x-tp4dp2")  # rocm, gfx950, glm-5.2-mxfp4, TP4×DP2, EAGLE 5/1/6, chunks of 32768
+
+HICACHE = {"flags": {"enable-hierarchical-cache": None}}
+DECODE = {"flags": {"disaggregation-mode": "decode"}}
+OVERRIDE = {"json-model-override-args": '{"index_share_for_mtp_iteration": false}'}
+IMAGE = "lmsysorg/sglang-rocm:v0.5.{}"
+
+
+def changed(plan: Plan, **parts: object) -> Plan:
+    """A plan with parts exchanged: flags and env are added, None as a whole flag list removes a flag."""
+    for name, value in parts.items():
+        match name:
+            case "version" | "image" | "platform":
+                plan = replace(plan, engine=replace(plan.engine, **{name: value}))
+            case "arch":
+                plan = replace(plan, hardware=replace(plan.hardware, arch=value))
+            case "model":
+                plan = replace(plan, model=replace(plan.model, name=value))
+            case "quantization":
+                plan = replace(plan, model=replace(plan.model, quantization=value))
+            case "tp" | "dp_attention":
+                plan = replace(plan, layout=replace(plan.layout, **{name: value}))
+            case "flags":
+                kept = tuple(each for each in plan.flags if each.name not in value)  # type: ignore[operator]
+                added = tuple(flag(key, each) for key, each in value.items() if each != "absent")  # type: ignore[attr-defined]
+                plan = replace(plan, flags=(*kept, *added))
+            case "env":
+                added_env = tuple(
+                    EnvVar(name=key, value=each, origin=Origin.USER, source="")
+                    for key, each in value.items()  # type: ignore[attr-defined]
+                )
+                plan = replace(plan, env=(*plan.env, *added_env))
+            case "patches":
+                plan = replace(plan, patches=value)
+    return plan
+
+
+CASES = (
+    # id, what makes it match (on BASE), and changes of that which each make it silent
+    ("dsa-dp-attention-hang", {"version": "0.5.16", "dp_attention": True}, [{"version": "0.5.17"}, {"arch": "gfx942"}]),
+    ("dsa-dp-attention-hang-unfixed", {"version": "0.5.20", "dp_attention": True}, [{"version": "0.5.16"}]),
+    ("dp-attention-mtp-topk", {"version": "0.5.23", "dp_attention": True}, [{"version": "0.5.14"}]),
+    ("pd-decode-dp-attention-mtp", {"version": "0.5.23", "dp_attention": True, **DECODE},
+     [{"version": "0.5.14"}, {"dp_attention": False}, {"flags": {"disaggregation-mode": "prefill"}}]),
+    ("pd-decode-graph-choice", {"version": "0.5.23", "dp_attention": True, "platform": "cuda", **DECODE},
+     [{"version": "0.5.15"}, {"flags": OVERRIDE}]),
+    ("hierarchical-cache-faults", {"version": "0.5.19", **HICACHE},
+     [{"version": "0.5.20"}, {"arch": "gfx942"}, {"flags": {"hicache-io-backend": "direct"}},
+      {"flags": {"hicache-mem-layout": "page_first_direct"}}]),
+    ("hierarchical-cache-faults", {"version": "0.5.14", "flags": {**HICACHE["flags"], "hicache-io-backend": "kernel"}},
+     [{"flags": {"enable-hierarchical-cache": "absent"}}]),
+    ("hierarchical-cache-write-back", {"version": "0.5.16", "arch": "gfx942", **HICACHE},
+     [{"version": "0.5.18"}, {"version": "0.5.15.post1"}, {"flags": {"hicache-io-backend": "direct"}}]),
+    ("hierarchical-cache-host-memory", {"flags": {"enable-hierarchical-cache": None, "hicache-size": "180"}},
+     [{"model": "qwen3"}]),
+    ("indexer-logits-2-gib", {"version": "0.5.18"},
+     [{"version": "0.5.19"}, {"version": "0.5.16"}, {"arch": "gfx942"}, {"flags": {"chunked-prefill-size": "4096"}},
+      {"flags": {"context-length": "23170"}}, {"env": {"SGLANG_DSA_MQA_LOGITS_FREE_MEM_FRACTION": "0.034"}}]),
+    ("indexer-logits-2-gib", {"version": "0.5.17", "flags": {"chunked-prefill-size": "-1"}}, [{"model": "qwen3"}]),
+    ("indexer-logits-2-gib", {"version": "0.5.17", "flags": {"chunked-prefill-size": "absent"}},
+     [{"platform": "cuda"}]),
+    ("indexer-logits-2-gib-at-8192", {"version": "0.5.18", "flags": {"chunked-prefill-size": "8192"}},
+     [{"flags": {"context-length": "65535"}}, {"flags": {"chunked-prefill-size": "4096"}}]),
+    ("indexer-logits-2-gib-unknown", {"version": "0.5.14"},
+     [{"version": "0.5.19"}, {"flags": {"chunked-prefill-size": "4096"}}]),
+    ("draft-extend-without-lengths", {"image": IMAGE.format("14-rocm720-mi35x-20260628")},
+     [{"image": IMAGE.format("14-rocm720-mi35x-20260626")}, {"flags": {"disable-overlap-schedule": None}}]),
+    ("draft-extend-without-lengths-july", {"image": IMAGE.format("14-rocm720-mi35x-20260710")},
+     [{"image": IMAGE.format("16-rocm720-mi35x-20260728")}]),
+    ("expandable-segments", {"env": {"PYTORCH_HIP_ALLOC_CONF": "a:1,expandable_segments:True"}},
+     [{"version": "0.5.18"}, {"tp": 1}, {"flags": {"disable-custom-all-reduce": None}}]),
+    ("expandable-segments", {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}, [{"platform": "cuda"}]),
+    ("blockscale-gemm-segfault", {"quantization": "fp8", "image": IMAGE.format("13.post1-rocm720-mi35x-20260618")},
+     [{"image": IMAGE.format("13.post1-rocm720-mi35x-20260710")}, {"quantization": "bf16"}]),
+    ("qwen-fp8-mi300x-images",
+     {"model": "qwen3.5-397b", "quantization": "fp8", "image": IMAGE.format("19-rocm720-mi30x-20260908")},
+     [{"image": IMAGE.format("19-rocm720-mi30x-20260916")}]),
+    ("dp-attention-lds-gfx942", {"arch": "gfx942", "dp_attention": True, "flags": {"kv-cache-dtype": "bfloat16"}},
+     [{"flags": {"kv-cache-dtype": "fp8_e4m3"}}, {"version": "0.5.23"}]),
+    ("kpool-mtp-cuda-only", {"version": "0.5.20", "model": "glm-5.3-flash-mxfp4"},
+     [{"version": "0.5.21"}, {"flags": {"speculative-algorithm": "absent"}}]),
+    ("mooncake-hip-ipc", DECODE,
+     [{"env": {"MC_DISABLE_HIP": "1"}}, {"flags": {"disaggregation-transfer-backend": "mori"}}]),
+    ("mooncake-early-chunk",
+     {"flags": {"disaggregation-mode": "prefill", "disaggregation-transfer-backend": "mooncake"}},
+     [{"flags": {"disaggregation-transfer-backend": "mori"}}, {"flags": {"disaggregation-mode": "null"}}]),
+    ("nixl-on-ionic", {"flags": {"disaggregation-transfer-backend": "nixl"}}, [{"platform": "cuda"}]),
+    ("distant-nics", DECODE, [{"flags": {"disaggregation-ib-device": "{}"}}]),
+    ("draft-ranks-diverge", {"version": "0.5.23"}, [{"flags": {"speculative-num-steps": "1"}}, {"tp": 1}]),
+    ("draft-ranks-diverge", {"flags": {"speculative-num-steps": "absent"}}, [{"platform": "cuda"}]),
+    ("verify-ranks-diverge", {"version": "0.5.17", "patches": ()}, [{"version": "0.5.18"}, {"patches": BASE.patches}]),
+    ("mlp-sync-hang", {"platform": "cuda", "tp": 16, "dp_attention": True}, [{"tp": 8}]),
+    ("graph-capture-race", {"image": IMAGE.format("20-rocm720-mi35x-20260920")},
+     [{"image": IMAGE.format("20-rocm724-mi35x")}, {"image": IMAGE.format("20-rocm10-mi35x-20260920")}, {"tp": 1},
+      {"flags": {"cuda-graph-backend-decode": "disabled"}}]),
+    ("cold-kernel-cache", {"flags": {"watchdog-timeout": "absent"}}, [{"flags": {"watchdog-timeout": "900"}}]),
+    ("cold-kernel-cache", {"flags": {"watchdog-timeout": "300"}}, [{"platform": "cuda"}]),
+    ("lora-align-rebuilt", {"flags": {"lora-paths": "a=/b"}}, [{"flags": {"lora-paths": "absent"}}]),
+    ("kpool-logits-2-gib", {"version": "0.5.20", "model": "glm-5.3-flash"}, [{"flags": {"context-length": "262144"}}]),
+    ("mixed-load-gpu-fault", {"version": "0.5.18"}, [{"version": "0.5.16"}, {"flags": OVERRIDE}]),
+    ("qwen-aiter-attention-fault", {"model": "qwen3.5-122b"}, [{"flags": {"attention-backend": "triton"}}]),
+    ("mi300x-overlap-segfault", {"model": "glm-5.3", "arch": "gfx942", "version": "0.5.18"}, [{"version": "0.5.19"}]),
+    ("mori-small-dispatch",
+     {"flags": {"moe-a2a-backend": "mori"}, "env": {"SGLANG_MORI_NUM_MAX_DISPATCH_TOKENS_PER_RANK": "64"}},
+     [{"flags": {"moe-a2a-backend": "deepep"}}]),
+    ("block-fp8-moe-fault", {"arch": "gfx942", "quantization": "fp8"}, [{"quantization": "bf16"}]),
+    ("one-stage-moe-fault", {"model": "glm-5.3-flash", "quantization": "fp8"},
+     [{"flags": {"moe-runner-backend": "triton"}}]),
+    ("kpool-long-chunk-fault", {"model": "glm-5.3-flash"}, [{"flags": {"chunked-prefill-size": "8192"}}]),
+    ("top-k-sampling-fault", {"model": "kimi-k3", "image": IMAGE.format("20-rocm724-mi35x")}, [{"model": "glm-5.2"}]),
+    ("router-bias-bf16", {"version": "0.5.19"}, [{"version": "0.5.20"}, {"quantization": "bf16"}]),
+)  # fmt: skip
+
+
+def ids(plan: Plan) -> set[str]:
+    return {issue.id for issue in matching_issues(ALL, plan)}
+
+
+@pytest.mark.parametrize(("name", "settings", "silent"), CASES, ids=[name for name, _, _ in CASES])
+def test_an_issue_is_told_where_it_was_reported_only(name: str, settings: dict, silent: list[dict]) -> None:  # type: ignore[type-arg]
+    plan = changed(BASE, **settings)
+    assert name in ids(plan)
+    assert [change for change in silent if name in ids(changed(plan, **change))] == []
+
+
+def test_each_issue_has_an_id_of_its_own_and_a_case_here_or_in_its_older_test() -> None:
+    older = {
+        "topk-v2-without-header", "glm-mxfp4-unmapped", "rope-dimension-clobbered", "gfx950-block-fp8-miscompiled",
+        "prefill-131072-out-of-memory", "mxfp4-without-gfx950", "nvfp4-on-rocm", "attention-fp8-by-rows",
+        "custom-all-reduce-hang", "custom-all-reduce-two-streams", "fusion-without-custom-all-reduce",
+        "fusion-without-aiter", "quick-reduce-cast", "speculation-is-greedy", "aiter-atomic-moe", "quick-reduce-int8",
+        "exclude-list", "blockscale-gemm", "shared-expert-dropped", "sparse-top-k", "fp8-cache", "missing-shards",
+        "other-weights",
+    }  # fmt: skip
+    assert len({issue.id for issue in ALL}) == len(ALL)
+    assert {issue.id for issue in ALL} == {name for name, _, _ in CASES} | older
+
+
+@pytest.mark.parametrize("issue", ALL, ids=lambda issue: issue.id)
+def test_a_text_is_short_and_says_how_sure_it_is(issue: KnownIssue) -> None:
+    assert max(len(issue.summary), len(issue.hint)) <= 240
+    assert issue.confidence in {"high", "medium", "low"}
+    assert issue.checked.startswith("2026-11")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value", "fits"),
+    [
+        (">0,<=4096", "4096", True), (">0,<=4096", "-1", False), (">0,<=4096", "many", False),
+        ("mori|nixl", "nixl", True), ("mori|nixl", "mooncake", False), ("false", "False", True),
+    ],
+)  # fmt: skip
+def test_a_condition_of_a_value(wanted: str, value: str, fits: bool) -> None:
+    plan = changed(BASE, flags={"x": value})
+    assert matches(IssueConditions(flags={"x": wanted}), plan) is fits
+    assert matches(IssueConditions(without_flags={"x": wanted}), plan) is not fits
+    assert matches(IssueConditions(env={"OWL_*": wanted}), changed(BASE, env={"OWL_X": value})) is fits
+
+
+@pytest.mark.parametrize("profile", ["mi355x-tp8", "mi355x-tp4dp2"])
+def test_the_default_profiles_are_warned_of_what_their_layout_meets(profile: str) -> None:
+    told = {warning.id for warning in load(profile).plan.warnings}
+    assert {"draft-ranks-diverge", "graph-capture-race", "indexer-logits-2-gib-unknown"} <= told
+    assert "cold-kernel-cache" not in told  # the watchdog of the recipe waits for half an hour
