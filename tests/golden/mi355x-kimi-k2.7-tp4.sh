@@ -24,6 +24,11 @@
 # recipe     SGLANG_USE_AITER=1                     sglang docker/rocm.Dockerfile
 # recipe     SGLANG_USE_DYNAMIC_MXFP4_LINEAR=0      sglang #36246
 # recipe     TORCH_BLAS_PREFER_HIPBLASLT=1          sglang #36246
+#
+# warning graph-capture-race: graph capture may fail with `hipErrorStreamCaptureInvalidated`: a race of ROCm up to 7.2.0
+#   (aiter #2941, #2857; sglang #23580, #29235; fixed in ROCm 7.2.1; `rocm720` images have 7.2.0)
+# hint: start again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer and loses
+#   the fused all-reduce
 set -eu
 export AITER_AR_1STAGE_MAX_KB=512
 export AITER_MXFP4_INTERMEDIATE=1

@@ -108,7 +108,8 @@ CASES = (
     ("graph-capture-race", {"image": IMAGE.format("20-rocm720-mi35x-20260920")},
      [{"image": IMAGE.format("20-rocm724-mi35x")}, {"image": IMAGE.format("20-rocm10-mi35x-20260920")}, {"tp": 1},
       {"flags": {"cuda-graph-backend-decode": "disabled"}}]),
-    ("cold-kernel-cache", {"flags": {"watchdog-timeout": "absent"}}, [{"flags": {"watchdog-timeout": "900"}}]),
+    ("cold-kernel-cache", {"flags": {"watchdog-timeout": "absent"}},
+     [{"flags": {"watchdog-timeout": "900"}}, {"env": {"SGLANG_USE_AITER": "0"}}]),
     ("cold-kernel-cache", {"flags": {"watchdog-timeout": "300"}}, [{"platform": "cuda"}]),
     ("lora-align-rebuilt", {"flags": {"lora-paths": "a=/b"}}, [{"flags": {"lora-paths": "absent"}}]),
     ("kpool-logits-2-gib", {"version": "0.5.20", "model": "glm-5.3-flash"}, [{"flags": {"context-length": "262144"}}]),
@@ -177,3 +178,13 @@ def test_the_default_profiles_are_warned_of_what_their_layout_meets(profile: str
     told = {warning.id for warning in load(profile).plan.warnings}
     assert {"draft-ranks-diverge", "graph-capture-race", "indexer-logits-2-gib-unknown"} <= told
     assert "cold-kernel-cache" not in told  # the watchdog of the recipe waits for half an hour
+
+
+def test_a_profile_without_a_watchdog_of_its_own_waits_for_cold_kernels() -> None:
+    plan = load("mi355x-tp8", overrides=["flags.watchdog-timeout=null"]).plan
+    assert plan.flag("watchdog-timeout") is None
+    assert "cold-kernel-cache" in {warning.id for warning in plan.warnings}
+    plan = load("mi355x-gpt-oss-120b-tp8").plan
+    assert [(each.values, each.source) for each in plan.flags if each.name == "watchdog-timeout"] == [
+        (("1200",), "sglang #34586")
+    ]
