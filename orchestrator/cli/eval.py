@@ -16,7 +16,7 @@ from orchestrator.cli.options import HostOption, Json, PriceOption, TargetArgume
 from orchestrator.core.console import note, print_data, say
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.evals.evaluation import EvalPlan, commands_of_tau2, expect, score
+from orchestrator.evals.evaluation import EvalPlan, forecast_eval, run_suites, tau2_commands_for
 from orchestrator.evals.forecast import EvalForecast, ForecastOutput
 from orchestrator.evals.report import ScoreOutput, SuiteScore
 from orchestrator.evals.run import EvalOptions
@@ -101,7 +101,7 @@ def command(
         simulations=simulations,
         prices=tuple(price or ()),
     )
-    expected = expect(request, home, planned=dry_run)
+    expected = forecast_eval(request, home, planned=dry_run)
     if dry_run and json:
         OUTPUT.show(expected.to_output())
         return
@@ -110,10 +110,10 @@ def command(
         return
     with ExitStack() as stack:  # an ssh tunnel stays open until the last question is answered
         reach = partial(resolve_target, stack=stack, home=home, host=host, api_key_env=api_key_env)
-        if request.wants_commands:
-            print_data(commands_of_tau2(request, home, reach), end="")
+        if request.prints_commands:
+            print_data(tau2_commands_for(request, home, reach), end="")
         else:
-            _tell(score(request, home, reach, say), several=request.is_several, json=json)
+            _tell(run_suites(request, home, reach, say), several=request.is_all_published, json=json)
 
 
 def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
@@ -130,10 +130,10 @@ def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
 
 def _preview(expected: EvalForecast, *, asked: bool, sized: bool) -> None:
     """Print the significance, time and cost of an evaluation; on standard output for `--dry-run`."""
-    if expected.parts and (asked or expected.worth_a_table):
+    if expected.runs and (asked or expected.has_duration):
         (print_data if asked else say)(expected.to_table())
     if sized:
-        for told in expected.told():
+        for told in expected.sensitivities():
             note(told)
     for term in expected.terms():
         note(term)

@@ -12,7 +12,14 @@ from orchestrator.core.console import note, print_data, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.evals.logprobs.report import ProbeReport
-from orchestrator.evals.logprobs.run import ProbeOptions, keep, load_reference, reference_of, run_probe, save_reference
+from orchestrator.evals.logprobs.run import (
+    ProbeOptions,
+    load_reference,
+    measure_reference,
+    run_probe,
+    save_reference,
+    save_report,
+)
 from orchestrator.servers.servers import api_key, open_servers
 from orchestrator.servers.targets import side_of_server, side_of_url
 
@@ -65,9 +72,9 @@ def command(
         saved = load_reference(Path(reference)) if reference is not None and Path(reference).is_file() else None
         side = side_of_url(target, key=api_key(api_key_env)) if is_url(target) else side_of_server(servers, target)
         if reference is not None and saved is None:
-            saved = reference_of(side_of_server(servers, reference), options)
-        report, said = run_probe(side, saved, options, against=reference)
-    keep(side, report)
+            saved = measure_reference(side_of_server(servers, reference), options)
+        report, said = run_probe(side, saved, options, reference_name=reference)
+    save_report(side, report)
     if json:
         OUTPUT.show(report)
     else:

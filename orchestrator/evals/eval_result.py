@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Final
 
 from pydantic import TypeAdapter
 
 from orchestrator.bench.result import parse_strict
+from orchestrator.bench.result_files import read_result_text
 from orchestrator.core.errors import BenchError
 from orchestrator.core.safe_paths import FileName
 
@@ -124,7 +126,7 @@ def effective_items(groups: Sequence[Sequence[Fraction | float]]) -> float:
     return share * (1 - share) / variance if variance > 0 else float(sum(map(len, groups)))
 
 
-_OUTCOME: Final = TypeAdapter(EvalResult)
+_ADAPTER: Final = TypeAdapter(EvalResult)
 
 
 def eval_result_file(suite: str) -> FileName:
@@ -134,12 +136,13 @@ def eval_result_file(suite: str) -> FileName:
 
 def eval_result_to_json(result: EvalResult) -> str:
     """Return the result as JSON text."""
-    return _OUTCOME.dump_json(result, indent=1, exclude_defaults=True).decode() + "\n"
+    return _ADAPTER.dump_json(result, indent=1, exclude_defaults=True).decode() + "\n"
 
 
-def eval_result_from_json(text: str, *, location: str) -> EvalResult:
-    """Parse a result read from `location`. Raises BenchError for another schema version or damaged data."""
-    result = parse_strict(_OUTCOME, text, description="result of `deploy eval`", location=location)
+def load_eval_result(file: Path) -> EvalResult:
+    """Load a result. Raises BenchError if the file is unreadable, damaged, or of another schema version."""
+    text, location = read_result_text(file, "eval result"), str(file)
+    result = parse_strict(_ADAPTER, text, description="result of `deploy eval`", location=location)
     if result.schema_version != EVAL_RESULT_SCHEMA or not result.items:
         raise BenchError(
             "the eval result has another schema version, or is empty", location=location, hint="evaluate again"

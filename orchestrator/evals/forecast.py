@@ -22,73 +22,73 @@ from orchestrator.runs.run_dir import latest_run, read_plan
 
 @dataclass(frozen=True, kw_only=True)
 class EvalForecast:
-    """The forecast of each suite; `left_out` lists skipped suites with reasons."""
+    """The forecast of each suite; `skipped` lists skipped suites with reasons."""
 
-    parts: tuple[SuiteRun, ...]
-    near: Mapping[str, float | None]  # the expected score, by suite
-    sides: int  # 2 with a baseline server
+    runs: tuple[SuiteRun, ...]
+    expected_scores: Mapping[str, float | None]  # by suite
+    sides: int  # 2 with a baseline server, else 1
     pace: EvalPace
-    bill: CostEstimate
-    left_out: tuple[str, ...]
+    cost: CostEstimate
+    skipped: tuple[str, ...]
 
-    def seconds(self, part: SuiteRun) -> float | None:
+    def seconds(self, run: SuiteRun) -> float | None:
         """Return the estimated seconds of a suite on all sides, or None if unknown."""
-        alone = part.seconds(self.pace)
-        return alone * self.sides if alone is not None else None
+        seconds = run.seconds(self.pace)
+        return seconds * self.sides if seconds is not None else None
 
     @property
-    def worth_a_table(self) -> bool:
+    def has_duration(self) -> bool:
         """Whether the duration is known."""
         return self.pace.tok_s is not None
 
-    def told(self) -> Iterator[str]:
+    def sensitivities(self) -> Iterator[str]:
         """Yield the sensitivity of each suite as text."""
-        for part in self.parts:
-            near, whole = self.near[part.suite.name], self.seconds(replace(part, limit=None))
-            told = describe_sensitivity(part.suite, limit=part.limit, near=near, seeds=part.seeds)
-            yield f"{told}, in about {format_duration(whole)}" if whole and whole != self.seconds(part) else told
+        for run in self.runs:
+            expected, full = self.expected_scores[run.suite.name], self.seconds(replace(run, limit=None))
+            text = describe_sensitivity(run.suite, limit=run.limit, expected=expected, seeds=run.seeds)
+            yield f"{text}, in about {format_duration(full)}" if full and full != self.seconds(run) else text
 
     def to_table(self) -> str:
         """Return the suites as a table."""
         rows = []
-        for part in self.parts:
-            about = self.seconds(part)
-            shown = [format_duration(about), self.bill.format_cost(about)] if about is not None else ["-", "-"]
-            asked = f"{part.answers // part.seeds:,}{f' x {part.seeds} seeds' if part.seeds > 1 else ''}"
-            rows.append((part.suite.name, asked, f"{part.suite.max_tokens:,}", *shown))
-        known = [each for each in map(self.seconds, self.parts) if each is not None]
+        for run in self.runs:
+            seconds = self.seconds(run)
+            cells = [format_duration(seconds), self.cost.format_cost(seconds)] if seconds is not None else ["-", "-"]
+            questions = f"{run.answers // run.seeds:,}{f' x {run.seeds} seeds' if run.seeds > 1 else ''}"
+            rows.append((run.suite.name, questions, f"{run.suite.max_tokens:,}", *cells))
+        known = [seconds for seconds in map(self.seconds, self.runs) if seconds is not None]
         if len(known) > 1:
-            rows.append(("total", "", "", format_duration(sum(known)), self.bill.format_cost(sum(known))))
-        return table(("suite", "questions", "maximum tokens", "about", f"about {self.bill.currency}"), rows)
+            rows.append(("total", "", "", format_duration(sum(known)), self.cost.format_cost(sum(known))))
+        return table(("suite", "questions", "maximum tokens", "about", f"about {self.cost.currency}"), rows)
 
     def terms(self) -> Iterator[str]:
         """Yield the assumptions of the forecast."""
-        if self.parts and self.pace.tok_s is None:
+        if self.runs and self.pace.tok_s is None:
             yield f"duration unknown: {self.pace.source}"
-        elif self.parts:
+        elif self.runs:
             twice = ", twice" if self.sides == 2 else ""
-            asked = f"answers x maximum tokens / {self.pace.tok_s:,.0f} tok/s + {HARNESS:.0f} s a seed{twice}"
-            yield f"{asked}: most answers are shorter; tok/s {self.pace.source}"
-            yield self.bill.terms
-        yield from self.left_out
+            formula = f"answers x maximum tokens / {self.pace.tok_s:,.0f} tok/s + {HARNESS:.0f} s a seed{twice}"
+            yield f"{formula}: most answers are shorter; tok/s {self.pace.source}"
+            yield self.cost.terms
+        yield from self.skipped
 
     def to_output(self) -> "ForecastOutput":
         """Return the forecast for JSON."""
-        listed = []
-        for part, told in zip(self.parts, self.told(), strict=True):
-            about = self.seconds(part)
+        suites = []
+        for run, sensitivity in zip(self.runs, self.sensitivities(), strict=True):
+            seconds = self.seconds(run)
             suite = SuiteForecast(
-                suite=part.suite.name,
-                questions=part.answers // part.seeds,
-                seeds=part.seeds,
-                tells=told,
-                about_s=about,
-                cost=self.bill.cost_of(about) if about is not None else None,
+                suite=run.suite.name,
+                questions=run.answers // run.seeds,
+                seeds=run.seeds,
+                tells=sensitivity,
+                about_s=seconds,
+                cost=self.cost.cost_of(seconds) if seconds is not None else None,
             )
-            listed.append(suite)
+            suites.append(suite)
         return ForecastOutput(
-            parts=tuple(listed),
-            currency=self.bill.currency,
+            parts=tuple(suites),
+            currency=self.cost.currency,
             pace=self.pace,
             sides=self.sides,
             terms=tuple(self.terms()),
@@ -119,14 +119,14 @@ class ForecastOutput:
 
 
 def forecast(
-    parts: Sequence[SuiteRun],
+    runs: Sequence[SuiteRun],
     *,
     plan: Plan | None,
     results: Path,
     prices: Sequence[str] = (),
-    before: Mapping[str, EvalResult] | None = None,
+    saved_baselines: Mapping[str, EvalResult] | None = None,
     sides: int = 1,
-    left_out: tuple[str, ...] = (),
+    skipped: tuple[str, ...] = (),
 ) -> EvalForecast:
     """Forecast an evaluation of a server with this plan; `results` may hold its measurements.
 
@@ -135,14 +135,14 @@ def forecast(
     currency, plain = split_currency(prices)
     node = plan.hardware if plan else None
     bill = CostEstimate.for_gpus(node.name if node else "", node.gpus if node else 0, plain, currency)
-    names = [part.suite.name for part in parts]
+    names = [part.suite.name for part in runs]
     return EvalForecast(
-        parts=tuple(parts),
-        near={name: expected_score(name, (before or {}).get(name)) for name in names},
+        runs=tuple(runs),
+        expected_scores={name: expected_score(name, (saved_baselines or {}).get(name)) for name in names},
         sides=sides,
-        pace=pace_of(plan, results),
-        bill=bill,
-        left_out=(*_obstacles(parts, plan), *left_out),
+        pace=find_pace(plan, results),
+        cost=bill,
+        skipped=(*_obstacles(runs, plan), *skipped),
     )
 
 
@@ -171,7 +171,7 @@ def plan_of_target(name: str, home: Home, *, planned: bool) -> Plan | None:
         return None
 
 
-def pace_of(plan: Plan | None, results: Path) -> EvalPace:
+def find_pace(plan: Plan | None, results: Path) -> EvalPace:
     """Return the measured throughput of a plan, else the published one of its layout."""
     if plan is None:
         return EvalPace(tok_s=None, source="the plan of the server is unknown")

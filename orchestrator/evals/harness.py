@@ -97,8 +97,8 @@ def local_task(request: EvalRequest, data: Path) -> str:
 
     The format is YAML, of which JSON is a subset.
     """
-    suite, environment = request.suite, request.python.parent.parent
-    harness = next(environment.glob("lib/python*/site-packages/lm_eval"))
+    suite, venv = request.suite, request.python.parent.parent
+    harness = next(venv.glob("lib/python*/site-packages/lm_eval"))
     task = {
         "include": str(harness / "tasks" / RelativePath(suite.task_file)),
         "task": LOCAL_TASK,
@@ -165,27 +165,27 @@ def _digest(row: dict[str, object], seed: int | None) -> str:
 def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -> None:
     tail: list[str] = []
 
-    def keep(line: str) -> None:
+    def on_line(line: str) -> None:
         tail.append(line)
         del tail[:-_TAIL]
         say(line)
 
-    environ = {"OPENAI_API_KEY": request.key.reveal() if request.key else "none"}
+    env = {"OPENAI_API_KEY": request.key.reveal() if request.key else "none"}
     if request.data is not None:
-        environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     elif token := hub_token():
-        environ |= {HUB_TOKEN: token.reveal()}
-    code = subprocesses.follow(command, keep, env=environ)
+        env |= {HUB_TOKEN: token.reveal()}
+    code = subprocesses.follow(command, on_line, env=env)
     if code != 0:
         raise BenchError(
             f"lm-eval failed with exit code {code}",
             location=request.url,
-            details=_last_words(tail),
+            details=_error_message(tail),
             hint="" if request.data else "if the questions cannot be downloaded, use a local copy with `--dataset`",
         )
 
 
-def _last_words(tail: list[str]) -> str:
+def _error_message(tail: list[str]) -> str:
     """Return the error message after a traceback (already printed), else the last line."""
     lines = [line for line in tail if line.strip()]
     indented = [index for index, line in enumerate(lines) if line.startswith(" ")]

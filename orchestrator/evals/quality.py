@@ -41,17 +41,17 @@ def published_eval(line: PublishedEval) -> EvalRow:
     )
 
 
-def beside_published(line: PublishedEval, score: EvalScore, result: EvalResult) -> SignificanceTest | None:
+def compare_with_published_score(line: PublishedEval, score: EvalScore, result: EvalResult) -> SignificanceTest | None:
     """Compare a measured score with a published one; None if no sample size was published.
 
     The effective sample size of published seeds is assumed to match that of the measured ones.
     """
     if line.samples is None:
         return None
-    worth = (line.items or line.samples) / line.samples
-    if worth < 1 and len(result.by_seed) > 1:
-        worth = result.effective_items / len(result.items)
-    sizes = (line.samples * worth, result.effective_items)
+    effective_share = (line.items or line.samples) / line.samples
+    if effective_share < 1 and len(result.by_seed) > 1:
+        effective_share = result.effective_items / len(result.items)
+    sizes = (line.samples * effective_share, result.effective_items)
     return compare_independent(baseline=score.score, candidate=result.score, items=sizes)
 
 
@@ -60,25 +60,25 @@ def measured_evals(
 ) -> Iterator[EvalRow]:
     """Compare a result with a measured baseline, else with each published score. Raises UsageError without either."""
     if baseline is not None:
-        yield _measured(candidate, compare_results(baseline, candidate), label=baseline.model, before=baseline.score)
+        yield _measured(candidate, compare_results(baseline, candidate), label=baseline.model, baseline=baseline.score)
         return
     line = next((line for line in published if line.suite == candidate.suite), None)
     if line is None:
         raise UsageError(f"no baseline for `{candidate.suite}`", hint="set one with `--baseline FILE`")
     for score in (line.baseline, line.candidate):
-        judgment = beside_published(line, score, candidate)
-        yield _measured(candidate, judgment, label=f"{score.label}, published", before=score.score)
+        judgment = compare_with_published_score(line, score, candidate)
+        yield _measured(candidate, judgment, label=f"{score.label}, published", baseline=score.score)
 
 
-def _measured(candidate: EvalResult, judgment: SignificanceTest | None, *, label: str, before: float) -> EvalRow:
-    told = judgment.method if judgment else "no sample size was published"
+def _measured(candidate: EvalResult, judgment: SignificanceTest | None, *, label: str, baseline: float) -> EvalRow:
+    method = judgment.method if judgment else "no sample size was published"
     return EvalRow(
         title=f"{candidate.suite}, {candidate.metric}",
         measured=True,
         baseline_label=label,
         candidate_label=candidate.model,
-        baseline=before,
+        baseline=baseline,
         candidate=candidate.score,
         judgment=judgment,
-        caveat=f"{told}, {candidate.harness}",
+        caveat=f"{method}, {candidate.harness}",
     )

@@ -17,25 +17,24 @@ class SuiteScore:
 
     result: EvalResult
     file: Path
-    before: EvalResult | None
-    against: str | None
+    baseline: EvalResult | None
+    baseline_name: str | None
 
-    def judged(self) -> tuple[tuple[str, SignificanceTest | None], ...]:
+    def tests(self) -> tuple[tuple[str, SignificanceTest | None], ...]:
         """Return (name, test) for each baseline; the test is None if no sample size was published."""
-        if self.before is None:
+        if self.baseline is None:
             return compare_with_published(self.result)
-        against = self.against or "baseline"
-        return ((against, compare_with_baseline(self.result, self.before, location=against)),)
+        name = self.baseline_name or "baseline"
+        return ((name, compare_with_baseline(self.result, self.baseline, location=name)),)
 
     def lines(self) -> Iterator[str]:
         """Yield the result as text lines."""
         result = self.result
-        yield f"{result.suite}: {result.score:.4f} of {_asked(result)}, {result.metric}, {result.harness}"
+        yield f"{result.suite}: {result.score:.4f} of {_describe_sample(result)}, {result.metric}, {result.harness}"
         if result.suite == tau2.NAME:
             yield "; ".join(f"pass^{k} {_interval(*pass_interval(groups))}" for k, groups in result.pass_hat())
-        for against, judgment in self.judged():
-            told = judgment.sentence if judgment else "not comparable: no sample size was published"
-            yield f"against {against}: {told}"
+        for name, test in self.tests():
+            yield f"against {name}: {test.sentence if test else 'not comparable: no sample size was published'}"
 
     def to_output(self) -> "ScoreOutput":
         """Return the result for JSON."""
@@ -52,7 +51,7 @@ class SuiteScore:
             metric=result.metric,
             harness=result.harness,
             against=tuple(
-                Judgment(what=what, test=told, sentence=told.sentence if told else None) for what, told in self.judged()
+                Judgment(what=name, test=test, sentence=test.sentence if test else None) for name, test in self.tests()
             ),
             pass_hat={str(k): PassHat.of(groups) for k, groups in passed},
         )
@@ -97,18 +96,17 @@ class ScoreOutput:
     pass_hat: dict[str, PassHat]
 
 
-def _asked(result: EvalResult) -> str:
+def _describe_sample(result: EvalResult) -> str:
     """Describe the number of questions and seeds, and the confidence interval."""
-    if len(result.by_seed) < 2:
+    scores = list(result.by_seed.values())
+    if len(scores) < 2:
         return f"{len(result.items)} items"
-    what, times = ("tasks", "trials") if result.suite == tau2.NAME else ("questions", "seeds")
-    by_seed = list(result.by_seed.values())
-    each = ", ".join(f"{score:.3f}" for score in by_seed)
-    shown = score_interval(result)
+    unit, repeats = ("task", "trials") if result.suite == tau2.NAME else ("question", "seeds")
+    interval = score_interval(result)
     return (
-        f"{len(result.answers)} {what} x {len(by_seed)} {times} ({each}; spread {stdev(by_seed):.3f}), "
-        f"95 % interval {shown.low:.3f} to {shown.high:.3f}, clustered by {what.removesuffix('s')}: "
-        f"effective sample size {result.effective_items:.0f}"
+        f"{len(result.answers)} {unit}s x {len(scores)} {repeats} ({', '.join(f'{score:.3f}' for score in scores)}; "
+        f"spread {stdev(scores):.3f}), 95 % interval {interval.low:.3f} to {interval.high:.3f}, "
+        f"clustered by {unit}: effective sample size {result.effective_items:.0f}"
     )
 
 

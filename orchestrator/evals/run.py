@@ -15,10 +15,15 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.evals import tau2
-from orchestrator.evals.eval_result import BASELINE_DIR, EvalResult, eval_result_file, eval_result_to_json
+from orchestrator.evals.eval_result import (
+    BASELINE_DIR,
+    EvalResult,
+    eval_result_file,
+    eval_result_to_json,
+    load_eval_result,
+)
 from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, evaluate, require_questions
-from orchestrator.evals.quality import beside_published
-from orchestrator.evals.result_files import load_eval_result
+from orchestrator.evals.quality import compare_with_published_score
 from orchestrator.evals.significance import SignificanceTest, compare_results, minimum_detectable_difference
 from orchestrator.evals.suites import Suite, find_suite
 from orchestrator.hosts.venvs.venv import ensure_venv
@@ -39,7 +44,7 @@ class EvalOptions:
     max_tokens: int | None = None  # length of an answer; None: default of the suite
 
     @property
-    def asked(self) -> Suite:
+    def resolved_suite(self) -> Suite:
         """The suite with the requested answer length. Raises UsageError for an unknown suite."""
         suite = find_suite(self.suite)
         return replace(suite, max_tokens=self.max_tokens or suite.max_tokens)
@@ -47,8 +52,8 @@ class EvalOptions:
 
 def evaluate_with_baseline(
     candidate: BenchTarget,
-    beside: BenchTarget | None,
-    before: EvalResult | None,
+    baseline_server: BenchTarget | None,
+    baseline: EvalResult | None,
     options: EvalOptions,
     *,
     home: Home,
@@ -56,22 +61,21 @@ def evaluate_with_baseline(
 ) -> tuple[EvalResult, EvalResult | None, Path]:
     """Run a suite and return the result, the baseline result, and the file of the result.
 
-    The baseline is the saved result `before`, or the server `beside`, which answers the same questions. Nothing runs if
-    one of the servers cannot sample as the suite requires. Raises what `run_eval` and `save_eval_result` raise.
+    The baseline is a saved result, or a server that answers the same questions. Raises what `run_eval` and
+    `save_eval_result` raise.
     """
-    require_runnable(find_suite(options.suite), candidate, beside, data=options.dataset)
     result, file = _score(candidate, options, options.output, home=home, say=say)
-    if beside is not None:
-        before, _ = _score(beside, options, options.output / BASELINE_DIR, home=home, say=say)
-    return result, before, file
+    if baseline_server is not None:
+        baseline, _ = _score(baseline_server, options, options.output / BASELINE_DIR, home=home, say=say)
+    return result, baseline, file
 
 
 def _score(
     target: BenchTarget, options: EvalOptions, folder: Path, *, home: Home, say: Callable[[str], None]
 ) -> tuple[EvalResult, Path]:
     """Run the remaining seeds of a suite, and save the result after each seed."""
-    suite, file = options.asked, folder / eval_result_file(options.suite)
-    result = _earlier(file, options)
+    suite, file = options.resolved_suite, folder / eval_result_file(options.suite)
+    result = _earlier_result(file, options)
     for seed in suite.seeds(options.seeds):
         if result is not None and any(item.seed == seed for item in result.items):
             continue
@@ -79,9 +83,9 @@ def _score(
         try:
             answered = run_eval(target, options, home=home, say=say, seed=seed)
         except KeyboardInterrupt as error:
-            kept = f"the {len(result.items):,} answers in `{file}` are saved; " if result else ""
-            again = resume_command(options.command, options.output)
-            raise Interrupted("interrupted", hint=f"{kept}`{again}` continues") from error
+            saved = f"the {len(result.items):,} answers in `{file}` are saved; " if result else ""
+            command = resume_command(options.command, options.output)
+            raise Interrupted("interrupted", hint=f"{saved}`{command}` continues") from error
         result = answered if result is None else merge_seeds(result, answered, location=str(file))
         save_eval_result(result, folder)
     if result is None:
@@ -94,42 +98,38 @@ def _score(
     return result, file
 
 
-def require_room(options: EvalOptions, *, beside: bool) -> None:
-    """Raise UsageError if a previous result is in the way; `beside`: also for the baseline server."""
-    folders = [options.output, *([options.output / BASELINE_DIR] if beside else [])]
+def require_no_earlier_result(options: EvalOptions, *, with_baseline: bool) -> None:
+    """Raise UsageError for an earlier result that cannot be resumed; `with_baseline`: also one of the baseline."""
+    folders = [options.output, *([options.output / BASELINE_DIR] if with_baseline else [])]
     for folder in folders:
-        _earlier(folder / eval_result_file(options.suite), options)
+        _earlier_result(folder / eval_result_file(options.suite), options)
 
 
-def _earlier(file: Path, options: EvalOptions) -> EvalResult | None:
-    """Return the previous result, if any. Raises UsageError if it had other options, or without `--resume`."""
+def _earlier_result(file: Path, options: EvalOptions) -> EvalResult | None:
+    """Return the earlier result, if any. Raises UsageError if it had other options, or without `--resume`."""
     if not file.exists():
         return None
     if not options.resume:
         raise UsageError("the directory already has a result", location=str(file), hint="continue with `--resume`")
-    there = load_eval_result(file)
-    for option, then, now in (
-        ("--limit", there.limit, options.limit),
-        ("--max-tokens", there.max_tokens, options.asked.max_tokens),
+    result = load_eval_result(file)
+    for option, before, now in (
+        ("--limit", result.limit, options.limit),
+        ("--max-tokens", result.max_tokens, options.resolved_suite.max_tokens),
     ):
-        if then != now and not (option == "--max-tokens" and then is None):  # unknown in results of older versions
-            said = f"`{option} {then}`" if then is not None else f"no `{option}`"
-            raise UsageError(f"the previous run used {said}", location=str(file), hint="choose another `--output`")
-    return there
+        if before != now:
+            used = f"`{option} {before}`" if before is not None else f"no `{option}`"
+            raise UsageError(f"the previous run used {used}", location=str(file), hint="choose another `--output`")
+    return result
 
 
-def merge_seeds(before: EvalResult, more: EvalResult, *, location: str) -> EvalResult:
+def merge_seeds(before: EvalResult, after: EvalResult, *, location: str) -> EvalResult:
     """Add the answers of another seed to a result. Raises BenchError if model, metric or harness differ."""
-    for what, one, other in (
-        ("model", before.model, more.model),
-        ("metric", before.metric, more.metric),
-        ("harness", before.harness, more.harness),
-    ):
-        if one != other:
-            raise BenchError(
-                f"the {what} changed from `{one}` to `{other}`", location=location, hint="choose another `--output`"
-            )
-    return replace(more, items=(*before.items, *more.items))
+    for name in ("model", "metric", "harness"):
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            message = f"the {name} changed from `{old}` to `{new}`"
+            raise BenchError(message, location=location, hint="choose another `--output`")
+    return replace(after, items=(*before.items, *after.items))
 
 
 def tau2_commands(target: BenchTarget, name: str, plan: Plan | None, trials: int | None) -> str:
@@ -138,10 +138,7 @@ def tau2_commands(target: BenchTarget, name: str, plan: Plan | None, trials: int
     Raises what `served_model` raises.
     """
     if plan is not None and plan.serving.tool_parser is None:
-        warn(
-            "the server parses no tool calls",
-            hint=f"`--set flags.{Meaning.TOOL_PARSER}=…` at `up`",
-        )
+        warn("the server parses no tool calls", hint=f"`--set flags.{Meaning.TOOL_PARSER}=…` at `up`")
     request = tau2.Tau2Request(
         url=target.url,
         model=served_model(target),
@@ -152,17 +149,17 @@ def tau2_commands(target: BenchTarget, name: str, plan: Plan | None, trials: int
     return tau2.tau2_script(request)
 
 
-def read_tau2(folder: Path, name: str, options: EvalOptions, *, compared: bool) -> tuple[EvalResult, Path]:
+def read_tau2(folder: Path, name: str, options: EvalOptions, *, require_name: bool) -> tuple[EvalResult, Path]:
     """Read the tau2 simulations of a server and save the result. Raises BenchError and UsageError."""
-    runs = tau2.read_simulations(folder, name, options.command, compared=compared)
-    if runs.left_out:
-        every = runs.left_out + len(runs.result.items)
-        told = f"skipped {runs.left_out} of {every} tau2 simulations that never ran"
-        warn(told, hint="run them with `tau2 run --auto-resume`")
+    runs = tau2.read_simulations(folder, name, options.command, require_name=require_name)
+    if runs.skipped:
+        total = runs.skipped + len(runs.result.items)
+        message = f"skipped {runs.skipped} of {total} tau2 simulations that never ran"
+        warn(message, hint="run them with `tau2 run --auto-resume`")
     return runs.result, save_eval_result(runs.result, options.output)
 
 
-def baseline_result(baseline: str, suite: str) -> EvalResult | None:
+def load_baseline(baseline: str, suite: str) -> EvalResult | None:
     """Return the baseline result of a suite from a file or directory; None if `baseline` is a server.
 
     For tau2 the file or directory may be that of tau2 itself. Raises UsageError if there is no result of the suite.
@@ -184,11 +181,11 @@ def baseline_result(baseline: str, suite: str) -> EvalResult | None:
 def served_model(target: BenchTarget) -> str:
     """Return the name of the model of an endpoint. Raises BenchError if the request fails or there is no model."""
     try:
-        with EngineClient(target.url, key=target.key) as server:
-            return next(iter(server.models()))
+        with EngineClient(target.url, key=target.key) as client:
+            return next(iter(client.models()))
     except (NoResponseError, UnexpectedResponseError) as error:
-        wants_key = isinstance(error, UnauthorizedError) and target.key is None
-        hint = "name the variable of the key with `--api-key-env`" if wants_key else ""
+        needs_key = isinstance(error, UnauthorizedError) and target.key is None
+        hint = "name the variable of the key with `--api-key-env`" if needs_key else ""
         message = f"cannot read the model of the endpoint: {error}"
         raise BenchError(message, location=target.url, hint=hint) from error
     except StopIteration as error:
@@ -208,13 +205,13 @@ def run_eval(
     The harness has its own venv in the home of `deploy`, created by the first call. Raises BuildError if that fails,
     and what `harness.evaluate` raises.
     """
-    chosen = options.asked
-    require_sampling(target, chosen)
+    suite = options.resolved_suite
+    require_sampling(target, suite)
     model = served_model(target)
-    environment = ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
+    venv = ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
     request = EvalRequest(
-        python=environment.python,
-        suite=chosen,
+        python=venv.python,
+        suite=suite,
         url=target.url,
         model=model,
         key=target.key,
@@ -226,22 +223,22 @@ def run_eval(
     return evaluate(request, say)
 
 
-def require_gsm8k(target: BenchTarget, *, least: float, called: str, folder: Path, home: Home) -> None:
+def require_gsm8k(target: BenchTarget, *, minimum: float, name: str, folder: Path, home: Home) -> None:
     """Run GSM8K with the published number of questions, and save the result in `folder`.
 
     Raises SmokeError if the score is below `least`, and what `run_eval` raises.
     """
-    command = f"deploy up --min-gsm8k {least:g}"
-    asked = next(line.items for line in published_evals() if line.suite == "gsm8k")
-    options = EvalOptions(suite="gsm8k", limit=asked, dataset=None, command=command, output=folder)
+    command = f"deploy up --min-gsm8k {minimum:g}"
+    limit = next(line.items for line in published_evals() if line.suite == "gsm8k")
+    options = EvalOptions(suite="gsm8k", limit=limit, dataset=None, command=command, output=folder)
     result = run_eval(target, options, home=home, say=say)
     try:
         save_eval_result(result, folder)
     except BenchError as error:
         warn(str(error))
-    say(f"{called}: {result.score:.3f} of {len(result.items)} GSM8K questions correct")
-    if result.score < least:
-        raise SmokeError(f"{called} has a GSM8K score of {result.score:.3f}; `--min-gsm8k` is {least:g}")
+    say(f"{name}: {result.score:.3f} of {len(result.items)} GSM8K questions correct")
+    if result.score < minimum:
+        raise SmokeError(f"{name} has a GSM8K score of {result.score:.3f}; `--min-gsm8k` is {minimum:g}")
 
 
 def prepare_harness(home: Home) -> None:
@@ -268,19 +265,20 @@ def require_sampling(target: BenchTarget, suite: Suite) -> None:
         )
 
 
-def describe_sensitivity(suite: Suite, *, limit: int | None, near: float | None, seeds: int = 1) -> str:
+def describe_sensitivity(suite: Suite, *, limit: int | None, expected: float | None, seeds: int = 1) -> str:
     """Describe the smallest score difference that a number of questions can detect (80 % power).
 
-    `near` is the expected score; None assumes 0.5, the worst case. A paired test of equal questions detects no less.
-    The agreement between seeds is unknown, so they count between one answer per question and one per seed.
+    `expected` is the expected score; None assumes 0.5, the worst case. A paired test detects the same or smaller
+    differences. The agreement between seeds is unknown, so the bounds are one answer per question and one per seed.
     """
-    asked, share = min(limit or suite.size, suite.size), 0.5 if near is None else near
-    shown = f"{asked:,} questions of `{suite.name}`{f' x {seeds} seeds' if seeds > 1 else ''} show a difference of"
-    least, most = (f"{minimum_detectable_difference(share, asked * each):.3f}" for each in (seeds, 1))
-    told = f"{shown} {f'{least} to {most}' if seeds > 1 else least} or more near {share:.3g} (80 % power)"
-    if asked == suite.size:
-        return told
-    return f"{told}; all {suite.size:,} show {minimum_detectable_difference(share, suite.size):.3f}"
+    questions, score = min(limit or suite.size, suite.size), 0.5 if expected is None else expected
+    low, high = (f"{minimum_detectable_difference(score, questions * answers):.3f}" for answers in (seeds, 1))
+    sample = f"{questions:,} questions of `{suite.name}`{f' x {seeds} seeds' if seeds > 1 else ''}"
+    difference = f"{low} to {high}" if seeds > 1 else low
+    text = f"{sample} show a difference of {difference} or more near {score:.3g} (80 % power)"
+    if questions == suite.size:
+        return text
+    return f"{text}; all {suite.size:,} show {minimum_detectable_difference(score, suite.size):.3f}"
 
 
 def published_evals() -> tuple[PublishedEval, ...]:
@@ -309,25 +307,24 @@ def save_eval_result(result: EvalResult, directory: Path) -> Path:
         ) from error
 
 
-def compare_with_baseline(result: EvalResult, before: EvalResult, *, location: str) -> SignificanceTest:
+def compare_with_baseline(result: EvalResult, baseline: EvalResult, *, location: str) -> SignificanceTest:
     """Compare a result with its baseline. Raises BenchError if suite, metric, task or answer length differ."""
-    for what, one, other in (
-        ("suite", before.suite, result.suite),
-        ("metric", before.metric, result.metric),
-        ("task", before.task, result.task),
-        ("longest answer", before.max_tokens, result.max_tokens),
+    for name, expected, actual in (
+        ("suite", result.suite, baseline.suite),
+        ("metric", result.metric, baseline.metric),
+        ("task", result.task, baseline.task),
+        ("maximum tokens", result.max_tokens, baseline.max_tokens),
     ):
-        if one != other and None not in (one, other):
-            raise BenchError(
-                f"cannot compare with the baseline: its {what} is `{one}`, not `{other}`", location=location
-            )
-    return compare_results(before, result)
+        if actual != expected and None not in (actual, expected):
+            message = f"cannot compare with the baseline: its {name} is `{actual}`, not `{expected}`"
+            raise BenchError(message, location=location)
+    return compare_results(baseline, result)
 
 
 def compare_with_published(result: EvalResult) -> tuple[tuple[str, SignificanceTest | None], ...]:
     """Compare a result with each published score of its suite; return (label, comparison or None)."""
     return tuple(
-        (f"{line.model} {score.label} {score.score} published", beside_published(line, score, result))
+        (f"{line.model} {score.label} {score.score} published", compare_with_published_score(line, score, result))
         for line in published_evals()
         if line.suite == result.suite
         for score in (line.baseline, line.candidate)

@@ -14,7 +14,7 @@ from orchestrator.evals.eval_result import EvalResult, QuestionKey, effective_it
 
 CONFIDENCE: Final = 0.95
 POWER: Final = 0.80
-_MOST_STEPS: Final = 1 << 18  # limit of the exact test; beyond it the normal approximation is accurate
+_MAX_STEPS: Final = 1 << 18  # limit of the exact test; beyond it the normal approximation is accurate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
     """Return the two-sided p-value of the sign-flip test; groups have equal weight, whatever their size.
 
     The null hypothesis is that each difference is equally likely with either sign. With one answer per side to each
-    question it is the exact McNemar test. All choices of signs are counted; beyond `_MOST_STEPS` the normal
+    question it is the exact McNemar test. All choices of signs are counted; beyond `_MAX_STEPS` the normal
     approximation is used.
     """
     weights = [Fraction(math.lcm(*map(len, groups)), len(each)) for each in groups]
@@ -121,15 +121,15 @@ def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
     unit = math.lcm(*(share.denominator for share in shares))
     whole = [int(share * unit) for share in shares]
     unit = math.gcd(*whole)
-    sizes, seen = [abs(each) // unit for each in whole], abs(sum(whole)) // unit
-    if sum(sizes) > _MOST_STEPS:
-        return 2 * NormalDist().cdf(-seen / math.sqrt(sum(size * size for size in sizes)))
-    # Subset sums by dynamic programming in one integer: slot i, `wide` bytes, counts the subsets of `sizes` with sum i.
-    wide, ways = len(sizes) // 8 + 1, 1
+    sizes, observed = [abs(each) // unit for each in whole], abs(sum(whole)) // unit
+    if sum(sizes) > _MAX_STEPS:
+        return 2 * NormalDist().cdf(-observed / math.sqrt(sum(size * size for size in sizes)))
+    # Subset sums by dynamic programming in one integer: slot i has `width` bytes and counts the subsets with sum i.
+    width, counts = len(sizes) // 8 + 1, 1
     for size in sizes:
-        ways += ways << (8 * wide * size)
-    lower = ways.to_bytes(wide * (sum(sizes) + 1), "little")[: wide * ((sum(sizes) - seen) // 2 + 1)]
-    tail = sum(int.from_bytes(lower[at : at + wide], "little") for at in range(0, len(lower), wide))
+        counts += counts << (8 * width * size)
+    lower = counts.to_bytes(width * (sum(sizes) + 1), "little")[: width * ((sum(sizes) - observed) // 2 + 1)]
+    tail = sum(int.from_bytes(lower[at : at + width], "little") for at in range(0, len(lower), width))
     return min(1.0, float(Fraction(2 * tail, 1 << len(sizes))))
 
 
@@ -178,11 +178,10 @@ def compare_paired(baseline: EvalResult, candidate: EvalResult) -> SignificanceT
     for question, answers in before.items():
         change = Fraction(sum(after[question]) - sum(answers), len(answers))
         changes.setdefault(question.group, []).append(change)
-    groups, once = tuple(changes.values()), len(before) == len(baseline.items)
-    exact = once and len(groups) == 1
-    p_value, each = sign_flip(groups), [change for group in groups for change in group]
+    groups = tuple(changes.values())
+    exact = len(before) == len(baseline.items) and len(groups) == 1
+    p_value, flat = sign_flip(groups), [change for group in groups for change in group]
     middle, fewer = (baseline.score + candidate.score) / 2, min(baseline.effective_items, candidate.effective_items)
-    how = "the same items, exact McNemar test, Agresti-Min interval"
     return SignificanceTest(
         baseline=baseline.score,
         candidate=candidate.score,
@@ -190,12 +189,14 @@ def compare_paired(baseline: EvalResult, candidate: EvalResult) -> SignificanceT
         difference=candidate.score - baseline.score,
         interval=paired_interval(groups),
         p_value=p_value,
-        lost=sum(change < 0 for change in each),
-        gained=sum(change > 0 for change in each),
+        lost=sum(change < 0 for change in flat),
+        gained=sum(change > 0 for change in flat),
         significant=p_value < 1 - CONFIDENCE,
         detectable=minimum_detectable_difference(middle, fewer),
         items_needed=required_sample_size(middle, candidate.score - baseline.score),
-        method=how if exact else "the same questions, clustered by question: sign-flip test, Agresti-Min interval",
+        method="the same items, exact McNemar test, Agresti-Min interval"
+        if exact
+        else "the same questions, clustered by question: sign-flip test, Agresti-Min interval",
         test="exact McNemar" if exact else "sign-flip",
     )
 

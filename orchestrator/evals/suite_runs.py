@@ -45,11 +45,11 @@ class EvalPace:
 
 def suite_run(suite: str, published: Sequence[PublishedEval]) -> SuiteRun:
     """Return a suite as published, or all of its questions once. Raises UsageError for an unknown suite."""
-    chosen = find_suite(suite)
+    found = find_suite(suite)
     line = next((line for line in published if line.suite == suite), None)
-    items = line.items if line and line.items else chosen.size
+    items = line.items if line and line.items else found.size
     seeds = line.samples // items if line and line.samples else 1
-    return SuiteRun(suite=chosen, limit=items if items < chosen.size else None, seeds=seeds)
+    return SuiteRun(suite=found, limit=items if items < found.size else None, seeds=seeds)
 
 
 def suite_runs(suite: str, *, limit: int | None, seeds: int | None) -> tuple[SuiteRun, ...]:
@@ -59,12 +59,14 @@ def suite_runs(suite: str, *, limit: int | None, seeds: int | None) -> tuple[Sui
     """
     if suite == PUBLISHED:
         lines = published_evals()
-        parts = [suite_run(line.suite, lines) for line in lines if line.suite in SUITES]
-        drawn = [replace(part, seeds=seeds or part.seeds) if part.suite.samples else part for part in parts]
-        return tuple(replace(part, limit=limit or part.limit) for part in drawn)
-    chosen, count = find_suite(suite), seeds or 1
-    chosen.seeds(count)
-    return (SuiteRun(suite=chosen, limit=limit, seeds=count),)
+        runs = [suite_run(line.suite, lines) for line in lines if line.suite in SUITES]
+        return tuple(
+            replace(run, limit=limit or run.limit, seeds=(seeds if run.suite.samples else None) or run.seeds)
+            for run in runs
+        )
+    found, count = find_suite(suite), seeds or 1
+    found.seeds(count)
+    return (SuiteRun(suite=found, limit=limit, seeds=count),)
 
 
 def published_pace(plan: Plan, published: Published) -> EvalPace:

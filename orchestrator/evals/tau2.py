@@ -43,49 +43,49 @@ class Tau2Request:
     trials: int
 
 
-class _Read(BaseModel):
+class _Part(BaseModel):
     """The used fields of a tau2 file; others are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
-class _Model(_Read):
+class _Model(_Part):
     llm: str | None = None
 
 
-class _Environment(_Read):
+class _Environment(_Part):
     domain_name: str
 
 
-class _Info(_Read):
+class _Info(_Part):
     git_commit: str
     user_info: _Model
     agent_info: _Model
     environment_info: _Environment
 
 
-class _Reward(_Read):
+class _Reward(_Part):
     reward: float
 
 
-class _Simulation(_Read):
+class _Simulation(_Part):
     task_id: str
     termination_reason: str
     trial: int | None = None
     reward_info: _Reward | None = None
 
 
-class _Results(_Read):
+class _Results(_Part):
     info: _Info
     simulations: tuple[_Simulation, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tau2Runs:
-    """The parsed simulations; `left_out` counts those that never ran."""
+    """The parsed simulations; `skipped` counts those that never ran."""
 
     result: EvalResult
-    left_out: int
+    skipped: int
 
 
 def tau2_script(request: Tau2Request) -> str:
@@ -109,17 +109,17 @@ deploy eval {name} --suite tau2 --simulations data/simulations
 """
 
 
-def read_simulations(folder: Path, name: str, command: str, *, compared: bool = False) -> Tau2Runs:
+def read_simulations(folder: Path, name: str, command: str, *, require_name: bool = False) -> Tau2Runs:
     """Read the simulations of `name` below tau2's `data/simulations`, or a single file.
 
-    Without simulations of that name all are read, unless `compared`. Domains have equal weight. Raises UsageError if
-    there are none, BenchError for invalid files, two runs of one domain, and runs of different models.
+    Without simulations of that name all are read, unless `require_name`. Domains have equal weight. Raises UsageError
+    if there are none, BenchError for invalid files, two runs of one domain, and runs of different models.
     """
-    files = _files(folder, name, compared=compared)
+    files = _files(folder, name, compared=require_name)
     found = [_read(file) for file in files]
-    _require_one(files, found)
-    simulations = [(each.info.environment_info.domain_name, one) for each in found for one in each.simulations]
-    ran = [(domain, one) for domain, one in simulations if one.termination_reason != _NEVER_RAN]
+    _require_one_evaluation(files, found)
+    simulations = [(run.info.environment_info.domain_name, each) for run in found for each in run.simulations]
+    ran = [(domain, each) for domain, each in simulations if each.termination_reason != _NEVER_RAN]
     if not ran:
         raise BenchError("no tau2 simulation was run", location=str(folder))
     info = found[0].info
@@ -133,11 +133,11 @@ def read_simulations(folder: Path, name: str, command: str, *, compared: bool = 
         harness=f"tau2-bench {info.git_commit[:7]}",
         command=command,
         items=tuple(
-            AnsweredQuestion(id=one.task_id, correct=_succeeded(one), seed=one.trial, group=domain)
-            for domain, one in sorted(ran, key=lambda pair: (pair[0], pair[1].task_id, pair[1].trial or 0))
+            AnsweredQuestion(id=each.task_id, correct=_succeeded(each), seed=each.trial, group=domain)
+            for domain, each in sorted(ran, key=lambda pair: (pair[0], pair[1].task_id, pair[1].trial or 0))
         ),
     )
-    return Tau2Runs(result=result, left_out=len(simulations) - len(ran))
+    return Tau2Runs(result=result, skipped=len(simulations) - len(ran))
 
 
 def _succeeded(simulation: _Simulation) -> bool:
@@ -169,24 +169,24 @@ def _read(file: Path) -> _Results:
     raise BenchError("not valid tau2 results", location=str(file), problems=problems)
 
 
-def _require_one(files: Sequence[Path], found: Sequence[_Results]) -> None:
+def _require_one_evaluation(files: Sequence[Path], found: Sequence[_Results]) -> None:
     """Raise BenchError unless all runs belong to one evaluation."""
-    told: dict[str, set[str | None]] = {
-        "models": {each.info.agent_info.llm for each in found},
-        "simulated users": {each.info.user_info.llm for each in found},
-        "versions of tau2": {each.info.git_commit for each in found},
+    used: dict[str, set[str | None]] = {
+        "models": {run.info.agent_info.llm for run in found},
+        "simulated users": {run.info.user_info.llm for run in found},
+        "versions of tau2": {run.info.git_commit for run in found},
     }
-    for what, names in told.items():
+    for what, names in used.items():
         if len(names) > 1:
             listed = ", ".join(sorted(f"`{name}`" for name in names))
             raise BenchError(f"the runs use different {what}: {listed}", location=str(files[0].parent.parent))
-    domains = [each.info.environment_info.domain_name for each in found]
-    if twice := next((domain for domain in domains if domains.count(domain) > 1), None):
-        places = ", ".join(str(file) for file, domain in zip(files, domains, strict=True) if domain == twice)
-        raise BenchError(f"several runs of `{twice}` found", location=places, hint="specify the file of one run")
-    for file, each in zip(files, found, strict=True):
-        trials = Counter((one.task_id, one.trial) for one in each.simulations)
-        if again := next(
-            (f"task `{task}`, trial {trial}" for (task, trial), count in trials.items() if count > 1), None
-        ):
-            raise BenchError(f"duplicate tau2 simulation: {again}", location=str(file))
+    by_domain: dict[str, Path] = {}
+    for file, run in zip(files, found, strict=True):
+        domain = run.info.environment_info.domain_name
+        if (other := by_domain.setdefault(domain, file)) != file:
+            hint = "specify the file of one run"
+            raise BenchError(f"several runs of `{domain}` found", location=f"{other}, {file}", hint=hint)
+        trials = Counter((each.task_id, each.trial) for each in run.simulations)
+        (task, trial), count = trials.most_common(1)[0] if trials else (("", 0), 0)
+        if count > 1:
+            raise BenchError(f"duplicate tau2 simulation: task `{task}`, trial {trial}", location=str(file))

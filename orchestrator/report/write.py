@@ -17,8 +17,7 @@ from orchestrator.bench.result import RESULT_FILE, BenchResult, Point
 from orchestrator.bench.result_files import load_requests, load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import atomic_write_all
-from orchestrator.evals.eval_result import BASELINE_DIR, EvalResult
-from orchestrator.evals.result_files import load_eval_result
+from orchestrator.evals.eval_result import BASELINE_DIR, EvalResult, load_eval_result
 from orchestrator.report.compare import mismatch_reasons
 from orchestrator.report.document import Details, Report, build_report
 from orchestrator.report.render import render_html, render_json, render_markdown

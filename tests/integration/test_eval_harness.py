@@ -21,9 +21,8 @@ from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.evals.eval_result import EvalResult, eval_result_to_json
+from orchestrator.evals.eval_result import EvalResult, eval_result_to_json, load_eval_result
 from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, argv
-from orchestrator.evals.result_files import load_eval_result
 from orchestrator.evals.run import EvalOptions, compare_with_baseline, evaluate_with_baseline, run_eval
 from orchestrator.evals.significance import compare_results
 from orchestrator.evals.suites import find_suite

@@ -130,14 +130,14 @@ def test_the_probe_sees_no_fault_in_the_same_server_and_each_of_two_that_answer_
     server: CpuServer, cpu_engine: CpuEngine, tmp_path: Path
 ) -> None:
     """A rope that turns 1 % too fast is wrong the more the further; a matrix of a layer is wrong everywhere."""
-    report, reference = run_probe(probed(server), None, PROBE, against=None)
+    report, reference = run_probe(probed(server), None, PROBE, reference_name=None)
     assert report.ok
-    again, _ = run_probe(probed(server), reference, PROBE, against="itself")
+    again, _ = run_probe(probed(server), reference, PROBE, reference_name="itself")
     assert again.ok, again.to_table()
     rope = json.dumps({"rope_theta": 10100.0, "rope_parameters": {"rope_theta": 10100.0, "rope_type": "default"}})
     with started(cpu_engine, "rope", f"flags.json-model-override-args={rope}") as other:
         other.wait_until_ready()
-        turned, its_own = run_probe(probed(other), reference, PROBE, against="another rope")
+        turned, its_own = run_probe(probed(other), reference, PROBE, reference_name="another rope")
         print(turned.to_table())
         assert turned.faults == ()
         longest = next(row for row in turned.rows if (row.what, row.length) == ("the reference", 2048))
@@ -146,7 +146,7 @@ def test_the_probe_sees_no_fault_in_the_same_server_and_each_of_two_that_answer_
         assert [band.first for band in longest.alarms] == [64, 512]
 
         reload_weights(other, perturbed(cpu_engine, tmp_path / "tiny", factor=1.3))
-        scaled, _ = run_probe(probed(other), its_own, PROBE, against="its own weights")
+        scaled, _ = run_probe(probed(other), its_own, PROBE, reference_name="its own weights")
         assert all(row.alarms for row in scaled.rows if row.what == "the reference"), scaled.to_table()
 
 

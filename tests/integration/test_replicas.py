@@ -20,7 +20,7 @@ from patience import wait_for
 
 from orchestrator.core.procfs import read_process
 from orchestrator.engine import liveness
-from orchestrator.evals.logprobs.run import ProbeOptions, ProbeSide, reference_of, run_probe
+from orchestrator.evals.logprobs.run import ProbeOptions, ProbeSide, measure_reference, run_probe
 from orchestrator.kernels.disk.store import Store
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.group import RunningServer, ServerGroup
@@ -70,14 +70,14 @@ def test_the_probe_asks_each_rank_and_tells_fp32_from_bf16(replicas: CpuServer, 
         ProbeSide(name="tiny", engines=(("", target_of(each.plan, url=each.url, api_key=None)),), source=None, run=None)
         for each in (server, replicas)
     )
-    report, _ = run_probe(exact, reference_of(rounded, options), options, against="bf16")
+    report, _ = run_probe(exact, measure_reference(rounded, options), options, reference_name="bf16")
     print(report.to_table())
     assert report.ok
     assert report.differences == ("`dtype` is float32 on the server, auto in the reference",)
     beside = [row for row in report.rows if row.what == "the reference"]
     assert {row.whose for row in beside} == {"rank 0", "rank 1"}
     assert all(row.whole.mean > 1e-4 for row in beside)  # rounding, and the limit is of the noisier side
-    strict, _ = run_probe(exact, reference_of(exact, options), options, against="itself")
+    strict, _ = run_probe(exact, measure_reference(exact, options), options, reference_name="itself")
     assert strict.ok
     assert strict.rows[0].limit is not None
     assert strict.rows[0].limit < 1e-5

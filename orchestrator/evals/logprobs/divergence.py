@@ -13,7 +13,7 @@ from typing import Final
 from orchestrator.engine.logprobs import Ranked, TokenLogprobs
 
 BANDS: Final = (1, 64, 512, 2048, 8192, 32768)  # first positions of the bands, then the end of the last band
-_LEAST_REST: Final = 1e-9  # minimum probability of all other tokens, which rounding can make negative
+_MIN_REST: Final = 1e-9  # minimum probability of all other tokens, which rounding can make negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,36 +45,37 @@ def diverge(before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> tuple
     edges = [min(max(edge - first, 0), count) for edge in BANDS]
     edges[-1] = count
     bands = [(begin, end) for begin, end in pairwise(edges) if begin < end]
-    return _of(before, after, 0, count, first), tuple(_of(before, after, *band, first) for band in bands)
+    return _divergence(before, after, 0, count, first), tuple(_divergence(before, after, *b, first) for b in bands)
 
 
-def _of(before: TokenLogprobs, after: TokenLogprobs, begin: int, end: int, first: int) -> Divergence:
-    apart = [abs(one - two) for one, two in zip(before.own[begin:end], after.own[begin:end], strict=True)]
+def _divergence(before: TokenLogprobs, after: TokenLogprobs, begin: int, end: int, first: int) -> Divergence:
+    differences = [abs(a - b) for a, b in zip(before.own[begin:end], after.own[begin:end], strict=True)]
     tops = list(zip(before.top[begin:end], after.top[begin:end], strict=True))
     return Divergence(
         first=first + begin,
         last=first + end - 1,
-        places=len(apart),
-        mean=math.fsum(apart) / len(apart),
-        most=max(apart),
-        kl=math.fsum(divergence_of_tops(*pair) for pair in tops) / len(apart),
-        same_top=sum(bool(_likeliest(one) & _likeliest(two)) for one, two in tops) / len(tops),
+        places=len(differences),
+        mean=math.fsum(differences) / len(differences),
+        most=max(differences),
+        kl=math.fsum(kl_of_tops(*pair) for pair in tops) / len(tops),
+        same_top=sum(bool(_top_tokens(a) & _top_tokens(b)) for a, b in tops) / len(tops),
     )
 
 
-def divergence_of_tops(before: Ranked, after: Ranked) -> float:
+def kl_of_tops(before: Ranked, after: Ranked) -> float:
     """Return the Kullback-Leibler divergence at one position, over the tokens in both lists and all others as one."""
-    there = dict(after)
-    shared = [(score, there[token]) for token, score in before if token in there]
-    whole = math.fsum(math.exp(one) * (one - two) for one, two in shared)
-    rest = _rest(one for one, _ in shared), _rest(two for _, two in shared)
-    return max(whole + rest[0] * math.log(rest[0] / rest[1]), 0.0)
+    others = dict(after)
+    shared = [(score, others[token]) for token, score in before if token in others]
+    rest_before, rest_after = _rest(score for score, _ in shared), _rest(score for _, score in shared)
+    kl = math.fsum(math.exp(a) * (a - b) for a, b in shared)
+    return max(kl + rest_before * math.log(rest_before / rest_after), 0.0)
 
 
 def _rest(scores: Iterator[float]) -> float:
-    return max(1 - math.fsum(math.exp(score) for score in scores), _LEAST_REST)
+    return max(1 - math.fsum(math.exp(score) for score in scores), _MIN_REST)
 
 
-def _likeliest(ranked: Ranked) -> set[int]:
-    """Return the top tokens; ties are common in bf16."""
-    return {token for token, score in ranked if score == max(each for _, each in ranked)}
+def _top_tokens(ranked: Ranked) -> set[int]:
+    """Return the tokens with the highest score; ties are common in bf16."""
+    highest = max(score for _, score in ranked)
+    return {token for token, score in ranked if score == highest}

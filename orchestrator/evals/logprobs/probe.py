@@ -5,7 +5,7 @@ a single prompt (prefill, chunked if long), the prompt with its decoded tokens (
 (other shapes), and a cached prefix (the KV cache).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,18 +17,18 @@ from orchestrator.engine.logprobs import ScoredPrompt, TokenLogprobs, read_numer
 from orchestrator.engine.requests import scoring_body, tokenize_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, token_ids
 from orchestrator.evals.logprobs.divergence import diverge
-from orchestrator.evals.logprobs.limits import noise_of
+from orchestrator.evals.logprobs.limits import measure_noise
 from orchestrator.evals.logprobs.reference import REFERENCE_SCHEMA, LogprobReference, TextScores, ids_digest
 from orchestrator.evals.logprobs.report import ProbeFault, ProbeRow
 from orchestrator.verify.target import Target
 
 LENGTHS: Final = (64, 512, 2048, 8192)  # tokens; a response for the longest has 1.3 MB, and at most 2 MiB are read
 TOP: Final = 5
-_SAID: Final = 32  # tokens decoded after each text
+_DECODED: Final = 32  # tokens decoded after each text
 _BATCHED: Final = 2048  # tokens of the longest text in the batch, which has each text twice
 _CHARACTERS: Final = 12  # characters per token, above the average of any tokenizer
 _LIMITS: Final = Timeouts(connect=5.0, idle=180.0, total=180.0)
-_MOST_NAME: Final = 200  # characters
+_MAX_NAME: Final = 200  # characters
 
 Texts = tuple[tuple[int, ...], ...]
 
@@ -47,73 +47,69 @@ def open_client(target: Target) -> EngineClient:
     return EngineClient(target.url, key=target.api_key, limits=_LIMITS)
 
 
-def cut_texts(client: EngineClient, target: Target, text: str, *, longest: int) -> Texts:
+def cut_texts(client: EngineClient, target: Target, text: str, *, max_length: int) -> Texts:
     """Return consecutive passages of a text as token ids, with the `LENGTHS` that fit the text and the context.
 
     Raises NoResponseError or UnexpectedResponseError if the server cannot tokenize, or if no length fits.
     """
-    most = min(longest, target.context_length - 2 * _SAID)
+    most = min(max_length, target.context_length - 2 * _DECODED)
     lengths = [length for length in LENGTHS if length <= most]
     body = tokenize_body(target.served_name, text[: _CHARACTERS * sum(lengths)])
     ids = token_ids(client.post(endpoints.TOKENIZE, body), "tokens")
-    begins = [sum(lengths[:place]) for place in range(len(lengths))]
-    texts = [ids[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
-    whole = tuple(text for text, length in zip(texts, lengths, strict=True) if len(text) == length)
-    if not whole:
+    texts = []
+    for length in lengths:
+        passage, ids = ids[:length], ids[length:]
+        texts += [passage] if len(passage) == length else []
+    if not texts:
         raise UnexpectedResponseError(
             f"a context of {target.context_length} tokens is too short for a text of {LENGTHS[0]}"
         )
-    return whole
+    return tuple(texts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankScores:
     """The scores of single prompts from one rank, and their differences from the other request variants."""
 
-    whose: str
-    alone: tuple[ScoredPrompt, ...]
+    label: str
+    single: tuple[ScoredPrompt, ...]
     rows: tuple[ProbeRow, ...]
     faults: tuple[ProbeFault, ...]
-    beside: tuple[ProbeRow, ...] = ()  # comparisons with the reference, or with the first rank
+    comparisons: tuple[ProbeRow, ...] = ()  # with the reference, or with the first rank
 
 
 def probe_rank(
-    client: EngineClient, target: Target, texts: Texts, *, rank: int, whose: str, progress: Progress
+    client: EngineClient, target: Target, texts: Texts, *, rank: int, label: str, progress: Progress
 ) -> RankScores:
-    """Score all texts on one data-parallel rank, named `whose`. Raises NoResponseError, UnexpectedResponseError."""
-    asker = _Asker(
-        client=client, rank=rank, told=lambda what: progress.update("logprobs", transient=f"{whose} {what}".strip())
-    )
-    alone = tuple(asker.score(text, what=f"{len(text)} tokens") for text in texts)
-    ways: list[Callable[[], Iterator[ProbeRow]]] = [
-        lambda: _again(asker, texts, alone, whose=whose),
-        lambda: _batched(asker, texts, alone, whose=whose),
-    ]
-    if target.prefix_cache:
-        ways.append(lambda: _cached(asker, texts, alone, whose=whose))
+    """Score all texts on one data-parallel rank. Raises NoResponseError, UnexpectedResponseError."""
+    prober = _RankProber(client=client, rank=rank, label=label, progress=progress)
+    single = tuple(prober.score((text,), what=f"{len(text)} tokens")[0] for text in texts)
+    variants = [prober.repeated, prober.batched, *([prober.cached] if target.prefix_cache else [])]
     rows: list[ProbeRow] = []
     faults: list[ProbeFault] = []
-    for way in ways:
+    for variant in variants:
         try:
-            rows += way()
+            rows += variant(texts, single)
         except (NoResponseError, UnexpectedResponseError) as error:
-            faults.append(ProbeFault(whose=whose, message=str(error)))
-    return RankScores(whose=whose, alone=alone, rows=tuple(rows), faults=tuple(faults))
+            faults.append(ProbeFault(whose=label, message=str(error)))
+    return RankScores(label=label, single=single, rows=tuple(rows), faults=tuple(faults))
 
 
-def compare_with_reference(
-    texts: Texts, alone: Sequence[ScoredPrompt], before: Sequence[TokenLogprobs], *, what: str, whose: str
-) -> Iterator[ProbeRow]:
-    """Yield the comparison of each text of a rank with earlier scores."""
-    for ids, scored, likelihoods in zip(texts, alone, before, strict=True):
-        yield _row(what, whose, len(ids), likelihoods, scored.prompt, first=1)
+def compare_ranks(
+    texts: Texts, scores: RankScores, before: Sequence[TokenLogprobs], *, what: str
+) -> tuple[ProbeRow, ...]:
+    """Compare each text of a rank with earlier scores."""
+    return tuple(
+        _row(what, scores.label, len(ids), earlier, scored.prompt, first=1)
+        for ids, scored, earlier in zip(texts, scores.single, before, strict=True)
+    )
 
 
-def make_reference(identity: Identity, texts: Texts, probed: RankScores) -> LogprobReference:
+def make_reference(identity: Identity, texts: Texts, scores: RankScores) -> LogprobReference:
     """Return the scores of a rank as a reference."""
-    scores = (
+    text_scores = (
         TextScores(ids=ids, own=scored.prompt.own, top=scored.prompt.top)
-        for ids, scored in zip(texts, probed.alone, strict=True)
+        for ids, scored in zip(texts, scores.single, strict=True)
     )
     return LogprobReference(
         schema_version=REFERENCE_SCHEMA,
@@ -121,9 +117,9 @@ def make_reference(identity: Identity, texts: Texts, probed: RankScores) -> Logp
         source=identity.source,
         numerics=identity.numerics,
         ids_sha256=ids_digest(texts),
-        noise=noise_of(probed.rows),
+        noise=measure_noise(scores.rows),
         top=TOP,
-        texts=tuple(scores),
+        texts=tuple(text_scores),
     )
 
 
@@ -132,66 +128,62 @@ def identify(client: EngineClient, *, source: str | None) -> Identity:
     path = client.get(endpoints.MODEL_INFO).get("model_path")
     if not isinstance(path, str) or not path:
         raise UnexpectedResponseError(f"`{endpoints.MODEL_INFO}` has no model path")
-    model = excerpt(path.rstrip("/").rpartition("/")[2], _MOST_NAME)
+    model = excerpt(path.rstrip("/").rpartition("/")[2], _MAX_NAME)
     return Identity(model=model, source=source, numerics=dict(read_numerics(client.get(endpoints.SERVER_INFO))))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asker:
-    """A client for one data-parallel rank."""
+class _RankProber:
+    """A client for one data-parallel rank, and its request variants."""
 
     client: EngineClient
     rank: int
-    told: Callable[[str], None]
+    label: str
+    progress: Progress
 
-    def score(self, ids: tuple[int, ...], *, what: str, start: int = 0) -> ScoredPrompt:
-        return self.scores((ids,), what=what, start=start)[0]
-
-    def scores(self, prompts: Texts, *, what: str, start: int = 0) -> tuple[ScoredPrompt, ...]:
+    def score(self, prompts: Texts, *, what: str, start: int = 0) -> tuple[ScoredPrompt, ...]:
         """Score prompts from position `start` on. Raises UnexpectedResponseError if a score is missing."""
-        self.told(what)
-        body = scoring_body(prompts, top=TOP, tokens=_SAID, start=start, rank=self.rank)
-        answers = self.client.post_list(endpoints.GENERATE, body)
-        if len(answers) != len(prompts):
-            raise UnexpectedResponseError(
-                f"`{endpoints.GENERATE}` returned {len(answers)} results for {len(prompts)} prompts"
-            )
-        read = zip(answers, prompts, strict=True)
-        return tuple(read_scored(answer, ids, start=start, tokens=_SAID, top=TOP) for answer, ids in read)
+        self.progress.update("logprobs", transient=f"{self.label} {what}".strip())
+        body = scoring_body(prompts, top=TOP, tokens=_DECODED, start=start, rank=self.rank)
+        results = self.client.post_list(endpoints.GENERATE, body)
+        if len(results) != len(prompts):
+            message = f"`{endpoints.GENERATE}` returned {len(results)} results for {len(prompts)} prompts"
+            raise UnexpectedResponseError(message)
+        pairs = zip(results, prompts, strict=True)
+        return tuple(read_scored(result, ids, start=start, tokens=_DECODED, top=TOP) for result, ids in pairs)
+
+    def repeated(self, texts: Texts, single: Sequence[ScoredPrompt]) -> Iterator[ProbeRow]:
+        """Compare each prompt, followed by its decoded tokens, with the first request: prefill against decoding."""
+        decoded = []
+        for ids, before in zip(texts, single, strict=True):
+            after = self.score(((*ids, *before.said_ids),), what=f"{len(ids)} tokens again")[0].prompt
+            prompt, continuation = _slice(after, 0, len(ids) - 1), _slice(after, len(ids) - 1, None)
+            yield _row("asked again", self.label, len(ids), before.prompt, prompt, first=1)
+            decoded.append(_row("decoded", self.label, len(ids), continuation, before.said, first=len(ids)))
+        yield from decoded
+
+    def batched(self, texts: Texts, single: Sequence[ScoredPrompt]) -> Iterator[ProbeRow]:
+        """Compare one batch of all shorter texts, each twice, with single requests."""
+        pairs = [(ids, before.prompt) for ids, before in zip(texts, single, strict=True) if len(ids) <= _BATCHED]
+        batch = tuple(ids for ids, _ in pairs) * 2
+        results = self.score(batch, what=f"{len(batch)} texts at once")
+        for number, (ids, before) in enumerate(pairs):
+            both = results[number], results[number + len(pairs)]
+            what = f"in a batch of {len(batch)}"
+            rows = [_row(what, self.label, len(ids), before, after.prompt, first=1) for after in both]
+            yield max(rows, key=lambda row: row.whole.mean)
+
+    def cached(self, texts: Texts, single: Sequence[ScoredPrompt]) -> Iterator[ProbeRow]:
+        """Compare the second half of each text after a cached first half; yield nothing without a cache hit."""
+        for ids, before in zip(texts, single, strict=True):
+            start = len(ids) // 2
+            (after,) = self.score((ids,), what=f"{len(ids)} tokens, half from cache", start=start)
+            if after.cached_tokens:
+                half, what = _slice(before.prompt, start, None), f"{after.cached_tokens} cached"
+                yield _row(what, self.label, len(ids), half, after.prompt, first=start + 1)
 
 
-def _again(asker: _Asker, texts: Texts, alone: Sequence[ScoredPrompt], *, whose: str) -> Iterator[ProbeRow]:
-    """Compare each prompt, followed by its decoded tokens, with the first request: prefill against decoding."""
-    decoded = []
-    for ids, before in zip(texts, alone, strict=True):
-        after = asker.score((*ids, *before.said_ids), what=f"{len(ids)} tokens again").prompt
-        prompt, said = _from(after, 0, len(ids) - 1), _from(after, len(ids) - 1, None)
-        yield _row("asked again", whose, len(ids), before.prompt, prompt, first=1)
-        decoded.append(_row("decoded", whose, len(ids), said, before.said, first=len(ids)))
-    yield from decoded
-
-
-def _batched(asker: _Asker, texts: Texts, alone: Sequence[ScoredPrompt], *, whose: str) -> Iterator[ProbeRow]:
-    """Compare one batch of all shorter texts, each twice, with single requests."""
-    chosen = [place for place, ids in enumerate(texts) if len(ids) <= _BATCHED]
-    answers = asker.scores(tuple(texts[place] for place in chosen * 2), what=f"{2 * len(chosen)} texts at once")
-    for place, *twice in zip(chosen, answers[: len(chosen)], answers[len(chosen) :], strict=True):
-        what, length, before = f"in a batch of {len(answers)}", len(texts[place]), alone[place].prompt
-        rows = [_row(what, whose, length, before, after.prompt, first=1) for after in twice]
-        yield max(rows, key=lambda row: row.whole.mean)
-
-
-def _cached(asker: _Asker, texts: Texts, alone: Sequence[ScoredPrompt], *, whose: str) -> Iterator[ProbeRow]:
-    """Compare the second half of each text after a cached first half; yield nothing without a cache hit."""
-    for ids, before in zip(texts, alone, strict=True):
-        start = len(ids) // 2
-        after = asker.score(ids, what=f"{len(ids)} tokens, half from cache", start=start)
-        if after.cached_tokens:
-            half = _from(before.prompt, start, None)
-            yield _row(f"{after.cached_tokens} cached", whose, len(ids), half, after.prompt, first=start + 1)
-
-
-def _from(scores: TokenLogprobs, begin: int, end: int | None) -> TokenLogprobs:
+def _slice(scores: TokenLogprobs, begin: int, end: int | None) -> TokenLogprobs:
     return TokenLogprobs(own=scores.own[begin:end], top=scores.top[begin:end])
 
 

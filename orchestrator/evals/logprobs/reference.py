@@ -15,10 +15,10 @@ from orchestrator.engine.logprobs import TokenLogprobs
 REFERENCE_SCHEMA: Final = 1
 # Limits of a file, to bound the memory of parsing: a list or an object takes up to 250 bytes, another value 60. The
 # longest reference has 10,816 tokens: 1.2 MB, 64,900 lists and 130,000 commas.
-MOST_REFERENCE_BYTES: Final = 3 << 19
-_MOST_LISTS: Final = 80_000
-_MOST_VALUES: Final = 200_000
-_MOST_TOKENS: Final = 1 << 17
+MAX_REFERENCE_BYTES: Final = 3 << 19
+_MAX_LISTS: Final = 80_000
+_MAX_VALUES: Final = 200_000
+_MAX_TOKENS: Final = 1 << 17
 _DIGITS: Final = 6  # decimals of a log-probability in a file; float32 has seven digits
 
 Id = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
@@ -31,12 +31,12 @@ _Ranked = Annotated[tuple[tuple[Id, Nats], ...], Field(max_length=64), FailFast(
 class TextScores:
     """One text as token ids, with the scores of all tokens but the first."""
 
-    ids: Annotated[tuple[Id, ...], Field(min_length=2, max_length=_MOST_TOKENS), FailFast()]
-    own: Annotated[tuple[Nats, ...], Field(max_length=_MOST_TOKENS), FailFast()]
-    top: Annotated[tuple[_Ranked, ...], Field(max_length=_MOST_TOKENS), FailFast()]
+    ids: Annotated[tuple[Id, ...], Field(min_length=2, max_length=_MAX_TOKENS), FailFast()]
+    own: Annotated[tuple[Nats, ...], Field(max_length=_MAX_TOKENS), FailFast()]
+    top: Annotated[tuple[_Ranked, ...], Field(max_length=_MAX_TOKENS), FailFast()]
 
     @property
-    def likelihoods(self) -> TokenLogprobs:
+    def logprobs(self) -> TokenLogprobs:
         """The scores in the form of a server response."""
         return TokenLogprobs(own=self.own, top=self.top)
 
@@ -79,7 +79,7 @@ def reference_to_json(reference: LogprobReference) -> str:
 
 def reference_from_json(text: str, *, location: str) -> LogprobReference:
     """Parse a reference read from `location`. Raises BenchError for another schema version or damaged data."""
-    if text.count("[") + text.count("{") > _MOST_LISTS or text.count(",") > _MOST_VALUES:
+    if text.count("[") + text.count("{") > _MAX_LISTS or text.count(",") > _MAX_VALUES:
         raise BenchError("not a reference of `deploy logprobs`: too large", location=location)
     try:
         reference = _REFERENCE.validate_json(text, strict=True)
@@ -90,12 +90,9 @@ def reference_from_json(text: str, *, location: str) -> LogprobReference:
         ) from None
     if reference.schema_version != REFERENCE_SCHEMA:
         raise BenchError("the reference has another version", location=location, hint="write a new one with `--save`")
-    whole = all(len(each.own) == len(each.top) == len(each.ids) - 1 for each in reference.texts)
-    ranked = {len(ranked) for each in reference.texts for ranked in each.top}
-    if not whole or ranked != {reference.top} or reference.ids_sha256 != ids_digest(_ids(reference)):
+    consistent = all(len(text.own) == len(text.top) == len(text.ids) - 1 for text in reference.texts)
+    tops = {len(ranked) for text in reference.texts for ranked in text.top}
+    digest = ids_digest(tuple(text.ids for text in reference.texts))
+    if not consistent or tops != {reference.top} or reference.ids_sha256 != digest:
         raise BenchError("the reference is damaged: its parts do not match", location=location)
     return reference
-
-
-def _ids(reference: LogprobReference) -> tuple[tuple[int, ...], ...]:
-    return tuple(text.ids for text in reference.texts)

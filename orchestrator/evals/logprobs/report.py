@@ -11,7 +11,7 @@ from orchestrator.core.console import table
 from orchestrator.core.errors import Problem, SmokeError
 from orchestrator.evals.logprobs.divergence import BANDS, Divergence
 
-_LEAST_PLACES: Final = 16
+_MIN_POSITIONS: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,15 @@ class ProbeRow:
 
     def judged(self, limit: float | None) -> "ProbeRow":
         """Return the row with a limit and its alarms: large enough bands above the limit, else the whole text."""
-        bands = (band for band in self.bands if band.places >= _LEAST_PLACES)
-        above = tuple(band for band in bands if limit is not None and band.mean > limit)
-        whole = (self.whole,) if limit is not None and self.whole.mean > limit else ()
-        alarms = above or whole
+        alarms: tuple[Divergence, ...] = ()
+        if limit is not None:
+            bands = (band for band in self.bands if band.places >= _MIN_POSITIONS)
+            alarms = tuple(part for part in bands if part.mean > limit)
+            alarms = alarms or ((self.whole,) if self.whole.mean > limit else ())
         return dataclasses.replace(self, limit=limit, alarms=alarms)
 
     @property
-    def named(self) -> str:
+    def title(self) -> str:
         """The name of the comparison, with the rank or replica."""
         return f"{self.whose}: {self.what}" if self.whose else self.what
 
@@ -49,6 +50,9 @@ class ProbeFault:
 
     whose: str
     message: str
+
+    def __str__(self) -> str:
+        return f"not queried: {self.whose}{': ' if self.whose else ''}{self.message}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,25 +80,17 @@ class ProbeReport:
     def to_table(self, *, width: int | None = None) -> str:
         """Return the report as a table of mean differences by band of position, with the source of the limits."""
         bands = [band for band in range(len(BANDS) - 1) if any(_in_band(row, band) for row in self.rows)]
-        header = (
-            "compared with",
-            "tokens",
-            "mean |Δ|",
-            "largest",
-            "KL",
-            "same top",
-            *map(_band_name, bands),
-            "verdict",
-        )
+        columns = ("compared with", "tokens", "mean |Δ|", "largest", "KL", "same top")
+        header = (*columns, *(f"{BANDS[band]}+" for band in bands), "verdict")
         rows = [(*_cells(row), *(_mean(_in_band(row, band)) for band in bands), _verdict(row)) for row in self.rows]
         lines = [table(header, rows, width=width)] if rows else []
-        lines += [f"not queried: {fault.whose}{': ' if fault.whose else ''}{fault.message}" for fault in self.faults]
-        return "\n\n".join([*lines, *self.differences, self.basis])
+        return "\n\n".join([*lines, *map(str, self.faults), *self.differences, self.basis])
 
     def require(self) -> None:
         """Raise SmokeError if a difference is above its limit or a request failed; it lists both."""
         if not self.ok:
-            problems = [*(Problem(text) for row in self.rows for text in _told(row)), *_faults(self.faults)]
+            alarms = (text for row in self.rows for text in _describe_alarms(row))
+            problems = [Problem(text) for text in (*alarms, *map(str, self.faults))]
             raise SmokeError(
                 f"the log-probabilities of `{self.served_name}` are not verified",
                 problems=problems,
@@ -104,8 +100,8 @@ class ProbeReport:
 
 def _cells(row: ProbeRow) -> tuple[str, ...]:
     whole = row.whole
-    same = f"{whole.same_top:.1%}"
-    return row.named, str(row.length), _nats(whole.mean), _nats(whole.most), _nats(whole.kl), same
+    nats = map(_nats, (whole.mean, whole.most, whole.kl))
+    return row.title, str(row.length), *nats, f"{whole.same_top:.1%}"
 
 
 def _verdict(row: ProbeRow) -> str:
@@ -114,24 +110,14 @@ def _verdict(row: ProbeRow) -> str:
     return f"above {_nats(row.limit)}" if row.alarms else "within"
 
 
-def _told(row: ProbeRow) -> Iterator[str]:
-    """Describe the alarms of a row."""
+def _describe_alarms(row: ProbeRow) -> Iterator[str]:
     for part in row.alarms:
-        position = f"{row.named}, {row.length} tokens, positions {part.first} to {part.last}"
+        position = f"{row.title}, {row.length} tokens, positions {part.first} to {part.last}"
         yield f"{position}: mean difference {_nats(part.mean)} where at most {_nats(row.limit or 0)} is expected"
-
-
-def _faults(faults: tuple[ProbeFault, ...]) -> Iterator[Problem]:
-    for fault in faults:
-        yield Problem(f"not queried: {fault.whose}{': ' if fault.whose else ''}{fault.message}")
 
 
 def _in_band(row: ProbeRow, band: int) -> Divergence | None:
     return next((part for part in row.bands if BANDS[band] <= part.first < BANDS[band + 1]), None)
-
-
-def _band_name(band: int) -> str:
-    return f"{BANDS[band]}+"
 
 
 def _mean(part: Divergence | None) -> str:

@@ -13,10 +13,10 @@ from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs import probe
-from orchestrator.evals.logprobs.limits import limit_for, noise_of, settings_apart
+from orchestrator.evals.logprobs.limits import mean_limit, measure_noise, numeric_differences
 from orchestrator.evals.logprobs.probe import Identity, RankScores
 from orchestrator.evals.logprobs.reference import (
-    MOST_REFERENCE_BYTES,
+    MAX_REFERENCE_BYTES,
     LogprobReference,
     reference_from_json,
     reference_to_json,
@@ -28,7 +28,7 @@ from orchestrator.verify.target import Target
 
 REPORT_FILE: Final = "logprobs.json"
 _TEXT: Final = "alice"  # in profiles/texts, public domain
-_MOST_TEXT: Final = 1 << 18  # bytes
+_MAX_TEXT: Final = 1 << 18  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class ProbeOptions:
 def load_reference(file: Path) -> LogprobReference:
     """Read a reference written by `--save`. Raises BenchError if that fails."""
     try:
-        text = read_file(file, most=MOST_REFERENCE_BYTES).decode()
+        text = read_file(file, most=MAX_REFERENCE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BenchError(f"cannot read the reference: {reason}", location=str(file)) from error
@@ -68,10 +68,10 @@ def save_reference(reference: LogprobReference, file: Path) -> None:
         raise BenchError(f"cannot write the reference: {error.strerror}", location=str(error.filename)) from error
 
 
-def reference_of(side: ProbeSide, options: ProbeOptions) -> LogprobReference:
+def measure_reference(side: ProbeSide, options: ProbeOptions) -> LogprobReference:
     """Return the scores of the first rank of another server as a reference. Raises SmokeError if a request fails."""
     first = replace(side, engines=side.engines[:1])
-    report, reference = run_probe(first, None, replace(options, tolerance=None), against=None, ranks=1)
+    report, reference = run_probe(first, None, replace(options, tolerance=None), reference_name=None, ranks=1)
     report.require()
     return reference
 
@@ -81,40 +81,33 @@ def run_probe(
     reference: LogprobReference | None,
     options: ProbeOptions,
     *,
-    against: str | None,
+    reference_name: str | None,
     ranks: int | None = None,
 ) -> tuple[ProbeReport, LogprobReference]:
     """Score the texts on every rank of every engine; return the report, and the scores of the first rank.
 
-    `against` is the name of the reference, `ranks` the number of ranks per engine (default: all). Raises SmokeError if
+    `ranks` is the number of ranks per engine (default: all). Raises SmokeError if
     the first rank fails, BenchError if the reference does not match the server.
     """
     progress = Progress()
     try:
-        asked = _Round(side, reference, options, progress, ranks)
-        found = tuple(asked.ask())
+        comparison = _Comparison(side, reference, options, progress)
+        results = tuple(comparison.run(ranks))
     except (NoResponseError, UnexpectedResponseError) as error:
-        raise SmokeError(
-            f"`{side.name}` returns no log-probabilities: {error}", location=side.engines[0][1].url
-        ) from error
+        url = side.engines[0][1].url
+        raise SmokeError(f"`{side.name}` returns no log-probabilities: {error}", location=url) from error
     finally:
         progress.done()
-    return asked.report(found, against=against), asked.made(found)
+    return comparison.report(results, reference_name=reference_name), comparison.as_reference(results)
 
 
-class _Round:
+class _Comparison:
     """The comparison of one server with an optional reference."""
 
     def __init__(
-        self,
-        side: ProbeSide,
-        reference: LogprobReference | None,
-        options: ProbeOptions,
-        progress: Progress,
-        ranks: int | None,
+        self, side: ProbeSide, reference: LogprobReference | None, options: ProbeOptions, progress: Progress
     ) -> None:
         self._side, self._reference, self._options, self._progress = side, reference, options, progress
-        self._ranks = ranks
         target = side.engines[0][1]
         with probe.open_client(target) as client:
             self._identity = probe.identify(client, source=side.source)
@@ -122,74 +115,72 @@ class _Round:
                 _require_same_checkpoint(self._identity, reference)
             self._texts = self._cut(client, target)
 
-    def ask(self) -> Iterator[RankScores | ProbeFault]:
+    def run(self, ranks: int | None) -> Iterator[RankScores | ProbeFault]:
         """Yield the scores of each rank, or a fault if it fails; a failure of the first rank is raised."""
         ignore_sigpipe()
         first: RankScores | None = None
         for engine, target in self._side.engines:
             with probe.open_client(target) as client:
-                for rank in range(self._ranks or target.dp):
-                    whose = ", ".join(filter(None, [engine, f"rank {rank}" if target.dp > 1 else ""]))
+                for rank in range(ranks or target.dp):
+                    label = ", ".join(filter(None, [engine, f"rank {rank}" if target.dp > 1 else ""]))
                     try:
-                        found = probe.probe_rank(
-                            client, target, self._texts, rank=rank, whose=whose, progress=self._progress
+                        scores = probe.probe_rank(
+                            client, target, self._texts, rank=rank, label=label, progress=self._progress
                         )
                     except (NoResponseError, UnexpectedResponseError) as error:
                         if first is None:
                             raise
-                        yield ProbeFault(whose=whose, message=str(error))
+                        yield ProbeFault(whose=label, message=str(error))
                         continue
-                    beside = tuple(self._beside(found, first or found))
                     # Only the scores of the first rank are needed later: 8 MiB per rank.
-                    yield replace(found, alone=() if first else found.alone, beside=beside)
-                    first = first or found
+                    yield replace(
+                        scores, single=() if first else scores.single, comparisons=self._compare(scores, first)
+                    )
+                    first = first or scores
 
-    def report(self, found: tuple[RankScores | ProbeFault, ...], *, against: str | None) -> ProbeReport:
+    def report(self, results: tuple[RankScores | ProbeFault, ...], *, reference_name: str | None) -> ProbeReport:
         """Return the report; `--tolerance` limits the comparison with the reference, noise limits the other rows."""
-        whole = [each for each in found if isinstance(each, RankScores)]
-        own = noise_of(row for each in whole for row in each.rows)
-        asked, numerics = self._options.tolerance, self._identity.numerics
-        limit = limit_for(self._reference, numerics, own_noise=own, asked=asked)
-        inner = limit_for(self._reference, numerics, own_noise=own, asked=None) if self._reference else limit
+        ranks = [result for result in results if isinstance(result, RankScores)]
+        noise = measure_noise(row for rank in ranks for row in rank.rows)
+        requested, numerics = self._options.tolerance, self._identity.numerics
+        limit = mean_limit(self._reference, numerics, noise=noise, requested=requested)
+        inner = mean_limit(self._reference, numerics, noise=noise, requested=None) if self._reference else limit
         rows: list[ProbeRow] = []
-        for each in whole:
-            rows += (row.judged(limit.most) for row in each.beside)
-            rows += (row.judged(inner.most) for row in each.rows)
-        faults = [each for each in found if isinstance(each, ProbeFault)]
+        for rank in ranks:
+            rows += (row.judged(limit.maximum) for row in rank.comparisons)
+            rows += (row.judged(inner.maximum) for row in rank.rows)
+        faults = [result for result in results if isinstance(result, ProbeFault)]
         before = self._reference.numerics if self._reference else numerics
         return ProbeReport(
             url=self._side.engines[0][1].url,
             served_name=self._side.name,
-            against=against,
-            differences=settings_apart(before, numerics),
+            against=reference_name,
+            differences=numeric_differences(before, numerics),
             basis=limit.basis,
             rows=tuple(rows),
-            faults=(*faults, *(fault for each in whole for fault in each.faults)),
+            faults=(*faults, *(fault for rank in ranks for fault in rank.faults)),
         )
 
-    def made(self, found: tuple[RankScores | ProbeFault, ...]) -> LogprobReference:
+    def as_reference(self, results: tuple[RankScores | ProbeFault, ...]) -> LogprobReference:
         """Return the scores of the first rank as a reference."""
-        first = next(each for each in found if isinstance(each, RankScores))
+        first = next(result for result in results if isinstance(result, RankScores))
         return probe.make_reference(self._identity, self._texts, first)
 
-    def _beside(self, found: RankScores, first: RankScores) -> Iterator[ProbeRow]:
+    def _compare(self, scores: RankScores, first: RankScores | None) -> tuple[ProbeRow, ...]:
         """Compare a rank with the reference, else with the first rank."""
         if self._reference is not None:
-            before = [text.likelihoods for text in self._reference.texts]
-            yield from probe.compare_with_reference(
-                self._texts, found.alone, before, what="the reference", whose=found.whose
-            )
-        elif found is not first:
-            before = [scored.prompt for scored in first.alone]
-            yield from probe.compare_with_reference(
-                self._texts, found.alone, before, what="the first rank", whose=found.whose
-            )
+            before = [text.logprobs for text in self._reference.texts]
+            return probe.compare_ranks(self._texts, scores, before, what="the reference")
+        if first is not None:
+            before = [scored.prompt for scored in first.single]
+            return probe.compare_ranks(self._texts, scores, before, what="the first rank")
+        return ()
 
     def _cut(self, client: EngineClient, target: Target) -> probe.Texts:
         """Return the texts as token ids of this server. Raises BenchError if those of the reference differ."""
-        text = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), most=_MOST_TEXT).decode()
+        text = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), most=_MAX_TEXT).decode()
         self._progress.update("logprobs", transient="tokenizing")
-        texts = probe.cut_texts(client, target, text, longest=self._options.max_length)
+        texts = probe.cut_texts(client, target, text, max_length=self._options.max_length)
         if self._reference is not None:
             before = tuple(each.ids for each in self._reference.texts)
             if before[: len(texts)] != texts[: len(before)]:
@@ -200,7 +191,7 @@ class _Round:
         return texts
 
 
-def keep(side: ProbeSide, report: ProbeReport) -> None:
+def save_report(side: ProbeSide, report: ProbeReport) -> None:
     """Save the report in the run directory of a server; only warn if that fails, so that the report is printed."""
     if side.run is None:
         return
@@ -219,9 +210,9 @@ def checkpoint_source(plan: Plan) -> str:
 def _require_same_checkpoint(identity: Identity, reference: LogprobReference) -> None:
     """Raise BenchError if the checkpoints differ, by source if both are known, else by directory name."""
     both = identity.source is not None and reference.source is not None
-    here, there = (identity.source, reference.source) if both else (identity.model, reference.model)
-    if here != there:
+    server, other = (identity.source, reference.source) if both else (identity.model, reference.model)
+    if server != other:
         raise BenchError(
-            f"the reference is of another checkpoint: `{there}`, not `{here}`",
+            f"the reference is of another checkpoint: `{other}`, not `{server}`",
             hint="`--allow-other-checkpoint` compares anyway; set a `--tolerance` with it",
         )

@@ -217,7 +217,7 @@ class _RollingUpdate:
             kernel_gate=lambda: None,
         )
         called, folder = self._label(number), self._folder(number)
-        require_gsm8k(target, least=min_score, called=called, folder=folder, home=self.servers.home)
+        require_gsm8k(target, minimum=min_score, name=called, folder=folder, home=self.servers.home)
 
     def _undo(self, number: int, step: "_Step", failure: BaseException) -> None:
         """Clean up after a failure: keep the old replica if it was not stopped, else leave neither."""

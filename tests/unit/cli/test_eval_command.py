@@ -15,16 +15,14 @@ from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.run import BenchTarget
 from orchestrator.cli.eval import command as evaluate
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
-from orchestrator.core.paths import Home
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import UnauthorizedError
-from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
-from orchestrator.evals.forecast import pace_of
-from orchestrator.evals.result_files import load_eval_result
+from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult, load_eval_result
+from orchestrator.evals.forecast import find_pace
 from orchestrator.evals.run import (
     EvalOptions,
     describe_sensitivity,
-    evaluate_with_baseline,
+    require_runnable,
     require_sampling,
     save_eval_result,
     served_model,
@@ -116,12 +114,9 @@ def test_a_baseline_that_is_a_server_is_asked_the_same_and_kept_beside(
     assert "all 1,319 show 0.021" in said.err
 
 
-def test_nobody_is_asked_where_the_baseline_cannot_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
-    options = EvalOptions(suite="gpqa-diamond", limit=None, dataset=None, command="", output=tmp_path)
-    greedy = replace(TARGET, warnings=(GREEDY,))
+def test_a_suite_is_not_runnable_where_the_baseline_cannot_sample() -> None:
     with pytest.raises(BenchError, match="which the server cannot"):
-        evaluate_with_baseline(TARGET, greedy, None, options, home=Home(tmp_path), say=print)
+        require_runnable(find_suite("gpqa-diamond"), TARGET, replace(TARGET, warnings=(GREEDY,)), data=None)
 
 
 class Asked:
@@ -141,7 +136,7 @@ class Asked:
             AnsweredQuestion(id=f"q{place}", correct=answer == "+", seed=seed, answer=f"{answers}{place}")
             for place, answer in enumerate(answers)
         )
-        asked = options.asked
+        asked = options.resolved_suite
         return replace(OUTCOME, suite=asked.name, items=items, limit=options.limit, max_tokens=asked.max_tokens)
 
 
@@ -323,15 +318,15 @@ def test_a_measured_rate_of_this_plan_goes_before_a_published_one(tmp_path: Path
     measured = replace(measured, run=replace(measured.run, provenance=ServerProvenance(plan_digest=plan.digest)))
     (tmp_path / "result.json").write_text(measured.to_json())
     best = max(metrics.OUTPUT.value_of(point) or 0.0 for point in measured.points)
-    assert pace_of(plan, tmp_path).tok_s == best
-    assert pace_of(plan, tmp_path).source.startswith(f"measured: best of `{measured.run.workload_name}`")
-    assert pace_of(load("mi355x-tp8").plan, tmp_path).tok_s == 1461
+    assert find_pace(plan, tmp_path).tok_s == best
+    assert find_pace(plan, tmp_path).source.startswith(f"measured: best of `{measured.run.workload_name}`")
+    assert find_pace(load("mi355x-tp8").plan, tmp_path).tok_s == 1461
 
 
 def test_what_a_sample_can_tell_is_worst_where_no_score_is_known() -> None:
-    told = describe_sensitivity(find_suite("gpqa-diamond"), limit=None, near=None)
+    told = describe_sensitivity(find_suite("gpqa-diamond"), limit=None, expected=None)
     assert told == "198 questions of `gpqa-diamond` show a difference of 0.141 or more near 0.5 (80 % power)"
-    assert describe_sensitivity(find_suite("gpqa-diamond"), limit=500, near=None) == told
+    assert describe_sensitivity(find_suite("gpqa-diamond"), limit=500, expected=None) == told
 
 
 def test_an_endpoint_that_wants_a_key_gets_the_option_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,8 @@ import pytest
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secrets import Secret
-from orchestrator.evals.eval_result import eval_result_file, eval_result_to_json
-from orchestrator.evals.harness import EvalRequest, _last_words, argv, local_task, read_eval_result, read_items
-from orchestrator.evals.result_files import load_eval_result
+from orchestrator.evals.eval_result import eval_result_file, eval_result_to_json, load_eval_result
+from orchestrator.evals.harness import EvalRequest, _error_message, argv, local_task, read_eval_result, read_items
 from orchestrator.evals.suites import find_suite
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -147,4 +146,4 @@ def test_bytes_that_are_no_text_are_refused_in_words(tmp_path: Path) -> None:
 )
 def test_a_harness_that_fails_is_told_by_what_its_traceback_ends_with(printed: str, told: str) -> None:
     """All of it was said as it came."""
-    assert _last_words(printed.splitlines()) == told
+    assert _error_message(printed.splitlines()) == told

@@ -42,7 +42,7 @@ def test_a_replica_that_scores_less_ends_the_change(
     least: float, enough: bool, asked: list[tuple[str, int | None]], tmp_path: Path
 ) -> None:
     def ask() -> None:
-        run.require_gsm8k(TARGET, least=least, called="replica 1 of 2", folder=tmp_path, home=Home(tmp_path))
+        run.require_gsm8k(TARGET, minimum=least, name="replica 1 of 2", folder=tmp_path, home=Home(tmp_path))
 
     if enough:
         ask()

@@ -27,7 +27,7 @@ from orchestrator.evals.logprobs.run import (
     ProbeOptions,
     ProbeSide,
     load_reference,
-    reference_of,
+    measure_reference,
     run_probe,
     save_reference,
 )
@@ -57,7 +57,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
         monkeypatch.setattr(probe, "open_client", open_client)
         target = dataclasses.replace(TARGET, dp=dp, api_key=key)
         side = ProbeSide(name=NAME, engines=(("", target),), source=source, run=None)
-        return run_probe(side, reference, options, against="a file")
+        return run_probe(side, reference, options, reference_name="a file")
 
     return run
 
@@ -70,7 +70,7 @@ def right(ask: Ask) -> LogprobReference:
 def alarms(report: ProbeReport) -> dict[tuple[str, int], list[int]]:
     """Where bands above the limit begin, by what was compared and the text's length."""
     return {
-        (row.named, row.length): [part.first for part in row.alarms if part in row.bands]
+        (row.title, row.length): [part.first for part in row.alarms if part in row.bands]
         for row in report.rows
         if row.alarms
     }
@@ -298,7 +298,7 @@ def test_shorter_texts_alone_fit_a_longer_reference(ask: Ask, right: LogprobRefe
 def test_a_reference_can_be_another_server(ask: Ask, right: LogprobReference) -> None:
     ask(engine(), dp=2)
     side = ProbeSide(name="other", engines=(("", dataclasses.replace(TARGET, dp=2)),), source=None, run=None)
-    assert reference_of(side, dataclasses.replace(OPTIONS, tolerance=1e-9)) == right
+    assert measure_reference(side, dataclasses.replace(OPTIONS, tolerance=1e-9)) == right
 
 
 def test_a_server_that_cannot_be_asked_all_is_no_reference(ask: Ask) -> None:
@@ -306,7 +306,7 @@ def test_a_server_that_cannot_be_asked_all_is_no_reference(ask: Ask) -> None:
         ask(engine(refuses_scores=lambda _, asked: asked == "batch"))[0].require()
     side = ProbeSide(name="other", engines=(("", TARGET),), source=None, run=None)
     with pytest.raises(SmokeError, match="are not verified"):
-        reference_of(side, OPTIONS)
+        measure_reference(side, OPTIONS)
 
 
 def flat(*scores: float) -> TokenLogprobs:

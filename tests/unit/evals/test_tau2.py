@@ -64,7 +64,7 @@ def test_a_simulation_that_never_ran_is_left_out_as_tau2_does(tmp_path: Path) ->
     del data["simulations"][0]["reward_info"]
     (tmp_path / "results.json").write_text(json.dumps(data))
     runs = read_simulations(tmp_path, "glm", "")
-    assert (runs.left_out, len(runs.result.items)) == (1, 39)
+    assert (runs.skipped, len(runs.result.items)) == (1, 39)
     assert [k for k, _ in runs.result.pass_hat()] == [1, 2, 3]
 
 
@@ -99,10 +99,10 @@ def test_runs_of_different_models_users_or_of_one_domain_twice_are_no_evaluation
 def test_a_run_is_compared_with_no_other_than_the_one_that_was_named(tmp_path: Path) -> None:
     """Of two servers of which only one was asked, its score was compared with itself."""
     file = run_of(tmp_path, "glm", "airline")
-    assert read_simulations(tmp_path, "glm", "", compared=True).result.score == 0.25
+    assert read_simulations(tmp_path, "glm", "", require_name=True).result.score == 0.25
     for place in (tmp_path, file):
         with pytest.raises(UsageError, match="no tau2 results named `fp8-DOMAIN` found"):
-            read_simulations(place, "fp8", "", compared=True)
+            read_simulations(place, "fp8", "", require_name=True)
 
 
 def test_a_simulation_that_stands_there_twice_is_no_other_task(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from orchestrator.bench.result import BenchResult
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError
 from orchestrator.core.text import first_control_char
-from orchestrator.evals.result_files import load_eval_result
+from orchestrator.evals.eval_result import load_eval_result
 from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.text import comparison_text
 from orchestrator.report.write import make_report
