@@ -12,6 +12,7 @@ from orchestrator.bench.published import Published, PublishedModel, load_publish
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, complete_names, server_names
+from orchestrator.core.command_hints import hints_for
 from orchestrator.core.console import note, print_data, say
 from orchestrator.core.errors import OutputError, UsageError
 from orchestrator.core.json_output import JsonOutput
@@ -235,11 +236,13 @@ def _look(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool
     """Check host and kernel coverage of each plan. Raises a DeployError if a plan cannot run."""
     home = Home.from_environment()
     for server in planned.servers:
-        resolve_host_ref(server.plan.runtime, home, host)
-        if covered and not server.ablation:
-            report_coverage(server.plan, home)
+        with hints_for(server.profile, server.overrides):
+            resolve_host_ref(server.plan.runtime, home, host)
+            if covered and not server.ablation:
+                report_coverage(server.plan, home)
     for server in planned.servers if not tune else ():
-        require_tuned(server.plan, home, tune=_TUNE, allow=None)
+        with hints_for(server.profile, server.overrides):
+            require_tuned(server.plan, home, tune=_TUNE, allow=None)
 
 
 def _run_step(argv: Sequence[str]) -> int:

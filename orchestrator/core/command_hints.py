@@ -6,7 +6,8 @@ command line registers the user's options here, and the console expands every hi
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,6 +53,20 @@ def set_profile(profile: str, overrides: Sequence[str]) -> None:
         _asked.profile, _asked.overrides = profile, tuple(overrides)
 
 
+@contextmanager
+def hints_for(profile: str, overrides: Sequence[str]) -> Iterator[None]:
+    """Fill in this profile in the hints of a block, and in that of an error which ends it."""
+    before = _asked.profile, _asked.overrides
+    _asked.profile, _asked.overrides = profile, tuple(overrides)
+    yield
+    _asked.profile, _asked.overrides = before
+
+
+def profile_words(name: str) -> str:
+    """Return the profile and `--set` of a command on the user's profile, or on `name` if the user named none."""
+    return shlex.join([_asked.profile or name, *(word for each in _asked.overrides for word in ("--set", each))])
+
+
 def expand_commands(text: str) -> str:
     """Return `text` with the user's profile, `--set` and `--host` in each of its `deploy` commands.
 
@@ -67,8 +82,7 @@ def expand_commands(text: str) -> str:
 def _whole(found: re.Match[str]) -> str:
     verb, rest = found[1], found[2]
     if _asked.profile is not None:
-        settings = [word for override in _asked.overrides for word in ("--set", override)]
-        words = shlex.join([_asked.profile, *settings])
+        words = profile_words(_asked.profile)
         rest = re.sub(rf"\b{PROFILE}\b", lambda _: words, rest)
     rest = _shortened(rest, lambda option: _asked.takes(verb, option))
     if _asked.host is not None and "--host" not in rest and _asked.takes(verb, "--host"):

@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.checkpoints.checkpoint import Checkpoint, local_checkpoint
 from orchestrator.checkpoints.verify import checkpoint_directory, known_mismatches
 from orchestrator.core.catalog import Catalog, EntryKind
-from orchestrator.core.command_hints import expand_commands
+from orchestrator.core.command_hints import expand_commands, profile_words
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.core.paths import Home
@@ -155,7 +155,7 @@ def _known_rows(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[li
 def _how_to_check(plan: Plan) -> str:
     image = base_reference(plan.engine) if plan.engine.image else "IMAGE"
     also = ", and so does `deploy up`" if needs_table(plan) else ""
-    command = f"deploy kernels coverage {plan.profile} --image {image}"
+    command = f"deploy kernels coverage {profile_words(plan.profile)} --image {image}"
     return f"unknown for {_aiter_label(plan)}; `{command}` reads the image{also}"
 
 

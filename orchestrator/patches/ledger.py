@@ -73,7 +73,7 @@ def manifest(
     """
     entries = [
         {**_entry(patch, diffs), "digest": patch_digest(patch, diffs), "expected": patch.id not in unexpected}
-        | ({"hint": hint} if patch.apply.kind == "file" else {})
+        | ({"hint": hint} if hint and patch.apply.kind == "file" else {})
         for patch in sorted(patches, key=lambda patch: patch.id)
     ]
     return json.dumps(entries, indent=2) + "\n"

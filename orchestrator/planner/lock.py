@@ -14,6 +14,7 @@ from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.checkpoints.staging import hub_of
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.command_hints import profile_words
 from orchestrator.core.console import note
 from orchestrator.core.errors import BuildError, CheckpointError, DeployError, Problem, ProfileError, UsageError
 from orchestrator.core.files import read_file
@@ -271,7 +272,7 @@ class LockSource(ProfileSource):
         problems = [problem for _, each in found for problem in each]
         if problems:
             kind = next(kind for kind, each in found if each)
-            hint = f"`deploy lock {plan.profile}` writes a lock of the current inputs"
+            hint = f"`deploy lock {profile_words(plan.profile)}` writes a lock of the current inputs"
             raise kind(f"the plan or its inputs have changed since `{self.path.name}`", problems=problems, hint=hint)
         return plan
 

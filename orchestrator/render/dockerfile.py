@@ -12,6 +12,7 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
+from orchestrator.core.command_hints import profile_words
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import first_control_char
 from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES
@@ -116,12 +117,16 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
 
 def _manifest(plan: Plan, sources: ImageSources) -> str:
     unexpected = {use.id for use in plan.patches if not use.expected}
-    return manifest(sources.patches, sources.diffs, unexpected=unexpected, hint=_make_table(plan))
+    added = {patch.id for patch in sources.patches if isinstance(patch.apply, AddedFile)}
+    lacks_table = any(use.id in added and use.input_sha256 is None for use in plan.patches)
+    return manifest(
+        sources.patches, sources.diffs, unexpected=unexpected, hint=_make_table(plan) if lacks_table else ""
+    )
 
 
 def _make_table(plan: Plan) -> str:
     """Return the next command for a plan whose table was not given."""
-    return f"`deploy kernels build {plan.profile}` makes it; then render again"
+    return f"`deploy kernels build {profile_words(plan.profile)}` makes it; then render again"
 
 
 def _patch_steps(plan: Plan, sources: ImageSources) -> tuple[PatchStep, ...]:

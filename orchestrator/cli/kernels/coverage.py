@@ -8,6 +8,7 @@ import typer
 
 from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
 from orchestrator.cli.options import HostOption, Json, SetOption, complete_names
+from orchestrator.core.command_hints import hints_for
 from orchestrator.core.console import note, print_data
 from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.json_output import JsonOutput
@@ -51,7 +52,10 @@ def command(
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)
     plans = _plans(profile, set_ or ())
     warn_mismatches(plans, given, home)
-    covered = [compute_coverage(plan, given, home) for plan in plans]
+    covered = []
+    for plan in plans:
+        with hints_for(profile or plan.profile, set_ or ()):
+            covered.append(compute_coverage(plan, given, home))
     if json:
         OUTPUT.show(tuple(one.to_output() for one in covered))
     elif covered:
@@ -63,7 +67,8 @@ def command(
         hint = "`deploy kernels build PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest"
         if not any(one.supports_table for one in short):
             hint = "aiter chooses a kernel by heuristics there; tables are made and tuned for MXFP4 alone"
-        raise KernelsError(f"no tuned kernel for every key of {names}", hint=hint)
+        with hints_for(profile or short[0].coverage.profile, set_ or ()):
+            raise KernelsError(f"no tuned kernel for every key of {names}", hint=hint)
 
 
 def _plans(profile: str | None, overrides: Sequence[str]) -> list[Plan]:

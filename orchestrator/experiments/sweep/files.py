@@ -13,6 +13,7 @@ from orchestrator.core.console import format_duration
 from orchestrator.core.errors import BenchError
 from orchestrator.core.files import atomic_write_all
 from orchestrator.core.safe_paths import RelativePath
+from orchestrator.core.subprocesses import quote
 from orchestrator.experiments.sweep.confirm import confirmed, confirmed_words
 from orchestrator.experiments.sweep.report import (
     SweepReport,
@@ -165,7 +166,9 @@ def tune_command(sweep: Sweep, winner: Winner, result: BenchResult | None) -> st
         return None
     counts = sorted({int(key["token"]) for key in misses if isinstance(key, dict) and str(key.get("token")).isdigit()})
     tokens = f" --tokens {','.join(map(str, counts))}" if counts else ""
-    named = sweep.request.profile if winner.profile is None else _named(sweep, winner.profile)
+    settings = [word for override in sweep.request.overrides for word in ("--set", override)]
+    own = winner.profile is None
+    named = quote([sweep.request.profile, *settings]) if own else _named(sweep, winner.profile)
     what = "shape has" if len(misses) == 1 else "shapes have"
     return f"{len(misses)} MoE {what} no tuned kernel under this load: `deploy kernels tune {named}{tokens}` tunes them"
 

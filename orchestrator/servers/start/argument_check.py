@@ -13,6 +13,7 @@ from orchestrator.checkpoints.engine_files import read_engine_files
 from orchestrator.checkpoints.hub import HubFiles, list_files
 from orchestrator.checkpoints.staging import hub_of
 from orchestrator.core.catalog import Catalog
+from orchestrator.core.command_hints import profile_words
 from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import HostError, Problem, ProfileError
 from orchestrator.core.files import write_cache
@@ -97,7 +98,7 @@ def _problem(refusal: ArgumentRefusal, argv: Sequence[str], plan: Plan, locate: 
     """Return the problem for a refusal, located at the settings that cause it."""
     given = [word.removeprefix("--") for word in argv if word.startswith("--")]
     keys = refusal.keys(given)
-    hint = "" if keys else f"`deploy show {plan.profile}` shows each option with its origin"
+    hint = "" if keys else f"`deploy show {profile_words(plan.profile)}` shows each option with its origin"
     return Problem(refusal.text, ", ".join(dict.fromkeys(filter(None, map(locate, keys)))), hint)
 
 

@@ -119,6 +119,32 @@ def test_the_commands_of_messages_exist_and_leave_nothing_to_guess(every: dict[s
             verbs = {" ".join(words.split()[:count]) for count in (1, 2)}
             assert verbs & {*every, "kernels", "patches"}, (path, words)
             assert not re.search(r"…|--profile|\b(DIR|URL|BASE|NAME)\b", words), (path, words)
+            if path.parent.name != "kubernetes":  # in a manifest, which is the same for every way to ask for it
+                assert not re.search(r"\{plan\.profile\}", words), (path, "lacks the `--set` of the user", words)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("reproduce wafer-glm52 --dry-run --set model=glm-5.2-mxfp4-routed", "kernels tune mi355x-tp4dp2 --set model="),
+        ("kernels coverage --set model=glm-5.2-mxfp4-routed", "kernels tune mi355x-tp4dp2-july --set model="),
+        ("render mi355x-tp4dp2 --set model=glm-5.2-mxfp4-routed", "kernels build mi355x-tp4dp2 --set model="),
+        (
+            "kernels coverage mi355x-tp4dp2 --set engine.aiter_commit=null",
+            "kernels coverage mi355x-tp4dp2 --set engine.",
+        ),
+    ],
+)
+def test_a_command_that_names_no_profile_fills_in_the_one_at_hand(
+    words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
+    ended = CliRunner().invoke(app, words.split())
+    if isinstance(ended.exception, DeployError):
+        show_error(ended.exception)
+    shown = " ".join((ended.output + capsys.readouterr().err).split())
+    assert told in shown
+    assert not re.search(r"`deploy [^`]*\bPROFILE\b", shown)
 
 
 def test_preflight_says_so_to_programs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
