@@ -1,6 +1,6 @@
 """Coverage of a plan's MoE lookups by tuned rows: one state for each bucket of tokens."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -16,9 +16,14 @@ _DEFAULT_PREFILL = 131072  # without `--chunked-prefill-size`: all buckets of ai
 
 
 class BucketState(StrEnum):
-    """State of a bucket; `fallback` is the row for 32768 tokens used for 131072, aiter's own rule."""
+    """State of a bucket, the one word for it in every output.
+
+    `derived` is a row of another shape, never measured; `fallback` the row for 32768 tokens used for 131072, aiter's
+    own rule.
+    """
 
     TUNED = "tuned"
+    DERIVED = "derived"
     FALLBACK = "fallback"
     UNTUNED = "untuned"
     UNKNOWN_KERNEL = NameVerdict.UNKNOWN_KERNEL.value
@@ -27,11 +32,10 @@ class BucketState(StrEnum):
     @property
     def runs_tuned(self) -> bool:
         """Whether a tuned kernel runs."""
-        return self in {BucketState.TUNED, BucketState.FALLBACK}
+        return self in {BucketState.TUNED, BucketState.DERIVED, BucketState.FALLBACK}
 
 
-_LABELS = ("tuned", "derived", "fallback", "untuned")
-_STATES = (*_LABELS, BucketState.UNKNOWN_KERNEL.value, BucketState.NOT_BUILT.value)
+_ALWAYS = (BucketState.TUNED, BucketState.DERIVED, BucketState.FALLBACK, BucketState.UNTUNED)  # in a count, even if 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +45,6 @@ class Bucket:
     key: Key
     state: BucketState
     row: TunedRow | None
-
-    @property
-    def label(self) -> str:
-        """The name of the count that includes this bucket; `untuned` if no tuned kernel runs."""
-        if not self.state.runs_tuned:
-            return "untuned"
-        if self.row and self.row.origin is RowOrigin.DERIVED:
-            return RowOrigin.DERIVED.value
-        return self.state.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +68,20 @@ class KeyCoverage:
 
     @property
     def summary(self) -> str:
-        """Whether the server looks up the shape, and the number of buckets in each state, derived ones apart."""
+        """Whether the server looks up the shape, and the number of buckets in each state that occurs."""
         looked_up = {True: "looked up", False: "not looked up", None: "looked up if the checkpoint requires it"}[
             self.expected
         ]
-        words = [bucket.label if bucket.state.runs_tuned else bucket.state.value for bucket in self.buckets]
-        return f"{looked_up}; {', '.join(f'{words.count(word)} {word}' for word in _STATES if word in words)}"
+        return f"{looked_up}; {self._counts(())}"
 
     @property
     def counts(self) -> str:
-        """The number of buckets with a tuned, a derived, a fallback and no row."""
-        words = [bucket.label for bucket in self.buckets]
-        return ", ".join(f"{words.count(word)} {word}" for word in _LABELS)
+        """The number of buckets in each state; the usual states are named even if none is in them."""
+        return self._counts(_ALWAYS)
+
+    def _counts(self, always: Collection[BucketState]) -> str:
+        states = [bucket.state for bucket in self.buckets]
+        return ", ".join(f"{states.count(each)} {each}" for each in BucketState if each in states or each in always)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +114,7 @@ class Coverage:
     def derived(self) -> tuple[Key, ...]:
         """The keys with a derived row, of a shape that the server is known to look up."""
         buckets = (bucket for shape in self.keys if shape.expected for bucket in shape.buckets)
-        return tuple(bucket.key for bucket in buckets if bucket.label == RowOrigin.DERIVED.value)
+        return tuple(bucket.key for bucket in buckets if bucket.state is BucketState.DERIVED)
 
     @property
     def untuned(self) -> tuple[Key, ...]:
@@ -210,8 +207,8 @@ def _bucket(key: Key, row_by_key: Mapping[Key, TunedRow], names: KernelNames | N
     verdict = names.check_all(match.kernels, key.shape) if names else NameVerdict.KNOWN
     if verdict is not NameVerdict.KNOWN:
         return Bucket(key=key, state=BucketState(verdict.value), row=match)
-    exact = match.key.token == key.token
-    return Bucket(key=key, state=BucketState.TUNED if exact else BucketState.FALLBACK, row=match)
+    state = BucketState.TUNED if match.key.token == key.token else BucketState.FALLBACK
+    return Bucket(key=key, state=BucketState.DERIVED if match.origin is RowOrigin.DERIVED else state, row=match)
 
 
 def _layout(plan: Plan) -> str:
@@ -332,8 +329,7 @@ def _listed(tokens: Iterable[int]) -> str:
 
 
 def _cell(bucket: Bucket) -> str:
-    """The state and the origin of the row."""
-    if bucket.row is None:
+    """The state, and the origin of the row unless the state says it."""
+    if bucket.row is None or bucket.state is BucketState.DERIVED:
         return bucket.state.value
-    unmeasured = ", unmeasured" if bucket.row.origin is RowOrigin.DERIVED else ""
-    return f"{bucket.state.value} ({bucket.row.origin.value}{unmeasured})"
+    return f"{bucket.state.value} ({bucket.row.origin.value})"

@@ -141,6 +141,8 @@ def _row(cells: dict[str, str], location: str, origin: RowOrigin) -> TunedRow:
         doweight_stage1=_boolean(cells, "doweight_stage1"),
     )
     tag = cells.get("_tag", "")
+    if origin is RowOrigin.FILE and cells.get("us") == "":  # as `write_table` writes a derived row
+        origin = RowOrigin.DERIVED
     return TunedRow(
         key=key,
         act_type=_nonempty(cells, "act_type"),

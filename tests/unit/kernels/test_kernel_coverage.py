@@ -18,9 +18,9 @@ from kernel_samples import (
 )
 from plan_samples import plan_of
 
-from orchestrator.kernels.coverage import BucketState, coverage_of, to_output
+from orchestrator.kernels.coverage import BucketState, coverage_of, to_output, to_text
 from orchestrator.kernels.keys import Shape
-from orchestrator.kernels.rows import RowOrigin
+from orchestrator.kernels.rows import RowOrigin, derive_unfused, read_rows, write_table
 from orchestrator.kernels.table import KernelNames, NameVerdict, ShapeConstraint, assemble
 from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.fusion import decide_fusion
@@ -177,6 +177,18 @@ def test_the_upper_tier_borrows_and_a_borrowed_kernel_is_judged_too() -> None:
         found = coverage_of(glm_plan(), rows([line(32768, kernels=(STAGE1_KW, STAGE2))]), names=names)
         assert found.keys[0].buckets[-1].key.token == 131072
         assert found.keys[0].buckets[-1].state is state
+
+
+def test_a_derived_row_is_called_so_in_the_table_the_counts_and_json() -> None:
+    """Also where it is the fallback for the largest batch, and in a table that is given without its origins."""
+    derived = derive_unfused(rows([line(32768), line(16)]), fused=FUSED_TP8, unfused=UNFUSED_TP8)
+    given = read_rows(write_table(derived).splitlines(), name="given", origin=RowOrigin.FILE, problems=[])
+    for found in (coverage_of(glm_plan(), derived, names=NAMES), coverage_of(glm_plan(), given, names=NAMES)):
+        assert [bucket.state for bucket in to_output(found).keys[1].buckets if bucket.location] == ["derived"] * 3
+        assert found.keys[1].counts == "0 tuned, 3 derived, 0 fallback, 14 untuned"
+        assert found.keys[1].summary.endswith("; 3 derived, 14 untuned")
+        cells = [words for row in to_text(found, tables="").splitlines() if (words := row.split())]
+        assert [words[-1] for words in cells if words[0] in {"16", "32768", "131072"}] == ["derived"] * 3
 
 
 def test_of_equal_keys_the_first_row_answers_whatever_its_activation() -> None:
