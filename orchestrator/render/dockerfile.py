@@ -6,13 +6,12 @@ Templates may be untrusted, so they run in Jinja's sandbox. Filters keep a value
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from orchestrator.core.command_hints import profile_words
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import first_control_char
 from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES
@@ -23,6 +22,8 @@ from orchestrator.plan.plan import Engine, EnvVar, Plan, PlannedPatch
 from orchestrator.render.artifacts import BuildContext, RenderedFile
 
 GATEWAY_LABEL: Final = "deploy.gateway"  # the version of smg in an image
+PATCH_LABEL: Final = "deploy.patch."  # and the id: the state that the step of the patch leaves, as far as it is known
+RECEIPT_FILE: Final = "/opt/deploy/receipt.json"  # in an image: the state of each patch, as its sources decided
 GATEWAY_FOLDER: Final = "gateway"  # in the build context
 _WORD: Final = re.compile(r"[A-Za-z0-9_./@][A-Za-z0-9_.+:/@-]*", re.ASCII)
 
@@ -68,6 +69,7 @@ class PatchStep:
     published: str | None
     upstream: str
     effect: str  # what this step does to the image
+    state: str  # of the patch after this step, in the words of the receipt
     source: str | None  # file in the context that the step copies to `destination`
     destination: str | None
     missing: bool  # the patch needs a file that was not given
@@ -99,7 +101,7 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
             base=base_reference(plan.engine),
             tag=plan.engine.image if plan.engine.image_digest else None,
             patches=steps,
-            labels=_label_instruction(plan),
+            labels=_label_instruction(plan, steps),
         )
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         why = f"template `{plan.engine.dockerfile}` cannot be rendered: {error}"
@@ -126,7 +128,7 @@ def _manifest(plan: Plan, sources: ImageSources) -> str:
 
 def _make_table(plan: Plan) -> str:
     """Return the next command for a plan whose table was not given."""
-    return f"`deploy kernels build {profile_words(plan.profile)}` makes it; then render again"
+    return f"`deploy kernels build {plan.profile}` makes it, with the same `--set`; then render again"
 
 
 def _patch_steps(plan: Plan, sources: ImageSources) -> tuple[PatchStep, ...]:
@@ -150,6 +152,7 @@ def _patch_step(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSourc
         published=patch.published,
         upstream=patch.upstream.reference,
         effect=_effect(plan, patch, use, sources),
+        state=_state(plan, patch, use, sources),
         source=f"tables/{added.input}" if added and given else None,
         destination=added.destination if added else None,
         missing=added is not None and not given,
@@ -173,6 +176,22 @@ def _effect(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) 
     if isinstance(patch.apply, Diff):
         return f"Applied by this step, if the sources of sglang {plan.engine.version} need it."
     return "Applied at startup by `deploy up`, if this step finds that the sources need it."
+
+
+def _state(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) -> str:
+    """Return the state of a patch that its step leaves; two words where only the sources tell which.
+
+    A build stops where an expected diff is neither applied nor upstream.
+    """
+    if isinstance(patch.apply, AddedFile):
+        if use.input_sha256 is None:
+            return f"needed: no {patch.apply.input}"
+        return "; ".join(filter(None, [f"table, sha256 {use.input_sha256}", sources.coverage]))
+    if not use.expected:
+        released, version = patch.upstream.released, plan.engine.version
+        fixed = released is not None and _is_at_least(version, released)
+        return f"{'upstream' if fixed else 'not applicable'} by its version {version}"
+    return "applied or upstream" if isinstance(patch.apply, Diff) else "applied at startup or upstream"
 
 
 def _is_at_least(version: str, released: str) -> bool:
@@ -228,8 +247,11 @@ LABEL {GATEWAY_LABEL}={quoted(plan.gateway.version)}
 """
 
 
-def _label_instruction(plan: Plan) -> str:
-    """Return the LABEL instruction known before the build; the receipt's labels are added after the build."""
+def _label_instruction(plan: Plan, steps: Sequence[PatchStep]) -> str:
+    """Return the LABEL instruction known before the build; the receipt's labels are added after the build.
+
+    A plain `docker build` ends here, so each patch has a label, with what is known of its state.
+    """
     labels = {
         "org.opencontainers.image.title": f"sglang for {plan.profile}",
         "org.opencontainers.image.description": plan.description,
@@ -238,5 +260,8 @@ def _label_instruction(plan: Plan) -> str:
     }
     if plan.engine.image_digest:
         labels["org.opencontainers.image.base.digest"] = plan.engine.image_digest
+    for step in steps:
+        published = f" ({step.published})" if step.published else ""
+        labels[f"{PATCH_LABEL}{step.id}"] = f"{step.state}{published}; see {RECEIPT_FILE}"
     pairs = [f"{name}={quoted(value)}" for name, value in sorted(labels.items())]
     return "LABEL " + " \\\n      ".join(pairs)

@@ -28,7 +28,7 @@ from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.config import docker_config
 from orchestrator.images.patch_check import SourceChecker
 from orchestrator.images.prebuilt import PrebuiltImage, inspect_prebuilt, pull_prebuilt, require_matches_plan
-from orchestrator.images.receipt import read_receipt
+from orchestrator.images.receipt import labels, read_receipt
 from orchestrator.images.registry import Registry
 from orchestrator.kernels.plan_coverage import compute_coverage
 from orchestrator.plan.facts import Facts
@@ -329,10 +329,17 @@ def test_a_rendered_context_holds_its_table_or_its_build_fails(docker: DockerCli
     built = docker.run("build", "--tag", tag, str(tmp_path / "out/image"))
     assert built.ok, built.stdout + built.stderr
     shown = docker.run("run", "--rm", "--entrypoint", "cat", tag, "/opt/deploy/receipt.json").stdout
+    labeled = labels(docker, tag) or {}
     docker.run("image", "rm", tag)
     states = {patch["id"]: patch["state"] for patch in json.loads(shown)["patches"]}
     assert states["aiter-fp4-moe-table"] == states[GUARD] == "applied"
     assert states["mtp-shared-expert-exclude"] == "applied at startup"
+    digest = hashlib.sha256(table.read_bytes()).hexdigest()
+    told = {name.removeprefix("deploy.patch."): text for name, text in labeled.items() if "deploy.patch" in name}
+    assert told.keys() == states.keys()
+    assert told["aiter-fp4-moe-table"].startswith(f"table, sha256 {digest}; fused 257/9: 17 tuned, 0 derived")
+    for name in (GUARD, "mtp-shared-expert-exclude"):
+        assert states[name] in told[name].partition(" (")[0].split(" or ")
 
 
 def test_a_ready_image_is_planned_with_the_table_in_it(

@@ -92,11 +92,25 @@ def test_a_step_says_what_it_does() -> None:
     assert "Applied at startup by `deploy up`, if this step finds that the sources need it." in old
 
 
+def test_the_labels_name_each_fix_and_what_is_known_of_its_state() -> None:
+    """Also of a plain `docker build`, which adds no receipt: only what holds whatever the sources are."""
+    new = dockerfile(context(plan(table=TABLE), table=TABLE))
+    old = dockerfile(context(load("mi355x-tp8-july").plan))
+    table = "deploy.patch.aiter-fp4-moe-table="
+    assert f'{table}"table, sha256 {sha256(TABLE).hexdigest()} (wafer.ai/blog/glm52-amd, fix 3 of 3, tuned' in new
+    assert f'{table}"needed: no moe-table (wafer.ai' in old
+    guard, exclude = (f"deploy.patch.{name}=" for name in ("rocm-cuda-runtime-guard", "mtp-shared-expert-exclude"))
+    assert f'{guard}"upstream by its version 0.5.16 (wafer.ai' in new
+    assert f'{guard}"applied or upstream (wafer.ai' in old
+    assert f'{exclude}"applied at startup or upstream (wafer.ai' in old
+    assert new.count("; see /opt/deploy/receipt.json") == len(plan().patches)
+
+
 def test_a_context_without_its_table_stops_its_build_with_the_command() -> None:
     without, given = context(plan()), context(plan(table=TABLE), table=TABLE)
 
     assert (without.missing_inputs, given.missing_inputs) == (("aiter-fp4-moe-table",), ())
-    assert "this step stops the build: `deploy kernels build mi355x-tp8` makes it" in dockerfile(without)
+    assert "this step stops the build: `deploy kernels build mi355x-tp8` makes it, with" in dockerfile(without)
     assert "ARG ALLOW_UNTUNED=" in dockerfile(without)
     assert "ALLOW_UNTUNED" not in dockerfile(given)
     assert f"Applied by this step: a table, sha256 {sha256(TABLE).hexdigest()}" in dockerfile(given)
