@@ -167,8 +167,8 @@ def tune_command(sweep: Sweep, winner: Winner, result: BenchResult | None) -> st
     counts = sorted({int(key["token"]) for key in misses if isinstance(key, dict) and str(key.get("token")).isdigit()})
     tokens = f" --tokens {','.join(map(str, counts))}" if counts else ""
     settings = [word for override in sweep.request.overrides for word in ("--set", override)]
-    own = winner.profile is None
-    named = quote([sweep.request.profile, *settings]) if own else _named(sweep, winner.profile)
+    own = quote([sweep.request.profile, *settings])
+    named = own if winner.profile is None else _named(sweep, winner.profile)
     what = "shape has" if len(misses) == 1 else "shapes have"
     return f"{len(misses)} MoE {what} no tuned kernel under this load: `deploy kernels tune {named}{tokens}` tunes them"
 
