@@ -44,6 +44,9 @@ def command(
         str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
     ] = None,
     engine: EngineOption = None,
+    soak: Annotated[
+        float | None, typer.Option(metavar="MINUTES", min=0, help="minutes of mixed load; default: the profile's")
+    ] = None,
     host: HostOption = None,
     json: Json = False,
 ) -> None:
@@ -58,10 +61,10 @@ def command(
     if is_url(target):
         plan = load(profile_).plan if profile_ else None
         ignore_sigpipe()  # the server counts and measures these requests
-        report = smoke_url(target, plan=plan, key=api_key(api_key_env), engine=engine)
+        report = smoke_url(target, plan=plan, key=api_key(api_key_env), engine=engine, soak=soak)
     else:
         with open_servers(Home.from_environment(), host) as servers:
-            report = smoke_server(servers, target, strict_kernels=strict_kernels)
+            report = smoke_server(servers, target, strict_kernels=strict_kernels, soak=soak)
     if json:
         OUTPUT.show(report)
     else:

@@ -6,7 +6,7 @@ a response contains, parsing raises no other error than UnexpectedResponseError.
 
 import io
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from orchestrator.core.secrets import excerpt
@@ -51,6 +51,7 @@ class GenerateResponse:
     dp_rank: int | None
     verify_steps: int | None  # verifications by the target model, with speculation
     correct_drafts: int | None  # accepted draft tokens; counted by sglang 0.5.13 and later
+    cached_by_source: Mapping[str, int] = field(default_factory=dict)  # device, host, storage; {} without tiers
 
     @property
     def accept_length(self) -> float | None:
@@ -217,7 +218,15 @@ def read_generated(data: Json) -> GenerateResponse:
         dp_rank=optional_number(meta, "dp_rank"),
         verify_steps=optional_number(meta, "spec_verify_ct"),
         correct_drafts=optional_number(meta, "spec_num_correct_drafts"),
+        cached_by_source=_cached_by_source(meta),
     )
+
+
+def _cached_by_source(meta: Json) -> dict[str, int]:
+    """Return the cached tokens by tier: `{'device': 0, 'host': 600}` (sglang 0.5.16 with a hierarchical cache)."""
+    details = meta.get("cached_tokens_details")
+    tiers = ("device", "host", "storage")
+    return {tier: number(details, tier) for tier in tiers if tier in details} if isinstance(details, dict) else {}
 
 
 def read_completed(data: Json) -> GenerateResponse:

@@ -127,6 +127,7 @@ def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: Pl
         nondeterministic=(),
         timeouts=profile.timeouts,
         restart_policy=profile.restart_policy,
+        soak=profile.soak,
         kubernetes=settings.kubernetes,
         slurm=settings.slurm,
         prebuilt_image=facts.image,
@@ -199,7 +200,7 @@ def _container(container: ContainerSection) -> ContainerRequirements:
 
 def planned_model(profile: Profile, merged: MergedProfile) -> Model:
     """Plan the model; this needs only the profile."""
-    model = profile.model
+    model, drafts = profile.model, profile_serving(profile).drafts
     return Model(
         name=merged.names["model"],
         served_name=model.served_name,
@@ -217,6 +218,7 @@ def planned_model(profile: Profile, merged: MergedProfile) -> Model:
         gated=model.gated,
         moe=Moe(**model.moe.model_dump()) if model.moe else None,
         questions=tuple(_questions(profile)),
+        accept_length=model.accept_lengths.get(drafts.steps) if drafts else None,
     )
 
 

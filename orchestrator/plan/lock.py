@@ -20,7 +20,14 @@ FORMAT: Final = 2
 COMMIT: Final = "commit"  # a key of `Lock.checkpoint` besides its files
 _SHORT: Final = 8  # characters of a line's digest; it only locates an edit, the section's digest detects it
 LOCK_FILE: Final = "lock.yaml"  # the end of its name
-_EXCLUDED: Final = ("description", "warnings", "nondeterministic", "wrong_answers", "model.questions")
+_EXCLUDED: Final = (
+    "description",
+    "warnings",
+    "nondeterministic",
+    "wrong_answers",
+    "model.questions",
+    "model.accept_length",
+)
 _SECTIONS: Final = ("tool", "profile", "overrides", "checkpoint", "patches", "files", "unknown", "plan")
 
 

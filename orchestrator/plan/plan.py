@@ -144,6 +144,7 @@ class Model:
     gated: bool  # needs a token to download
     moe: Moe | None
     questions: tuple[SmokeQuestion, ...]
+    accept_length: float | None = None  # published tokens per verification step, for the plan's number of drafts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +280,7 @@ class Plan:
     kubernetes: KubernetesSection | None  # None for other runtimes
     slurm: SlurmSection | None  # None for other runtimes
     prebuilt_image: str | None  # `name@sha256:…`; None: an image is built
+    soak: float = 0.0  # minutes of mixed load in the smoke test
 
     def flag(self, name: str) -> str | None:
         """Return an option's values joined by spaces: "" for a bare switch, None if the plan does not set it."""

@@ -255,6 +255,9 @@ class ModelSection(StrictModel):
     questions: tuple[QuestionSection, ...] = Field(
         default=(), description="questions of the smoke test with correct answers; without them answers are not checked"
     )
+    accept_lengths: dict[int, float] = Field(
+        default={}, description="published tokens per verification step, by `speculative-num-steps`"
+    )
     source: Text = Field(default="", description="where these facts are published")
 
     @model_validator(mode="after")
@@ -353,6 +356,7 @@ class Profile(StrictModel):
     restart_policy: RestartPolicySection = Field(
         default=RestartPolicySection(), description="restart policy of `deploy watch`"
     )
+    soak: float = Field(default=0, ge=0, le=10080, description="minutes of mixed load in the smoke test; 0: none")
     kubernetes: KubernetesSection = Field(default=KubernetesSection(), description="settings for `runtime: kubernetes`")
     slurm: SlurmSection = Field(default=SlurmSection(), description="settings for `runtime: slurm`")
     allow_known_issues: list[Text] = Field(default=[], description="ids of blocking known issues to allow")

@@ -1,7 +1,7 @@
 """The requests that the checks are made of."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
 from orchestrator.engine import endpoints, foreign
@@ -38,12 +38,22 @@ class SmokeClient:
     """Requests to one target. Greedy, and pinned to a data-parallel rank: each rank has a cache of its own."""
 
     def __init__(
-        self, target: Target, server: EngineClient, *, seed: int, faults: Callable[[], Sequence[str]] | None
+        self,
+        target: Target,
+        server: EngineClient,
+        *,
+        seed: int,
+        faults: Callable[[], Sequence[str]] | None,
+        show: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Ask `target` through `server`; `seed` makes prompts that no earlier run has put into the cache."""
+        """Ask `target` through `server`; `seed` makes prompts that no earlier run has put into the cache.
+
+        `show` gets the progress of a long check.
+        """
         self.target = target
         self.server = server
         self.faults = faults
+        self.show = show
         self._random = random.Random(seed)  # noqa: S311 - prompts, not keys
 
     def fresh_ids(self, count: int) -> list[int]:
@@ -103,8 +113,13 @@ class SmokeClient:
 
     def chat_stream(self, body: Body) -> ChatResponse:
         """The answer to a chat request as server-sent events, put together."""
-        streamed = foreign.pinned(self.target.engine, {**body, "stream_options": {"include_usage": True}})
-        return read_chat_events(self.server.events(endpoints.CHAT_COMPLETIONS, *streamed))
+        return read_chat_events(
+            self.events(endpoints.CHAT_COMPLETIONS, {**body, "stream_options": {"include_usage": True}})
+        )
+
+    def events(self, path: str, body: Body) -> Generator[bytes]:
+        """Yield the events of a streamed response as they arrive; closing the generator aborts the request."""
+        yield from self.server.events(path, *foreign.pinned(self.target.engine, body))
 
     def info(self) -> ServerInfo:
         """What the server says of its settings."""

@@ -10,7 +10,7 @@ from orchestrator.verify.report import CheckOutcome, failed, passed, skipped
 
 _TOKENS: Final = 512  # enough for a call or the end of a short thought
 _NAME: Final = "get_weather"
-_TOOL: Final = {
+WEATHER_TOOL: Final = {
     "type": "function",
     "function": {
         "name": _NAME,
@@ -24,7 +24,7 @@ _MARKS: Final = ("<think>", "</think>", "◁think▷", "◁/think▷", "<mm:thin
 
 def tool_call_parsed(client: SmokeClient) -> CheckOutcome:
     """A tool call comes back as text, because the tool-call parser is that of another model."""
-    more = {"tools": [_TOOL], "chat_template_kwargs": {"enable_thinking": False}}
+    more = {"tools": [WEATHER_TOOL], "chat_template_kwargs": {"enable_thinking": False}}
     question = f"What is the weather in Paris now? Call the tool `{_NAME}`."
     answer = client.chat(chat_body(client.target.served_name, question, tokens=_TOKENS, **more))
     if answer.tools:

@@ -38,7 +38,13 @@ def smoke_test(
     limits = Timeouts(connect=min(CONNECT_SECONDS, timeout), idle=timeout, total=timeout)
     shown = progress or Progress()
     with EngineClient(target.url, key=target.api_key, limits=limits, transport=transport) as server:
-        client = SmokeClient(target, server, seed=time.time_ns() if seed is None else seed, faults=faults)
+        client = SmokeClient(
+            target,
+            server,
+            seed=time.time_ns() if seed is None else seed,
+            faults=faults,
+            show=lambda text: shown.update("smoke test", transient=text),
+        )
         try:
             checks = tuple(_all_checks(client, shown=shown, clock=clock))
         finally:

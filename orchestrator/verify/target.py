@@ -33,6 +33,9 @@ class Target:
     api_key: Secret | None
     engine: str = "sglang"
     # Only a plan states these.
+    on_gpu: bool = False
+    soak_seconds: float = 0.0  # of mixed load; 0: none
+    accept_length: float | None = None  # published, in tokens per verification step
     reasoning_parser: str | None = None
     tool_parser: str | None = None
     questions: tuple[SmokeQuestion, ...] = ()  # with one right answer each
@@ -88,6 +91,9 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
         cache_report=facts.cached_tokens_report,
         metrics=facts.metrics,
         grammar=facts.grammar,
+        on_gpu=bool(plan.gpus),
+        soak_seconds=plan.soak * 60,
+        accept_length=plan.model.accept_length,
         reasoning_parser=facts.reasoning_parser,
         tool_parser=facts.tool_parser,
         questions=plan.model.questions,

@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,7 @@ from real_servers import real_servers
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
+from orchestrator.core.procfs import read_cmdline
 from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
 from orchestrator.engine.client import EngineClient
@@ -27,7 +31,7 @@ from orchestrator.monitoring.files import monitoring_files
 from orchestrator.monitoring.request import monitored
 from orchestrator.planner.planning import load
 from orchestrator.servers.start.verify import smoke_url
-from orchestrator.verify import smoke
+from orchestrator.verify import smoke, soak
 from orchestrator.verify.checks import correct_answers
 from orchestrator.verify.client import SmokeClient
 from orchestrator.verify.report import SmokeReport, Verdict
@@ -85,8 +89,39 @@ def test_a_real_server_passes(server: CpuServer) -> None:
     print(report.to_table())
     verdicts = {check.name: check.verdict for check in report.checks}
     absent = {name for name, verdict in verdicts.items() if verdict is Verdict.SKIPPED}
-    assert absent == {"API key required", "DP ranks", "speculative decoding"}
+    assert absent == {
+        "API key required",
+        "DP ranks",
+        "speculative decoding",
+        "fact in a long text found",
+        "long prefill",
+    }
     assert set(verdicts.values()) == {Verdict.PASSED, Verdict.SKIPPED}
+
+
+@pytest.mark.slow
+def test_a_soak_of_a_real_server_passes_and_finds_a_hung_scheduler(
+    server: CpuServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = dataclasses.replace(target_of(server.plan, url=server.url, api_key=None), soak_seconds=5)
+    with EngineClient(server.url, key=None) as client:
+        found = soak.soak(SmokeClient(target, client, seed=1, faults=None))
+        assert found.verdict is Verdict.PASSED, found
+    monkeypatch.setattr(soak, "_STALL_SECONDS", 5.0)
+    scheduler = next(process for process in processes_of(server.handle) if "scheduler" in read_cmdline(process.pid))
+    timer = threading.Timer(3, os.kill, (scheduler.pid, signal.SIGSTOP))
+    timer.start()
+    try:
+        with EngineClient(server.url, key=None) as client:
+            long = dataclasses.replace(target, soak_seconds=600)
+            found = soak.soak(SmokeClient(long, client, seed=2, faults=None))
+    finally:
+        timer.join()
+        os.kill(scheduler.pid, signal.SIGCONT)
+        # Only a server without a request flushes its cache: the next test begins after the aborted ones.
+        wait_for(lambda: httpx.post(f"{server.url}/flush_cache", timeout=60, trust_env=False).is_success)
+    assert found.verdict is Verdict.FAILED
+    assert found.evidence.startswith("no request of rank 0 ended within 5 s; ")
 
 
 def test_the_summary_of_the_tests_counts_a_real_server(
@@ -99,7 +134,9 @@ def test_the_summary_of_the_tests_counts_a_real_server(
 
 
 def test_a_real_server_is_what_it_says_it_is(server: CpuServer) -> None:
-    verdicts = {check.name: check.verdict for check in smoke_url(server.url, plan=None, key=None).checks}
+    report = smoke_url(server.url, plan=None, key=None)
+    print(report.to_table())
+    verdicts = {check.name: check.verdict for check in report.checks}
     assert Verdict.FAILED not in verdicts.values()
     assert verdicts["served model"] is verdicts["prefix cache"] is verdicts["metrics"] is Verdict.PASSED
 

@@ -8,7 +8,9 @@ each is one behavior, and none of them is set by default. Three transports use i
 import hashlib
 import json
 import random
+import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ Way = str  # how a request for log-probabilities looks: alone, again, batch, cac
 
 VERSION = "0.5.14"
 OPEN_TO_ALL = {"/health", "/metrics"}
+_COLD = 0.1  # a temperature at which the likeliest token is taken
 _KEPT = 20  # prompts in the prefix cache
 
 
@@ -78,6 +81,13 @@ class EngineApi:
     echo: str = ""  # stands in errors and, spread over the first tokens, in answers
     rolls_dice: bool = False  # in `/generate`
     samples: bool = True
+    ignores_temperature: bool = False
+    reads: int = 0  # words of a text in which it finds the code of the blue door
+    aborts_above: int | None = None  # tokens of a prompt that end it
+    drafts_wear_out: bool = False  # after 20 requests
+    keeps_tokens: bool = False  # of the cache in use after requests have ended
+    tiers: Mapping[str, int] | None = None  # cached tokens by tier
+    hanging_rank: int | None = None
     samples_the_first_token_alone: bool = False
     gives_fewer_tokens_each_time: bool = False  # in `/generate`
     stream_drops_a_piece: bool = False
@@ -143,7 +153,8 @@ class EngineApi:
         labels = f'{{engine_type="unified",model_name="{self.model}",moe_ep_rank="0",pp_rank="0",tp_rank="0"}}'
         lines = [f"sglang:{name}_total{labels} {float(value)}" for name, value in self.counts.items()]
         lines += [f"sglang:num_{state}_reqs{labels} 0.0" for state in ("queue", "running")]
-        lines += [f"sglang:num_used_tokens{labels} 0.0", f"sglang:max_total_num_tokens{labels} 65536.0"]
+        held = self.counts["num_requests"] * self.keeps_tokens
+        lines += [f"sglang:num_used_tokens{labels} {held}.0", f"sglang:max_total_num_tokens{labels} 65536.0"]
         lines += [f"sglang:fwd_occupancy{labels} NaN"]
         for mode, name in (("prefill_compute", "prompt_tokens"), ("decode", "generation_tokens")):
             of_mode = labels.replace("}", f',mode="{mode}"}}')
@@ -178,7 +189,8 @@ class EngineApi:
         if body.get("return_logprob"):
             return self._score(body)
         prompt, sampling, rank = _ids_of(body.get("text") or body["input_ids"]), body["sampling_params"], _rank_of(body)
-        tokens, hot = sampling["max_new_tokens"], bool(sampling.get("temperature")) and self.samples
+        tokens, heat = sampling["max_new_tokens"], sampling.get("temperature") or 0
+        hot = self.samples and heat > (0 if self.ignores_temperature else _COLD)
         ids, cached = self._made(prompt, tokens, rank, dice=self.rolls_dice or hot)
         if hot and self.samples_the_first_token_alone:
             ids = [ids[0], *self._ids([*prompt, ids[0]], tokens, dice=False)][:tokens]
@@ -192,12 +204,14 @@ class EngineApi:
                 "prompt_tokens": len(prompt) + self.counts_one_prompt_token_more,
                 "completion_tokens": so_far - self.counts_one_completion_token_less,
                 "cached_tokens": cached,
+                "cached_tokens_details": self.tiers,
                 "dp_rank": None if self.dp == 1 else 0 if self.rank_zero_answers_for_all else rank,
             }
             if self.says_no_rank:
                 del meta["dp_rank"]
             if self.accept_length and tokens > 1:  # the first token comes from prefill
-                steps = meta["spec_verify_ct"] = round((tokens - 1) / self.accept_length)
+                worn = self.drafts_wear_out and self.counts["num_requests"] > 20
+                steps = meta["spec_verify_ct"] = round((tokens - 1) / (1.5 if worn else self.accept_length))
                 meta |= {} if self.counts_no_drafts else {"spec_num_correct_drafts": tokens - 1 - steps}
             return {"text": "".join(_words(ids[:so_far])), "output_ids": ids[:so_far], "meta_info": meta}
 
@@ -222,6 +236,9 @@ class EngineApi:
             pieces = known[:1]
         if self.calls == "as text" and "tools" in body:
             pieces = ["<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>"]
+        code = re.search(r"(.*)The code of the blue door is (\d+)\.", said)
+        if code and len(code[1].split()) < self.reads:
+            pieces, known = [code[2]], ["found"]
         thinking = body.get("chat_template_kwargs", {}).get("enable_thinking")
         if thinking and self.thoughts:
             pieces = {"apart": ["14"], "in the answer": ["Two times seven.</think>14"], "everything": [""]}[
@@ -295,10 +312,15 @@ class EngineApi:
             raise ValueError(f"max_new_tokens must be at least 0, got {tokens}.")
         if self.refuses_to_generate:
             raise ValueError("refused")
+        if self.aborts_above is not None and len(prompt) > self.aborts_above:
+            self.alive = False
+            raise ConnectionRefusedError
         if len(prompt) >= self.context:
             raise OverLongError(f"The input ({len(prompt)} tokens) is longer than the model's context length.")
         made = self._generated(prompt, tokens, dice=dice, rank=rank or 0)
         self.wait_for_detokenizer()
+        if rank is not None and rank == self.hanging_rank:
+            time.sleep(2)
         self.counts["num_requests"] += 1
         return made
 

@@ -30,7 +30,7 @@ from orchestrator.verify.gateway import count_workers, gateway_checks
 from orchestrator.verify.readiness import StartingServer, wait_until_ready
 from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.smoke import smoke_test
-from orchestrator.verify.target import describe, target_of
+from orchestrator.verify.target import Target, describe, target_of
 
 _PAUSE: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
 _SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
@@ -124,10 +124,13 @@ def wait_for_server(
     return seconds
 
 
-def run_smoke_test(handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None) -> SmokeReport:
+def run_smoke_test(
+    handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, soak: float | None = None
+) -> SmokeReport:
     """Run the smoke test of a server, including the known faults in its log.
 
-    With replicas, each is tested with the plan of its own run; the checks of the gateway follow.
+    With replicas, each is tested with the plan of its own run, one after the other; the checks of the gateway follow.
+    `soak` is the minutes of mixed load, by default the plan's.
     """
     if handle.replicas:
         checks = [
@@ -135,13 +138,19 @@ def run_smoke_test(handle: RunningServer, runtime: ServerGroup, *, plan: Plan, k
             for number, server in enumerate(handle.replicas, start=1)
             for check in prefix_replica(
                 number,
-                run_smoke_test(server, runtime, plan=replica_plans(_plan_of(server) or plan)[number - 1], key=key),
+                run_smoke_test(
+                    server, runtime, plan=replica_plans(_plan_of(server) or plan)[number - 1], key=key, soak=soak
+                ),
             )
         ]
         checks += gateway_checks(target_of(plan, url=handle.url, api_key=key), plan.replicas)
         return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=tuple(checks))
-    target = target_of(plan, url=handle.url, api_key=key)
+    target = _with_soak(target_of(plan, url=handle.url, api_key=key), soak)
     return smoke_test(target, faults=lambda: degraded_faults(runtime.logs(handle, follow=False)))
+
+
+def _with_soak(target: Target, minutes: float | None) -> Target:
+    return target if minutes is None else replace(target, soak_seconds=minutes * 60)
 
 
 def _plan_of(server: RunningServer) -> Plan | None:
@@ -154,8 +163,10 @@ def prefix_replica(number: int, report: SmokeReport) -> list[CheckResult]:
     return [replace(check, name=f"replica {number}: {check.name}") for check in report.checks]
 
 
-def smoke_server(servers: Servers, name: str, *, strict_kernels: bool) -> SmokeReport:
+def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: float | None = None) -> SmokeReport:
     """Run the smoke test of a running server with its plan, and check its kernels again.
+
+    `soak` is the minutes of mixed load, by default the plan's.
 
     Raises StartError if the plan is not in this home or the server has exited, KernelsError for an untuned kernel with
     `strict_kernels`.
@@ -165,7 +176,7 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool) -> SmokeR
     server.require_running()
     if lost := server.dead_processes():
         raise SmokeError(f"`{name}` failed its smoke test: {lost}", hint=RESTART_HINT.format(name=name))
-    report = run_smoke_test(server.found, server.runtime, plan=plan, key=server.key)
+    report = run_smoke_test(server.found, server.runtime, plan=plan, key=server.key, soak=soak)
     try:
         run.save(SMOKE_FILE, report.to_dict())
         kernel_gate(server.runtime.logs(server.found, follow=False), plan=plan, run=run, strict=strict_kernels)
@@ -174,8 +185,12 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool) -> SmokeR
     return report
 
 
-def smoke_url(url: str, *, plan: Plan | None, key: Secret | None, engine: str | None = None) -> SmokeReport:
+def smoke_url(
+    url: str, *, plan: Plan | None, key: Secret | None, engine: str | None = None, soak: float | None = None
+) -> SmokeReport:
     """Run the smoke test of any endpoint, with a plan or with what it reports; `engine` is the one the user names.
+
+    `soak` is the minutes of mixed load, by default those of the plan.
 
     Raises UsageError for an invalid URL or an unknown engine, SmokeError if no model is served there.
     """
@@ -185,7 +200,7 @@ def smoke_url(url: str, *, plan: Plan | None, key: Secret | None, engine: str | 
     try:
         with EngineClient(url, key=key) as server:
             if plan is not None and not is_foreign(engine or _listed_engine(server)):
-                return smoke_test(target_of(plan, url=url, api_key=key), faults=None)
+                return smoke_test(_with_soak(target_of(plan, url=url, api_key=key), soak), faults=None)
             target = describe(server, url=url, api_key=key, engine=engine)
     except (NoResponseError, UnexpectedResponseError) as error:
         raise unidentified_server(url, error, key=key) from error
@@ -194,7 +209,7 @@ def smoke_url(url: str, *, plan: Plan | None, key: Secret | None, engine: str | 
         target = replace(
             target, served_name=model.served_name, questions=model.questions, context_length=plan.serving.context
         )
-    return smoke_test(target, faults=None)
+    return smoke_test(_with_soak(target, soak), faults=None)
 
 
 def _listed_engine(server: EngineClient) -> str:

@@ -15,10 +15,12 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import SmokeError
 from orchestrator.core.origin import Origin
 from orchestrator.core.secrets import Secret
+from orchestrator.engine.client import EngineClient
 from orchestrator.plan.plan import PlanWarning, SmokeQuestion
 from orchestrator.planner.planning import load
-from orchestrator.verify import smoke
-from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
+from orchestrator.verify import smoke, soak
+from orchestrator.verify.client import SmokeClient
+from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, Verdict
 from orchestrator.verify.target import Target, target_of
 
 ASKED = (("What is 17 times 3?", "51"), ("{filler} Which city?", "Paris"), ("{filler} Which word?", "kestrel"))
@@ -35,7 +37,18 @@ ASKING = dataclasses.replace(
     prefill_chunk=256,
     wrong_answers=(CAUSE,),
 )
-EVERYTHING = dataclasses.replace(ASKING, dp=2, speculative=True, api_key=Secret("sk-0123456789"))
+LONG = dataclasses.replace(TARGET, context_length=65536, on_gpu=True)
+EVERYTHING = dataclasses.replace(
+    ASKING,
+    dp=2,
+    speculative=True,
+    api_key=Secret("sk-0123456789"),
+    context_length=65536,
+    on_gpu=True,
+    soak_seconds=0.3,
+    accept_length=3.6,
+    tool_parser="glm47",
+)
 
 
 def run(server: EngineApi, target: Target = TARGET, *, faults: Sequence[str] | None = ()) -> SmokeReport:
@@ -57,9 +70,12 @@ def failures(report: SmokeReport) -> dict[str, str]:
 
 
 def test_an_honest_server_passes_everything() -> None:
-    report = run(engine(dp=2, key="sk-0123456789", accept_length=3.3, knows=KNOWS), EVERYTHING)
+    server = engine(
+        dp=2, key="sk-0123456789", accept_length=3.3, knows=KNOWS, context=65536, reads=6000, calls="parsed"
+    )
+    report = run(server, EVERYTHING)
     assert set(verdicts(report).values()) == {Verdict.PASSED}, report.to_table()
-    assert len(report.checks) == 15
+    assert len(report.checks) == 19
 
 
 PARSED = dataclasses.replace(TARGET, reasoning_parser="qwen3", tool_parser="qwen")
@@ -99,6 +115,11 @@ LIES = {
     "streaming in one piece": (engine(stream_in_one_piece=True), "streaming matches", "the response is not streamed"),
     "a stream without end": (engine(stream_never_ends=True), "streaming matches", "ended without `data: [DONE]`"),
     "streaming counts wrong": (engine(stream_counts_wrong=True), "streaming matches", "counts 33 tokens streaming"),
+    "a temperature that is ignored": (
+        engine(ignores_temperature=True),
+        "sampling varies",
+        "an answer at temperature 0.01 is as unlike the greedy one as one at 2",
+    ),
     "sampling that is ignored": (engine(samples=False), "sampling varies", "the same 32 tokens twice"),
     "a prompt token more": (
         engine(counts_one_prompt_token_more=True),
@@ -156,6 +177,97 @@ def test_a_lie_turns_its_check_red_and_no_other(server: EngineApi, check: str, e
     assert evidence in found[check]
 
 
+DEEP = {
+    "a fact deep in a long text": (
+        {"reads": 4000},
+        "fact in a long text found",
+        Verdict.FAILED,
+        r"at 90% of \d\d,\d{3} tokens '.*' instead of '\d{5}'",
+    ),
+    "all facts found": ({"reads": 6000}, "fact in a long text found", Verdict.PASSED, "at 10%, 50%, 90% of"),
+    "the control not found": (
+        {"reads": 0},
+        "fact in a long text found",
+        Verdict.SKIPPED,
+        "does not find a fact in a short text either",
+    ),
+    "a long prompt that ends the server": (
+        {"aborts_above": 23_170},
+        "long prefill",
+        Verdict.FAILED,
+        "a prompt of 24,576 tokens: ",
+    ),
+    "a longer one that does": ({"aborts_above": 32_767}, "long prefill", Verdict.FAILED, "a prompt of 33,792 tokens: "),
+    "long prompts served": ({}, "long prefill", Verdict.PASSED, "prompts of 24,576 and 33,792 tokens; still serving"),
+}
+
+
+@pytest.mark.parametrize(("behaviors", "check", "verdict", "evidence"), DEEP.values(), ids=DEEP)
+def test_prompts_of_thousands_of_tokens(behaviors: dict[str, int], check: str, verdict: Verdict, evidence: str) -> None:
+    found = named(run(engine(context=65536, **behaviors), LONG), check)
+    assert (found.verdict, bool(re.search(evidence, found.evidence))) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (TARGET, "a CPU takes minutes"),
+        (dataclasses.replace(TARGET, on_gpu=True), "the context is"),
+    ],
+)
+def test_long_prompts_are_skipped_where_they_do_not_fit(target: Target, reason: str) -> None:
+    for check in ("fact in a long text found", "long prefill"):
+        found = named(run(engine(), target), check)
+        assert (found.verdict, reason in found.evidence) == (Verdict.SKIPPED, True), found
+
+
+@pytest.mark.parametrize(
+    ("length", "verdict"), [(3.3, Verdict.PASSED), (2.5, Verdict.PASSED), (2.2, Verdict.WARNING), (1.0, Verdict.FAILED)]
+)
+def test_drafts_are_judged_by_the_published_length(length: float, verdict: Verdict) -> None:
+    target = dataclasses.replace(TARGET, speculative=True, accept_length=3.61)
+    found = named(run(engine(accept_length=length), target), "speculative decoding")
+    assert found.verdict is verdict, found
+    assert verdict is Verdict.FAILED or "published 3.61" in found.evidence
+
+
+def test_cached_tokens_are_reported_by_tier() -> None:
+    found = named(run(engine(tiers={"device": 100, "host": 860})), "prefix cache")
+    assert found.evidence.endswith("(page 64), 100 from device, 860 from host")
+
+
+SOAKED = dataclasses.replace(TARGET, dp=2, speculative=True, soak_seconds=0.5)
+FAULTS = {
+    "a rank that hangs": ({"hanging_rank": 1}, "no request of rank 1 ended within 0.2 s"),
+    "drafts that wear out": ({"drafts_wear_out": True}, "the accept length of rank 0 fell from 3.3"),
+    "cache tokens that stay in use": ({"keeps_tokens": True}, "cache tokens are in use without a request"),
+    "long prompts that end it": ({"aborts_above": 600}, "requests failed, the first one of kind long: "),
+}
+
+
+@pytest.mark.parametrize(("behaviors", "evidence"), FAULTS.values(), ids=FAULTS)
+def test_a_soak_meets_what_a_short_test_does_not(
+    behaviors: dict[str, object], evidence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak, "_STALL_SECONDS", 0.2 if "hanging_rank" in behaviors else 60.0)
+    monkeypatch.setattr(soak, "_DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(soak, "_PAUSE", 0.01)
+    found = soaked(engine(dp=2, accept_length=3.3, **behaviors))
+    assert (found.verdict, evidence in found.evidence) == (Verdict.FAILED, True), found
+
+
+def test_a_soak_reports_its_load() -> None:
+    found = soaked(engine(dp=2, accept_length=3.3))
+    assert found.verdict is Verdict.PASSED, found
+    assert re.match(r"0\.00833333 min: [\d,]+ requests, [\d,]+ of them aborted by the client; accept", found.evidence)
+    assert "soak" not in verdicts(run(engine()))
+
+
+def soaked(server: EngineApi) -> CheckOutcome:
+    with EngineClient(SOAKED.url, key=None, transport=over_httpx(server)) as client:
+        return soak.soak(SmokeClient(SOAKED, client, seed=1, faults=None))
+
+
 ODD: tuple[object, ...] = (
     None,
     [],
@@ -207,6 +319,10 @@ def test_an_answer_of_an_unexpected_form_is_a_red_check_and_never_an_exception(p
     )
     assert report.failures
     (report.to_table() + json.dumps(report.to_dict(), ensure_ascii=False)).encode()
+
+
+def named(report: SmokeReport, check: str) -> CheckResult:
+    return next(each for each in report.checks if each.name == check)
 
 
 def asked(server: EngineApi, target: Target = ASKING) -> CheckResult:
@@ -389,6 +505,8 @@ def test_what_the_profile_lacks_is_not_applicable_and_not_passed() -> None:
         "DP ranks",
         "speculative decoding",
         "structured output",
+        "fact in a long text found",
+        "long prefill",
         "metrics",
         "clean log",
     }

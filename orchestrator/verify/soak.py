@@ -1,0 +1,183 @@
+"""The soak: minutes of mixed load, for faults that a short test does not meet.
+
+Each rank gets four clients, each with one request at a time: far below the load that a server sustains. Published
+faults took 24 to 86 minutes of such load (sglang #37648; AMD-AGI/Infera).
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, TypeAlias
+
+from orchestrator.core.polling import poll_until
+from orchestrator.core.signals import start_thread_without_signals
+from orchestrator.engine import endpoints
+from orchestrator.engine.liveness import RANK_FIELD
+from orchestrator.engine.metrics import Metric
+from orchestrator.engine.requests import Body, chat_body, completion_body
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
+from orchestrator.verify.client import TOKEN_IDS, SmokeClient
+from orchestrator.verify.parser_checks import WEATHER_TOOL
+from orchestrator.verify.report import CheckOutcome, failed, passed
+
+_CLIENTS: Final = 4  # for each rank
+_STALL_SECONDS: Final = 120.0  # without a finished request of a rank
+_TICK: Final = 0.2  # seconds
+_PAUSE: Final = 1.0  # seconds after a failed request
+_MAX_ERRORS: Final = 20  # then the soak ends early
+_DRAIN_SECONDS: Final = 30.0
+_MIN_ACCEPTANCE: Final = 0.8  # share of the accept length at the beginning (a limit of this project)
+_Request: TypeAlias = Callable[[SmokeClient, int, random.Random], None]  # of a rank
+_QUESTION: Final = "Name the days of the week and what people do on each."
+
+
+@dataclass
+class _Load:
+    """What the clients share."""
+
+    end: float  # by the monotonic clock
+    finished_at: dict[int, float]  # by rank
+    done: list[str] = field(default_factory=list)  # kinds of the requests that succeeded
+    errors: list[str] = field(default_factory=list)
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.stopped.is_set() and time.monotonic() < self.end and len(self.errors) < _MAX_ERRORS
+
+    def stalled(self) -> list[int]:
+        """Return the ranks that finished no request for too long."""
+        now = time.monotonic()
+        return [rank for rank, at in self.finished_at.items() if now - at > _STALL_SECONDS]
+
+
+def soak(client: SmokeClient) -> CheckOutcome:
+    """The server hangs, loses its drafts or keeps cache tokens only after minutes of mixed load."""
+    seconds, ranks = client.target.soak_seconds, range(client.target.dp)
+    before, held_before = _accept_lengths(client), _used_tokens(client)
+    began = time.monotonic()
+    load = _Load(end=began + seconds, finished_at=dict.fromkeys(ranks, began))
+    threads = [_start_client(client, load, rank, number) for rank in ranks for number in range(_CLIENTS)]
+    stalled: list[int] = []
+    try:
+        while not stalled and any(thread.is_alive() for thread in threads):
+            time.sleep(_TICK)
+            stalled = load.stalled()
+            client.show(f"soak: {time.monotonic() - began:.0f} of {seconds:.0f} s, {len(load.done)} requests")
+    finally:
+        load.stopped.set()
+    counted = f"{len(load.done):,} requests, {load.done.count('aborted'):,} of them aborted by the client"
+    if load.errors:
+        total = len(load.done) + len(load.errors)
+        return failed(f"{len(load.errors)} of {total:,} requests failed, the first one of kind {load.errors[0]}")
+    if stalled:
+        names = ", ".join(map(str, stalled))
+        return failed(f"no request of rank {names} ended within {_STALL_SECONDS:g} s; {counted} before")
+    faults, shown = [], [f"{seconds / 60:g} min: {counted}"]
+    for rank, (first, last) in enumerate(zip(before, _accept_lengths(client), strict=True)):
+        if first and last:
+            shown.append(f"accept length {first:.2f}, then {last:.2f}")
+            if last < _MIN_ACCEPTANCE * first:
+                faults.append(f"the accept length of rank {rank} fell from {first:.2f} to {last:.2f}")
+    if held_before is not None and (held := _held_tokens(client, held_before)) > held_before:
+        faults.append(f"{held:,.0f} cache tokens are in use without a request, {held_before:,.0f} before")
+    return failed("; ".join([*faults, counted])) if faults else passed("; ".join(shown))
+
+
+def _start_client(client: SmokeClient, load: _Load, rank: int, number: int) -> threading.Thread:
+    source = random.Random(f"{client.fresh_ids(8)}, {number}")  # noqa: S311 - prompts, not keys
+    thread = threading.Thread(target=_send_requests, args=(client, load, rank, source), daemon=True)
+    start_thread_without_signals(thread)
+    return thread
+
+
+def _send_requests(client: SmokeClient, load: _Load, rank: int, source: random.Random) -> None:
+    kinds = list(_kinds(client).items())
+    while load.goes_on:
+        name, send = source.choice(kinds)
+        try:
+            send(client, rank, source)
+        except (NoResponseError, UnexpectedResponseError) as error:
+            if not load.stopped.is_set():
+                load.errors.append(f"{name}: {error}")
+                load.stopped.wait(_PAUSE)
+        except RuntimeError:  # of httpx: the soak has ended and its client is closed
+            if not load.stopped.is_set():
+                raise
+        else:
+            load.done.append(name)
+            load.finished_at[rank] = time.monotonic()
+
+
+def _kinds(client: SmokeClient) -> Mapping[str, _Request]:
+    """Return the kinds of requests that the target takes, by name."""
+    kinds: dict[str, _Request] = {"short": _short, "long": _long, "sampled": _sampled, "aborted": _aborted}
+    if client.target.tool_parser:
+        kinds["tools"] = _with_tools
+    return kinds
+
+
+def _complete(client: SmokeClient, rank: int, source: random.Random, *, most: int, tokens: int) -> None:
+    ids = source.choices(TOKEN_IDS, k=source.randint(16, most))
+    client.usage(ids, tokens=tokens, rank=rank)
+
+
+def _short(client: SmokeClient, rank: int, source: random.Random) -> None:
+    _complete(client, rank, source, most=min(512, client.target.context_length // 4), tokens=source.randint(1, 128))
+
+
+def _long(client: SmokeClient, rank: int, source: random.Random) -> None:
+    most = 8192 if client.target.on_gpu else 1024
+    _complete(client, rank, source, most=min(most, client.target.context_length // 2), tokens=16)
+
+
+def _chat(client: SmokeClient, rank: int, **more: object) -> None:
+    client.chat(chat_body(client.target.served_name, _QUESTION, tokens=128, **{RANK_FIELD: rank, **more}))
+
+
+def _sampled(client: SmokeClient, rank: int, source: random.Random) -> None:
+    _chat(client, rank, temperature=source.choice((0.3, 1.0)), top_p=0.95, top_k=50)
+
+
+def _with_tools(client: SmokeClient, rank: int, _: random.Random) -> None:
+    _chat(client, rank, tools=[WEATHER_TOOL])
+
+
+def _aborted(client: SmokeClient, rank: int, source: random.Random) -> None:
+    """Close a stream after a few events."""
+    ids = source.choices(TOKEN_IDS, k=source.randint(16, 256))
+    body: Body = completion_body(client.target.served_name, ids, tokens=256, ignore_eos=True, **{RANK_FIELD: rank})
+    with closing(client.events(endpoints.COMPLETIONS, body)) as events:
+        for _ in islice(events, source.randint(1, 8)):
+            pass
+
+
+def _accept_lengths(client: SmokeClient) -> list[float | None]:
+    """Return the accept length of one prompt for each rank; None without speculation."""
+    if not (client.target.speculative and client.is_sglang):
+        return [None] * client.target.dp
+    return [client.generate(_QUESTION, tokens=64, rank=rank).accept_length for rank in range(client.target.dp)]
+
+
+def _used_tokens(client: SmokeClient) -> float | None:
+    """Return the cache tokens in use, without those that can be evicted; None if unknown, or if others send requests.
+
+    The gauge changes only while a server works (sglang), so a request of one token goes before.
+    """
+    if not client.target.metrics:
+        return None
+    for rank in range(client.target.dp):
+        client.usage(_QUESTION, tokens=1, rank=rank)
+    metrics = client.server.metrics()
+    return None if metrics.get(str(Metric.RUNNING)) else metrics.get(str(Metric.USED_TOKENS))
+
+
+def _held_tokens(client: SmokeClient, before: float) -> float:
+    """Return the cache tokens in use after the aborted requests have ended."""
+    return poll_until(
+        lambda held: held <= before, lambda: _used_tokens(client) or 0.0, within=_DRAIN_SECONDS, pause=1.0
+    )
