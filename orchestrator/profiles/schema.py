@@ -356,7 +356,7 @@ class Profile(StrictModel):
     restart_policy: RestartPolicySection = Field(
         default=RestartPolicySection(), description="restart policy of `deploy watch`"
     )
-    soak: float = Field(default=0, ge=0, le=10080, description="minutes of mixed load in the smoke test; 0: none")
+    soak: float = Field(default=0.0, ge=0, le=10080, description="minutes of mixed load in the smoke test; 0: none")
     kubernetes: KubernetesSection = Field(default=KubernetesSection(), description="settings for `runtime: kubernetes`")
     slurm: SlurmSection = Field(default=SlurmSection(), description="settings for `runtime: slurm`")
     allow_known_issues: list[Text] = Field(default=[], description="ids of blocking known issues to allow")
