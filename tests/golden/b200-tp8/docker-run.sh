@@ -4,11 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-<<<<<<< HEAD
-  --label deploy.plan=e44cf0a43b7f4b55d33bd92421779fb79336a9cb99c2a76903502cb79d016ce4 \
-=======
-  --label deploy.plan=2c139cba857aad0a1e3ac20c256158759f24d83c625d9ec9f97b967ea813168a \
->>>>>>> 065788a5 (Add a soak to the smoke test, and checks with long prompts, temperature and published acceptance)
+  --label deploy.plan=1996da147baeb83ed9b2536bdedf57d2239e9c7958dbe5da2073337a73726109 \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,11 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi325x-tp8 \
   --label deploy.name=mi325x-tp8 \
-<<<<<<< HEAD
-  --label deploy.plan=616ebe52f297bbed3bcbec368905d218eb11202fd696bb0d90cc1b7d4932c034 \
-=======
-  --label deploy.plan=e3089f546356ffa4c0032fabc478e8610cd4e3efa610f8be6c8f037feab48ba8 \
->>>>>>> 065788a5 (Add a soak to the smoke test, and checks with long prompts, temperature and published acceptance)
+  --label deploy.plan=034b2972dba11b67ab97533d65a14ed1626e63d1e76bce5449c76f40845a0093 \
   --label deploy.profile=mi325x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,11 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-<<<<<<< HEAD
-  --label deploy.plan=09424250adb010703cb64299372971c860dd3802094f2c162bd8ad321177ea4c \
-=======
-  --label deploy.plan=abddaf5efedfe3501ccac670286122f55f6b75c24ccb42432259cbec0a67fa5c \
->>>>>>> 065788a5 (Add a soak to the smoke test, and checks with long prompts, temperature and published acceptance)
+  --label deploy.plan=6c4fba8998abd2da9dd09367662e03b342ba83aa2c024b9ef7b15cf7d74855e2 \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

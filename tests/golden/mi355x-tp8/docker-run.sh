@@ -4,11 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
-<<<<<<< HEAD
-  --label deploy.plan=f68a5dfb2328fa2ca3301c4f6bacb00c6f35fb1af7b057c25afe75dd55bb665d \
-=======
-  --label deploy.plan=cd69e5a2a0e167cd8d777aab56a0e401e0197cd1c085c9864e5dc19858bee9e7 \
->>>>>>> 065788a5 (Add a soak to the smoke test, and checks with long prompts, temperature and published acceptance)
+  --label deploy.plan=3ae506b49c41d9371bfbc7c861b9a75da4a54f56230ede90b25d4a61e5e10540 \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

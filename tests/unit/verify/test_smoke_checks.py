@@ -238,8 +238,8 @@ def test_cached_tokens_are_reported_by_tier() -> None:
 
 SOAKED = dataclasses.replace(TARGET, dp=2, speculative=True, soak_seconds=0.5)
 FAULTS = {
-    "a rank that hangs": ({"hanging_rank": 1}, "no request of rank 1 ended within 0.2 s"),
-    "drafts that wear out": ({"drafts_wear_out": True}, "the accept length of rank 0 fell from 3.3"),
+    "a rank that hangs": ({"hanging_rank": 1}, r"no request of rank (0, )?1 ended within 0.2 s"),
+    "drafts that wear out": ({"drafts_wear_out": True}, r"the accept length of rank 0 fell from 3\.3"),
     "cache tokens that stay in use": ({"keeps_tokens": True}, "cache tokens are in use without a request"),
     "long prompts that end it": ({"aborts_above": 600}, "requests failed, the first one of kind long: "),
 }
@@ -253,7 +253,7 @@ def test_a_soak_meets_what_a_short_test_does_not(
     monkeypatch.setattr(soak, "_DRAIN_SECONDS", 0.1)
     monkeypatch.setattr(soak, "_PAUSE", 0.01)
     found = soaked(engine(dp=2, accept_length=3.3, **behaviors))
-    assert (found.verdict, evidence in found.evidence) == (Verdict.FAILED, True), found
+    assert (found.verdict, bool(re.search(evidence, found.evidence))) == (Verdict.FAILED, True), found
 
 
 def test_a_soak_reports_its_load() -> None:
