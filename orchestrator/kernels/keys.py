@@ -1,6 +1,6 @@
 """The lookup key of aiter's fused MoE, and its buckets of tokens."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.errors import ProfileError
@@ -103,10 +103,10 @@ class Key:
 
 
 def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING) -> Shape:
-    """The shape one rank looks up; `fused` says whether sglang folds the shared experts into the routed ones.
+    """Return the shape that one rank looks up; `fused`: sglang fuses the shared experts with the routed ones.
 
-    Under expert parallelism aiter takes one from topk for a masked slot (`topk -= int(is_ep)`). Raises ProfileError for
-    a layout that does not divide the model.
+    Under expert parallelism aiter subtracts one from topk for a masked slot (`topk -= int(is_ep)`). Raises ProfileError
+    for a layout that does not divide the model.
     """
     if layout.tp % layout.ep or moe.routed_experts % layout.ep:
         raise ProfileError(
@@ -131,7 +131,7 @@ def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING
 def rank_shapes(plan: Plan, moe: Moe | None = None) -> dict[Shape, bool]:
     """Return the shapes that a rank may look up, each with whether the shared expert is fused.
 
-    `moe` is the checkpoint's MoE, by default the plan's. Raises  ValueError for a plan without routed experts.
+    `moe` is the checkpoint's MoE, by default the plan's. Raises ValueError for a plan without routed experts.
     """
     moe = moe or plan.model.moe
     if moe is None:
@@ -144,24 +144,18 @@ def rank_shapes(plan: Plan, moe: Moe | None = None) -> dict[Shape, bool]:
 def key_of(plan: Plan, shape: Shape, *, token: int) -> Key:
     """Return the key that a rank of the plan's server looks up: Quark MXFP4, or block-scaled FP8."""
     gpu = plan.hardware
-    key = mxfp4_key(shape, gfx=gpu.arch, cu_num=gpu.compute_units, token=token)
-    if is_mxfp4(plan):
-        return key
-    dtype = _FP8_OF.get(gpu.arch, _FP8)
-    return replace(key, q_dtype_a=dtype, q_dtype_w=dtype, q_type=_FP8_BLOCKS)
-
-
-def mxfp4_key(shape: Shape, *, gfx: str, cu_num: int, token: int) -> Key:
-    """Return the key of Quark MXFP4 weights and activations in a gated MLP, as sglang calls aiter."""
+    dtype, q_type = MXFP4, BLOCK_SCALED
+    if not is_mxfp4(plan):
+        dtype, q_type = _FP8_OF.get(gpu.arch, _FP8), _FP8_BLOCKS
     return Key(
-        gfx=gfx,
-        cu_num=cu_num,
+        gfx=gpu.arch,
+        cu_num=gpu.compute_units,
         token=token,
         shape=shape,
         dtype="torch.bfloat16",
-        q_dtype_a=MXFP4,
-        q_dtype_w=MXFP4,
-        q_type=BLOCK_SCALED,
-        use_g1u1=True,
+        q_dtype_a=dtype,
+        q_dtype_w=dtype,
+        q_type=q_type,
+        use_g1u1=True,  # a gated MLP
         doweight_stage1=False,
     )

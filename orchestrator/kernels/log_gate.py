@@ -15,10 +15,7 @@ from typing import Final
 from orchestrator.kernels.keys import BLOCK_SCALED, Key, Shape, bucket
 from orchestrator.kernels.rows import write_untuned
 
-MARK: Final = b"[fused_moe]"
-OTHER_TABLE_MARK: Final = b"not found tuned config"
 _MAX_FAMILIES: Final = 200
-_MAX_LINE_BYTES: Final = 1 << 20  # longer lines are no log lines
 
 _KEY: Final = (
     r"\((?:'(?P<gfx>gfx\w+)', )?(?P<cu_num>\d+), (?P<token>\d+), (?P<model_dim>\d+), (?P<inter_dim>\d+), "
@@ -140,20 +137,6 @@ class GateReader:
         elif "not found tuned config" in line:
             self._other(line)
 
-    def feed_chunks(self, chunks: Iterable[bytes]) -> None:
-        """Read a log in chunks of any size; a last line without a newline counts if it is complete."""
-        rest = b""
-        for chunk in chunks:
-            end = chunk.rfind(b"\n") + 1
-            if not end:
-                rest = _bounded(rest + chunk)
-                continue
-            first = chunk.index(b"\n") + 1
-            self._scan(rest + chunk[:first])
-            self._scan(chunk, start=first, end=end)
-            rest = chunk[end:]
-        self._scan(rest)
-
     def report(self) -> GateReport:
         """Return the report on the lines read so far."""
         return GateReport(
@@ -163,19 +146,6 @@ class GateReader:
             families=tuple(sorted(self._families.items())),
             truncated=self._truncated,
         )
-
-    def _scan(self, text: bytes, *, start: int = 0, end: int | None = None) -> None:
-        """Find the lines with a mark, without splitting the rest into lines."""
-        end = len(text) if end is None else end
-        for mark in (MARK, OTHER_TABLE_MARK):
-            at = text.find(mark, start, end)
-            while at >= 0:
-                head = text.rfind(b"\n", start, at) + 1 or start
-                tail = text.find(b"\n", at, end)
-                tail = end if tail < 0 else tail
-                if mark is MARK or MARK not in text[head:tail]:
-                    self.feed(text[head:tail].decode(errors="replace"))
-                at = text.find(mark, tail, end)
 
     def _lookup(self, line: str) -> None:
         start = line.rindex("[fused_moe]")
@@ -205,10 +175,6 @@ def gate_report(lines: Iterable[str]) -> GateReport:
     for line in lines:
         reader.feed(line)
     return reader.report()
-
-
-def _bounded(rest: bytes) -> bytes:
-    return rest if len(rest) <= _MAX_LINE_BYTES else rest[-_MAX_LINE_BYTES:]
 
 
 def _consistent(match: re.Match[str]) -> bool:

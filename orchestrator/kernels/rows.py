@@ -22,7 +22,7 @@ _TRUTH: Final = {"1": True, "1.0": True, "True": True, "0": False, "0.0": False,
 _FALLBACK: Final = "flydsl_fallback"  # aiter/fused_moe.py, `get_cfg_2stages`
 _REQUIRED: Final = (*KEY_COLUMNS[1:], "block_m", "kernelName1", "kernelName2")
 # Read at every lookup; an empty cell is NaN, which is true for `run_1stage` and a crash for `xbf16` and `flat`.
-_ZERO_WHERE_MISSING: Final = frozenset({"ksplit", "run_1stage", "xbf16", "flat"})
+_ZERO_IF_EMPTY: Final = frozenset({"ksplit", "run_1stage", "xbf16", "flat"})
 _MEASURED: Final = ("us1", "err1", "us2", "err2", "us", "tflops", "bw")
 _MAX_PROBLEMS: Final = 20
 TABLE_COLUMNS: Final = (
@@ -98,17 +98,11 @@ def _add(problems: list[Problem], problem: Problem) -> None:
 
 
 def _check_header(header: Sequence[str], name: str) -> list[Problem]:
-    twice = sorted({column for column in header if header.count(column) > 1})
-    missing = [column for column in _REQUIRED if column not in header]
-    problems = [Problem(f"duplicate column `{column}`", f"{name}:1") for column in twice]
-    if missing:
-        problems.append(
-            Problem(
-                f"missing columns: {', '.join(f'`{column}`' for column in missing)}",
-                f"{name}:1",
-                "expected a tuned fused-MoE table, as aiter's gemm_moe_tune.py writes it",
-            )
-        )
+    duplicates = sorted({column for column in header if header.count(column) > 1})
+    problems = [Problem(f"duplicate column `{column}`", f"{name}:1") for column in duplicates]
+    if missing := [f"`{column}`" for column in _REQUIRED if column not in header]:
+        hint = "expected a tuned fused-MoE table, as aiter's gemm_moe_tune.py writes it"
+        problems.append(Problem(f"missing columns: {', '.join(missing)}", f"{name}:1", hint))
     return problems
 
 
@@ -157,10 +151,10 @@ def _row(cells: dict[str, str], location: str, origin: RowOrigin) -> TunedRow:
 
 def _integer(cells: Mapping[str, str], column: str) -> int:
     text = cells[column].strip()
-    whole = text.removesuffix(".0")
-    if not (whole.isascii() and whole.isdigit()):
+    digits = text.removesuffix(".0")
+    if not (digits.isascii() and digits.isdigit()):
         raise _BadCellError(f"`{column}` is `{text}`, not a whole number")
-    return int(whole)
+    return int(digits)
 
 
 def _nonempty(cells: Mapping[str, str], column: str) -> str:
@@ -189,30 +183,19 @@ def _microseconds(text: str) -> float:
     return value if value > 0 else math.inf
 
 
-@dataclass(frozen=True, kw_only=True)
-class Merged:
-    """Rows without duplicates, and the number of rows dropped for a better row of equal key."""
-
-    rows: tuple[TunedRow, ...]
-    dropped: int
-
-
-def merge(rows: Iterable[TunedRow], *, gfx: str, cu_num: int) -> Merged:
+def merge(rows: Iterable[TunedRow], *, gfx: str, cu_num: int) -> tuple[TunedRow, ...]:
     """Merge rows into a table for one kind of GPU, without duplicate keys, preferred origins first.
 
-    Of rows of one origin the fastest is kept, as in aiter's own merge. Rows of other GPUs are left out: an
-    aiter before ad73ecb5 does not look at `gfx`, and gfx1250 has 256 compute units too.
+    Of rows of one origin the fastest is used, as in aiter's own merge. Rows of other GPUs are skipped: an aiter before
+    ad73ecb5 ignores `gfx`, and gfx1250 has 256 compute units too.
     """
-    same_gpu = (row for row in rows if (row.key.gfx, row.key.cu_num) == (gfx, cu_num))
     best: dict[tuple[Key, str, str], TunedRow] = {}
-    seen = 0
-    for row in same_gpu:
-        seen += 1
-        current = best.get(row.identity)
-        if current is None or _rank(row) < _rank(current):
-            best[row.identity] = row
-    ordered = sorted(best.values(), key=lambda row: _PREFERENCE[row.origin])
-    return Merged(rows=tuple(ordered), dropped=seen - len(ordered))
+    for row in rows:
+        if (row.key.gfx, row.key.cu_num) == (gfx, cu_num):
+            current = best.setdefault(row.identity, row)
+            if _rank(row) < _rank(current):
+                best[row.identity] = row
+    return tuple(sorted(best.values(), key=lambda row: _PREFERENCE[row.origin]))
 
 
 def _rank(row: TunedRow) -> tuple[int, float]:
@@ -259,7 +242,7 @@ def _cell(row: TunedRow, column: str) -> str:
     if column == "_tag":
         return row.tag
     text = row.cells.get(column, "")
-    return "0" if column in _ZERO_WHERE_MISSING and text in _NA else text
+    return "0" if column in _ZERO_IF_EMPTY and text in _NA else text
 
 
 def write_origins(rows: Sequence[TunedRow]) -> str:
@@ -279,8 +262,7 @@ def write_origins(rows: Sequence[TunedRow]) -> str:
 
 def write_untuned(keys: Iterable[Key]) -> str:
     """Format the keys as input for the tuner, sorted and without duplicates."""
-    wanted = sorted(set(keys))
-    return _csv(UNTUNED_COLUMNS, ([key.cells()[column] for column in UNTUNED_COLUMNS] for key in wanted))
+    return _csv(UNTUNED_COLUMNS, ([key.cells()[column] for column in UNTUNED_COLUMNS] for key in sorted(set(keys))))
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

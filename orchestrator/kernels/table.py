@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.kernels.keys import Key, Shape, buckets, key_of, mxfp4_key, rank_shapes
+from orchestrator.kernels.keys import Key, Shape, buckets, key_of, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow, derive_unfused, merge
 from orchestrator.plan.plan import Moe, Plan
 
@@ -39,7 +39,7 @@ class KernelNames:
     commit: str
     patterns: tuple[re.Pattern[str], ...]
     constraints: tuple[ShapeConstraint, ...]
-    without: Mapping[int, tuple[int, ...]]  # tokens by inter_dim whose upstream rows name other kernels
+    excluded_tokens: Mapping[int, tuple[int, ...]]  # by inter_dim; their upstream rows name other kernels
 
     def check(self, name: str, shape: Shape) -> NameVerdict:
         """Check whether this aiter has the kernel `name` for `shape`."""
@@ -60,10 +60,9 @@ class KernelNames:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The rows of a table in order, and the rows left out."""
+    """The rows of a table in order, and the rejected rows."""
 
     rows: tuple[TunedRow, ...]
-    duplicates: int
     rejected: tuple[TunedRow, ...]  # rows whose kernels the image's aiter lacks
 
     @property
@@ -73,13 +72,11 @@ class Table:
 
     @property
     def summary(self) -> str:
-        """The number of rows by origin and of rows left out, in lines."""
+        """The number of rows by origin and of rejected rows, in lines."""
         counts = [f"{count} {origin.value}" for origin, count in self.origins.items() if count]
         lines = [f"{len(self.rows)} rows: {', '.join(counts) or 'none'}"]
         if self.origins[RowOrigin.DERIVED]:
             lines.append("derived rows fit the shape; their times are unmeasured")
-        if self.duplicates:
-            lines.append(f"{self.duplicates} rows left out: duplicate key")
         if self.rejected:
             lines.append(f"{len(self.rejected)} rows left out: kernels missing in the image's aiter")
         return "\n".join(lines)
@@ -97,10 +94,8 @@ def assemble(plan: Plan, rows: Iterable[TunedRow], *, names: KernelNames | None)
     if names and True in shapes:
         derived = derive_unfused(accepted, fused=shapes[True], unfused=shapes[False])
         derived = tuple(row for row in derived if _is_usable(row, names))
-    merged = merge([*accepted, *derived], gfx=plan.hardware.arch, cu_num=plan.hardware.compute_units)
     return Table(
-        rows=merged.rows,
-        duplicates=merged.dropped,
+        rows=merge([*accepted, *derived], gfx=plan.hardware.arch, cu_num=plan.hardware.compute_units),
         rejected=tuple(row for row in candidates if not _is_usable(row, names)),
     )
 
@@ -127,11 +122,11 @@ class BuiltinKeys:
 
 def builtin_rows(plan: Plan, builtin: Iterable[BuiltinKeys], moe: Moe | None = None) -> tuple[TunedRow, ...]:
     """Return placeholder rows, without kernels, for aiter's own keys that the plan's server may look up."""
-    wanted = rank_shapes(plan, moe)
+    shapes = rank_shapes(plan, moe)
     return tuple(
-        _row_of(key_of(plan, shape, token=token), RowOrigin.IMAGE, "aiter's own tables")
+        _placeholder(key_of(plan, shape, token=token), RowOrigin.IMAGE, "aiter's own tables")
         for keys in builtin
-        for shape in wanted
+        for shape in shapes
         for token in keys.tokens.get(shape, ())
     )
 
@@ -149,20 +144,18 @@ def expected_rows(
         return ()
     if (fused.model_dim, fused.expert, fused.topk) != (upstream.model_dim, upstream.expert, upstream.topk):
         return ()
-    without = names.without.get(fused.inter_dim, ())
-    tokens = [token for token in buckets(upstream.tokens) if token not in without]
+    excluded = names.excluded_tokens.get(fused.inter_dim, ())
+    tokens = [token for token in buckets(upstream.tokens) if token not in excluded]
     origins = {fused: RowOrigin.UPSTREAM, shapes[False]: RowOrigin.DERIVED}
-    return tuple(_expected_row(plan, shape, token, origin) for shape, origin in origins.items() for token in tokens)
+    return tuple(
+        _placeholder(key_of(plan, shape, token=token), origin, "the pinned upstream table")
+        for shape, origin in origins.items()
+        for token in tokens
+    )
 
 
-def _expected_row(plan: Plan, shape: Shape, token: int, origin: RowOrigin) -> TunedRow:
-    gpu = plan.hardware
-    key = mxfp4_key(shape, gfx=gpu.arch, cu_num=gpu.compute_units, token=token)
-    return _row_of(key, origin, "the pinned upstream table")
-
-
-def _row_of(key: Key, origin: RowOrigin, location: str) -> TunedRow:
-    """Return a placeholder row: only the key is known."""
+def _placeholder(key: Key, origin: RowOrigin, location: str) -> TunedRow:
+    """Return a row of which only the key is known."""
     return TunedRow(
         key=key, act_type="", tag="", kernels=("", ""), us=math.inf, cells={}, origin=origin, location=location
     )

@@ -1,8 +1,8 @@
 """Log gate for CUDA: tuned Triton configurations of fused MoE that a server's log reports as found or missing.
 
-sglang looks up one file per shape of a rank:  `E=33,N=1024,device_name=NVIDIA_H200.json`, 33 experts (the
-shared one among them) of 1024 columns (0.5.16, moe_runner/triton_utils/fused_moe_triton_config.py). Without that
-file sglang uses a slower default and reports no error. The file of the down projection (`_down`) is optional.
+sglang looks up one file per shape of a rank, e.g. `E=33,N=1024,device_name=NVIDIA_H200.json` for 33 experts (including
+the shared one) of 1024 columns (0.5.16, moe_runner/triton_utils/fused_moe_triton_config.py). Without that file sglang
+uses a slower default and reports no error. The file of the down projection (`_down`) is optional.
 """
 
 import re

@@ -11,9 +11,10 @@ from orchestrator.core.console import print_data, say
 from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.json_output import JsonOutput
-from orchestrator.kernels.log_gate import GateOutput, GateReader, GateReport
+from orchestrator.kernels.log_gate import GateOutput, GateReport, gate_report
 
 OUTPUT: Final = JsonOutput(GateOutput)
+_MAX_LINE_BYTES: Final = 1 << 20  # longer lines are no log lines
 
 
 def command(
@@ -44,10 +45,9 @@ def command(
 
 
 def _read_log(path: str) -> GateReport:
-    reader = GateReader()
     try:
         with sys.stdin.buffer if path == "-" else Path(path).open("rb") as log:
-            reader.feed_chunks(iter(lambda: log.read(1 << 20), b""))
+            lines = iter(lambda: log.readline(_MAX_LINE_BYTES), b"")
+            return gate_report(line.decode(errors="replace") for line in lines)
     except OSError as error:
         raise UsageError(f"cannot read `{path}`: {error.strerror}") from error
-    return reader.report()

@@ -66,7 +66,4 @@ def _cells(row: Mapping[str, str]) -> tuple[str, ...]:
 def require_readable(problems: list[Problem]) -> None:
     """Raise KernelsError if there are problems."""
     if problems:
-        raise KernelsError(
-            "cannot read the tuned tables",
-            problems=problems,
-        )
+        raise KernelsError("cannot read the tuned tables", problems=problems)

@@ -30,16 +30,8 @@ class PinnedFile(StrictModel):
 
     @property
     def address(self) -> str:
-        """Where the file is downloaded from."""
+        """The download URL."""
         return self.url.format(commit=self.commit, path=self.path)
-
-
-class _Keys(StrictModel):
-    model_dim: int
-    inter_dim: tuple[int, ...]
-    expert: int
-    topk: int
-    tokens: int
 
 
 class _Names(StrictModel):
@@ -48,20 +40,17 @@ class _Names(StrictModel):
     exclude: Mapping[int, tuple[int, ...]] = {}
 
 
-class _Dimensions(StrictModel):
+class _Constraint(StrictModel):
+    prefix: str
+    source: str
+    shapes: tuple[Shape, ...]
+
+
+class _BuiltinKeys(StrictModel):
     model_dim: int
     inter_dim: int
     expert: int
     topk: int
-
-
-class _Bound(StrictModel):
-    prefix: str
-    source: str
-    shapes: tuple[_Dimensions, ...]
-
-
-class _BuiltinKeys(_Dimensions):
     first: int = Field(default=1, alias="from")
     to: int
     exclude: tuple[int, ...] = ()
@@ -80,9 +69,9 @@ class _BlockFp8(StrictModel):
 
 class _Pins(StrictModel):
     upstream: PinnedFile
-    upstream_keys: _Keys
+    upstream_keys: UpstreamKeys
     names: tuple[_Names, ...]
-    shape_bound: tuple[_Bound, ...]
+    shape_bound: tuple[_Constraint, ...]
     block_fp8: tuple[_BlockFp8, ...] = ()
 
 
@@ -125,23 +114,19 @@ def read_pins(catalog: Catalog | None = None) -> Pins:
     catalog = catalog or Catalog.from_environment()
     path = catalog.path(EntryKind.KERNELS, "aiter")
     raw = read_model(path, _Pins, catalog.shown(path), fault=KernelsError)
-    constraints = tuple(
-        ShapeConstraint(prefix=family.prefix, shapes=tuple(Shape(**shape.model_dump()) for shape in family.shapes))
-        for family in raw.shape_bound
-    )
+    constraints = tuple(ShapeConstraint(prefix=each.prefix, shapes=each.shapes) for each in raw.shape_bound)
     names = tuple(
         KernelNames(
             commit=commit,
             patterns=tuple(re.compile(pattern) for pattern in group.patterns),
             constraints=constraints,
-            without=group.exclude,
+            excluded_tokens=group.exclude,
         )
         for group in raw.names
         for commit in group.commits
     )
-    keys = UpstreamKeys(**raw.upstream_keys.model_dump())
     block_fp8 = {commit: tuple(_builtin_keys(group)) for group in raw.block_fp8 for commit in group.commits}
-    return Pins(upstream=raw.upstream, upstream_keys=keys, names=names, block_fp8=block_fp8)
+    return Pins(upstream=raw.upstream, upstream_keys=raw.upstream_keys, names=names, block_fp8=block_fp8)
 
 
 def _builtin_keys(group: _BlockFp8) -> Iterator[BuiltinKeys]:

@@ -62,7 +62,7 @@ def _wait(program: subprocesses.Program, limits: TunerTimeouts, finished: Callab
     def ends() -> bool:
         return program.wait_for(limits.poll) is not None or finished()
 
-    done = poll_until(bool, ends, within=limits.total, pause=0)  # each look is a pause itself
+    done = poll_until(bool, ends, within=limits.total, pause=0)  # `wait_for` waits between two polls
     if (code := program.wait_for(limits.shutdown if done else 0)) is not None:
         return ProgramExit(reason=ExitReason.EXITED, code=code)
     return ProgramExit(reason=ExitReason.HUNG if done else ExitReason.TIME_LIMIT, code=None)

@@ -97,11 +97,11 @@ class Store:
         return read_tables([path], origin=RowOrigin.MEASURED) if path.is_file() else []
 
     def add(self, rows: Iterable[TunedRow], provenance: RowProvenance) -> None:
-        """Save newly measured rows; of rows of equal key the fastest is kept."""
+        """Save newly measured rows; of rows with equal keys only the fastest."""
         new = [replace(row, origin=RowOrigin.MEASURED, location=str(provenance)) for row in rows]
         both = [*self.measured(), *new]
         gpus = dict.fromkeys((row.key.gfx, row.key.cu_num) for row in both)
-        merged = [row for gfx, cu_num in gpus for row in merge(both, gfx=gfx, cu_num=cu_num).rows]
+        merged = [row for gfx, cu_num in gpus for row in merge(both, gfx=gfx, cu_num=cu_num)]
         self._write(self._measured, merged)
 
     def write(self, plan: Plan, rows: Sequence[TunedRow]) -> Path:

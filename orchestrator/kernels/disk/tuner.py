@@ -109,26 +109,26 @@ def tune(
     job.folder.mkdir(parents=True, exist_ok=True)
     output, log = job.folder / "tuned.csv", job.folder / "tuner.log"
     earlier = _collect(job, store, provenance)
-    wanted = _without(job.keys, earlier.accepted)
-    if not wanted:
+    remaining = _without(job.keys, earlier.accepted)
+    if not remaining:
         return earlier
-    atomic_write(job.folder / "untuned.csv", write_untuned(wanted))
+    atomic_write(job.folder / "untuned.csv", write_untuned(remaining))
     remove_file(log)
 
     def finished() -> bool:
-        done = len(set(wanted) & {row.key for row in _read(output, [])})
-        progress(len(job.keys) - len(wanted) + done, len(job.keys))
-        return done == len(wanted)
+        done = len(set(remaining) & {row.key for row in _read(output, [])})
+        progress(len(job.keys) - len(remaining) + done, len(job.keys))
+        return done == len(remaining)
 
     try:
         end = run(job.argv, log=log, limits=job.limits, finished=finished)
     finally:
-        now = _collect(job, store, provenance)
-    accepted = (*earlier.accepted, *now.accepted)
+        new = _collect(job, store, provenance)
+    accepted = (*earlier.accepted, *new.accepted)
     return Tuned(
         accepted=accepted,
         remaining=_without(job.keys, accepted),
-        problems=(*earlier.problems, *now.problems, *_exit_problems(end, log), *_printed_problems(log)),
+        problems=(*earlier.problems, *new.problems, *_exit_problems(end, log), *_printed_problems(log)),
     )
 
 
@@ -136,26 +136,26 @@ def _collect(job: TuningJob, store: Store, provenance: RowProvenance) -> Tuned:
     """Move the valid rows of the output into the store; rename the output, so the other rows are tuned again."""
     output = job.folder / "tuned.csv"
     unreadable: list[Problem] = []
-    accepted, wrong = check_rows(_read(output, unreadable), job)
+    accepted, invalid = check_rows(_read(output, unreadable), job)
     if accepted:
         store.add(accepted, provenance)
     with contextlib.suppress(FileNotFoundError):
         move(output, output.with_name("tuned.last.csv"))
-    return Tuned(accepted=accepted, remaining=_without(job.keys, accepted), problems=(*unreadable, *wrong))
+    return Tuned(accepted=accepted, remaining=_without(job.keys, accepted), problems=(*unreadable, *invalid))
 
 
 def check_rows(rows: Sequence[TunedRow], job: TuningJob) -> tuple[tuple[TunedRow, ...], tuple[Problem, ...]]:
     """Split rows into the valid ones and problems with the others."""
-    times = Counter(row.identity for row in rows)
-    faults = {row.location: _row_fault(row, job, twice=times[row.identity] > 1) for row in rows}
+    counts = Counter(row.identity for row in rows)
+    faults = {row.location: _row_fault(row, job, duplicate=counts[row.identity] > 1) for row in rows}
     accepted = tuple(row for row in rows if not faults[row.location])
     return accepted, tuple(Problem(fault, location) for location, fault in faults.items() if fault)
 
 
-def _row_fault(row: TunedRow, job: TuningJob, *, twice: bool) -> str:
+def _row_fault(row: TunedRow, job: TuningJob, *, duplicate: bool) -> str:
     if row.key not in job.keys:
         return "row for another key"
-    if twice:
+    if duplicate:
         return "duplicate rows for the key"
     if math.isinf(row.us):
         return f"no time measured: `us` is `{row.cells.get('us', '')}`"

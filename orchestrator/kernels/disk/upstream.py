@@ -1,8 +1,6 @@
 """Pinned upstream files: downloaded once, verified by checksum, not part of this repository."""
 
 import hashlib
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,22 +18,21 @@ _MAX_BYTES: Final = 64 << 20  # many times the size of aiter's tables and progra
 
 
 def upstream_file(
-    pin: PinnedFile,
-    folder: Path,
-    *,
-    alternative: str = "",
-    transport: httpx.BaseTransport | None = None,
-    sleep: Callable[[float], None] = time.sleep,
+    pin: PinnedFile, folder: Path, *, alternative: str = "", transport: httpx.BaseTransport | None = None
 ) -> Path:
     """Return the path of the file below `folder`, downloaded if missing.
 
-    Retries transient failures after 1 s and 2 s. `alternative` ends the hint of an error. Raises KernelsError if the
-    download fails or its checksum differs, without writing a file.
+    `alternative` ends the hint of an error. Raises KernelsError if the download fails or its checksum differs, without
+    writing a file.
     """
     path = folder / FileName(f"{pin.commit[:12]}-{pin.name}")
     if path.is_file() and _digest(path.read_bytes()) == pin.sha256:
         return path
-    content = _download(pin, transport, sleep, hint=f"without internet: copy the file to `{path}`{alternative}")
+    try:
+        content = _get(pin.address, transport)
+    except httpx.HTTPError as error:
+        hint = f"try again; without internet: copy the file to `{path}`{alternative}"
+        raise KernelsError(f"cannot download `{pin.name}`: {error}", location=pin.address, hint=hint) from error
     if (digest := _digest(content)) != pin.sha256:
         raise KernelsError(
             f"`{pin.name}` at commit {pin.commit[:12]} has checksum {digest[:16]}…, expected {pin.sha256[:16]}…",
@@ -43,28 +40,6 @@ def upstream_file(
             hint="check the response of that address: a proxy may have answered",
         )
     return write_cache(path, content)
-
-
-def _download(
-    pin: PinnedFile, transport: httpx.BaseTransport | None, sleep: Callable[[float], None], *, hint: str
-) -> bytes:
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential  # noqa: PLC0415 - 60 ms
-
-    retry = Retrying(
-        retry=retry_if_exception(_is_transient),
-        stop=stop_after_attempt(3),
-        wait=wait_exponential(),
-        sleep=sleep,
-        reraise=True,
-    )
-    try:
-        return retry(_get, pin.address, transport)
-    except httpx.HTTPError as error:
-        raise KernelsError(
-            f"cannot download `{pin.name}`: {error}",
-            location=pin.address,
-            hint=hint,
-        ) from error
 
 
 def _get(address: str, transport: httpx.BaseTransport | None) -> bytes:
@@ -75,13 +50,6 @@ def _get(address: str, transport: httpx.BaseTransport | None) -> bytes:
         client.stream("GET", address, headers=_NO_ENCODING, extensions={"trace": deadline.watch}) as response,
     ):
         return b"".join(iter_capped(response.raise_for_status(), _MAX_BYTES))
-
-
-def _is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed: not after an HTTP 4xx."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.is_server_error
-    return isinstance(error, httpx.TransportError)
 
 
 def _digest(content: bytes) -> str:

@@ -5,15 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_samples import FALLBACK, FUSED_TP8, GEMM, HIT, LOG_KEY, MISS, MTP, STAGE1, STAGE2
 
-from orchestrator.kernels.log_gate import GateReader, GateReport, gate_report
+from orchestrator.kernels.log_gate import gate_report
 
 NOISE = "[2026-07-04 12:00:00 DP0 TP3] Decode batch, #running-req: 16, #token: 4711, gen throughput (token/s): 213.4"
-
-
-def in_chunks(log: bytes, size: int) -> GateReport:
-    reader = GateReader()
-    reader.feed_chunks(log[start : start + size] for start in range(0, len(log), size))
-    return reader.report()
 
 
 @pytest.mark.parametrize(
@@ -102,22 +96,9 @@ def test_text_after_the_key_makes_a_line_torn() -> None:
     assert (report.has_lookups, report.truncated) == (False, 1)
 
 
-@given(
-    st.lists(st.sampled_from((HIT, MISS, MTP, GEMM, NOISE, HIT[:60], MISS.replace(" 16,", " 64,"))), max_size=40),
-    st.integers(1, 900),
-)
-def test_a_log_reads_the_same_by_line_and_in_chunks_cut_anywhere(lines: list[str], size: int) -> None:
-    log = "".join(f"{text}\n" for text in lines).encode()
-    assert in_chunks(log, size) == gate_report(lines)
-
-
 def test_a_last_line_without_an_end_counts_if_it_is_whole() -> None:
-    assert len(in_chunks(HIT.rstrip().encode(), 64).hits) == 1
-    assert not in_chunks(HIT[:-4].encode(), 64).has_lookups
-
-
-def test_bytes_that_are_no_text_do_no_harm() -> None:
-    assert len(in_chunks(b"\xff\xfe\x00\n" + HIT.encode() + b"\n\xff", 7).hits) == 1
+    assert len(gate_report([HIT.rstrip()]).hits) == 1
+    assert not gate_report([HIT[:-4]]).has_lookups
 
 
 def test_a_log_without_a_lookup_says_so() -> None:

@@ -103,24 +103,9 @@ def test_without_internet_the_message_says_where_the_file_may_be_put(tmp_path: P
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("no route", request=request)
 
-    waited: list[float] = []
     with pytest.raises(KernelsError) as caught:
-        upstream_file(pin(b"rows"), tmp_path, transport=httpx.MockTransport(refuse), sleep=waited.append)
+        upstream_file(pin(b"rows"), tmp_path, transport=httpx.MockTransport(refuse))
     assert str(tmp_path / "45458be7280c-glm5.csv") in caught.value.hint
-    assert waited == [1, 2]
-
-
-@pytest.mark.parametrize(("status", "tries"), [(503, 3), (404, 1)])
-def test_only_what_may_pass_is_asked_again(tmp_path: Path, status: int, tries: int) -> None:
-    asked: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(str(request.url))
-        return httpx.Response(status)
-
-    with pytest.raises(KernelsError, match=str(status)):
-        upstream_file(pin(b"rows"), tmp_path, transport=httpx.MockTransport(answer), sleep=lambda _: None)
-    assert len(asked) == tries
 
 
 def test_the_shipped_names_tell_the_pins_apart() -> None:
