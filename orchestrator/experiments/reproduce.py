@@ -26,7 +26,10 @@ from orchestrator.runtimes import runtime_class
 
 _TABLE: Final = frozenset({"tune", "kernels"})  # stages for the table of tuned kernels
 _NO_EXPERTS: Final = "the server uses no MXFP4 experts of aiter"
-_BEFORE: Final = ("preflight", "stage", "tune", "kernels", "build")  # stages that may fail before the first measurement
+# Stages that may fail before the first measurement. The checkpoint is the longest download, so it comes last; the tuner
+# needs its config, without which it measures the fused and the unfused shape.
+_BEFORE: Final = ("preflight", "kernels", "build", "stage")
+_BEFORE_WITH_TUNING: Final = ("preflight", "stage", "tune", "kernels", "build")
 _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {  # default: the name of the stage
     "tune": ("kernels", "tune"),
     "kernels": ("kernels", "build"),
@@ -90,7 +93,7 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
         steps_of_it = _serve(servers[0], directory, published=published, request=request, baselines={})
         measured = tuple(step for step in steps_of_it if step.stage not in {"up", "down"})
         return ReproducePlan(steps=measured, left_out=tuple(_not_asked(published, servers)), servers=servers)
-    early = [(stage, server) for stage in _BEFORE if stage != "tune" or request.tune for server in servers]
+    early = [(stage, server) for stage in (_BEFORE_WITH_TUNING if request.tune else _BEFORE) for server in servers]
     needed = [(stage, server) for stage, server in early if _needless(stage, server.plan, request.host) is None]
     steps, baselines = list(_prepare(needed, request)), dict[str, Path]()
     for server in servers:

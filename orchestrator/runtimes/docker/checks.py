@@ -1,5 +1,6 @@
 """Preflight checks for a host that is to run a container."""
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,8 +11,12 @@ from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.hosts.survey import Runner
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.plan.plan import Engine, Plan
+from orchestrator.render.dockerfile import base_reference
 
 _MISSING: Final = 127  # a shell's exit code if it finds no such program
+_DENIED: Final = re.compile(r"denied|unauthorized", re.IGNORECASE)
+_UNREACHABLE: Final = re.compile(r"time(d )?out|deadline exceeded|no such host|refused|unreachable|reset by peer|EOF")
+_OTHER_WAY: Final = ("docker", "info", "--format", '{{join .RegistryConfig.Mirrors " "}}{{.HTTPProxy}}{{.HTTPSProxy}}')
 _VERSION: Final = ("timeout", "10", "docker", "version", "--format", "{{.Server.Version}}")
 
 
@@ -36,15 +41,28 @@ def image(subject: CheckContext) -> Iterator[Finding]:
     try:
         digests = image_digests(subject.access.runner, name)
     except OSError as error:
-        hint = f"see what `docker manifest inspect {name}`"
-        why = str(error).rpartition(": ")[2]  # Go puts the cause last
-        yield warn("image", f"cannot query the registry: {why}", name, hint)
+        yield _not_queried(subject, name, str(error))
         return
     if plan.prebuilt_image:
         pushed = f"`deploy build PROFILE --tag {name.partition('@')[0]} --push` builds it"
         yield info("image", "there", name) if digests else fail("image", "no such image", name, pushed)
         return
     yield from _base_found(engine, name, digests)
+
+
+def _not_queried(subject: CheckContext, name: str, error: str) -> Finding:
+    """Return what an error of the registry means for a pull: it fails as well, unless the daemon has another way."""
+    plan, runner, hint = subject.plan, subject.access.runner, f"see what `docker manifest inspect {name}` prints"
+    if not plan.prebuilt_image and runner(("docker", "image", "inspect", base_reference(plan.engine))).ok:
+        return info("image", "there", name)  # by its digest; its tag was never pulled
+    why = error.rpartition(": ")[2]  # Go puts the cause last
+    if _DENIED.search(error):
+        others = () if plan.prebuilt_image or plan.engine.image_digest else plan.engine.image_fallbacks
+        login = f"`docker login`, if it is private; {hint}"
+        return (warn if others else fail)("image", "denied by its registry, or no such image", name, login)
+    if _UNREACHABLE.search(error) and not "".join(runner(_OTHER_WAY).stdout.split()):
+        return fail("image", f"not on this host, and its registry is unreachable: {why}", name, hint)
+    return warn("image", f"cannot query the registry: {why}", name, hint)
 
 
 def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Iterator[Finding]:

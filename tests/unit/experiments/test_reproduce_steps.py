@@ -87,9 +87,15 @@ def go(directory: Path, machine: Machine, *, keep: bool = False) -> None:
 
 def test_everything_that_can_fail_early_comes_before_the_first_server(tmp_path: Path) -> None:
     stages = [step.stage for step in steps(tmp_path)]
-    assert stages[:16] == ["preflight"] * 4 + ["stage"] * 4 + ["kernels"] * 4 + ["build"] * 4
+    assert stages[:16] == ["preflight"] * 4 + ["kernels"] * 4 + ["build"] * 4 + ["stage"] * 4
     measured = ["up", "smoke", "bench", "report", "down"] * 3
     assert stages[16:] == [*measured, "up", "smoke", "eval", "eval", "report", "down"]
+
+
+def test_the_tuner_runs_after_the_checkpoint_that_tells_it_the_shape(tmp_path: Path) -> None:
+    planned = plan_steps(WAFER, tmp_path, replace(asked(), overrides=("engine=sglang-0.5.14-rocm",), tune=True))
+    stages = dict.fromkeys(step.stage for step in planned.steps)
+    assert [*stages][:5] == ["preflight", "stage", "tune", "kernels", "build"]
 
 
 def test_the_tuned_table_is_built_for_the_image_that_is_built_next(tmp_path: Path) -> None:
@@ -103,12 +109,12 @@ def test_a_plan_has_only_the_steps_that_it_needs_and_says_so(tmp_path: Path) -> 
     published = runs_of(("cpu-tiny", "smoke-tiny"), ("b200-tp8", "wafer-20k-1k"))
     planned = plan_steps(published, tmp_path, asked("mine.yaml"))
     early = [step.id for step in planned.steps if step.stage in {"stage", "kernels", "build"}]
-    assert early == ["b200-tp8/stage", "b200-tp8/build"]
+    assert early == ["b200-tp8/build", "b200-tp8/stage"]
     assert planned.left_out == (
-        "no step `stage` for `cpu-tiny`: `up` generates its checkpoint",
         "no step `kernels` for `cpu-tiny`: the server uses no MXFP4 experts of aiter",
         "no step `kernels` for `b200-tp8`: the server uses no MXFP4 experts of aiter",
         "no step `build` for `cpu-tiny`: it does not run in a container",
+        "no step `stage` for `cpu-tiny`: `up` generates its checkpoint",
     )
     assert ("report", str(tmp_path), "--published", "mine.yaml") in [step.argv for step in planned.steps]
 

@@ -225,10 +225,50 @@ def test_the_image() -> None:
     assert [only(report, "image").level for report in (gone, moved, same)] == [Level.FAIL, Level.FAIL, Level.INFO]
     platforms = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(b, c)))
     assert only(platforms, "image").level is Level.WARN
-    unknown = only(
-        look("mi355x-healthy", plan, docker=docker_told(missing="dial tcp: lookup hub: no such host")), "image"
-    )
-    assert (unknown.level, unknown.found) == (Level.WARN, "cannot query the registry: no such host")
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "found"),
+    [
+        ("dial tcp: lookup hub: no such host", Level.FAIL, "registry is unreachable: no such host"),
+        ("Get https://hub/v2/: dial tcp 10.0.0.1:443: i/o timeout", Level.FAIL, "registry is unreachable: i/o timeout"),
+        (
+            "errors:\ndenied: requested access to the resource is denied",
+            Level.FAIL,
+            "denied by its registry, or no such",
+        ),
+        ("http: server gave HTTP response to HTTPS client", Level.WARN, "cannot query the registry"),  # a pull may work
+    ],
+)
+def test_an_image_that_cannot_be_pulled_fails_before_the_checkpoint_is_downloaded(
+    error: str, level: Level, found: str
+) -> None:
+    plan = plan_of("mi355x-tp8")
+    alone = replace(plan, engine=replace(plan.engine, image_fallbacks=()))
+    finding = only(look("mi355x-healthy", alone, docker=docker_told(missing=error)), "image")
+    assert (finding.level, found in finding.found) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "says", "level"),
+    [
+        ("info", "http://mirror:3128", Level.WARN),  # the daemon has a mirror or a proxy, this client has none
+        ("inspect", "[]", Level.INFO),  # the image is here by its pinned digest, without its tag
+    ],
+)
+def test_a_registry_that_only_the_daemon_reaches_or_needs_not_is_no_failure(
+    command: str, says: str, level: Level
+) -> None:
+    plan = plan_of("mi355x-tp8")
+    pinned = replace(plan, engine=replace(plan.engine, image_digest="sha256:" + "a" * 64))
+    silent = docker_told(missing="lookup hub: no such host")
+
+    def docker(argv: Sequence[str]) -> CompletedProgram:
+        if command in argv and (command == "info" or argv[-1].endswith("@sha256:" + "a" * 64)):
+            return CompletedProgram(argv=tuple(argv), code=0, stdout=says, stderr="")
+        return silent(argv)
+
+    assert only(look("mi355x-healthy", pinned, docker=docker), "image").level is level
 
 
 def test_the_checkpoint_and_the_token_to_fetch_it_with() -> None:
