@@ -17,6 +17,9 @@ _WHOLE_PREFILL: Final = 16384  # default of `max_prefill_tokens`: tokens of a pr
 _STEPS: Final = 3
 _PORTS: Final = ("nccl-port", "dist-init-addr", "disaggregation-bootstrap-port")  # a port, or host:port
 _LARGEST: Final = 2**63
+_HOST_CACHE: Final = (
+    1.23e9  # bytes per GB of `hicache-size`: 885 GB for four ranks of 180 (SemiAnalysisAI/InferenceX#3329)
+)
 # Second names of options used in this module; the same in every version that has them.
 _ALIASES: Final[Mapping[str, str]] = {
     "pipeline-parallel-size": "pp-size",
@@ -85,6 +88,7 @@ class ServingFacts:
     stages: int  # of the pipeline
     first_gpu: int
     gpu_step: int
+    host_cache_bytes: int  # of a rank's prefix cache in the host's memory
     ports: tuple[FixedPort, ...]
     paths: tuple[str, ...]  # values that may name a repository of the hub
 
@@ -101,7 +105,7 @@ def serving_facts(
     given = _Given(flags)
     chunk, drafts = given.count("chunked-prefill-size"), _drafts(given)
     whole = given.number("chunked-prefill-size") == -1
-    grammar = given.text("grammar-backend")
+    grammar, has_host_cache = given.text("grammar-backend"), given.has("enable-hierarchical-cache")
     batch = given.count("cuda-graph-max-bs-decode") or given.count("cuda-graph-max-bs")
     return ServingFacts(
         context=given.count("context-length") or context_length,
@@ -130,6 +134,7 @@ def serving_facts(
         stages=given.count("pp-size") or 1,
         first_gpu=given.count("base-gpu-id") or 0,
         gpu_step=given.count("gpu-id-step") or 1,
+        host_cache_bytes=int((given.number("hicache-size") or 0) * _HOST_CACHE) if has_host_cache else 0,
         ports=tuple(_ports(flags)),
         paths=tuple(word for name in flags if name.endswith(("-path", "-paths")) for word in flag_words(flags[name])),
     )

@@ -64,8 +64,8 @@ class UpstreamFix(StrictModel):
     """Where the fix came from, or went to."""
 
     reference: Text = Field(description="owner/repository#number, or owner/repository@commit")
-    merged: Text | None = Field(description="date of the merge, YYYY-MM-DD; null where there was none")
-    released: Text | None = Field(description="first release that holds it; null where there is none")
+    merged: Text | None = Field(description="date of the merge, YYYY-MM-DD; null if it is not merged")
+    released: Text | None = Field(description="first release that holds it; null if no release does yet")
 
 
 class Applies(StrictModel):

@@ -35,7 +35,10 @@ class SlurmSection(StrictModel):
         description="time limit of the job, such as 8:00:00 or 7-00:00:00; default: the partition's",
     )
     gpu_type: Word | None = Field(default=None, description="type of the GPUs in the cluster's gres, such as mi355x")
-    exclusive: bool = Field(default=True, description="allocate whole nodes, with all CPUs and memory")
+    exclusive: bool | None = Field(
+        default=None,
+        description="allocate whole nodes; default: only if a server takes all GPUs of its node, or runs on CPUs",
+    )
     signal_before_end: int = Field(
         default=120, ge=0, le=65535, description="seconds before the time limit at which the server gets SIGTERM"
     )

@@ -7,17 +7,20 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from command_line import CommandLine, Running, processes_with
 from cpu_server import CpuEngine
 from patience import wait_for
 from ports import free_port
-from proc_files import proc_files
+from proc_files import environ_of, proc_files
 from slurm_cluster import GPU_TYPE, NODES, SlurmCluster, SlurmEngine
 
 from orchestrator.core.errors import StartError
@@ -161,7 +164,7 @@ def test_a_place_that_comes_free_is_taken_and_a_killed_up_leaves_its_job_to_be_f
         assert (refused.returncode, "another plan" in refused.stderr) == (6, True)
     wait_for(lambda: status(deploy, "patient")["status"] == "running")
     wait_for(lambda: deploy.run("smoke", "patient").returncode == 0)
-    environ = processes_environ(f"--port {status(deploy, 'patient')['url'].rpartition(':')[2]} ")
+    environ = environ_of(f"--port {status(deploy, 'patient')['url'].rpartition(':')[2]} ")
     assert environ["ROCR_VISIBLE_DEVICES"] == "0,1"
     assert deploy.run("down", "patient").returncode == 0
     assert not slurm_cluster.queue()
@@ -174,15 +177,6 @@ def test_a_job_that_waits_is_cancelled_by_down(deploy: CommandLine, slurm_cluste
         command.process.wait()
         assert deploy.run("down", "waiting").returncode == 0
         assert len(slurm_cluster.queue()) == len(NODES)
-
-
-def processes_environ(text: str) -> dict[str, str]:
-    """The environment of the process whose command line holds a text."""
-    for pid, line in proc_files("cmdline"):
-        if text in line.replace(b"\0", b" ").decode() and pid != os.getpid():
-            pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-            return dict(pair.partition("=")[::2] for pair in pairs)
-    raise AssertionError(text)
 
 
 def test_preflight_has_slurm_judge_the_job(deploy: CommandLine, slurm_cluster: SlurmCluster, gpu_python: Path) -> None:
@@ -282,6 +276,33 @@ def test_a_job_that_cannot_begin_tells_its_last_word(deploy: CommandLine, slurm_
     assert failed.returncode == 7, failed.stderr
     assert re.search(r"exit code 127: .*/nowhere/python: not found", failed.stderr)
     assert not slurm_cluster.queue()
+
+
+def test_a_printed_job_runs_by_hand_with_what_it_names(
+    deploy: CommandLine, slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    port, key = free_port(), tmp_path / "key.yaml"
+    sets = ("server.api_key_env=THE_KEY", f"server.port={port}", "slurm.exclusive=false")
+    words = [word for setting in sets for word in ("--set", setting)]
+    done = deploy.run("render", "cpu-tiny", "--runtime", "slurm", *words, "--output", str(tmp_path / "job"))
+    assert done.returncode == 0, done.stderr
+    key.write_text(json.dumps({"api-key": KEY}))  # the scripted engine reads no other YAML
+    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} {SCRIPTED} "$@"\n')
+    (tmp_path / "python3").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    given = {"DEPLOY_HOME": str(deploy.home.root), "PATH": path, "API_KEY_FILE": str(key)}
+    named = re.findall(r"^#   ([A-Z_]+) ", (tmp_path / "job" / "job.sh").read_text(), re.MULTILINE)
+    environ = {**os.environ, **slurm_cluster.environ, **{name: given[name] for name in named}}
+    subprocess.run(["sbatch", "job.sh"], cwd=tmp_path / "job", env=environ, check=True)
+
+    def answers() -> int:
+        with suppress(httpx.TransportError):
+            headers = {"Authorization": f"Bearer {KEY}"}
+            return httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers, trust_env=False).status_code
+        return 0
+
+    wait_for(lambda: answers() == 200)
+    assert slurm_cluster.run("squeue", "--noheader", "--format=%j").split() == ["cpu-tiny"]
 
 
 @pytest.mark.usefixtures("deploy")

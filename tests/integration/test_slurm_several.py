@@ -14,7 +14,8 @@ from command_line import CommandLine, processes_with
 from cpu_server import CpuEngine
 from patience import PATIENCE, wait_for
 from ports import free_port
-from slurm_cluster import SlurmCluster
+from proc_files import environ_of
+from slurm_cluster import GPU_TYPE, SlurmCluster
 from steady_load import client_of, complete, load
 
 from orchestrator.core.paths import Home
@@ -120,6 +121,26 @@ def test_servers_as_jobs_behind_a_gateway_as_one_more_from_up_to_down(pair: Pair
     assert pair.deploy.run("down", NAME).returncode == 0
     assert not pair.cluster.queue()
     assert pair.deploy.run("status", NAME).returncode == 6
+
+
+def test_replicas_that_fit_one_node_share_it(pair: Pair, tmp_path: Path) -> None:
+    """Each takes one of a node's two GPUs; the gateway needs no node of its own."""
+    python, versions = tmp_path / "python", '{"sglang": "0.5.16", "cuda": "13.0"}'
+    python.write_text(f"#!/bin/sh\nSCRIPTED_VERSIONS='{versions}' exec {ENGINE} \"$@\"\n")
+    python.chmod(0o755)
+    share = "slurm.sbatch_options=[--cpus-per-task=1, --mem=1G]"  # a node of the tests has 4 CPUs and 4 GB
+    own = [f"server.port={pair.port}", "replicas=2", f"engine.python={python}", "model.questions=null", share]
+    own += ["server.api_key_env=PAIR_KEY", "hardware.gpus=2", f"slurm.gpu_type={GPU_TYPE}"]
+    words = [word for setting in own for word in ("--set", setting)]
+    ended = pair.deploy.run("up", "h200-tiny", "--runtime", "slurm", "--name", NAME, *words)
+    assert ended.returncode == 0, ended.stderr
+    listed = pair.cluster.run("squeue", "--noheader", "--format=%j %N %b").splitlines()
+    jobs = {name: (node, gres) for name, node, gres in map(str.split, listed)}
+    assert jobs.keys() == {f"{NAME}-1", f"{NAME}-2", f"{NAME}-gateway"}
+    assert jobs[f"{NAME}-1"] == jobs[f"{NAME}-2"] == (jobs[f"{NAME}-1"][0], f"gres:gpu:{GPU_TYPE}:1")
+    ports = [replica.url.rpartition(":")[2] for replica in pair.handle.replicas]
+    assert len(set(ports)) == 2
+    assert {environ_of(f"--port {port} ")["ROCR_VISIBLE_DEVICES"] for port in ports} == {"0", "1"}
 
 
 def test_jobs_are_replaced_one_after_the_other_and_back_without_a_lost_answer(pair: Pair) -> None:

@@ -1,5 +1,6 @@
 """Files of /proc of every process; a process may end at any moment."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,3 +11,12 @@ def proc_files(name: str) -> Iterator[tuple[int, bytes]]:
     for path in Path("/proc").glob(f"[0-9]*/{name}"):
         with suppress(OSError):
             yield int(path.parent.name), path.read_bytes()
+
+
+def environ_of(text: str) -> dict[str, str]:
+    """The environment of the process whose command line holds a text."""
+    for pid, line in proc_files("cmdline"):
+        if text in line.replace(b"\0", b" ").decode() and pid != os.getpid():
+            pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+            return dict(pair.partition("=")[::2] for pair in pairs)
+    raise AssertionError(text)

@@ -11,7 +11,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.runtimes.slurm.jobs import refusal
-from orchestrator.runtimes.slurm.script import job_of, job_options
+from orchestrator.runtimes.slurm.script import job_of, job_options, takes_node
 from orchestrator.runtimes.supervisor.interpreter import interpreter
 
 _COMMANDS: Final = ("sbatch", "squeue", "scontrol", "scancel", "srun", "sinfo")
@@ -53,7 +53,7 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
 
     Nodes are counted, since one test job with all of them could exceed the cluster's limit per job (`MaxNodes`).
     """
-    if not job.exclusive:
+    if not takes_node(replica_plans(plan)[0]):
         return
     rows = re.findall(r"^(.+)\|(\d+)$", runner(_NODES).stdout, re.MULTILINE)  # the default partition has a `*`
     default = next((name for name, _ in rows if name.endswith("*")), "").removesuffix("*")
@@ -61,7 +61,7 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
     found = sum(int(count) for name, count in rows if name.removesuffix("*") in ours)
     needed = plan.replicas + (job.gateway_partition in {None, *ours})
     if found < needed:
-        yield fail("nodes", str(found), f"{needed}, for servers with exclusive nodes and their gateway", _GIVE_ROOM)
+        yield fail("nodes", str(found), f"{needed}, for servers that take whole nodes, and their gateway", _GIVE_ROOM)
 
 
 def node_interpreter(subject: CheckContext) -> Iterator[Finding]:

@@ -73,7 +73,8 @@ def submit(options: Sequence[str], script: str, *arguments: str) -> str:
 _LOOK: Final = "`sinfo --format='%P %G %l %D %T'` shows partitions, GPUs, limits and states"
 _REFUSALS: Final = {
     "Requested node configuration is not available": f"no node has the requested GPUs, CPUs or memory: {_LOOK}; "
-    "`--set slurm.gpu_type=…` selects a type, `--set slurm.exclusive=false` shares a node",
+    "`--set slurm.gpu_type=…` selects a type, `--set slurm.exclusive=false` shares a node, "
+    "`--set 'slurm.sbatch_options=[--cpus-per-task=…, --mem=…]'` changes the share",
     "Invalid partition name specified": f"{_LOOK}; `--set slurm.partition=…` selects one",
     "Invalid account or account/partition combination specified": "`--set slurm.account=…`; "
     "`sacctmgr show associations user=$USER` lists yours",

@@ -62,7 +62,7 @@ from orchestrator.runtimes.slurm.record import (
     read_submission,
     write_submission,
 )
-from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_of, job_options, job_script
+from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_name, job_of, job_options, job_script
 from orchestrator.runtimes.slurm.state import is_stale, kept_state, state_of
 from orchestrator.runtimes.supervisor.record import CONFIG, read_record
 from orchestrator.runtimes.supervisor.request import start_request
@@ -230,13 +230,14 @@ class SlurmRuntime(Runtime):
             artifacts, name=comment.name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=SERVER
         )
         written = {START: start_file(dataclasses.asdict(request), requeue=job.requeue)}
-        written |= {SCRIPT: job_script(plan, comment.name), **argument_files(artifacts)}
+        job_called = job_name(comment.name, plan, replica_number(run_dir.name))
+        written |= {SCRIPT: job_script(plan, job_called), **argument_files(artifacts)}
         try:
             for file, text in written.items():
                 atomic_write(run_dir / FileName(file), text, mode=0o755 if file == SCRIPT else 0o600)
             log = str(run_dir / JOB_LOG).replace("%", "%%")
             placed = (f"--chdir={self._home.root}", f"--output={log}", "--open-mode=append", "--export=ALL")
-            options = (*job_options(plan, comment.name), *placed, f"--comment={comment.to_text()}")
+            options = (*job_options(plan, job_called), *placed, f"--comment={comment.to_text()}")
             number = jobs.submit(options, str(run_dir / SCRIPT), python, comment.run)
             submission = Submission(job=number, comment=comment, python=python, stopped=False)
             write_submission(run_dir, submission)

@@ -4,7 +4,10 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
+from orchestrator.engine.options import Meaning
+from orchestrator.plan.host_needs import host_needs
 from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import replica_plans
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.runtimes.base import LOG
 
@@ -12,6 +15,7 @@ SCRIPT: Final = "job.sh"
 JOB_LOG: Final = "job.log"  # output of Slurm and of this tool; the server's output is in `server.log`
 MODULE: Final = "orchestrator.runtimes.slurm.job"
 _OF_GATEWAY: Final = ("--cpus-per-task=2", "--mem=2G")  # it forwards requests and keeps a prefix tree
+_MIB: Final = 1024**2  # Slurm's `M`
 _GPU_OPTION: Final = {"amd": "--rocm", "nvidia": "--nv"}  # of apptainer exec
 
 
@@ -22,8 +26,19 @@ def job_of(plan: Plan) -> SlurmSection:
     return plan.slurm
 
 
+def job_name(name: str, plan: Plan, replica: int = 0) -> str:
+    """Return the name of the job of a server, of its replica with that number, or of its gateway."""
+    return f"{name}-gateway" if plan.gateway else f"{name}-{replica}" if replica else name
+
+
+def takes_node(plan: Plan) -> bool:
+    """Return whether a server takes its node as a whole."""
+    exclusive = job_of(plan).exclusive
+    return not plan.gpus or plan.gpus[-1] + 1 >= plan.hardware.gpus if exclusive is None else exclusive
+
+
 def job_options(plan: Plan, name: str) -> tuple[str, ...]:
-    """Return the sbatch options for the job of a server or of a gateway (sbatch(1), 22.05).
+    """Return the sbatch options for the job of that name, of a server or of a gateway (sbatch(1), 22.05).
 
     One node and one task: sglang starts its ranks itself. Only the supervisor gets the signal (`B:`), and it ends the
     server as `deploy down` does; by default Slurm signals every process at once.
@@ -34,7 +49,7 @@ def job_options(plan: Plan, name: str) -> tuple[str, ...]:
 def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
     if not plan.gateway:
         yield from job.sbatch_options  # first: sbatch uses the last of repeated options
-    yield from (f"--job-name=deploy-{name}", "--nodes=1", "--ntasks=1")
+    yield from (f"--job-name={name}", "--nodes=1", "--ntasks=1")
     for option, value in (
         ("partition", (plan.gateway and job.gateway_partition) or job.partition),
         ("account", job.account),
@@ -46,10 +61,21 @@ def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
             yield f"--{option}={value}"
     if plan.gateway:
         yield from _OF_GATEWAY
-    elif job.exclusive:
+    elif takes_node(plan):
         yield from ("--exclusive", "--mem=0")
+    elif plan.gpus:
+        yield from _share(plan)
     yield f"--signal=B:TERM@{job.signal_before_end}"
     yield "--requeue" if job.requeue else "--no-requeue"  # the cluster's default may be either (JobRequeue)
+
+
+def _share(plan: Plan) -> Iterator[str]:
+    """Yield the CPUs and the memory of a server that shares its node, unless the profile's own options name them."""
+    needs, own = host_needs(plan), job_of(plan).sbatch_options
+    memory = -(-needs.max_memory // _MIB)
+    for start, option in (("--cpus-per", f"--cpus-per-task={needs.max_cpus}"), ("--mem", f"--mem={memory}M")):
+        if not any(each.startswith(start) for each in own):
+            yield option
 
 
 def gres(plan: Plan) -> str | None:
@@ -61,19 +87,50 @@ def gres(plan: Plan) -> str | None:
 
 
 def job_script(plan: Plan, name: str) -> str:
-    """Return the script for sbatch. `deploy up` passes a Python and a run directory; without them it runs `server.sh`.
+    """Return the script for the job of that name. `deploy up` passes a Python and a run directory.
 
-    Neither the script nor its arguments hold a secret: a file in the run directory does.
+    Without them it runs `server.sh`. Neither the script nor its arguments hold a secret: a file beside it does.
     """
     command = "gateway.sh" if plan.gateway else "server.sh"
+    needed = dict(_needed_by_hand(plan))
     lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in job_options(plan, name))]
     lines += [
         "# `deploy up` submits this with its own Python and the directory of its run, where the server's output goes",
-        f"# to {LOG}, secrets removed. By hand, `sbatch {SCRIPT}` in this folder runs {command}.",
+        f"# to {LOG}, secrets removed. By hand, `sbatch {SCRIPT}` in this folder runs {command}. Export before:",
+        *(f"#   {variable:<{max(map(len, needed))}}  {what}" for variable, what in needed.items()),
         f"[ $# -gt 0 ] || exec sh ./{command}",
         f'exec "$1" -P -m {shlex.quote(MODULE)} "$2"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _needed_by_hand(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the variables that a script needs where `deploy up` does not run it, each with its content."""
+    if plan.gateway:
+        yield "PATH", f"a python3 that has smg {plan.gateway.version} comes first"
+        for number, replica in enumerate(replica_plans(plan), start=1):
+            yield f"REPLICA_{number}", f"http://NODE:{replica.server.port}, the node of its job (squeue)"
+    else:
+        source, models = plan.model.checkpoint.source, f", with the checkpoint at models/{plan.model.name}"
+        staged = f" (`deploy stage {plan.profile}`)" if source == "hub" else ""
+        yield "DEPLOY_HOME", f"an absolute path that all nodes share{'' if source == 'local' else models}{staged}"
+    if not plan.gateway and job_of(plan).container == "none" and plan.engine.python is None:
+        yield "PATH", f"a python3 that has sglang {plan.engine.version} comes first"
+    if not plan.gateway and job_of(plan).container == "none" and plan.patches:
+        yield "PATCHED_SGLANG", "see server.sh"
+    if plan.server.api_key_env is not None:
+        below = " below DEPLOY_HOME" if not plan.gateway and job_of(plan).container != "none" else ""
+        yield "API_KEY_FILE", f"the absolute path{below} of a .yaml file with the line {Meaning.API_KEY}: KEY"
+
+
+def container_script(plan: Plan) -> tuple[str, ...]:
+    """Return the shell lines that mount the working directory in a container of a script run by hand.
+
+    The variables are those of pyxis (NVIDIA/pyxis@0619349c, args.c) and of apptainer (`--bind`, apptainer-exec(1)).
+    """
+    if job_of(plan).container == "pyxis":
+        return ('export PYXIS_CONTAINER_MOUNTS="$PWD:$PWD" PYXIS_CONTAINER_WORKDIR="$PWD"',)
+    return ('export APPTAINER_BIND="$PWD${APPTAINER_BIND:+,$APPTAINER_BIND}"',)
 
 
 def container_words(plan: Plan, home: str | None) -> tuple[str, ...]:

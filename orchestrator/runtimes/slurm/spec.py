@@ -14,7 +14,7 @@ from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts, RenderedFile, gateway_command, server_command
 from orchestrator.render.scripts import replica_folder, script_file
 from orchestrator.runtimes.base import ExternalImage, HostRef, PreparedRun
-from orchestrator.runtimes.slurm.script import SCRIPT, container_words, job_of, job_script
+from orchestrator.runtimes.slurm.script import SCRIPT, container_script, container_words, job_name, job_of, job_script
 from orchestrator.runtimes.supervisor import prepare as supervisor
 
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - the node's address is unknown before the job runs
@@ -68,16 +68,17 @@ def external_image(plan: Plan) -> ExternalImage | None:
 
 def _contained(plan: Plan, home: str | None) -> Artifacts:
     command = server_command(plan, model_path=supervisor.model_path(plan), host=_EVERYWHERE, in_home=True)
-    argv = (*container_words(plan, home), *command.argv)
-    return Artifacts(plan=plan, command=replace(command, argv=argv), build=None)
+    argv, script = (*container_words(plan, home), *command.argv), () if home else container_script(plan)
+    return Artifacts(plan=plan, command=replace(command, argv=argv, script=script), build=None)
 
 
 def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """Return the job files of the server, or those of the gateway and of each replica in its folder."""
-    own = (script_file(SCRIPT, job_script(artifacts.plan, name)), *supervisor.launcher_files(artifacts))
-    replicas = enumerate(artifacts.replicas, start=1)
+    plan, replicas = artifacts.plan, enumerate(artifacts.replicas, start=1)
+    own = (script_file(SCRIPT, job_script(plan, job_name(name, plan))), *supervisor.launcher_files(artifacts))
     return own + tuple(
-        script_file(f"{replica_folder(number)}/{SCRIPT}", job_script(each.plan, name)) for number, each in replicas
+        script_file(f"{replica_folder(number)}/{SCRIPT}", job_script(each.plan, job_name(name, each.plan, number)))
+        for number, each in replicas
     )
 
 

@@ -23,6 +23,8 @@ def facts(flags: dict[str, FlagValue], *, platform: str = "rocm", sparse: bool =
         ({"chunked-prefill-size": -1}, "prefill_batch", 16384, None),
         ({"chunked-prefill-size": -1, "max-prefill-tokens": 9}, "prefill_batch", 9, None),
         ({"max-total-tokens": 9}, "cache_tokens", 9, None),
+        ({"enable-hierarchical-cache": True, "hicache-size": 100}, "host_cache_bytes", 123 * 10**9, 0),
+        ({"hicache-size": 100}, "host_cache_bytes", 0, 0),
         ({"page-size": 16}, "page", 16, 1),
         ({"cuda-graph-max-bs": 16}, "graph_batch", 16, None),
         ({"cuda-graph-max-bs-decode": 16, "disable-cuda-graph": True}, "graph_batch", 0, None),

@@ -53,7 +53,7 @@ def test_a_job_that_slurm_takes() -> None:
     found = findings("slurm.gpu_type=mi355x", "slurm.partition=main")
     assert (found["slurm"].level, found["slurm"].found) == (Level.INFO, "slurm-wlm 22.05.8")
     assert (found["job"].level, found["job"].found) == (Level.INFO, "n0 of main, from 2026-11-24T11:59:35")
-    wanted = "--nodes=1 --ntasks=1 --partition=main --time=30 --gres=gpu:mi355x:2 --exclusive --mem=0"
+    wanted = "--nodes=1 --ntasks=1 --partition=main --time=30 --gres=gpu:mi355x:2 --cpus-per-task=20 --mem=472273M"
     assert found["job"].needed == wanted
 
 
@@ -71,7 +71,7 @@ def test_a_job_that_slurm_refuses(said: str, why: str, hint: str) -> None:
 
 
 def test_a_gateway_has_a_job_of_its_own_and_a_node_beside_those_of_its_servers() -> None:
-    several = ("replicas=2", "slurm.gateway_partition=cpu")
+    several = ("replicas=2", "slurm.gateway_partition=cpu", "slurm.exclusive=true")
     assert set(findings(*several)) == {"slurm", "job", "gateway", "interpreter"}
     assert findings(*several, **{"partition=cpu": NOWHERE})["gateway"].level is Level.FAIL
     for settings in (
@@ -80,10 +80,10 @@ def test_a_gateway_has_a_job_of_its_own_and_a_node_beside_those_of_its_servers()
         (*several, "replicas=3"),
         ("replicas=2", "slurm.gateway_partition=main"),
     ):
-        found = findings(*settings)["nodes"]
+        found = findings(*settings, "slurm.exclusive=true")["nodes"]
         assert (found.level, found.found, "slurm.gateway_partition" in found.hint) == (Level.FAIL, "2", True)
-    assert "nodes" not in findings("replicas=2", "slurm.exclusive=false")
-    assert "nodes" not in findings("replicas=2", "slurm.partition=short,large")
+    assert "nodes" not in findings("replicas=2")
+    assert "nodes" not in findings("replicas=2", "slurm.partition=short,large", "slurm.exclusive=true")
 
 
 def test_a_time_that_nobody_named_is_told() -> None:

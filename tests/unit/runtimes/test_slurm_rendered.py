@@ -1,6 +1,7 @@
 """The job of a plan, and what a plan for Slurm has to keep."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_job_asks_for_what_the_plan_takes() -> None:
     assert [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")] == [
         "--constraint=gfx950",
         "--nice",
-        "--job-name=deploy-glm",
+        "--job-name=glm",
         "--nodes=1",
         "--ntasks=1",
         "--partition=mi355",
@@ -82,7 +83,9 @@ def test_a_gateway_is_a_job_without_gpus_beside_those_of_its_servers() -> None:
     assert asked.keys() == {"job.sh", "replica-1/job.sh", "replica-2/job.sh"}
     assert {"--partition=cpu", "--cpus-per-task=2", "--mem=2G"} <= asked["job.sh"]
     assert not any(option.startswith(("--gres", "--exclusive", "--constraint")) for option in asked["job.sh"])
-    assert {"--partition=mi355", "--gres=gpu:4", "--exclusive", "--constraint=gfx950"} <= asked["replica-2/job.sh"]
+    assert {"--partition=mi355", "--gres=gpu:4", "--constraint=gfx950"} <= asked["replica-2/job.sh"]
+    names = [option for path in sorted(asked) for option in asked[path] if option.startswith("--job-name")]
+    assert names == ["--job-name=glm-gateway", "--job-name=glm-1", "--job-name=glm-2"]
     assert '--worker-urls "${REPLICA_1:?' in written["gateway.sh"]
     assert "--host 0.0.0.0" in written["gateway.sh"]
 
@@ -93,6 +96,40 @@ def test_what_a_profile_does_not_say_the_cluster_decides() -> None:
         assert f"--{option}" not in text
     assert "#SBATCH --no-requeue" in text
     assert "--gres=gpu:4\n" in script("mi355x-tp8", *NODE, "layout.tp=4")
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [
+        ((), ("--exclusive", "--mem=0")),
+        (("layout.tp=4",), ("--cpus-per-task=40", "--mem=510420M")),  # 4 × 20 GB, 16 GiB of shm, 438 GB of weights
+        (("layout.tp=4", "slurm.exclusive=true"), ("--exclusive", "--mem=0")),
+        (("layout.tp=4", "flags.base-gpu-id=4"), ("--exclusive", "--mem=0")),
+        (("layout.tp=4", "slurm.sbatch_options=[--mem-per-gpu=90G]"), ("--cpus-per-task=40", "--mem-per-gpu=90G")),
+        (("slurm.exclusive=false",), ("--cpus-per-task=80", "--mem=586714M")),
+        (
+            ("layout.tp=4", "flags.enable-hierarchical-cache=true", "flags.hicache-size=100"),
+            ("--cpus-per-task=40", "--mem=979628M"),
+        ),
+    ],
+)
+def test_a_server_of_some_gpus_takes_its_share_of_the_node(settings: tuple[str, ...], asked: tuple[str, ...]) -> None:
+    text = script("mi355x-tp8", *NODE, *settings)
+    found = re.findall(r"^#SBATCH (--(?:exclusive|cpus|mem).*)$", text, re.MULTILINE)
+    assert sorted(found) == sorted(asked)
+
+
+@pytest.mark.parametrize("container", ["none", "apptainer", "pyxis"])
+def test_a_script_names_what_it_needs_by_hand(container: str) -> None:
+    settings = KEYED if container == "none" else (*KEYED, f"slurm.container={container}", "slurm.image=/i.sif")
+    artifacts = render_artifacts(plan_on_slurm("cpu-tiny", *settings, "replicas=2"))
+    written = {file.path: file.content.decode() for file in rendered_files(artifacts, "two")}
+    needed = {path: re.findall(r"^#   ([A-Z_0-9]+) ", written[path], re.MULTILINE) for path in written}
+    assert needed["job.sh"] == ["PATH", "REPLICA_1", "REPLICA_2", "API_KEY_FILE"]
+    python = ["PATH"] if container == "none" else []
+    assert needed["replica-2/job.sh"] == ["DEPLOY_HOME", *python, "API_KEY_FILE"]
+    mounts = {"none": "", "apptainer": 'APPTAINER_BIND="$PWD', "pyxis": 'PYXIS_CONTAINER_MOUNTS="$PWD:$PWD"'}
+    assert mounts[container] in written["replica-2/server.sh"]
 
 
 def test_a_server_listens_on_its_node() -> None:

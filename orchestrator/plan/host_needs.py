@@ -1,0 +1,39 @@
+"""CPUs and memory that a server needs on its host, for clusters whose nodes are shared.
+
+The figures per GPU are those of vLLM's manifests (vllm-project/vllm@051f9b87, docs/deployment/k8s.md): requests of 2
+CPUs and 6 GB, limits of 10 CPUs and 20 GB. sglang publishes none (its docker/k8s-sglang-service.yaml asks for a GPU).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.plan.plan import Plan
+
+_CPUS: Final = (2, 10)  # per GPU
+_MEMORY: Final = (6 * 10**9, 20 * 10**9)  # per GPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostNeeds:
+    """CPUs and bytes: what the server holds, and the most that it uses.
+
+    The most includes its weights: the page cache holds them while each rank reads its part.
+    """
+
+    cpus: int
+    max_cpus: int
+    memory: int
+    max_memory: int
+
+
+def host_needs(plan: Plan) -> HostNeeds:
+    """Return the needs of a replica; of several, all have the same."""
+    ranks = max(plan.layout.gpus * plan.serving.stages, 1)
+    held = (plan.hardware.container.shm_bytes or 0) + plan.serving.host_cache_bytes * ranks
+    weights = plan.model.weight_bytes
+    return HostNeeds(
+        cpus=_CPUS[0] * ranks,
+        max_cpus=_CPUS[1] * ranks,
+        memory=_MEMORY[0] * ranks + held + (weights if plan.hardware.vendor == "cpu" else 0),
+        max_memory=_MEMORY[1] * ranks + held + weights,
+    )
