@@ -25,6 +25,7 @@ _ALIASES: Final[Mapping[str, str]] = {
     "pipeline-parallel-size": "pp-size",
     "speculative-draft-model": "speculative-draft-model-path",
     "nccl-init-addr": "dist-init-addr",
+    "enable-hicache": "enable-hierarchical-cache",
 }
 
 
