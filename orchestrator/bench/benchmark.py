@@ -34,6 +34,7 @@ from orchestrator.bench.result import (
 from orchestrator.bench.run_point import PointRunner
 from orchestrator.bench.steady_state import knee
 from orchestrator.bench.workload import MIN_TEXT_TOKENS, Workload
+from orchestrator.core.command_hints import left_running
 from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.safe_paths import FileName
@@ -86,8 +87,12 @@ def measure(request: BenchRequest, progress: Callable[[str, str], None]) -> Benc
     try:
         return asyncio.run(_interruptible(request, progress))
     except KeyboardInterrupt as error:  # a second Ctrl-C, or one after the last point
-        hint = f"finished points are in `{request.directory}`; resume with `--resume`"
+        hint = f"{_left_running(request)}; finished points are in `{request.directory}`: continue with `--resume`"
         raise Interrupted("interrupted", hint=hint) from error
+
+
+def _left_running(request: BenchRequest) -> str:
+    return left_running(request.provenance.name or request.url)
 
 
 async def _interruptible(request: BenchRequest, progress: Callable[[str, str], None]) -> BenchResult:
@@ -108,7 +113,7 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
                 connections, address, api=request.api, engine=request.engine, replicas=tuple(replicas)
             )
         except asyncio.CancelledError as error:
-            raise Interrupted("interrupted before the first measurement", hint="run the same command again") from error
+            raise Interrupted("interrupted before the first measurement", hint=_left_running(request)) from error
         check_fits(request.workload, endpoint)
         text = await _tokenize_text(request, endpoint)
         result = _begin(request, endpoint.facts)

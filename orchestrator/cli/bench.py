@@ -31,6 +31,7 @@ from orchestrator.cli.options import (
     read_rates,
     require_kind,
 )
+from orchestrator.core.command_hints import left_running
 from orchestrator.core.console import Progress, note, print_data
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.json_output import JsonOutput
@@ -132,7 +133,7 @@ def command(
         result, directory = _measure(found, options)
     _show(result, json=json)
     note(f"wrote the result to `{directory}`")
-    _tell_ending(result, url=found.url, again=resume_command(options.command, directory))
+    _tell_ending(result, target, url=found.url, again=resume_command(options.command, directory))
 
 
 def _measure(target: BenchTarget, options: BenchOptions) -> tuple[BenchResult, Path]:
@@ -158,10 +159,11 @@ def _show(result: BenchResult, *, json: bool) -> None:
         print_data(result_text(result))
 
 
-def _tell_ending(result: BenchResult, *, url: str, again: str) -> None:
+def _tell_ending(result: BenchResult, target: str, *, url: str, again: str) -> None:
     """Raise Interrupted or BenchError if a point was not measured; `again` is the command that resumes."""
     if result.ending is BenchEnding.INTERRUPTED:
-        raise Interrupted("interrupted; finished points are saved", hint=f"continue with `{again}`")
+        hint = f"{left_running(target)}; continue with `{again}`"
+        raise Interrupted("interrupted; finished points are saved", hint=hint)
     if result.ending is BenchEnding.ENDPOINT_DIED:
         failure = result.points[-1].failures[0]
         raise BenchError(

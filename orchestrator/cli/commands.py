@@ -93,6 +93,14 @@ PROFILE_KEYS: Final[Mapping[str, str]] = {
     "--replicas": "replicas",
     "--tp": "layout.tp",
 }
+# By command: message and hint of an error after Ctrl-C. Without a hint, the server in use is left running.
+INTERRUPTED: Final[Mapping[str, tuple[str, str]]] = {
+    "bench": ("interrupted before the first measurement", ""),
+    "build": ("interrupted; the build was stopped", "nothing is left running; the same command builds what is missing"),
+    "eval": ("interrupted before the first question", ""),
+    "sweep": ("interrupted before the first trial", "nothing is left running"),
+    "up": ("interrupted; no server was started", "nothing is left running; the same command skips finished steps"),
+}
 RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "add profile": {"--like": "--base", "--context": "--max-context"},
     "bench": {"--in": "--input-tokens", "--out": "--output-tokens", "--rates": "--request-rate"},

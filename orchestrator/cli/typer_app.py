@@ -16,6 +16,7 @@ from typer.main import get_command, get_group
 
 from orchestrator.cli.commands import (
     ALIASES,
+    INTERRUPTED,
     PROFILE_KEYS,
     PROGRAM,
     RENAMED,
@@ -26,9 +27,9 @@ from orchestrator.cli.commands import (
 )
 from orchestrator.cli.overrides import overridden
 from orchestrator.cli.several_hosts import nodes_of, on_each, several_hosts, split_hosts
-from orchestrator.core.command_hints import SHORT_OPTIONS, set_invocation
+from orchestrator.core.command_hints import SHORT_OPTIONS, left_running, set_invocation
 from orchestrator.core.console import expect_json
-from orchestrator.core.errors import UsageError
+from orchestrator.core.errors import Interrupted, UsageError
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.suggest import did_you_mean
 
@@ -84,7 +85,13 @@ class ProfileCommand(TyperCommand):
         if _NODES in ctx.meta:
             nodes, verb, args = ctx.meta[_NODES]
             on_each(nodes, verb, args, given, place=lambda name: self._place_of(name, args, ctx))
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            if verb not in INTERRUPTED:
+                raise
+            message, hint = INTERRUPTED[verb]
+            raise Interrupted(message, hint=hint or left_running(given["target"])) from error
 
     def _place_of(self, name: str, args: Sequence[str], ctx: "Context") -> int:
         """Return the index of the word that is this argument, not the value of an option."""

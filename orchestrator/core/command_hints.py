@@ -79,6 +79,12 @@ def expand_commands(text: str) -> str:
     return "".join((*parts, _shortened(text[before:])))
 
 
+def left_running(target: str) -> str:
+    """Say that an interrupted command left the server that it used, a name or a URL, running."""
+    stop = "" if "://" in target else f"; `deploy down {target}` stops it"
+    return f"`{target}` is left running{stop}"
+
+
 def _whole(found: re.Match[str]) -> str:
     verb, rest = found[1], found[2]
     if _asked.profile is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from orchestrator.bench.published import Published, PublishedEval, entries_of_kind, load_all_published
 from orchestrator.bench.run import BenchTarget, is_url, resume_command
+from orchestrator.core.command_hints import left_running
 from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
 from orchestrator.core.files import atomic_write
@@ -84,8 +85,9 @@ def _score(
             answered = run_eval(target, options, home=home, say=say, seed=seed)
         except KeyboardInterrupt as error:
             saved = f"the {len(result.items):,} answers in `{file}` are saved; " if result else ""
+            left = left_running(target.provenance.name or target.url)
             command = resume_command(options.command, options.output)
-            raise Interrupted("interrupted", hint=f"{saved}`{command}` continues") from error
+            raise Interrupted("interrupted", hint=f"{saved}{left}; `{command}` continues") from error
         result = answered if result is None else merge_seeds(result, answered, location=str(file))
         save_eval_result(result, folder)
     if result is None:

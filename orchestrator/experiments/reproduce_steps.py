@@ -115,14 +115,15 @@ def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep
     todo = remaining_steps(steps, state.done)
     for number, step in enumerate(todo, start=1):
         say(f"[{number}/{len(todo)}] {quote(['deploy', *command(step)])}")
-        finished = False
+        finished, stops = False, not keep and step.stage in {*_ON_THE_SERVER, "report"}
         try:
             _do(step, runner)
             finished = True
         except KeyboardInterrupt as error:
-            raise Interrupted("interrupted", hint="repeat the command to continue") from error
+            stopped = f"`{step.run}` is stopped; " if stops else ""
+            raise Interrupted("interrupted", hint=f"{stopped}repeat the command to continue") from error
         finally:
-            if not finished and not keep and step.stage in {*_ON_THE_SERVER, "report"}:
+            if not finished and stops:
                 runner.take_down(step.run)
         state.finish(step, runner.now())
 

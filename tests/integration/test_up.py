@@ -192,6 +192,7 @@ def ctrl_c(command: Running, deploy: CommandLine, name: str, port: int) -> None:
     code, said = command.end(signal.SIGINT)
     assert code == 130, said
     assert "interrupted" in said
+    assert f"`{name}` was stopped; nothing is left running" in said
     assert "Traceback" not in said
     is_clean(deploy, name, port)
 

@@ -106,11 +106,9 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
             take_down(sweep)
         why = _search(sweep, search, ended)
         short = _confirm(sweep, search, ended)
-    except KeyboardInterrupt as error:
-        raise Interrupted("interrupted; results so far are saved", hint=again) from error
-    except Interrupted as error:
-        error.hint = again
-        raise
+    except (KeyboardInterrupt, Interrupted) as error:  # displayed after the server is stopped
+        stopped = f"`{sweep.server}` is stopped, nothing is left running; {again}"
+        raise Interrupted("interrupted; results so far are saved", hint=stopped) from error
     except DeployError as error:
         error.hint = "; ".join(filter(None, [error.hint, f"then {again}"]))
         raise

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from orchestrator.core.console import say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted
@@ -18,6 +19,7 @@ from orchestrator.planner.lock import input_copies, lock_of_start
 from orchestrator.planner.planning import rendered_files
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import FILES_FILE, REQUEST_FILE, RunDir, open_run
+from orchestrator.runtimes.base import Status
 from orchestrator.servers.exit_record import failure_reason, record_exit
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.replicas import ReplicatedStart
@@ -25,6 +27,8 @@ from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.verify import explain_failure, run_smoke_test, wait_for_server
 from orchestrator.verify.report import SmokeReport
+
+_NOTHING_LEFT: Final = "nothing is left running"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,15 +143,24 @@ def _give_up(
     failure = Interrupted("interrupted") if interrupted else error
     if handle is None:
         record_exit(run, failure_reason(failure))
-        return Interrupted("interrupted", hint="nothing was started") if interrupted else error
+        return Interrupted("interrupted; no server was started", hint=_NOTHING_LEFT) if interrupted else error
     detail = "" if keep else stop_after_failure(handle, runtime, run, failure_reason(failure))
     if not isinstance(failure, DeployError):
         return failure
     if keep:
         failure.hint = f"`{handle.name}` is kept; see `deploy logs {handle.name}`, then `deploy down {handle.name}`"
+    elif interrupted and not _might_run(runtime, handle):
+        failure.hint = f"`{handle.name}` was stopped; {_NOTHING_LEFT}"
     if not interrupted:
         failure.details = "\n\n".join(filter(None, [failure.details, diagnose_failure(runtime, handle, detail)]))
     return failure
+
+
+def _might_run(runtime: ServerGroup, handle: RunningServer) -> bool:
+    try:
+        return runtime.state(handle).status in {Status.PENDING, Status.RUNNING, Status.UNKNOWN}
+    except DeployError:
+        return True
 
 
 def diagnose_failure(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:

@@ -196,7 +196,7 @@ def test_an_interruption_takes_the_server_down_too(tmp_path: Path) -> None:
     machine = Machine("smoke", interrupted=True)
     with pytest.raises(Interrupted, match="interrupted") as caught:
         go(tmp_path, machine)
-    assert caught.value.hint == "repeat the command to continue"
+    assert caught.value.hint == "`mi355x-tp8` is stopped; repeat the command to continue"
     assert machine.ran[-1] == "down mi355x-tp8"
 
 

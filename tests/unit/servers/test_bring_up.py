@@ -52,7 +52,8 @@ class Recording:
     def state(self, _handle: RunningServer) -> ServerState:
         if self.flapping:
             raise HostError("the daemon does not answer")
-        return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
+        status = Status.RUNNING if self.servers else Status.EXITED
+        return ServerState(status=status, exit_code=None, restarts=0, started_at=None, detail="")
 
     def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
         assert not follow
@@ -113,6 +114,19 @@ def test_a_start_that_fails_leaves_nothing_unless_it_is_kept(
     assert bool(runtime.servers) == keep
 
 
+@pytest.mark.parametrize(
+    ("stops", "hint"), [(True, "`tiny` was stopped; nothing is left running"), (False, "`deploy down tiny` stops it")]
+)
+def test_ctrl_c_says_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], stops: bool, hint: str
+) -> None:
+    failing(monkeypatch, KeyboardInterrupt())
+    servers = Servers(Home(tmp_path), {"process": Recording(stops=stops)})  # type: ignore[dict-item]
+    with pytest.raises(Interrupted) as caught:
+        launch.bring_up(start(keep=False), servers)
+    assert hint in (caught.value.hint or capsys.readouterr().err)
+
+
 def test_a_server_goes_down_even_where_nothing_is_to_be_learned_of_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -162,7 +176,8 @@ def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path)
 
     with pytest.raises(Interrupted) as caught:
         launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": Refusing()}))  # type: ignore[dict-item]
-    assert caught.value.hint == "nothing was started"
+    assert str(caught.value) == "interrupted; no server was started"
+    assert caught.value.hint == "nothing is left running"
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), HostError("GPU 4 still holds 41 %")])

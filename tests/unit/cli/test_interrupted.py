@@ -1,0 +1,90 @@
+"""After Ctrl-C, the last line says what was stopped, and what is left running on purpose."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.core.errors import Interrupted
+from orchestrator.runtimes.base import Status
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted(*words: str) -> Interrupted:
+    with pytest.raises(Interrupted) as caught:
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("where", "words", "message", "hint"),
+    [
+        ("up.up", ["up", "cpu-tiny"], "interrupted; no server was started", "nothing is left running; the same"),
+        (
+            "build.plan_to_build",
+            ["build", "cpu-tiny"],
+            "interrupted; the build was stopped",
+            "nothing is left running;",
+        ),
+        (
+            "bench.server_target",
+            ["bench", "owl"],
+            "interrupted before the first measurement",
+            "`owl` is left running; `deploy down owl` stops it",
+        ),
+        (
+            "bench.url_target",
+            ["bench", "http://owl:1"],
+            "interrupted before the first measurement",
+            "`http://owl:1` is left running",
+        ),
+        (
+            "eval.expect",
+            ["eval", "owl", "--suite", "gsm8k"],
+            "interrupted before the first question",
+            "`owl` is left running; `deploy down owl` stops it",
+        ),
+        ("sweep.plan_sweep", ["sweep", "cpu-tiny"], "interrupted before the first trial", "nothing is left running"),
+    ],
+)
+def test_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str, words: list[str], message: str, hint: str
+) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
+    monkeypatch.setattr(f"orchestrator.cli.{where}", interrupt)
+    error = interrupted(*words)
+    assert error.message == message
+    assert error.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("running", "words", "hint"),
+    [
+        ("owl", ["down", "owl"], "`owl` may still run; `deploy down owl` stops it"),
+        ("", ["down", "owl"], "`owl` is not running"),
+        ("owl jay", ["down", "--all"], "`jay`, `owl` may still run; `deploy down --all` stops it"),
+        ("", ["down", "--all"], "no server is left running"),
+    ],
+)
+def test_a_stop(monkeypatch: pytest.MonkeyPatch, running: str, words: list[str], hint: str) -> None:
+    state = SimpleNamespace(status=Status.RUNNING)
+    found = [SimpleNamespace(name=name) for name in running.split()]
+    servers = SimpleNamespace(
+        find=lambda _name: found, runtime=lambda _each: SimpleNamespace(state=lambda _unit: state)
+    )
+
+    @contextmanager
+    def opened(*_: object) -> Iterator[SimpleNamespace]:
+        yield servers
+
+    monkeypatch.setattr("orchestrator.cli.down.open_servers", opened)
+    for name in ("down", "down_all"):
+        monkeypatch.setattr(f"orchestrator.cli.down.{name}", interrupt)
+    assert interrupted(*words).hint == hint
