@@ -100,6 +100,21 @@ class CheckpointConfig:
         return tuple(layer_type == "sliding_attention" for layer_type in types) if isinstance(types, list) else ()
 
     @property
+    def index_layers(self) -> ConfigFact | None:
+        """The layers with an indexer; None if all have one (0.5.23, configs/model_config.py, dsa_layer_skips_topk)."""
+        kinds, layers = self.text.get("indexer_types"), self.count("layers")
+        freq, offset = self.text.get("index_topk_freq"), self.text.get("index_skip_topk_offset")
+        if isinstance(kinds, list):
+            own, source = sum(kind != "shared" for kind in kinds), "indexer_types"
+        elif layers is not None and type(freq) is int and freq > 1 and type(offset) is int:
+            own = sum(max(layer - offset + 1, 0) % freq == 0 for layer in range(min(layers.number, 1024)))
+            source = "index_topk_freq, index_skip_topk_offset"
+        else:
+            return None
+        every = layers is not None and own >= layers.number
+        return None if every or own < 1 else ConfigFact(value=own, source=f"{CONFIG}: {source}")
+
+    @property
     def mtp_layers(self) -> int | None:
         """The number of MTP layers; None if the config has no such key."""
         number = self.text.get(DRAFTS)

@@ -100,6 +100,8 @@ class _FactReader:
             latent = [f"{cache}.kv_lora_rank", f"{cache}.qk_rope_head_dim"]
             latent += [f"{cache}.index_head_dim"] if self._is_sparse else []
             readers |= {key: (lambda key=key: self._count(key)) for key in latent}  # type: ignore[misc]
+            if self._is_sparse:
+                readers |= {f"{cache}.index_layers": lambda: self.config.index_layers}
         elif self.kind.attention == "heads":
             readers |= {
                 f"{cache}.head_dim": lambda: self._required(f"{cache}.head_dim", self.head_dim()),

@@ -39,8 +39,7 @@ def check_integrity(
     problems += [problem for problem in more if problem.location not in reported]
     index = checkpoint.index
     problems += index.problems
-    mtp_prefix = f"model.layers.{mtp_layer}."
-    has_mtp = any(name.startswith(mtp_prefix) for names in index.shards.values() for name in names)
+    has_mtp = any(_is_of_mtp(name, mtp_layer) for names in index.shards.values() for name in names)
     tensors = 0
     for shard, names in sorted(index.shards.items()):
         try:
@@ -49,13 +48,18 @@ def check_integrity(
             problems += [problem for problem in error.problems_or_self() if problem.location not in reported]
             continue
         tensors += len(header)
-        has_mtp = has_mtp or any(name.startswith(mtp_prefix) for name in header)
+        has_mtp = has_mtp or any(_is_of_mtp(name, mtp_layer) for name in header)
         problems += missing_tensors(checkpoint, shard, names)
     if mtp_layer is not None and index.shards and not has_mtp:
-        message = f"no tensor of the MTP layer (`{mtp_prefix}`) found, which speculative decoding needs"
+        message = f"no tensor of the MTP layer (`model.layers.{mtp_layer}.`) found, which speculative decoding needs"
         hint = "use a revision of the checkpoint with the MTP layer, or serve without the `speculative-…` flags"
         problems.append(Problem(message, checkpoint.location, hint))
     return IntegrityReport(shards=len(index.shards), tensors=tensors, problems=tuple(problems))
+
+
+def _is_of_mtp(name: str, layer: int | None) -> bool:
+    """Return whether a tensor is of the MTP layer, which DeepSeek-V4 and Qwen3.5 name `mtp` instead of by index."""
+    return name.startswith("mtp.") or f".layers.{layer}." in name
 
 
 def _sizes(checkpoint: Checkpoint, sizes: Mapping[CheckpointFile, int]) -> Iterator[Problem]:

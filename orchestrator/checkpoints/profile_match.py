@@ -7,6 +7,7 @@ from typing import Final
 from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.config import CONFIG, DRAFTS, LAYERS, NAMES, SPARSE, CheckpointConfig
 from orchestrator.core.errors import CheckpointError, CheckpointMismatchError, Problem
+from orchestrator.engine.architectures import ARCHITECTURES
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Model
 
@@ -62,7 +63,9 @@ def _features(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
             yield "mtp_layer", model.mtp_layer, DRAFTS, 0
         else:  # the layer after the last one (sglang 0.5.14, srt/models/deepseek_nextn.py)
             yield "mtp_layer", model.mtp_layer, LAYERS, config.text.get(LAYERS, model.mtp_layer)
-    if LAYERS in config.text and model.sparse_attention != (config.text.get(SPARSE) is not None):
+    known = ARCHITECTURES.get(next(iter(config.architectures), ""))
+    indexed = config.text.get(SPARSE) is not None and (known is None or known.sparse)  # DeepSeek-V4 has the key too
+    if LAYERS in config.text and model.sparse_attention != indexed:
         yield "sparse_attention", model.sparse_attention, SPARSE, config.text.get(SPARSE)
     if (method := config.method) is not None:
         differs = method.value in _PREFIXES and not model.quantization.startswith(str(method.value))

@@ -2,7 +2,7 @@
 
 Source: `srt/configs/model_config.py` in sglang's wheels 0.5.14 to 0.5.23; line numbers are those of 0.5.16: latent
 attention at 789, sparse attention at 105, sliding windows at 1908, keys and values per head for all others (:940).
-The table lists the architectures that `engine.memory` can size as sglang does, and those it cannot, with the reason.
+The table lists the architectures whose cache is read from a config.json, and those it is not, with the reason.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class Architecture:
     """A model architecture of sglang: its attention type and the unusual keys of its config.json."""
 
     attention: Attention
-    why: str = ""  # for `other`: the feature that `engine.memory` cannot size
+    why: str = ""  # for `other`: the feature whose sizes are not read
     windows: bool = False  # some layers have a sliding window, see `layer_types` in the config
     sparse: bool = False  # uses DeepSeek's sparse attention if the config has `index_topk`
     expert_size: str = "moe_intermediate_size"  # the config key with an expert's inner dimension
@@ -74,8 +74,12 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Qwen3_5ForConditionalGeneration": _other(_LINEAR),
     "Qwen3_5MoeForConditionalGeneration": _other(_LINEAR),
     "KimiLinearForCausalLM": _other(_LINEAR),
+    "KimiK3ForConditionalGeneration": _other(_LINEAR),
+    "Qwen4ExpForConditionalGeneration": _other(_LINEAR),
+    "Glm5NextForConditionalGeneration": Architecture(attention="other", why=_LINEAR, sparse=True, each_expert=True),
     "NemotronHForCausalLM": _other("Mamba layers, with a state that a request takes once, however long it is"),
     "DeepseekV4ForCausalLM": _other("compressed attention"),
+    "DeepseekV41ForCausalLM": _other("compressed attention"),
     "LongcatFlashForCausalLM": _other("two attentions in each layer"),  # :982
     "MiniMaxM3SparseForCausalLM": _other("sparse attention over heads, with an indexer", "intermediate_size"),
     "MiniMaxM3SparseForConditionalGeneration": _other(

@@ -167,9 +167,9 @@ def _drafts(given: ServerArgs) -> Iterator[ArgumentProblem]:
 
 
 def _has_a_draft(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """Require a draft model, or for EAGLE the checkpoint's MTP layer; n-grams need neither.
+    """Require a draft model, or for EAGLE the checkpoint's MTP layer; n-grams need neither, DSpark may be inside.
 
-    Source: arg_groups/speculative_hook.py:304.
+    Source: arg_groups/speculative_hook.py:304; the drafts of DeepSeek-V4.1 are in its checkpoint (0.5.23 cookbook).
     """
     algorithm = given.text("speculative-algorithm")
     if algorithm is None or given.has("speculative-draft-model-path"):
@@ -178,7 +178,7 @@ def _has_a_draft(given: ServerArgs) -> Iterator[ArgumentProblem]:
         message = f"`{algorithm}` drafts with a model of its own, and none is named"
         hint = "set `speculative-draft-model-path`; with the checkpoint's MTP layer the algorithm is `EAGLE`"
         yield ArgumentProblem(name="speculative-algorithm", message=message, hint=hint)
-    elif not given.mtp_layer and algorithm != "NGRAM":
+    elif not given.mtp_layer and algorithm not in {"NGRAM", "DSPARK"}:
         message = "speculation needs a draft: this model has no MTP layer"
         hint = "remove the `speculative-…` flags, or set `speculative-draft-model-path`"
         yield ArgumentProblem(name="speculative-algorithm", message=message, hint=hint)

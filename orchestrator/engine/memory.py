@@ -9,9 +9,8 @@ model_executor/model_runner_kv_cache_mixin.py:87). This size divided by the byte
 Sliding windows: layers with a window have a separate pool of `swa_full_tokens_ratio` times the tokens of the other
 layers; `max_total_num_tokens` counts the tokens of the others (pool_configurator.py:297, `HybridSWAPoolConfigurator`).
 
-Not supported: window pools sized by requests (`SWAChunkCapPoolConfigurator`, :457), window layers with heads of another
-shape, the per-request state of Mamba and linear attention (kv_cache_configurator.py:1703, `_handle_max_mamba_cache`),
-compressed attention, FP4 caches.
+Memory of a request, however long it is, is in `engine.request_memory`. Not supported: window pools sized by requests
+(`SWAChunkCapPoolConfigurator`, :457), window layers with heads of another shape, FP4 caches.
 """
 
 import re
@@ -31,6 +30,8 @@ _SCALED_GROUP: Final = 128  # values that share a scale of four bytes; memory_po
 _SCALE: Final = 4  # bytes
 _ROPE_BYTES: Final = 2  # the rotary part of an fp8 cache stays bfloat16; memory_pool.py:4213
 _COUNTS_SCALES: Final = Version("0.5.17")  # the first whose `_compute_cell_size` counts the scales of the pool
+_SKIPS_PLAIN: Final = Version("0.5.18")
+_SKIPS_ALWAYS: Final = Version("0.5.22")
 _COUNTS_WINDOW_DRAFTS: Final = Version("0.5.15")  # the first to count draft layers of a model with windows
 _EVICTION: Final = 128  # tokens between two evictions from windows; environ.py, SGLANG_SWA_EVICTION_INTERVAL
 WINDOW_RATIO: Final = 0.8  # server_args.py:795; 0.5.23: arg_groups/fields/schedule.py:150
@@ -56,31 +57,51 @@ class MhaCache:
 
 @dataclass(frozen=True, kw_only=True)
 class MlaCache:
-    """The KV cache of latent attention (MLA), whole on every rank; sparse attention (DSA) adds the indexer's keys."""
+    """The KV cache of latent attention (MLA), whole on every rank."""
 
     kv_lora_rank: int
     qk_rope_head_dim: int
-    index_head_dim: int | None
+    sparse: bool  # DSA
 
     def planned(self, element: int) -> int:
         """Return the bytes of a token in one layer that sglang up to 0.5.16 plans with (pool_configurator.py:185)."""
-        return (self.kv_lora_rank + self.qk_rope_head_dim) * element + self._indexer
+        return (self.kv_lora_rank + self.qk_rope_head_dim) * element
 
     def held(self, element: int, *, raw: bool) -> int:
         """Return the bytes of a token in one layer that the pool allocates.
 
         Source: kv_cache_configurator.py:1816, `calculate_mla_kv_cache_dim`.
         """
-        if self.index_head_dim is None or element > 1 or raw:
+        if not self.sparse or element > 1 or raw:
             return self.planned(element)
         scales = self.kv_lora_rank // _SCALED_GROUP * _SCALE
-        return self.kv_lora_rank + scales + self.qk_rope_head_dim * _ROPE_BYTES + self._indexer
+        return self.kv_lora_rank + scales + self.qk_rope_head_dim * _ROPE_BYTES
 
-    @property
-    def _indexer(self) -> int:
-        """Bytes of the indexer's keys: one per value, a scale per group, for any cache type (memory_pool.py:4272)."""
-        width = self.index_head_dim or 0
-        return width + width // _SCALED_GROUP * _SCALE
+
+@dataclass(frozen=True, kw_only=True)
+class IndexerKeys:
+    """The keys of a sparse indexer: bytes of a token in one layer, and the layers that have an indexer of their own."""
+
+    bytes: int
+    layers: int
+
+    @classmethod
+    def of_latent(cls, width: int, *, pooled: int, layers: int) -> "IndexerKeys":
+        """Return DSA's: one byte per value and a scale per group, for any cache type (memory_pool.py:4272).
+
+        `pooled` tokens share a key (0.5.23: pool_configurator.py, `_compute_dsa_indexer_cell_size`).
+        """
+        return cls(bytes=-(-(width + width // _SCALED_GROUP * _SCALE) // pooled), layers=layers)
+
+
+def skips_shared_indexers(version: str, *, plain: bool) -> bool:
+    """Return whether layers that reuse the indexer of another layer store no keys.
+
+    `plain`: neither a host cache nor disaggregation. Source: 0.5.18 to 0.5.23, mem_cache/kv_cache_configurator.py,
+    `_should_elide_dsa_index_k`; absent from 0.5.17.
+    """
+    found = Version(version)
+    return found >= _SKIPS_ALWAYS or (found >= _SKIPS_PLAIN and plain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +144,7 @@ class KvCacheSpec:
     raw: bool  # sparse attention stores fp8 values without scales
     version: str
     windows: SlidingWindow | None = None
+    indexer: IndexerKeys | None = None
 
 
 def token_bytes(needs: KvCacheSpec) -> TokenBytes:
@@ -138,8 +160,10 @@ def token_bytes(needs: KvCacheSpec) -> TokenBytes:
     else:
         held = attention.held(needs.element, raw=needs.raw)
         planned = held if Version(needs.version) >= _COUNTS_SCALES else attention.planned(needs.element)
+    drafts = needs.draft_layers
+    keys = 0 if needs.indexer is None else needs.indexer.bytes * (needs.indexer.layers + drafts)
     return TokenBytes(
-        planned=int(planned * layers * (1 + needs.draft_layers / layers)), held=held * (layers + needs.draft_layers)
+        planned=int(planned * layers * (1 + drafts / layers)) + keys, held=held * (layers + drafts) + keys
     )
 
 

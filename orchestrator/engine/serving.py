@@ -9,6 +9,7 @@ from typing import Final
 
 from orchestrator.engine.flags import FlagValue, flag_words
 from orchestrator.engine.memory import DSA_PAGE, WINDOW_RATIO
+from orchestrator.engine.request_memory import STATE_RATIO, StateOptions
 
 _BESIDE_DRAFTS: Final = 48  # default of running requests with speculation; arg_groups/speculative_hook.py:271
 _WHOLE_PREFILL: Final = 16384  # default of `max_prefill_tokens`: tokens of a prefill batch without chunking
@@ -16,6 +17,7 @@ _WHOLE_PREFILL: Final = 16384  # default of `max_prefill_tokens`: tokens of a pr
 # the same in 0.5.16 and 0.5.23). The 5/4/8 of Llama and Grok is left out, as these have no MTP layer.
 _STEPS: Final = 3
 _PORTS: Final = ("nccl-port", "dist-init-addr", "disaggregation-bootstrap-port")  # a port, or host:port
+_HOST_CACHES: Final = ("enable-hierarchical-cache", "enable-hicache", "enable-hisparse")
 _LARGEST: Final = 2**63
 _HOST_CACHE: Final = (
     1.23e9  # bytes per GB of `hicache-size`: 885 GB for four ranks of 180 (SemiAnalysisAI/InferenceX#3329)
@@ -79,6 +81,8 @@ class ServingFacts:
     sparse_backends: tuple[str | None, str | None]  # for prefill and decode with sparse attention
     drafts: Drafts | None
     prefix_cache: bool
+    plain_cache: bool  # neither a host cache nor disaggregation
+    states: StateOptions  # of linear attention
     cached_tokens_report: bool  # in `usage`
     metrics: bool
     grammar: bool  # structured output
@@ -124,6 +128,8 @@ def serving_facts(
         sparse_backends=(given.text("dsa-prefill-backend"), given.text("dsa-decode-backend")),
         drafts=drafts,
         prefix_cache=not given.has("disable-radix-cache"),
+        plain_cache=not any(given.has(name) for name in _HOST_CACHES) and given.text("disaggregation-mode") is None,
+        states=_states(given),
         cached_tokens_report=given.has("enable-cache-report"),
         metrics=given.has("enable-metrics"),
         # On a CPU the default backend crashes the scheduler, so only an explicit backend counts.
@@ -202,6 +208,28 @@ def _drafts(given: _Given) -> Drafts | None:
         tokens_are_set=tokens is not None,
         own_model=given.has("speculative-draft-model-path"),
         by_ngrams=algorithm == "NGRAM",
+    )
+
+
+def _states(given: _Given) -> StateOptions:
+    """Return the options of linear attention; a request takes three states, and two that overlapping batches track.
+
+    Source: 0.5.23, mem_cache/kv_cache_configurator.py, `_calculate_mamba_ratio`; the strategy's default is
+    `extra_buffer` (0.5.20, arg_groups/overrides.py:545).
+    """
+    prefix_cache = not given.has("disable-radix-cache")
+    strategy = given.text("mamba-radix-cache-strategy") or given.text("mamba-scheduler-strategy")
+    tracked = {"no_buffer": 0, "extra_buffer_lazy": 1}.get(strategy or "", 2)
+    if tracked and given.has("disable-overlap-schedule"):
+        tracked = 1
+    ratio = given.number("mamba-full-memory-ratio")
+    return StateOptions(
+        slots=given.count("max-mamba-cache-size"),
+        ratio=STATE_RATIO if ratio is None else ratio,
+        dtype=given.text("mamba-ssm-dtype"),
+        each=3 + tracked if prefix_cache else 1,
+        replay=given.has("enable-linear-replayssm-spec"),
+        prefix_cache=prefix_cache,
     )
 
 

@@ -16,18 +16,15 @@ from orchestrator.core.validation import StrictModel, Text
 from orchestrator.engine.memory import (
     GIB,
     ActivationSpec,
-    KvCacheSpec,
-    MhaCache,
-    MlaCache,
     SlidingWindow,
     activation_bytes,
     cache_type,
     default_mem_fraction,
-    is_raw,
-    token_bytes,
 )
 from orchestrator.engine.options import Meaning
+from orchestrator.engine.request_memory import RequestMemory
 from orchestrator.engine.serving import ServingFacts
+from orchestrator.plan.kv_pools import request_memory, token_size, unsized
 from orchestrator.plan.plan import PlanWarning
 from orchestrator.profiles.schema import Profile
 
@@ -74,6 +71,7 @@ class KvCache:
     tokens: int | None
     full_contexts: float | None  # requests of the longest context
     windows: SlidingWindow | None = None  # layers that keep only the last tokens
+    requests: RequestMemory | None = None  # memory of requests beside their tokens
 
     @property
     def window_tokens(self) -> int | None:
@@ -116,7 +114,8 @@ class Capacity:
         """Bytes of a GPU that the static fraction reserves for the cache and `max-total-tokens` leaves unused."""
         if self.memory is None or self.cache is None or self.cache.tokens is None:
             return 0
-        spare = int(self.memory.cache_bytes - self.cache.tokens * self.cache.actual_token_bytes)
+        requests = self.cache.requests.bytes if self.cache.requests else 0
+        spare = int(self.memory.cache_bytes - requests - self.cache.tokens * self.cache.actual_token_bytes)
         return spare if spare >= self.cache.page * self.cache.actual_token_bytes else 0  # less is part of a page
 
     @property
@@ -170,6 +169,8 @@ def _unknown_reasons(profile: Profile, facts: ServingFacts) -> list[str]:
         why.append(f"`{facts.window_pool_option}` is set: deploy cannot compute the size of the sliding-window cache")
     if _cache_type(profile, facts) is None:
         why.append(f"the size of a cache of type `{facts.kv_dtype}` is unknown")
+    if reason := unsized(profile):
+        why.append(reason)
     return why
 
 
@@ -235,30 +236,15 @@ def _activations(profile: Profile, facts: ServingFacts, *, ranks: int) -> Activa
 
 
 def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCache:
-    model, layout = profile.model, profile.layout
     kind, element = _cache_type(profile, facts) or ("", 0)  # never None here: `unknown` is empty
-    windows = _windows(profile, facts)
-    shared = layout.dp_attention.value and layout.tp.value % layout.dp.value == 0
-    prefill, decode = facts.sparse_backends
-    size = token_bytes(
-        KvCacheSpec(
-            attention=_attention(profile),
-            layers=math.ceil(model.layers / facts.stages),
-            draft_layers=1 if facts.drafts is not None and not facts.drafts.by_ngrams else 0,
-            ranks=layout.tp.value // layout.dp.value if shared else layout.tp.value,
-            element=element,
-            raw=is_raw(
-                platform=profile.engine.platform,
-                arch=profile.hardware.arch,
-                prefill=prefill,
-                decode=decode,
-            ),
-            version=profile.engine.version,
-            windows=windows,
-        )
-    )
+    windows, shape = _windows(profile, facts), profile.model.kv_cache
+    if shape is None:
+        raise ValueError("the model has no `kv_cache`")
+    size = token_size(profile, facts, shape, element=element, windows=windows)
+    requests = request_memory(profile, facts, rest=max(memory.cache_bytes, 0)) if memory else None
     page = facts.page
-    fitting = None if memory is None else int(max(memory.cache_bytes, 0) // size.planned)
+    taken = requests.bytes if requests else 0
+    fitting = None if memory is None else int(max(memory.cache_bytes - taken, 0) // size.planned)
     limits = (fitting, facts.cache_tokens)
     tokens = min((limit for limit in limits if limit is not None), default=None)
     tokens = None if tokens is None else tokens // page * page
@@ -270,22 +256,8 @@ def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCa
         tokens=tokens,
         full_contexts=None if tokens is None else round(tokens / facts.context, 2),
         windows=windows,
+        requests=requests,
     )
-
-
-def _attention(profile: Profile) -> MhaCache | MlaCache:
-    cache = profile.model.kv_cache
-    if cache is None:
-        raise ValueError("the model has no `kv_cache`")
-    if cache.kv_lora_rank is not None and cache.qk_rope_head_dim is not None:
-        return MlaCache(
-            kv_lora_rank=cache.kv_lora_rank,
-            qk_rope_head_dim=cache.qk_rope_head_dim,
-            index_head_dim=cache.index_head_dim if profile.model.sparse_attention else None,
-        )
-    width = cache.head_dim or 0
-    heads = profile.model.kv_heads or profile.model.attention_heads or 0
-    return MhaCache(heads=heads, head_dim=width, v_head_dim=cache.v_head_dim or width)
 
 
 def _load_fit(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -> LoadFit:
@@ -299,6 +271,8 @@ def _load_fit(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache)
     if at_once is not None and cache.windows is not None:
         verified = drafts.tokens if drafts is not None and drafts.tokens_are_set else 1
         at_once = min(at_once, (cache.window_tokens or 0) // min(tokens, cache.windows.needed(cache.page, verified)))
+    if at_once is not None and cache.requests is not None:
+        at_once = min(at_once, cache.requests.requests)
     running = facts.running
     if running and profile.layout.dp_attention.value:
         running = max(running // profile.layout.dp.value, 1)

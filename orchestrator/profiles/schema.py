@@ -196,14 +196,37 @@ class QuestionSection(StrictModel):
         return self
 
 
+class LinearSection(StrictModel):
+    """Layers with linear attention (GDN, KDA): a state per request, and nothing per token."""
+
+    layers: int = Field(ge=1, description="layers without a cache")
+    key_heads: int = Field(ge=1, description="key heads")
+    value_heads: int = Field(ge=1, description="value heads")
+    head_dim: int = Field(ge=1, description="head width")
+    conv_kernel: int = Field(ge=2, description="convolution width")
+
+
+class CompressedSection(StrictModel):
+    """Compressed attention (DeepSeek-V4): layers that keep one entry of several tokens, and a window in every layer."""
+
+    ratio_4: int = Field(ge=1, description="layers that compress 4 tokens")
+    ratio_128: int = Field(ge=1, description="layers that compress 128 tokens")
+    window: int = Field(ge=1, description="uncompressed tokens")
+    rope_dim: int = Field(ge=1, description="rotary width")
+
+
 class KvCacheSection(StrictModel):
     """What attention keeps of a token, by the names of the checkpoint's config.json: heads, or a latent (MLA)."""
 
     head_dim: int | None = Field(default=None, ge=1, description="width of a key head")
     v_head_dim: int | None = Field(default=None, ge=1, description="width of a value head, if it differs")
     kv_lora_rank: int | None = Field(default=None, ge=1, description="width of the latent")
-    qk_rope_head_dim: int | None = Field(default=None, ge=1, description="width of the rotary part")
+    qk_rope_head_dim: int | None = Field(default=None, ge=0, description="width of the rotary part")
     index_head_dim: int | None = Field(default=None, ge=1, description="width of the indexer's keys (DSA)")
+    index_layers: int | None = Field(default=None, ge=1, description="layers with an indexer, if not all")
+    index_kpool: int | None = Field(default=None, ge=1, description="tokens per indexer key")
+    linear: LinearSection | None = Field(default=None, description="the layers with linear attention")
+    compressed: CompressedSection | None = Field(default=None, description="compressed attention")
     sliding_window: int | None = Field(default=None, ge=1, description="tokens in the sliding window")
     sliding_layers: int | None = Field(
         default=None, ge=1, description="layers with a sliding window; the others keep all tokens"
@@ -212,12 +235,12 @@ class KvCacheSection(StrictModel):
     @model_validator(mode="after")
     def _is_one_of_both(self) -> "KvCacheSection":
         latent = (self.kv_lora_rank, self.qk_rope_head_dim)
-        if (self.head_dim is None) == (None in latent) or (self.head_dim is not None and any(latent)):
+        if (self.head_dim is None) == (None in latent) or (self.head_dim is not None and latent != (None, None)):
             raise ValueError("expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`")
         if self.head_dim is None and self.v_head_dim is not None:
             raise ValueError("a latent has no `v_head_dim`: it holds keys and values")
-        if self.head_dim is not None and self.index_head_dim is not None:
-            raise ValueError("`index_head_dim` is for a cache with a latent")
+        if self.head_dim and self.index_head_dim and not (self.index_layers or self.compressed):
+            raise ValueError("`index_head_dim` beside `head_dim` needs `index_layers` or `compressed`")
         if (self.sliding_window is None) != (self.sliding_layers is None) or (
             self.sliding_window and not self.head_dim
         ):
@@ -262,10 +285,13 @@ class ModelSection(StrictModel):
 
     @model_validator(mode="after")
     def _sparse_attention_has_an_indexer(self) -> "ModelSection":
-        if self.kv_cache and self.sparse_attention != (self.kv_cache.index_head_dim is not None):
+        cache = self.kv_cache
+        if cache and self.sparse_attention != bool(cache.kv_lora_rank and cache.index_head_dim):
             raise ValueError("`kv_cache.index_head_dim` is for `sparse_attention: true`, and required there")
-        if self.kv_cache and (self.kv_cache.sliding_layers or 0) >= self.layers:
-            raise ValueError("`kv_cache.sliding_layers` is fewer than `layers`: some layer keeps all tokens")
+        if cache and max(cache.sliding_layers or 0, cache.linear.layers if cache.linear else 0) >= self.layers:
+            raise ValueError(
+                "`sliding_layers` and `linear.layers` are fewer than `layers`: some layer keeps all tokens"
+            )
         return self
 
 

@@ -30,7 +30,8 @@ EXPECTED: dict[str, dict[str, object]] = {
         "quantization": "fp8", "context_length": 1048576, "layers": 78, "attention_heads": 64,
         "sparse_attention": True, "mtp_layer": 78, "moe.hidden_size": 6144, "moe.intermediate_size": 2048,
         "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **LATENT,
-        "kv_cache.index_head_dim": 128, "flags.reasoning-parser": "glm45", "flags.tool-call-parser": "glm47",
+        "kv_cache.index_head_dim": 128, "kv_cache.index_layers": 21, "flags.reasoning-parser": "glm45",
+        "flags.tool-call-parser": "glm47",
     },
     "GLM-4.7-Flash": {
         "quantization": "bf16", "context_length": 202752, "layers": 47, "attention_heads": 20, "mtp_layer": 47,

@@ -1,0 +1,152 @@
+"""GPU memory that sglang keeps for each request, however long it is: states of linear attention, rings of DeepSeek-V4.
+
+Source: sglang's wheel 0.5.23, below `sglang/srt/`; 0.5.20 computes the same. Sizes are bytes of one GPU.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from packaging.version import Version
+
+STATE_RATIO: Final = 0.9  # `mamba-full-memory-ratio`; arg_groups/fields/schedule.py
+UNIFIED_SINCE: Final = Version("0.5.20")  # the first whose `DSV4PoolConfigurator` sizes the unified pool
+_PADDED_SINCE: Final = Version("0.5.20")  # the first that counts a padding slot; 0.5.16: `_handle_max_mamba_cache`
+_STATE_TYPES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+_CONV: Final = 2  # bytes; configs/mamba_utils.py, `mamba2_state_dtype`: bfloat16
+_FLOAT: Final = 4  # bytes of a compressor's state; environ.py, SGLANG_DSV4_COMPRESS_STATE_DTYPE
+_UNIFIED: Final = ("SGLANG_HACK_FLASHMLA_BACKEND", "unified_kv_triton")
+_UNIFIED_FP8: Final = "SGLANG_DSV4_UNIFIED_KV_FP8"
+_FP8_ROW: Final = 512  # bytes without the rotary part; mem_cache/deepseek_v4_memory_pool.py, `dsv4_unified_row_bytes`
+_ON: Final = ("1", "true", "yes", "y")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearState:
+    """The layers with linear attention (GDN, KDA) and the shape of their state; heads are those of the whole model."""
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    head_dim: int
+    conv_kernel: int
+
+    def bytes(self, *, ranks: int, element: int) -> int:
+        """Return the bytes of one state (configs/mamba_utils.py, `mamba_cache_per_req`)."""
+        conv = (self.value_heads + 2 * self.key_heads) * self.head_dim // ranks * (self.conv_kernel - 1)
+        return self.layers * (conv * _CONV + self.value_heads // ranks * self.head_dim**2 * element)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateOptions:
+    """The options that decide how many states there are. None stands for sglang's default."""
+
+    slots: int | None  # `max-mamba-cache-size`
+    ratio: float  # `mamba-full-memory-ratio`
+    dtype: str | None  # `mamba-ssm-dtype`
+    each: int  # states of a running request
+    replay: bool  # drafts have no states of their own
+    prefix_cache: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestMemory:
+    """What requests keep on one GPU of a replica; `requests` is the most that run at once."""
+
+    each: int  # bytes of a state, or of a request
+    slots: int
+    requests: int
+    bytes: int
+
+
+def state_element(options: StateOptions, env: Mapping[str, str]) -> int:
+    """Return the bytes of a state's values: by variable, else by option, else float32, as these models' configs say."""
+    return _STATE_TYPES.get(env.get("SGLANG_MAMBA_SSM_DTYPE", options.dtype or "float32"), 4)
+
+
+def state_pool(
+    state_bytes: int, options: StateOptions, *, rest: int, running: int | None, drafts: int, version: str
+) -> RequestMemory:
+    """Divide `rest` bytes between states and tokens (mem_cache/kv_cache_configurator.py, `_handle_max_mamba_cache`).
+
+    `drafts` is the number of draft tokens, 0 for none; each running request keeps a state for each.
+    """
+    padding = 1 if Version(version) >= _PADDED_SINCE else 0
+    drafts = 0 if options.replay else drafts
+    if options.slots is not None:
+        slots = options.slots
+    elif not options.prefix_cache and running is not None:
+        slots = running
+    else:
+        budget = rest * options.ratio / (1 + options.ratio) - padding * state_bytes * (1 + drafts)
+        slots = int(budget // (state_bytes * (1 + drafts / options.each)))
+    slots = max(slots, 0)
+    requests = min(slots // options.each, slots if running is None else running)
+    return RequestMemory(
+        each=state_bytes,
+        slots=slots,
+        requests=requests,
+        bytes=state_bytes * ((slots + padding) + (requests + padding) * drafts),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedCache:
+    """The cache of DeepSeek-V4: layers by the tokens that one entry stands for, and a window that every layer keeps."""
+
+    layers: int
+    ratios: Mapping[int, int]  # tokens of an entry: layers
+    head_dim: int
+    rope_dim: int
+    index_head_dim: int
+    window: int
+    fp8: bool
+
+    @property
+    def row(self) -> int:
+        """Bytes of an entry in the unified pool (mem_cache/deepseek_v4_memory_pool.py, `dsv4_unified_row_bytes`)."""
+        return _FP8_ROW + self.rope_dim * 2 if self.fp8 else self.head_dim * 2
+
+    def token_bytes(self, *, drafts: int) -> float:
+        """Return the bytes of a token (model_executor/pool_configurator.py, `DSV4PoolConfigurator`)."""
+        index = self.index_head_dim + self.index_head_dim // 128 * 4
+        each = {4: (self.row + index) / 4, 128: self.row / 128}
+        return sum(each[ratio] * layers for ratio, layers in self.ratios.items()) * self._inflation(drafts)
+
+    def requests(self, *, rest: int, context: int, running: int | None, drafts: int) -> RequestMemory:
+        """Return the memory of the running requests; by default as many as sglang expects in `rest` bytes.
+
+        Source: as above, `_resolve_max_running_requests_per_worker`.
+        """
+        if running is None:
+            tokens = int(rest / self.token_bytes(drafts=drafts))
+            running = min(max(min(int(tokens / context * 512), 4096), 2048), tokens // 2)
+        taken = self._fixed_bytes(running=running, drafts=drafts)
+        return RequestMemory(each=taken // (running + 1), slots=running, requests=running, bytes=taken)
+
+    def _fixed_bytes(self, *, running: int, drafts: int) -> int:
+        """Return the bytes of rings and compressors for `running` requests and one slot more.
+
+        Source: as above, `_fixed_swa_bytes`, `_fixed_c4_state_bytes` and `_get_c128_state_fixed_bytes`.
+        """
+        slots, (four, many) = running + 1, (16, 256) if drafts else (8, 128)
+        ring = slots * (self.window + max(drafts - 1, 0)) * self.row * self.layers
+        rows4 = -(-(slots * four + four + 1) // 4) * 4
+        rows128 = -(-(slots * many + many + 1) // 128) * 128
+        states4 = rows4 * 4 * (self.head_dim + self.index_head_dim) * _FLOAT * self.ratios.get(4, 0)
+        states128 = rows128 * 2 * self.head_dim * _FLOAT * self.ratios.get(128, 0)
+        return int(ring * self._inflation(drafts)) + states4 + states128
+
+    def _inflation(self, drafts: int) -> float:
+        """Return the share that a draft layer adds."""
+        return (self.layers + 1) / self.layers if drafts else 1.0
+
+
+def is_unified(env: Mapping[str, str], *, platform: str, version: str) -> bool:
+    """Return whether DeepSeek-V4 has one pool for all layers (layers/attention/dsv4/unified_kv_gate.py)."""
+    return platform == "rocm" and env.get(_UNIFIED[0]) == _UNIFIED[1] and Version(version) >= UNIFIED_SINCE
+
+
+def is_unified_fp8(env: Mapping[str, str], *, arch: str) -> bool:
+    """Return whether that pool is FP8, which only gfx950 supports."""
+    return arch.startswith("gfx95") and env.get(_UNIFIED_FP8, "").lower() in _ON

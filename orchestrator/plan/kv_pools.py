@@ -1,0 +1,135 @@
+"""The sizes of a replica's pools on one GPU, by the attention of its model: tokens in the cache, states of requests."""
+
+import math
+
+from orchestrator.engine.memory import (
+    IndexerKeys,
+    KvCacheSpec,
+    MhaCache,
+    MlaCache,
+    SlidingWindow,
+    TokenBytes,
+    is_raw,
+    skips_shared_indexers,
+    token_bytes,
+)
+from orchestrator.engine.request_memory import (
+    UNIFIED_SINCE,
+    CompressedCache,
+    LinearState,
+    RequestMemory,
+    is_unified,
+    is_unified_fp8,
+    state_element,
+    state_pool,
+)
+from orchestrator.engine.serving import ServingFacts
+from orchestrator.profiles.schema import KvCacheSection, Profile
+
+_BFLOAT16 = (
+    2  # bytes: keys of an indexer beside heads (0.5.23, mem_cache/memory_pool.py, get_minimax_sparse_index_dtype)
+)
+
+
+def token_size(
+    profile: Profile, facts: ServingFacts, cache: KvCacheSection, *, element: int, windows: SlidingWindow | None
+) -> TokenBytes:
+    """Return the bytes of a token; `element` is the bytes of a value, `cache` the shape of the model's cache."""
+    if (compressed := _compressed(profile, cache)) is not None:
+        size = compressed.token_bytes(drafts=_draft_tokens(facts))
+        return TokenBytes(planned=size, held=size)
+    layers = profile.model.layers - (cache.linear.layers if cache.linear else 0)
+    prefill, decode = facts.sparse_backends
+    return token_bytes(
+        KvCacheSpec(
+            attention=_attention(profile, cache),
+            layers=math.ceil(layers / facts.stages),
+            draft_layers=1 if facts.drafts is not None and not facts.drafts.by_ngrams else 0,
+            ranks=attention_ranks(profile),
+            element=element,
+            raw=is_raw(platform=profile.engine.platform, arch=profile.hardware.arch, prefill=prefill, decode=decode),
+            version=profile.engine.version,
+            windows=windows,
+            indexer=_indexer(profile, facts, cache, layers=layers),
+        )
+    )
+
+
+def request_memory(profile: Profile, facts: ServingFacts, *, rest: int) -> RequestMemory | None:
+    """Return what running requests keep of `rest` bytes, None if they keep nothing beside their tokens."""
+    cache, version = profile.model.kv_cache, profile.engine.version
+    running, drafts = facts.running, _draft_tokens(facts)
+    if running is not None and profile.layout.dp_attention.value:
+        running = max(running // profile.layout.dp.value, 1)
+    if cache is None:
+        return None
+    if cache.linear is not None:
+        state = LinearState(**cache.linear.model_dump())
+        size = state.bytes(ranks=attention_ranks(profile), element=state_element(facts.states, _env(profile)))
+        return state_pool(size, facts.states, rest=rest, running=running, drafts=drafts, version=version)
+    if (compressed := _compressed(profile, cache)) is not None:
+        return compressed.requests(rest=rest, context=facts.context, running=running, drafts=drafts)
+    return None
+
+
+def unsized(profile: Profile) -> str:
+    """Return why the size of a token is unknown although the model's file has its shape; empty if it is known."""
+    cache, engine = profile.model.kv_cache, profile.engine
+    if cache is None or cache.compressed is None:
+        return ""
+    if is_unified(_env(profile), platform=engine.platform, version=engine.version):
+        return ""
+    return f"the compressed cache is sized only on ROCm with `unified_kv_triton`, since sglang {UNIFIED_SINCE}"
+
+
+def attention_ranks(profile: Profile) -> int:
+    """Return the GPUs that share the heads of a replica."""
+    tp, dp = profile.layout.tp.value, profile.layout.dp.value
+    return tp // dp if profile.layout.dp_attention.value and tp % dp == 0 else tp
+
+
+def _env(profile: Profile) -> dict[str, str]:
+    return {name: str(setting.value) for name, setting in profile.env.items()}
+
+
+def _draft_tokens(facts: ServingFacts) -> int:
+    return 0 if facts.drafts is None else facts.drafts.tokens
+
+
+def _compressed(profile: Profile, cache: KvCacheSection) -> CompressedCache | None:
+    found = cache.compressed
+    if found is None:
+        return None
+    return CompressedCache(
+        layers=profile.model.layers,
+        ratios={4: found.ratio_4, 128: found.ratio_128},
+        head_dim=cache.head_dim or 0,
+        rope_dim=found.rope_dim,
+        index_head_dim=cache.index_head_dim or 0,
+        window=found.window,
+        fp8=is_unified_fp8(_env(profile), arch=profile.hardware.arch),
+    )
+
+
+def _indexer(profile: Profile, facts: ServingFacts, cache: KvCacheSection, *, layers: int) -> IndexerKeys | None:
+    if cache.index_head_dim is None:
+        return None
+    if cache.kv_lora_rank is None:
+        return IndexerKeys(bytes=cache.index_head_dim * _BFLOAT16, layers=cache.index_layers or layers)
+    skips = skips_shared_indexers(profile.engine.version, plain=facts.plain_cache)
+    owners = cache.index_layers if skips and cache.index_layers else layers
+    return IndexerKeys.of_latent(
+        cache.index_head_dim, pooled=cache.index_kpool or 1, layers=math.ceil(owners / facts.stages)
+    )
+
+
+def _attention(profile: Profile, cache: KvCacheSection) -> MhaCache | MlaCache:
+    if cache.kv_lora_rank is not None and cache.qk_rope_head_dim is not None:
+        return MlaCache(
+            kv_lora_rank=cache.kv_lora_rank,
+            qk_rope_head_dim=cache.qk_rope_head_dim,
+            sparse=profile.model.sparse_attention,
+        )
+    width = cache.head_dim or 0
+    heads = profile.model.kv_heads or profile.model.attention_heads or 0
+    return MhaCache(heads=heads, head_dim=width, v_head_dim=cache.v_head_dim or width)

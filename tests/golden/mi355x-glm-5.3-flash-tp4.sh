@@ -1,0 +1,64 @@
+#!/bin/sh
+# mi355x-glm-5.3-flash-tp4: GLM-5.3-Flash MXFP4 on 4 of 8x MI355X, as others measured it with this image; never run by this project
+#
+# recipe     --chunked-prefill-size 16384                                         Jacob0226/SGLang-benchmarks, ix_agentx_glm53flash.sh
+# inferred   --cuda-graph-max-bs-decode 64
+# inferred   --enable-cache-report
+# inferred   --enable-metrics
+# recipe     --kv-cache-dtype bfloat16                                            Jacob0226/SGLang-benchmarks, ix_agentx_glm53flash.sh
+# recipe     --linear-attn-backend triton                                         Jacob0226/SGLang-benchmarks, ix_agentx_glm53flash.sh
+# recipe     --mamba-full-memory-ratio 0.9                                        Jacob0226/SGLang-benchmarks, ix_agentx_glm53flash.sh
+# inferred   --max-running-requests 64
+# recipe     --mem-fraction-static 0.85                                           Jacob0226/SGLang-benchmarks, ix_agentx_glm53flash.sh
+# recipe     --moe-runner-backend aiter                                           Jacob0226/SGLang-benchmarks, ix_agentx_glm53flash.sh
+# recipe     --reasoning-parser glm45                                             sglang #36608
+# recipe     --speculative-algorithm EAGLE                                        sglang #39273
+# recipe     --speculative-eagle-topk 1                                           sglang #39273
+# recipe     --speculative-num-draft-tokens 6                                     Jacob0226/SGLang-benchmarks, ix_agentx_glm53flash.sh
+# recipe     --speculative-num-steps 5                                            Jacob0226/SGLang-benchmarks, ix_agentx_glm53flash.sh
+# recipe     --tool-call-parser glm47                                             sglang #36608
+# recipe     --trust-remote-code                                                  sglang #36608
+# inferred   --watchdog-timeout 1800
+# recipe     AITER_QUICK_REDUCE_QUANTIZATION=INT4                                 Jacob0226/SGLang-benchmarks
+# recipe     ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0                                sgl-project/sglang#40084
+# recipe     SAFETENSORS_FAST_GPU=1                                               InferenceX glm5.1_fp4_mi355x.sh
+# recipe     SGLANG_OPT_GLM53_KDA_PTPC_MODULES=qkv_proj,f_a_proj,g_a_proj,o_proj  Jacob0226/SGLang-benchmarks
+# recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900                                        InferenceX
+# recipe     SGLANG_USE_AITER=1                                                   sglang docker/rocm.Dockerfile
+#
+# warning custom-all-reduce-hang: aiter's custom all-reduce can hang in the verify step of EAGLE, seen from 16
+#   concurrent requests with 4/1/5 and from 32 with 3/1/4; only the watchdog ends the hang (sglang #29313, MI355X; ranks
+#   that accept different numbers of drafts look the same (sglang #34238))
+# hint: if the server hangs, `--set flags.disable-custom-all-reduce=true` uses RCCL instead and disables the fused all-
+#   reduce
+set -eu
+export AITER_QUICK_REDUCE_QUANTIZATION=INT4
+export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
+export SAFETENSORS_FAST_GPU=1
+export SGLANG_OPT_GLM53_KDA_PTPC_MODULES=qkv_proj,f_a_proj,g_a_proj,o_proj
+export SGLANG_TIMEOUT_KEEP_ALIVE=900
+export SGLANG_USE_AITER=1
+exec python3 -m sglang.launch_server \
+  --model-path /models/glm-5.3-flash-mxfp4 \
+  --served-model-name glm-5.3-flash \
+  --host 0.0.0.0 \
+  --port 30000 \
+  --tp-size 4 \
+  --chunked-prefill-size 16384 \
+  --cuda-graph-max-bs-decode 64 \
+  --enable-cache-report \
+  --enable-metrics \
+  --kv-cache-dtype bfloat16 \
+  --linear-attn-backend triton \
+  --mamba-full-memory-ratio 0.9 \
+  --max-running-requests 64 \
+  --mem-fraction-static 0.85 \
+  --moe-runner-backend aiter \
+  --reasoning-parser glm45 \
+  --speculative-algorithm EAGLE \
+  --speculative-eagle-topk 1 \
+  --speculative-num-draft-tokens 6 \
+  --speculative-num-steps 5 \
+  --tool-call-parser glm47 \
+  --trust-remote-code \
+  --watchdog-timeout 1800

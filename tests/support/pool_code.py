@@ -1,0 +1,114 @@
+"""Run by the engine's own Python: what the pool code of one sglang wheel makes of real configs, without a GPU.
+
+    pool_code.py UNPACKED_WHEEL     JSON on stdin, name -> case; the same names on stdout, each with its figures
+
+A case has a `config` (config.json), `tp`, `element` (bytes of a cached value), `drafts` (draft tokens, 0 for none),
+`flags` (options with values) and `env`. Computed are bytes of a token by `pool_configurator.py`, and for linear attention the bytes
+of a state by `mamba_utils.py`. The classes are sglang's own; what they ask of a running server is given to them here.
+"""
+
+import json
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+import server_args
+
+Case = dict[str, Any]
+
+
+def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the class `ServerArgs` of that version
+    """The figures of one case."""
+    import torch
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.model_executor import pool_configurator as pools
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        Path(folder, "config.json").write_text(json.dumps(case["config"]))
+        args = kind(model_path=folder, trust_remote_code=False, skip_tokenizer_init=True)
+        model = ModelConfig(folder, model_override_args="{}")
+        layers = model.num_hidden_layers
+        drafts = case["drafts"]
+        algorithm = SpeculativeAlgorithm.EAGLE if drafts else SpeculativeAlgorithm.NONE
+        asked = MagicMock()
+        asked.attn_tp_size, asked.attn_dcp_size, asked.pp_size = case["tp"], 1, 1
+        memory = SimpleNamespace(
+            enable_hisparse=False, enable_hierarchical_cache=False, enable_unified_cache_external_linker=False
+        )
+        backends = SimpleNamespace(dsa_prefill_backend="tilelang", dsa_decode_backend="tilelang", dsv4_attn_backend="")
+        kernel = MagicMock(kernel=backends, features=MagicMock(enable_encoder_swa_bounded_replay=False))
+        backends.enable_deepseek_v4_fp4_indexer = False
+        spec = SimpleNamespace(
+            speculative_algorithm="EAGLE" if drafts else None, speculative_num_draft_tokens=drafts or None
+        )
+        schedule = SimpleNamespace(
+            max_running_requests=case.get("running"), max_total_tokens=None, swa_full_tokens_ratio=0.1,
+            _swa_full_tokens_ratio_explicitly_set=True, disable_overlap_schedule=False, chunked_prefill_size=8192,
+        )  # fmt: skip
+        disagg = SimpleNamespace(disaggregation_mode="null", disaggregation_decode_extra_slots=0)
+        answers = {
+            "get_parallel": asked, "get_memory": memory, "get_exec": kernel, "get_spec": spec,
+            "get_schedule": schedule, "get_disagg": disagg, "get_model": MagicMock(qsa_indexer_dtype="auto"),
+        }  # fmt: skip
+        import sglang.srt.mem_cache.deepseek_v4_memory_pool as v4
+        import sglang.srt.mem_cache.kv_cache_configurator as caches
+
+        for module in (pools, caches, v4):
+            for name, answer in answers.items():
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, lambda answer=answer: answer))
+        stack.enter_context(patch.object(pools, "max_speculative_num_draft_tokens", lambda: drafts or None))
+        stack.enter_context(patch.object(pools, "compute_page_shard_scratch_bytes", lambda *_, **__: 0))
+        split = "sglang.srt.layers.cp.utils.get_glm_dsa_layer_split_effective_num_layers"
+        stack.enter_context(patch(split, lambda _, layers: layers))
+        stack.enter_context(patch("sglang.srt.layers.cp.utils.get_glm_dsa_cp_layer_shard_info", lambda _: (0, 1)))
+        hybrid = pools.mambaish_config(model)
+        if hybrid is not None:
+            stack.enter_context(
+                patch("sglang.srt.configs.mamba_utils.divide", lambda whole, part: whole // part)
+            )
+        kvc = SimpleNamespace(
+            model_config=model, server_args=args, kv_cache_dtype_str="auto",
+            kv_cache_dtype={1: torch.float8_e4m3fn, 2: torch.bfloat16}[case["element"]], model_dtype=torch.bfloat16,
+            use_mla_backend=model.attention_arch.name == "MLA", is_draft_worker=False, mambaish_config=hybrid,
+            layer_info=SimpleNamespace(start_layer=0, end_layer=layers, num_effective_layers=layers),
+            spec_algorithm=algorithm, pp_size=1, attn_dp_size=1, page_size=256, device="cpu", is_hybrid_swa=True,
+            sliding_window_size=getattr(model, "window_size", None),
+            spec_aux_config=SimpleNamespace(eagle_draft_num_layers=1 if drafts else None),
+            fused_entry_bytes=lambda _: None,
+        )  # fmt: skip
+        if pools.is_deepseek_v4(model.hf_config):
+            found = pools.DSV4PoolConfigurator(kvc)
+            running = case["running"]
+            fixed = (
+                found._get_c128_state_fixed_bytes(running)
+                + found._fixed_swa_bytes(running)
+                + found._fixed_c4_state_bytes(running)
+            )
+            return {"token": found.bytes_per_full_token, "fixed": fixed}
+        told = {"token": float(pools.DefaultPoolConfigurator(kvc)._cell_size)}
+        if hybrid is not None:
+            told["state"] = float(hybrid.mamba2_cache_params.mamba_cache_per_req)
+        return told
+
+
+def main() -> None:
+    """Answer the cases."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # what sglang prints is none of the answer
+    cases: dict[str, Case] = json.load(sys.stdin)
+    for case in cases.values():
+        os.environ.update(case.get("env", {}))
+    server_args.pretend("rocm")
+    _, kind = server_args.engine(Path(sys.argv[1]), "rocm")
+    os.write(out, json.dumps({name: figures(kind, case) for name, case in cases.items()}).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Bytes of a token and of a request by the attention of the shipped models, and what is said where they are unknown.
+
+The figures are those that tests/integration/test_pool_code.py gets from sglang's own pool code for the same configs.
+"""
+
+import pytest
+
+from orchestrator.core.errors import ProfileError
+from orchestrator.plan.capacity import Capacity, KvCache
+from orchestrator.planner.planning import load
+
+NO_DRAFTS = tuple(
+    f"flags.speculative-{name}=null" for name in ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens")
+)
+FP8 = "flags.kv-cache-dtype=fp8_e4m3"
+
+
+def capacity(profile: str, *overrides: str) -> Capacity:
+    return load(profile, overrides=overrides).valid.capacity
+
+
+def cache(profile: str, *overrides: str) -> KvCache:
+    found = capacity(profile, *overrides).cache
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides", "token"),
+    [
+        ("mi355x-glm-5.3-tp8", (), 48_408),
+        ("mi355x-glm-5.3-tp8", NO_DRAFTS, 47_700),
+        ("mi355x-glm-5.3-tp8", ("flags.kv-cache-dtype=bfloat16",), 93_912),
+        ("mi355x-glm-5.3-flash-tp4", (*NO_DRAFTS, FP8), 5_632 + 363),
+        ("mi355x-glm-5.3-flash-tp4", NO_DRAFTS, 11_264 + 363),
+        ("mi355x-deepseek-v4-flash-tp8", NO_DRAFTS, 6_229),
+        ("mi355x-deepseek-v4-flash-tp8", (), 6_374),
+        ("mi355x-deepseek-v4-flash-tp8", (*NO_DRAFTS, "env.SGLANG_DSV4_UNIFIED_KV_FP8=1"), 4_153),
+        ("mi355x-deepseek-v4-pro-tp8", NO_DRAFTS, 8_918),
+        ("mi355x-deepseek-v4-pro-tp8", (), 9_064),
+        ("mi355x-qwen3.5-397b-tp4", NO_DRAFTS, 7_680),
+        ("mi355x-qwen3.5-397b-tp4", (), 8_192),
+        ("mi355x-kimi-k2.7-tp4", (), 35_136),
+        ("mi355x-minimax-m3-tp8", (FP8,), 15_360 + 14_592),
+        ("mi355x-qwen3-coder-tp8", (FP8,), 15_872),
+        ("mi355x-gpt-oss-120b-tp8", (FP8, "layout.tp=1"), 18_432 * 1.8),
+    ],
+)
+def test_a_token_of_each_family(profile: str, overrides: tuple[str, ...], token: int) -> None:
+    assert cache(profile, *overrides).token_bytes == pytest.approx(token, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "owners"),
+    [
+        ("0.5.16", (), 78),
+        ("0.5.20", (), 21),
+        ("0.5.20", ("flags.enable-hierarchical-cache=true",), 78),
+        ("0.5.22", ("flags.enable-hierarchical-cache=true",), 21),
+    ],
+)
+def test_layers_that_share_an_indexer_store_no_keys_since_0_5_18(
+    version: str, flags: tuple[str, ...], owners: int
+) -> None:
+    engine = (f"engine.version={version}", "engine.image=rocm/sgl-dev:mine", "flags.dsa-prefill-backend=tilelang")
+    found = cache("mi355x-glm-5.3-tp8", *engine, "flags.dsa-decode-backend=tilelang", *flags)
+    assert found.token_bytes == 79 * 576 + (owners + 1) * 132
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides", "megabytes"),
+    [
+        ("mi355x-qwen3.5-397b-tp4", (), 24.4),
+        ("mi355x-qwen3.5-397b-tp4", ("env.SGLANG_MAMBA_SSM_DTYPE=null",), 48.0),
+        ("mi300x-qwen3.5-397b-tp8", (), 12.2),
+        ("mi355x-glm-5.3-flash-tp1x8", (), 147.6),
+        ("mi355x-glm-5.3-flash-tp1x8", ("flags.mamba-ssm-dtype=bfloat16",), 76.3),
+    ],
+)
+def test_a_state_of_linear_attention(profile: str, overrides: tuple[str, ...], megabytes: float) -> None:
+    requests = cache(profile, *overrides).requests
+    assert requests is not None
+    assert requests.each / 1e6 == pytest.approx(megabytes, abs=0.06)
+
+
+def test_states_limit_the_requests_of_a_small_pool() -> None:
+    """147.6 MB each: 0.9 / 1.9 of 77 GB hold 5 for each request, and 3 more while it drafts."""
+    found = capacity("mi355x-glm-5.3-flash-tp1x8", "flags.max-running-requests=64")
+    assert found.cache is not None
+    assert found.cache.requests is not None
+    assert found.cache.requests.requests == 30
+    assert found.load_fit is not None
+    assert (found.load_fit.concurrent, found.load_fit.fits) == (30, False)
+    longer = cache("mi355x-glm-5.3-flash-tp1x8", "flags.disable-radix-cache=true").requests
+    assert longer is not None
+    assert longer.slots == 30  # one state a request
+    replayed = cache("mi355x-glm-5.3-flash-tp1x8", "flags.enable-linear-replayssm-spec=true").requests
+    assert replayed is not None
+    assert replayed.slots > found.cache.requests.slots
+
+
+def test_requests_of_deepseek_v4_take_a_ring_each() -> None:
+    for drafts, megabytes in ((NO_DRAFTS, 17.8), ((), 30.2)):
+        requests = cache("mi355x-deepseek-v4-flash-tp8", *drafts, "flags.max-running-requests=256").requests
+        assert requests is not None
+        assert requests.bytes / 257 / 1e6 == pytest.approx(megabytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "override", ["env.SGLANG_HACK_FLASHMLA_BACKEND=null", "env.SGLANG_HACK_FLASHMLA_BACKEND=tilelang"]
+)
+def test_another_pool_of_deepseek_v4_is_not_sized(override: str) -> None:
+    found = capacity("mi355x-deepseek-v4-flash-tp8", override)
+    assert found.cache is None
+    assert "sized only on ROCm with `unified_kv_triton`" in found.unknown[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.kv_cache.linear.layers=60", "`sliding_layers` and `linear.layers` are fewer than `layers`"),
+        ("model.kv_cache.linear.key_heads=0", "key_heads"),
+        ("model.kv_cache.index_head_dim=128", "needs `index_layers` or `compressed`"),
+    ],
+)
+def test_shapes_that_no_model_has(override: str, message: str) -> None:
+    with pytest.raises(ProfileError) as refused:
+        load("mi355x-qwen3.5-397b-tp4", overrides=[override])
+    assert message in str([problem.message + problem.location for problem in refused.value.problems_or_self()])
