@@ -26,6 +26,11 @@
 # recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900                   InferenceX
 # recipe     SGLANG_USE_AITER=1                              sglang docker/rocm.Dockerfile
 # recipe     SGLANG_USE_ROCM700A=0                           sglang cookbook deepseek-v4.jsx
+#
+# warning draft-ranks-diverge: ranks may draft different tokens under load and hang without a log line; the request
+#   count freezes (sglang #35079, open, one author: MI355X, GLM-5.2-MXFP4, TP4×DP2, EAGLE 5/1/6; no wheel up to 0.5.23
+#   has its fix)
+# hint: `deploy watch` restarts a server that stalls; `speculative-num-steps` 1 should avoid it, with one draft per step
 set -eu
 export AITER_BF16_FP8_MOE_BOUND=0
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0

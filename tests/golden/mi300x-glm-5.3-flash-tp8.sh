@@ -18,6 +18,11 @@
 # inferred   ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
 # recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900          InferenceX
 # recipe     SGLANG_USE_AITER=1                     sglang docker/rocm.Dockerfile
+#
+# warning block-fp8-moe-fault: aiter's fused MoE writes out of bounds at 304 and 336 tokens: `Memory access fault`
+#   within minutes of mixed load. Seen with vLLM, not shown for sglang (aiter #4783, open: GLM-5.2-FP8, 8×MI325X, vLLM;
+#   against it: InferenceX #3362 validated v0.5.20-rocm720-mi30x)
+# hint: `deploy watch` restarts the server; a kernel table with rows for these sizes avoids the default kernel
 set -eu
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
 export SGLANG_TIMEOUT_KEEP_ALIVE=900

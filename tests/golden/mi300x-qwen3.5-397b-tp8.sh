@@ -18,6 +18,7 @@
 # recipe     --tokenizer-worker-num 6               InferenceX qwen3.5_fp8_mi300x_mtp.sh
 # recipe     --tool-call-parser qwen3_coder         InferenceX qwen3.5_fp8_mi300x_mtp.sh
 # recipe     --trust-remote-code                    InferenceX qwen3.5_fp8_mi300x_mtp.sh
+# recipe     --watchdog-timeout 1200                sglang #34586
 # inferred   ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
 # recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900          InferenceX
 # recipe     SGLANG_USE_AITER=1                     sglang docker/rocm.Dockerfile
@@ -25,6 +26,16 @@
 # warning speculation-is-greedy: requests are decoded greedily during speculative decoding; `temperature` and `top_p`
 #   are ignored (sglang #31214, #37134; wheels 0.5.10 to 0.5.20 (0.5.14: srt/speculative/eagle_utils.py, eagle_sample))
 # hint: if sampling matters, use sglang 0.5.21 or newer, or disable speculative decoding
+#
+# warning draft-ranks-diverge: ranks may draft different tokens under load and hang without a log line; the request
+#   count freezes (sglang #35079, open, one author: MI355X, GLM-5.2-MXFP4, TP4×DP2, EAGLE 5/1/6; no wheel up to 0.5.23
+#   has its fix)
+# hint: `deploy watch` restarts a server that stalls; `speculative-num-steps` 1 should avoid it, with one draft per step
+#
+# warning graph-capture-race: graph capture may fail with `hipErrorStreamCaptureInvalidated`: a race of ROCm up to 7.2.0
+#   (aiter #2941, #2857; sglang #23580, #29235; fixed in ROCm 7.2.1; `rocm720` images have 7.2.0)
+# hint: start again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer and loses
+#   the fused all-reduce
 set -eu
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
 export SGLANG_TIMEOUT_KEEP_ALIVE=900
@@ -51,4 +62,5 @@ exec python3 -m sglang.launch_server \
   --speculative-num-steps 3 \
   --tokenizer-worker-num 6 \
   --tool-call-parser qwen3_coder \
-  --trust-remote-code
+  --trust-remote-code \
+  --watchdog-timeout 1200

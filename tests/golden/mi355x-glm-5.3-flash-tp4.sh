@@ -28,9 +28,29 @@
 #
 # warning custom-all-reduce-hang: aiter's custom all-reduce can hang in the verify step of EAGLE, seen from 16
 #   concurrent requests with 4/1/5 and from 32 with 3/1/4; only the watchdog ends the hang (sglang #29313, MI355X; ranks
-#   that accept different numbers of drafts look the same (sglang #34238))
+#   that accept different numbers of drafts look the same (sglang #34238); price: AMD-AGI/Infera)
 # hint: if the server hangs, `--set flags.disable-custom-all-reduce=true` uses RCCL instead and disables the fused all-
-#   reduce
+#   reduce; it cost 4.2 % at 56 concurrent requests and nothing at 40
+#
+# warning draft-ranks-diverge: ranks may draft different tokens under load and hang without a log line; the request
+#   count freezes (sglang #35079, open, one author: MI355X, GLM-5.2-MXFP4, TP4×DP2, EAGLE 5/1/6; no wheel up to 0.5.23
+#   has its fix)
+# hint: `deploy watch` restarts a server that stalls; `speculative-num-steps` 1 should avoid it, with one draft per step
+#
+# warning kpool-logits-2-gib: one cold prompt above some 262,000 tokens (chunks of 8192; fewer with longer chunks) may
+#   abort every rank: the k-pool indexer lacks a limit of its logits (sglang #37478; wheel 0.5.20 has no limit, 0.5.21
+#   and newer lack it in one caller)
+# hint: limit `context-length` to 262144, or use shorter chunks (slower prefill)
+#
+# warning mixed-load-gpu-fault: `Memory access fault by GPU node` after 24 to 86 minutes of mixed load; the HTTP server
+#   lives on (sglang #37648 (GLM-5.3-MXFP4, 0.5.18) and AMD-AGI/Infera (GLM-5.2-MXFP4, 0.5.19): 5 faults, none in 11.5 h
+#   with the override. A correlation; no kernel is named)
+# hint: `deploy watch` restarts the server; `--json-model-override-args '{"index_share_for_mtp_iteration": false}'` may
+#   avoid it and costs about 0.3 %
+#
+# warning kpool-long-chunk-fault: chunks of 16384 tokens fault, chunks of 8192 never did. Seen with vLLM (aiter #5512,
+#   closed, how is not known: GLM-5.3-Flash, MI350X)
+# hint: use `chunked-prefill-size` 8192
 set -eu
 export AITER_QUICK_REDUCE_QUANTIZATION=INT4
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0

@@ -31,6 +31,20 @@
 # warning speculation-is-greedy: requests are decoded greedily during speculative decoding; `temperature` and `top_p`
 #   are ignored (sglang #31214, #37134; wheels 0.5.10 to 0.5.20 (0.5.14: srt/speculative/eagle_utils.py, eagle_sample))
 # hint: if sampling matters, use sglang 0.5.21 or newer, or disable speculative decoding
+#
+# warning draft-ranks-diverge: ranks may draft different tokens under load and hang without a log line; the request
+#   count freezes (sglang #35079, open, one author: MI355X, GLM-5.2-MXFP4, TP4×DP2, EAGLE 5/1/6; no wheel up to 0.5.23
+#   has its fix)
+# hint: `deploy watch` restarts a server that stalls; `speculative-num-steps` 1 should avoid it, with one draft per step
+#
+# warning graph-capture-race: graph capture may fail with `hipErrorStreamCaptureInvalidated`: a race of ROCm up to 7.2.0
+#   (aiter #2941, #2857; sglang #23580, #29235; fixed in ROCm 7.2.1; `rocm720` images have 7.2.0)
+# hint: start again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer and loses
+#   the fused all-reduce
+#
+# warning qwen-aiter-attention-fault: aiter's attention faults within minutes (`FmhaBatchPrefillWithPagedKVCache`), in 6
+#   of 6 runs (sglang #39517, open, read through AMD-AGI/Infera: Qwen3.5-122B, TP1)
+# hint: use `attention-backend` triton, which was 54 % faster there
 set -eu
 export AITER_FLYDSL_FORCE=1
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
