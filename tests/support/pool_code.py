@@ -3,8 +3,8 @@
     pool_code.py UNPACKED_WHEEL     JSON on stdin, name -> case; the same names on stdout, each with its figures
 
 A case has a `config` (config.json), `tp`, `element` (bytes of a cached value), `drafts` (draft tokens, 0 for none),
-`flags` (options with values) and `env`. Computed are bytes of a token by `pool_configurator.py`, and for linear attention the bytes
-of a state by `mamba_utils.py`. The classes are sglang's own; what they ask of a running server is given to them here.
+`running` (requests) and `env`. The figures are the bytes of a token, by `pool_configurator.py`, and what requests keep.
+The classes are sglang's own; what they ask of a running server is given to them here.
 """
 
 import json
@@ -70,9 +70,7 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
         stack.enter_context(patch("sglang.srt.layers.cp.utils.get_glm_dsa_cp_layer_shard_info", lambda _: (0, 1)))
         hybrid = pools.mambaish_config(model)
         if hybrid is not None:
-            stack.enter_context(
-                patch("sglang.srt.configs.mamba_utils.divide", lambda whole, part: whole // part)
-            )
+            stack.enter_context(patch("sglang.srt.configs.mamba_utils.divide", lambda whole, part: whole // part))
         kvc = SimpleNamespace(
             model_config=model, server_args=args, kv_cache_dtype_str="auto",
             kv_cache_dtype={1: torch.float8_e4m3fn, 2: torch.bfloat16}[case["element"]], model_dtype=torch.bfloat16,
