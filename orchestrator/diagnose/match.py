@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from heapq import heapify, heappop, heapreplace
-from typing import Final
+from typing import Final, TypeAlias
 
 from orchestrator.core.logs.lines import batches, last_lines, lines_containing
 from orchestrator.core.secrets import excerpt
@@ -22,6 +22,9 @@ _SAMPLE: Final = 1 << 12  # characters that decide whether lines are deduplicate
 _NO_LETTERS: Final = bytes({*range(256)} - {*b"_", *range(ord("A"), ord("Z") + 1), *range(ord("a"), ord("z") + 1)})
 
 
+_Matched: TypeAlias = tuple[bool, ...]  # whether a line matches `near`, `lines`, `unless_near` and `until`
+
+
 class _SignatureState:
     """The matches of one signature so far."""
 
@@ -33,14 +36,16 @@ class _SignatureState:
         self._context: tuple[int, str] | None = None
         self._against: int | None = None  # the last line of `unless_near`
 
-    def says(self, line: str) -> tuple[bool, bool, bool]:
-        """Return whether the line matches `near`, `lines` and `unless_near`."""
-        kinds = (self.signature.near, self.signature.lines, self.signature.unless_near)
-        near, proof, against = (bool(clauses) and any(clause.matches(line) for clause in clauses) for clauses in kinds)
-        return near, proof, against
+    def says(self, line: str) -> _Matched:
+        """Match the line against each kind of pattern."""
+        known = self.signature
+        kinds = (known.near, known.lines, known.unless_near, known.until)
+        return tuple(any(clause.matches(line) for clause in clauses) for clauses in kinds)
 
-    def see(self, number: int, line: str, said: tuple[bool, bool, bool]) -> None:
-        near, proof, against = said
+    def see(self, number: int, line: str, said: _Matched) -> None:
+        near, proof, against, end = said
+        if end:
+            self._context = None
         if near:
             self._context = (number, line[:_MAX_LINE_CHARACTERS])
         if against:
@@ -85,7 +90,7 @@ class _Search:
         if not (concerned := self._concerned(different)):
             return after
         of_lines = found.split(b"\n")
-        lines, judged = text.split("\n"), dict[bytes, list[tuple[_SignatureState, tuple[bool, bool, bool]]]]()
+        lines, judged = text.split("\n"), dict[bytes, list[tuple[_SignatureState, _Matched]]]()
         for index, kind in enumerate(of_lines):
             if kind not in concerned:
                 continue
@@ -172,7 +177,7 @@ def _letters(text: bytes) -> bytes:
 
 
 def _clauses(signature: Signature) -> tuple[LinePattern, ...]:
-    return (*signature.lines, *signature.near, *signature.unless_near)
+    return (*signature.lines, *signature.near, *signature.unless_near, *signature.until)
 
 
 def _evidence(number: int, line: str) -> Evidence:

@@ -48,13 +48,17 @@ class LinePattern(StrictModel):
 
 
 class Signature(StrictModel):
-    """A known failure: any of `lines`, with any of `near` (if set) and none of `unless_near` `within` lines before."""
+    """A known failure: any of `lines`, with any of `near` (if set) and none of `unless_near` `within` lines before.
+
+    A line of `until` ends what is `near`.
+    """
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     effect: Effect
     lines: tuple[LinePattern, ...] = Field(min_length=1)
     near: tuple[LinePattern, ...] = Field(default=())
     unless_near: tuple[LinePattern, ...] = Field(default=())
+    until: tuple[LinePattern, ...] = Field(default=())
     within: int = Field(default=80, gt=0)
     cause: str
     hint: str

@@ -5,11 +5,12 @@
 the others repeat wordings of public reports.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from orchestrator.diagnose.match import diagnose
 from orchestrator.diagnose.signatures import Effect, load_catalog
@@ -17,6 +18,8 @@ from orchestrator.diagnose.signatures import Effect, load_catalog
 LOGS = Path(__file__).with_name("logs")
 BY_ID = {signature.id: signature for signature in load_catalog()}
 FILES = sorted(LOGS.glob("*/*.log"))
+SAMPLES: dict[str, dict[str, str]] = yaml.safe_load(LOGS.with_name("samples.yaml").read_text())
+FIELD: list[dict[str, str]] = yaml.safe_load(LOGS.with_name("field.yaml").read_text())["snippets"]
 
 
 @cache
@@ -51,11 +54,47 @@ def test_a_log_without_a_failure_has_no_matches(path: Path) -> None:
 @pytest.mark.parametrize("name", BY_ID)
 def test_each_signature_has_both_kinds_of_logs(name: str) -> None:
     kinds = {path.stem.split("-")[0] for path in (LOGS / name).glob("*.log")}
-    assert kinds == {"match", "near"}
+    assert kinds | set(SAMPLES.get(name, ())) == {"match", "near"}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_short_log_is_told_from_its_near_miss(name: str) -> None:
+    match, near = (
+        {found.signature.id for found in diagnose(SAMPLES[name][kind].splitlines()).matches} for kind in ("match", "near")
+    )
+    assert name in match
+    assert name not in near
+    causes = {found for found in match if BY_ID[found].effect is not Effect.SYMPTOM}
+    assert causes <= {name}
+
+
+def verdict(snippet: Mapping[str, str]) -> str:
+    """Right: the cause is the truth, or none is named and the truth stands among the symptoms. Wrong: another cause."""
+    diagnosis = diagnose(snippet["log"].splitlines())
+    if diagnosis.cause is not None:
+        return "right" if diagnosis.cause.signature.id == snippet["truth"] else "wrong"
+    found = {match.signature.id for match in diagnosis.matches}
+    return "right" if snippet["truth"] in (found or {"none"}) else "missed"
+
+
+def test_snippets_of_public_reports_are_diagnosed() -> None:
+    assert len(FIELD) == 29
+    assert [(snippet["source"], verdict(snippet)) for snippet in FIELD if verdict(snippet) != "right"] == []
+
+
+def test_a_capture_race_is_not_blamed_on_aiter() -> None:
+    [cause] = {
+        match.signature.cause
+        for snippet in FIELD
+        for match in diagnose(snippet["log"].splitlines()).matches
+        if match.signature.id == "graph-invalidated"
+    }
+    assert "HIP runtime of ROCm up to 7.2.0" in cause
+    assert "aiter" not in cause
 
 
 def test_no_log_belongs_to_a_signature_that_is_gone() -> None:
-    assert {path.name for path in LOGS.iterdir()} - {"none"} == set(BY_ID)
+    assert {path.name for path in LOGS.iterdir()} - {"none"} | set(SAMPLES) == set(BY_ID)
 
 
 def verdicts() -> Iterator[tuple[bool, bool]]:
