@@ -1,8 +1,9 @@
 """Every signature against its collection: logs that must match, near misses that must not.
 
-`logs/<id>/match-*.log` and `logs/<id>/near-*.log`; `logs/none/` holds logs in which no failure can be read. Files with
-`real` in their names were written by a real sglang of that version on CPU (paths and the argparse usage shortened);
-the others repeat wordings of public reports.
+`logs/<id>/match-*.log` and `logs/<id>/near-*.log`, short ones in samples.yaml; `logs/none/` holds logs in which no
+failure can be read; field.yaml and unseen.yaml hold snippets of public reports. Files with `real` in their names were
+written by a real sglang of that version on CPU (paths and the argparse usage shortened); the others repeat wordings of
+public reports.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ LOGS = Path(__file__).with_name("logs")
 BY_ID = {signature.id: signature for signature in load_catalog()}
 FILES = sorted(LOGS.glob("*/*.log"))
 SAMPLES: dict[str, dict[str, str]] = yaml.safe_load(LOGS.with_name("samples.yaml").read_text())
-FIELD: list[dict[str, str]] = yaml.safe_load(LOGS.with_name("field.yaml").read_text())["snippets"]
+FIELD, LATER = (yaml.safe_load(LOGS.with_name(name).read_text())["snippets"] for name in ("field.yaml", "unseen.yaml"))
 
 
 @cache
@@ -59,9 +60,8 @@ def test_each_signature_has_both_kinds_of_logs(name: str) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_short_log_is_told_from_its_near_miss(name: str) -> None:
-    match, near = (
-        {found.signature.id for found in diagnose(SAMPLES[name][kind].splitlines()).matches} for kind in ("match", "near")
-    )
+    logs = (SAMPLES[name][kind].splitlines() for kind in ("match", "near"))
+    match, near = ({found.signature.id for found in diagnose(log).matches} for log in logs)
     assert name in match
     assert name not in near
     causes = {found for found in match if BY_ID[found].effect is not Effect.SYMPTOM}
@@ -80,6 +80,12 @@ def verdict(snippet: Mapping[str, str]) -> str:
 def test_snippets_of_public_reports_are_diagnosed() -> None:
     assert len(FIELD) == 29
     assert [(snippet["source"], verdict(snippet)) for snippet in FIELD if verdict(snippet) != "right"] == []
+
+
+def test_snippets_collected_after_the_signatures_have_no_wrong_cause() -> None:
+    found = [verdict(snippet) for snippet in LATER]
+    assert found.count("wrong") == 0
+    assert found.count("right") >= 22
 
 
 def test_a_capture_race_is_not_blamed_on_aiter() -> None:
