@@ -155,6 +155,11 @@ class Ablation(ReproduceRun):
     settings: tuple[str, ...]  # the suites run on both servers; the ablation is the baseline
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether the scores of another checkpoint are measured, which the published scores are compared with."""
+        return bool(self.suites) and any(setting.startswith("model=") for setting in self.settings)
+
+    @property
     def full_server(self) -> str:
         """The name of the server with the feature."""
         return super().server
@@ -179,12 +184,16 @@ class PublishedModel(StrictModel):
 
 
 class Reproduce(StrictModel):
-    """The runs of `deploy reproduce`; an ablation runs only on request."""
+    """The runs of `deploy reproduce`; an ablation runs on request, a baseline if its checkpoint is on the host."""
 
     summary: str
     published_model: PublishedModel | None = None
     runs: tuple[ReproduceRun, ...]
     ablations: tuple[Ablation, ...] = ()
+
+    def baseline_of(self, suite: str) -> Ablation | None:
+        """Return the baseline whose scores of a suite can be measured, or None."""
+        return next((each for each in self.ablations if each.is_baseline and suite in each.suites), None)
 
     def ablation_of(self, server: str | None) -> Ablation | None:
         """Return the ablation with this server name, or None."""

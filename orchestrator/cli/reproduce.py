@@ -1,7 +1,8 @@
 """The command `deploy reproduce`."""
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
@@ -13,13 +14,16 @@ from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, complete_names, server_names
 from orchestrator.core.command_hints import hints_for
-from orchestrator.core.console import note, print_data, say
+from orchestrator.core.console import format_duration, note, print_data, say
 from orchestrator.core.errors import OutputError, UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secrets import HUB_TOKEN
 from orchestrator.core.streams import IGNORE_SIGPIPE
-from orchestrator.core.subprocesses import python_module_argv, run_attached
+from orchestrator.core.subprocesses import python_module_argv, quote, run_attached
+from orchestrator.evals.harness import has_hub_token
+from orchestrator.evals.suites import find_suite
 from orchestrator.experiments.reproduce import ReproducePlan, ReproduceRequest, plan_steps, require_all_questions
 from orchestrator.experiments.reproduce_steps import (
     STATE_FILE,
@@ -143,22 +147,22 @@ def command(
         evals=not no_evals,
         tune=tune,
         profile=profile_,
-        model=_model_of(published, running[1])
-        if running
-        else _published_model(published, host, set_ or (), checkpoint),
+        model=_model(published, running, host, set_ or (), checkpoint),
         running=running,
+        has_checkpoint=partial(_has_checkpoint, host=host),
     )
     planned = plan_steps(published, directory, request)
+    _note_checkpoint(planned, published)
     state = StepLog(directory / STATE_FILE, planned.steps)
     bill = _estimate(published, planned, prices, currency, own_node=profile_ is not None)
     todo = _estimates(remaining_steps(planned.steps, state.done))
     if running is None:
         _look(planned, host, covered=dry_run, tune=tune)
-    _note_checkpoint(planned, published)
+    told = [*planned.left_out, *_unmeasured(planned, bill, name), *_gated(planned, dataset)]
     if dry_run and json:
-        OUTPUT.show(bill.to_output(todo, planned.left_out))
+        OUTPUT.show(bill.to_output(todo, told))
         return
-    _show(planned, bill, todo, dry_run=dry_run)
+    _show(told, bill, todo, dry_run=dry_run)
     if not dry_run:
         _run(planned, state, host, keep=keep_failed or running is not None, dataset=dataset)
         note(f"wrote `{directory / 'report.html'}`")
@@ -172,29 +176,63 @@ def _check(*, tune: bool, host: str | None, running: bool, others: bool) -> None
         raise UsageError("`--tune`, `--checkpoint` and `--ablation` do not apply to a running server")
 
 
-def _show(planned: ReproducePlan, bill: CostEstimate, todo: Sequence[CommandEstimate], *, dry_run: bool) -> None:
+def _show(told: Sequence[str], bill: CostEstimate, todo: Sequence[CommandEstimate], *, dry_run: bool) -> None:
     """Print the skipped steps, then the remaining ones with time and price."""
-    for sentence in planned.left_out:
+    for sentence in told:
         note(sentence)
     (print_data if dry_run else say)(bill.to_table(todo))
     note(bill.terms)
-    if any(step.stage == "tune" for step in planned.steps):
+    if any(step.argv[:2] == ("kernels", "tune") for step in todo):
         note(f"`kernels tune` counts with its limit of {TUNING_HOURS:.0f} hours: no duration is published")
 
 
-def _published_model(
-    published: Published, host: str | None, overrides: Sequence[str], checkpoint: Path | None
+def _unmeasured(planned: ReproducePlan, bill: CostEstimate, name: str) -> Iterator[str]:
+    """Yield the baselines that are not measured, each with its command, time and price."""
+    for baseline in planned.unmeasured:
+        again = quote(["deploy", "reproduce", name, "--ablation", baseline.ablation.name])
+        model, cost = baseline.model, bill.format_cost(baseline.seconds)
+        yield (
+            f"not measured: the baseline of {baseline.suites}, as `{model.checkpoint.path}` is not on the host; "
+            f"`{again}` measures it too, in about {format_duration(baseline.seconds)} more, {cost} {bill.currency}"
+        )
+
+
+def _gated(planned: ReproducePlan, dataset: Path | None) -> Iterator[str]:
+    """Yield the suites whose questions need access on the hub, and how to get it."""
+    suites = dict.fromkeys(suite for server in planned.servers for suite in server.suites)
+    for suite in map(find_suite, suites if dataset is None else ()):
+        if suite.gated is not None:
+            state = "the token here must have access" if has_hub_token() else "no token is set"
+            yield (
+                f"the questions of `{suite.name}` are gated, and {state}: accept the terms at {suite.hub_page}, then "
+                f"`hf auth login`, or set {HUB_TOKEN} to a token with read access; `--dataset` takes a local copy"
+            )
+
+
+def _model(
+    published: Published,
+    running: tuple[str, Plan] | None,
+    host: str | None,
+    overrides: Sequence[str],
+    checkpoint: Path | None,
 ) -> PublishedModel | None:
-    """Return the model like the published one if its checkpoint is on the host and the user named none."""
+    """Return the model like the published one if a running server has it, or the host and the user named none."""
     model = published.reproduce.published_model
+    if model is not None and running is not None:
+        return model if model.name == running[1].model.name else None
     if model is None or checkpoint or any(override.startswith("model") for override in overrides):
         return None
-    home = Home.from_environment()
     plan = load(published.reproduce.runs[0].profile, overrides=[f"model={model.name}"]).plan
+    return model if _has_checkpoint(plan, host) else None
+
+
+def _has_checkpoint(plan: Plan, host: str | None) -> bool:
+    """Return whether the host has a checkpoint for the plan, which may be incomplete."""
+    home = Home.from_environment()
     host_ref, config = resolve_host_ref(plan.runtime, home, host), checkpoint_directory(plan.model, home) / CONFIG
     if host_ref.remote is None:
-        return model if config.is_file() else None
-    return model if runner_for(host_ref)(["test", "-f", str(config)]).code == 0 else None
+        return config.is_file()
+    return runner_for(host_ref)(["test", "-f", str(config)]).code == 0
 
 
 def _running_plan(name: str, host: str | None) -> Plan:
@@ -203,12 +241,6 @@ def _running_plan(name: str, host: str | None) -> Plan:
         server = servers.open(name)
         server.require_running()
         return server.require_plan()
-
-
-def _model_of(published: Published, plan: Plan) -> PublishedModel | None:
-    """Return the model like the published one if the running server serves it."""
-    model = published.reproduce.published_model
-    return model if model is not None and model.name == plan.model.name else None
 
 
 def _note_checkpoint(planned: ReproducePlan, published: Published) -> None:

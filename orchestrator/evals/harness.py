@@ -192,14 +192,19 @@ def _error_message(tail: list[str]) -> str:
     return "\n".join(lines[indented[-1] + 1 :] if indented else lines[-1:]) or "".join(lines[-1:])
 
 
+def has_hub_token() -> bool:
+    """Return whether a token of the hub is set, or saved by its login."""
+    return hub_token() is not None or _HUB_LOGIN.expanduser().is_file()
+
+
 def require_questions(suite: Suite, data: Path | None) -> None:
     """Raise UsageError if the questions of a suite are neither local nor downloadable."""
     if data is not None:
         local_files(suite, data)
-    elif suite.gated is not None and hub_token() is None and not _HUB_LOGIN.expanduser().is_file():
+    elif suite.gated is not None and not has_hub_token():
         raise UsageError(
             f"the questions of `{suite.name}` are gated, and no hub token is set",
-            location=f"https://huggingface.co/datasets/{suite.gated}",
+            location=suite.hub_page,
             hint=f"accept its terms on the hub and set {HUB_TOKEN}, or give `{suite.file}` with --dataset",
         )
 

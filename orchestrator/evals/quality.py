@@ -1,9 +1,9 @@
 """Pairs of scores, measured and published, with their significance. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from orchestrator.bench.published import EvalScore, PublishedEval
+from orchestrator.bench.published import EvalScore, Published, PublishedEval
 from orchestrator.core.errors import UsageError
 from orchestrator.evals.eval_result import EvalResult
 from orchestrator.evals.significance import SignificanceTest, compare_independent, compare_results
@@ -56,18 +56,24 @@ def compare_with_published_score(line: PublishedEval, score: EvalScore, result: 
 
 
 def measured_evals(
-    published: tuple[PublishedEval, ...], baseline: EvalResult | None, candidate: EvalResult
+    published: Published | None, baseline: EvalResult | None, candidate: EvalResult
 ) -> Iterator[EvalRow]:
-    """Compare a result with a measured baseline, else with each published score. Raises UsageError without either."""
+    """Compare a result with a measured baseline, else with each published score. Raises UsageError without either.
+
+    The row of a published baseline names the command that measures it.
+    """
     if baseline is not None:
         yield _measured(candidate, compare_results(baseline, candidate), label=baseline.model, baseline=baseline.score)
         return
-    line = next((line for line in published if line.suite == candidate.suite), None)
-    if line is None:
+    line = next((line for line in (published.evals if published else ()) if line.suite == candidate.suite), None)
+    if published is None or line is None:
         raise UsageError(f"no baseline for `{candidate.suite}`", hint="set one with `--baseline FILE`")
     for score in (line.baseline, line.candidate):
         judgment = compare_with_published_score(line, score, candidate)
-        yield _measured(candidate, judgment, label=f"{score.label}, published", baseline=score.score)
+        row = _measured(candidate, judgment, label=f"{score.label}, published", baseline=score.score)
+        ablation = published.reproduce.baseline_of(candidate.suite) if score is line.baseline else None
+        again = f"`deploy reproduce {published.name} --ablation {ablation.name}`" if ablation else ""
+        yield replace(row, caveat=f"{row.caveat}; {score.label} not measured: {again}") if again else row
 
 
 def _measured(candidate: EvalResult, judgment: SignificanceTest | None, *, label: str, baseline: float) -> EvalRow:

@@ -30,6 +30,11 @@ class Suite:
     gated: str | None = None  # dataset on the hub with terms to accept
 
     @property
+    def hub_page(self) -> str:
+        """The page on which the terms of the questions are accepted."""
+        return f"https://huggingface.co/datasets/{self.gated}"
+
+    @property
     def samples(self) -> bool:
         """Whether answers are sampled, so that seeds matter."""
         return float(self.generation["temperature"]) > 0

@@ -1,6 +1,6 @@
 """The plan of `deploy reproduce`: the `deploy` commands that repeat a published measurement."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from orchestrator.experiments.reproduce_steps import Step, host_option
 from orchestrator.kernels.coverage import uses_tuned_table
 from orchestrator.kernels.plan_coverage import TUNING_HOURS, needs_table, tuning_options
 from orchestrator.plan.diff import differences, flatten
-from orchestrator.plan.plan import Plan
+from orchestrator.plan.plan import Model, Plan
 from orchestrator.planner.estimate import PULL, STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
 from orchestrator.runtimes import runtime_class
@@ -46,6 +46,21 @@ class ReproducePlan:
     steps: tuple[Step, ...]
     left_out: tuple[str, ...]
     servers: tuple["MeasuredServer", ...]
+    unmeasured: tuple["UnmeasuredBaseline", ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnmeasuredBaseline:
+    """A baseline of the published scores whose checkpoint is not on the host, with the seconds that it would add."""
+
+    ablation: Ablation
+    model: Model
+    seconds: float
+
+    @property
+    def suites(self) -> str:
+        """The names of its suites."""
+        return ", ".join(self.ablation.suites)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +76,7 @@ class ReproduceRequest:
     prices: tuple[str, ...] = ()  # values of `--price`
     dataset: Path | None = None  # directory with local copies of the questions
     evals: bool = True  # run the suites of the published runs
+    has_checkpoint: Callable[[Plan], bool] = lambda _: False  # whether the host has the checkpoint of a baseline
     tune: bool = False  # measure the MoE kernels that upstream tables lack
     model: PublishedModel | None = None  # replaces the model of a profile
     profile: str | None = None  # the only profile to measure
@@ -88,6 +104,7 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
     running server that serves otherwise than each published run.
     """
     servers = tuple(_servers(published, request))
+    unmeasured = [*_unmeasured(published, directory, request)] if request.running is None else []
     if request.running is not None:
         servers = (_running_server(servers, *request.running),)
         steps_of_it = _serve(servers[0], directory, published=published, request=request, baselines={})
@@ -106,7 +123,23 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
         if (why := _needless(stage, server.plan, request.host))
     )
     told = (*left_out, *_not_asked(published, servers))
-    return ReproducePlan(steps=tuple(steps), left_out=told, servers=servers)
+    return ReproducePlan(steps=tuple(steps), left_out=told, servers=servers, unmeasured=tuple(unmeasured))
+
+
+def _baselines(published: Published, request: ReproduceRequest) -> Iterator[tuple[Ablation, Plan]]:
+    """Yield the baselines of the published scores that the user did not name, if the suites are asked at all."""
+    for ablation in published.reproduce.ablations if request.evals and request.profile is None else ():
+        if ablation.is_baseline and ablation.name not in request.ablations:
+            yield ablation, _server(ablation, request, suites=()).plan
+
+
+def _unmeasured(published: Published, directory: Path, request: ReproduceRequest) -> Iterator[UnmeasuredBaseline]:
+    for ablation, plan in _baselines(published, request):
+        if not request.has_checkpoint(plan):
+            more = replace(request, ablations=(ablation.name,), has_checkpoint=lambda _: False)
+            steps = plan_steps(published, directory, more).steps
+            seconds = sum(step.about for step in steps if step.run == ablation.server)
+            yield UnmeasuredBaseline(ablation=ablation, model=plan.model, seconds=seconds)
 
 
 def _servers(published: Published, request: ReproduceRequest) -> Iterator[MeasuredServer]:
@@ -114,7 +147,8 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
     known = {ablation.name: ablation for ablation in published.reproduce.ablations}
     if unknown := next((name for name in request.ablations if name not in known), None):
         raise UsageError(f"`{published.name}` has no ablation `{unknown}`", hint=did_you_mean(unknown, known))
-    chosen = [known[name] for name in dict.fromkeys(request.ablations)]
+    there = [ablation.name for ablation, plan in _baselines(published, request) if request.has_checkpoint(plan)]
+    chosen = [known[name] for name in dict.fromkeys((*request.ablations, *there))]
     for run in _runs(published, request.profile):
         if not run.workloads and not request.evals and run.server not in {each.full_server for each in chosen}:
             continue
@@ -268,6 +302,7 @@ def _eval(
 ) -> Step:
     """Return the evaluation step of a suite, with the published number of questions and seeds."""
     part, output = suite_run(suite, published.evals), directory / FileName(server.name)
+    paced = load(server.profile).plan if server.baseline else server.plan  # for the baseline, none is published
     asked = ["eval", server.name, "--suite", suite]
     asked += ["--limit", str(part.limit)] if part.limit else []
     asked += ["--seeds", str(part.seeds)] if part.seeds > 1 else []
@@ -277,7 +312,7 @@ def _eval(
         stage="eval",
         run=server.name,
         argv=(*asked, "--output", str(output), *host_option(request.host)),
-        about=part.seconds(published_pace(server.plan, published)) or STEP_SECONDS["eval"],
+        about=part.seconds(published_pace(paced, published)) or STEP_SECONDS["eval"],
         output=output,
         keeps=eval_result_file(suite),
     )

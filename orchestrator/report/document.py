@@ -87,7 +87,7 @@ def build_report(
     said = published.evals if published else ()
     references = entries_of_kind(everything, Reference) if published else ()
     firsts = {side.runs[0] for side in together.sides}
-    evals = (*map(published_eval, said), *(row for pair in details.evals for row in measured_evals(said, *pair)))
+    evals = (*map(published_eval, said), *(row for pair in details.evals for row in measured_evals(published, *pair)))
     told = headline(comparisons, together, references, published=published is not None)
     return Report(
         title=details.title or title_of(comparisons, published.title if published else None),

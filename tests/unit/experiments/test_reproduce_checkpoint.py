@@ -1,6 +1,7 @@
 """Which checkpoint `deploy reproduce` measures: one of the published kind where the host has it, else the default."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def stage(directory: Path) -> None:
-    directory.mkdir()
+    directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(CONFIG))
 
 
@@ -66,6 +67,42 @@ def test_it_is_measured_where_the_host_has_it(
     assert ROUTED not in steps(capsys, tmp_path, set_=["model=glm-5.2-mxfp4"])[0], "the user's choice goes first"
 
 
+@pytest.mark.usefixtures("checkpoint")
+def test_the_baseline_is_measured_where_its_checkpoint_is_else_its_command_and_price_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, notes = steps(capsys, tmp_path)
+    assert "glm-5.2-fp8" not in table
+    told = "not measured: the baseline of gsm8k, gpqa-diamond, as `zai-org/GLM-5.2-FP8` is not on the host; "
+    told += "`deploy reproduce wafer-glm52 --ablation baseline-checkpoint` measures it too, in about "
+    minutes, usd = re.findall(rf"{re.escape(told)}(\d+) min more, ([0-9.]+) USD", notes)[0]
+    with_it = steps(capsys, tmp_path, ablation=["baseline-checkpoint"])[0].splitlines()
+    total = [line.split() for line in (table.splitlines()[-1], with_it[-1])]
+    assert float(total[1][-1]) - float(total[0][-1]) == pytest.approx(float(usd), abs=0.02)
+    assert 120 < int(minutes) < 240, "32 of them download 756 GB, 113 are for GPQA-Diamond"
+
+    stage(tmp_path / "home/models/glm-5.2-fp8")
+    table, notes = steps(capsys, tmp_path)
+    assert table.count("deploy eval mi355x-tp4dp2-evals-baseline-checkpoint") == 2
+    assert "not measured" not in notes
+    assert "glm-5.2-fp8" not in steps(capsys, tmp_path, no_evals=True)[0]
+
+
+@pytest.mark.usefixtures("checkpoint")
+def test_access_to_gated_questions_is_told_before_money_is_spent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    gated = "the questions of `gpqa-diamond` are gated, and {}: accept the terms at https://huggingface.co/datasets/"
+    for token, state in (("", "no token is set"), ("hf_x", "the token here must have access")):
+        monkeypatch.setenv("HF_TOKEN", token)
+        notes = steps(capsys, tmp_path)[1]
+        assert gated.format(state) in notes
+        assert "`hf auth login`, or set HF_TOKEN to a token with read access" in notes
+    for without in ({"no_evals": True}, {"dataset": tmp_path}, {"profile_": "b200-tp8"}):
+        assert "gated" not in steps(capsys, tmp_path, **without)[1]
+
+
 def test_one_profile_is_measured_alone_and_at_the_price_of_its_gpus(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,8 +112,8 @@ def test_one_profile_is_measured_alone_and_at_the_price_of_its_gpus(
     words = [line.split("  ")[0].split()[1:3] for line in table.splitlines() if line.startswith("deploy ")]
     assert [" ".join(pair) for pair in words] == [
         "preflight --profile",
-        "stage --profile",
         "build --profile",
+        "stage --profile",
         "up --profile",
         "smoke b200-tp8",
         "bench b200-tp8",

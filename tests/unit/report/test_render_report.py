@@ -233,6 +233,8 @@ def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_on
     )  # fmt: skip
     rows = report(tp4dp2(), evals=((None, outcome),)).evals[-2:]
     assert [row.baseline_label for row in rows] == ["FP8, published", "MXFP4, published"]
+    measures = "FP8 not measured: `deploy reproduce wafer-glm52 --ablation baseline-checkpoint`"
+    assert [measures in row.caveat for row in rows] == [True, False]
     for row in rows:
         assert row.measured
         assert row.judgment is not None
