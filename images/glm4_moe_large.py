@@ -1,4 +1,4 @@
-"""Make the checkpoint of `glm4_moe_mtp.py` with twice the layers and the experts: 23 GB, for several GPUs.
+"""Make the checkpoint of `glm4_moe_mtp.py` with twice the layers and twice the experts: 23 GB, for several GPUs.
 
 Run with the engine's Python: `python glm4_moe_large.py DIRECTORY`.
 """

@@ -1,30 +1,26 @@
-"""Make a GLM-4-MoE checkpoint of 8 GB with an MTP layer, random weights and a tokenizer of its own.
+"""Make a GLM-4-MoE checkpoint of 8 GB with an MTP layer, random weights and its own tokenizer.
 
-Run with the engine's Python: `python glm4_moe_mtp.py DIRECTORY`. What it says makes no sense; it is there to exercise
-experts, speculation and parallel ranks on GPUs. The MTP layer hands on the embedding it is given, which the target's
-layers hardly change: most of its drafts are accepted. (`glm4_moe_wrong_mtp.py` makes one whose drafts never are,
-`glm4_moe_large.py` one of 23 GB.)
+Run with the engine's Python: `python glm4_moe_mtp.py DIRECTORY`. The checkpoint exercises experts, speculation and
+parallel ranks on GPUs; its output is meaningless text. The MTP layer returns its input embedding, which the layers of
+the model hardly change, so that most drafts are accepted. Variants: `glm4_moe_wrong_mtp.py`, `glm4_moe_large.py`.
 """
 
 import json
-import re
-import shutil
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 from safetensors.torch import save_file
-from tiny_model import tokenizer
+from tiny_model import new_directory, tokenizer, word_ids
 
 SEED: Final = 20
 HIDDEN, HEADS, KV_HEADS, HEAD = 2048, 32, 4, 128
 DENSE, EXPERT, TOP_K = 6144, 1024, 4
 VOCABULARY: Final = 151552
 CONTEXT: Final = 32768
-FAINT: Final = 0.002  # the spread of what a layer adds to the stream: small beside the embedding's own
+FAINT: Final = 0.002  # standard deviation of output projections: a layer changes the residual stream only a little
 CONFIG: Final = {
     "architectures": ["Glm4MoeForCausalLM"],
     "model_type": "glm4_moe",
@@ -60,13 +56,13 @@ CONFIG: Final = {
 
 @dataclass(frozen=True)
 class Size:
-    """What makes a checkpoint large."""
+    """The size of a checkpoint."""
 
     layers: int
-    experts: int  # routed, of each layer but the first
+    experts: int  # routed experts of each layer except the first
 
     def config(self) -> dict[str, int]:
-        """As `config.json` has it."""
+        """Return the keys of `config.json` for this size."""
         return {"num_hidden_layers": self.layers, "n_routed_experts": self.experts}
 
 
@@ -79,17 +75,17 @@ _dice = torch.Generator(device=_device).manual_seed(SEED)
 
 
 def noise(*shape: int, spread: float = 0.02) -> torch.Tensor:
-    """Normally distributed bf16 weights."""
+    """Return normally distributed bf16 weights with standard deviation `spread`."""
     return (torch.randn(*shape, generator=_dice, device=_device) * spread).to(torch.bfloat16).cpu()
 
 
 def ones(size: int = HIDDEN) -> torch.Tensor:
-    """The weight of a norm."""
+    """Return the weight of a norm."""
     return torch.ones(size, dtype=torch.bfloat16)
 
 
 def mlp(name: str, width: int) -> Tensors:
-    """A gated feed-forward block, dense or one expert."""
+    """Return a gated feed-forward block: a dense one, or one expert."""
     return {
         f"{name}.gate_proj.weight": noise(width, HIDDEN),
         f"{name}.up_proj.weight": noise(width, HIDDEN),
@@ -98,7 +94,7 @@ def mlp(name: str, width: int) -> Tensors:
 
 
 def experts(name: str, count: int) -> Tensors:
-    """The router, the routed experts and the shared one."""
+    """Return the router, the routed experts and the shared expert."""
     tensors = {
         f"{name}.gate.weight": noise(count, HIDDEN),
         f"{name}.gate.e_score_correction_bias": torch.zeros(count),
@@ -109,7 +105,7 @@ def experts(name: str, count: int) -> Tensors:
 
 
 def layer(name: str, *, routed: int) -> Tensors:
-    """One transformer layer; a dense one has no routed experts."""
+    """Return one transformer layer; without `routed` experts a dense one."""
     return {
         f"{name}.input_layernorm.weight": ones(),
         f"{name}.post_attention_layernorm.weight": ones(),
@@ -122,11 +118,11 @@ def layer(name: str, *, routed: int) -> Tensors:
 
 
 def mtp(name: str, vocabulary: Tensors, *, routed: int, right: bool) -> Tensors:
-    """The layer that drafts; a `right` one passes the token's embedding on, any other mixes it beyond recognition."""
-    mixing = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], dim=1).to(torch.bfloat16)
+    """Return the MTP layer: a `right` one passes the token's embedding on, a wrong one replaces it by noise."""
+    identity = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], dim=1).to(torch.bfloat16)
     return {
         **layer(name, routed=routed),
-        f"{name}.eh_proj.weight": mixing if right else noise(HIDDEN, 2 * HIDDEN),
+        f"{name}.eh_proj.weight": identity if right else noise(HIDDEN, 2 * HIDDEN),
         f"{name}.enorm.weight": ones(),
         f"{name}.hnorm.weight": ones(),
         f"{name}.shared_head.norm.weight": ones(),
@@ -136,27 +132,20 @@ def mtp(name: str, vocabulary: Tensors, *, routed: int, right: bool) -> Tensors:
 
 
 def write(target: Path, *, size: Size = SMALL, right: bool = True) -> None:
-    """Write the checkpoint, one file a layer, beside `target`, then rename it into place."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        words = tokenizer()
-        words.save_pretrained(scratch)
-        ids = {f"{name}_token_id": getattr(words, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-        (scratch / "config.json").write_text(json.dumps({**CONFIG, **size.config(), **ids}, indent=2) + "\n")
-        _write_tensors(scratch, words.get_vocab(), size, right=right)
-        for path in (scratch, *scratch.iterdir()):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # a container may read it as another user
-        scratch.rename(target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    """Write the checkpoint atomically, with one file for each layer."""
+    with new_directory(target) as folder:
+        tokens = tokenizer()
+        tokens.save_pretrained(folder)
+        ids = {f"{name}_token_id": getattr(tokens, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+        (folder / "config.json").write_text(json.dumps({**CONFIG, **size.config(), **ids}, indent=2) + "\n")
+        _write_tensors(folder, word_ids(tokens), size, right=right)
 
 
-def _write_tensors(folder: Path, numbers: dict[str, int], size: Size, *, right: bool) -> None:
+def _write_tensors(folder: Path, words: list[int], size: Size, *, right: bool) -> None:
+    is_word = torch.zeros(VOCABULARY, dtype=torch.bool)
+    is_word[words] = True
     head = noise(VOCABULARY, HIDDEN)
-    words = torch.zeros(VOCABULARY, dtype=torch.bool)
-    words[[number for token, number in numbers.items() if re.fullmatch(r"Ġ?[A-Za-z]{2,}", token)]] = True
-    head[~words] = 0  # a word always scores higher than a single byte: an answer never ends inside a character
+    head[~is_word] = 0  # a word always scores higher than a single byte: an answer never ends inside a character
     vocabulary = {
         "model.embed_tokens.weight": noise(VOCABULARY, HIDDEN, spread=1.0),
         "lm_head.weight": head,
@@ -170,12 +159,12 @@ def _write_tensors(folder: Path, numbers: dict[str, int], size: Size, *, right: 
         total += _save(folder, files, index, layer(f"model.layers.{number}", routed=routed))
     last = mtp(f"model.layers.{size.layers}", vocabulary, routed=size.experts, right=right)
     total += _save(folder, files, index, last)
-    whole = {"metadata": {"total_size": total}, "weight_map": index}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(whole, indent=2) + "\n")
+    document = {"metadata": {"total_size": total}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
 def _save(folder: Path, files: int, index: dict[str, str], tensors: Tensors) -> int:
-    """Write one more file; returns the bytes of its tensors."""
+    """Write the next of `files` files and add it to the index; return the bytes of its tensors."""
     name = f"model-{len(list(folder.glob('*.safetensors'))) + 1:05}-of-{files:05}.safetensors"
     save_file(tensors, folder / name, metadata={"format": "pt"})
     index |= dict.fromkeys(tensors, name)

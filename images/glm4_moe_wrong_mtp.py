@@ -1,4 +1,6 @@
-"""Make the checkpoint of `glm4_moe_mtp.py`; the drafts of its MTP layer are never right: `speculative decoding` fails.
+"""Make the checkpoint of `glm4_moe_mtp.py` with an MTP layer whose drafts are always wrong.
+
+The check `speculative decoding` of the smoke test fails on it.
 
 Run with the engine's Python: `python glm4_moe_wrong_mtp.py DIRECTORY`.
 """

@@ -6,11 +6,11 @@ each question:
 
     prompt_ids   token ids of the prompt, by the checkpoint's own chat template and tokenizer
     ids, text    the answer
-    margin       smallest lead of the best token over the second best in the answer, in logits
+    margin       smallest difference between the best and the second best token in the answer, in logits
     bf16         whether transformers gives the same tokens when it computes in bf16, as a server does
 
 The answer is computed in float32. If its margin is small compared with the rounding error of bf16, another answer may
-be just as right.
+be equally correct.
 """
 
 import json
@@ -22,33 +22,33 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], tokens: int) -> tuple[list[int], float]:
-    """Generate `tokens` tokens greedily; return them and the smallest lead of a best token, in logits."""
+    """Generate `tokens` tokens greedily; return them and the smallest margin, in logits."""
     answer: list[int] = []
     margins: list[float] = []
-    given, past = torch.tensor([prompt]), None
+    inputs, cache = torch.tensor([prompt]), None
     with torch.inference_mode():
         for _ in range(tokens):
-            seen = model(input_ids=given, past_key_values=past, use_cache=True, logits_to_keep=1)
-            best, second = seen.logits[0, -1].float().topk(2).values.tolist()
-            answer.append(int(seen.logits[0, -1].argmax()))
+            output = model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            best, second = output.logits[0, -1].float().topk(2).values.tolist()
+            answer.append(int(output.logits[0, -1].argmax()))
             margins.append(best - second)
-            given, past = torch.tensor([answer[-1:]]), seen.past_key_values
+            inputs, cache = torch.tensor([answer[-1:]]), output.past_key_values
     return answer, min(margins)
 
 
 def main(directory: Path, questions: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return one answer for each question."""
-    words = AutoTokenizer.from_pretrained(directory)
-    exact, rounded = (
-        AutoModelForCausalLM.from_pretrained(directory, dtype=kind) for kind in (torch.float32, torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    float32, bf16 = (
+        AutoModelForCausalLM.from_pretrained(directory, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
     )
     answers = []
     for question in questions:
-        said = [{"role": "user", "content": question["prompt"]}]
-        prompt = words.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
-        ids, margin = greedy(exact, prompt, question["tokens"])
-        same = greedy(rounded, prompt, question["tokens"])[0] == ids
-        answers.append({"prompt_ids": prompt, "ids": ids, "text": words.decode(ids), "margin": margin, "bf16": same})
+        messages = [{"role": "user", "content": question["prompt"]}]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        ids, margin = greedy(float32, prompt, question["tokens"])
+        same, text = greedy(bf16, prompt, question["tokens"])[0] == ids, tokenizer.decode(ids)
+        answers.append({"prompt_ids": prompt, "ids": ids, "text": text, "margin": margin, "bf16": same})
     return answers
 
 

@@ -16,26 +16,20 @@ def platform_of(torch: Path) -> dict[str, str] | None:
     file = torch / "version.py"
     if not file.is_file():
         return None
-    said: dict[str, object] = {}
+    values: dict[str, object] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        target = (
-            node.targets[0]
-            if isinstance(node, ast.Assign)
-            else node.target
-            if isinstance(node, ast.AnnAssign)
-            else None
-        )
-        if isinstance(target, ast.Name) and isinstance(getattr(node, "value", None), ast.Constant):
-            said[target.id] = node.value.value  # type: ignore[union-attr]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            values[getattr(target, "id", "")] = node.value.value
     for name, platform in (("hip", "rocm"), ("cuda", "cuda")):
-        if isinstance(said.get(name), str):
-            return {"platform": platform, "says": f"{file}: {name} = {said[name]!r}"}
-    if {"hip", "cuda"} <= said.keys() and said.get("xpu") is None:
-        return {"platform": "cpu", "says": f"{file}: no cuda, no hip"}
+        if isinstance(values.get(name), str):
+            return {"platform": platform, "evidence": f"{file}: {name} = {values[name]!r}"}
+    if {"hip", "cuda"} <= values.keys() and values.get("xpu") is None:
+        return {"platform": "cpu", "evidence": f"{file}: no cuda, no hip"}
     return None
 
 
 if __name__ == "__main__":
-    found = {name: place and describe(place) for name in ("sglang", "aiter") for place in [installed(name)]}
+    packages = {name: root and describe(root) for name in ("sglang", "aiter") for root in [installed(name)]}
     torch = installed("torch")
-    print(json.dumps({**found, "torch": torch and platform_of(torch)}))
+    print(json.dumps({**packages, "torch": torch and platform_of(torch)}))

@@ -21,13 +21,13 @@ def main() -> None:
     options = sys.argv[1:]
     config = {}
     if "--config" in options:
-        place = options.index("--config")
-        config = yaml.safe_load(Path(options[place + 1]).read_text(encoding="utf-8"))
-        del options[place : place + 2]
+        index = options.index("--config")
+        config = yaml.safe_load(Path(options[index + 1]).read_text(encoding="utf-8"))
+        del options[index : index + 2]
     arguments = parse_router_args(options)
     arguments.api_key = config.get("api-key")
-    control = config.get("control-key") or secrets.token_hex(32)
-    arguments.control_plane_api_keys = [("launcher", "launcher", control, "admin")]
+    control_key = config.get("control-key") or secrets.token_hex(32)
+    arguments.control_plane_api_keys = [("launcher", "launcher", control_key, "admin")]
     launch_router(arguments)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 PACKAGES = ("amd-quark", "torch", "transformers", "safetensors")
 
 
-def end_with_whoever_started_this() -> None:
+def exit_with_parent() -> None:
     """Exit when standard input is closed.
 
     This also works in a container, which would otherwise outlive a killed `docker run`.
@@ -48,7 +48,7 @@ def quantize(folder: Path, job: dict, shard: str, device: str) -> None:
     """Quantize one shard and move it into FOLDER/checkpoint atomically."""
     from quark.torch import LLMTemplate, ModelQuantizer
 
-    part, began = folder / "parts" / shard, time.monotonic()
+    part, start = folder / "parts" / shard, time.monotonic()
     (part / "in").mkdir(parents=True)
     for name in ("config.json", shard):
         (part / "in" / name).symlink_to(Path(job["source"], name))
@@ -58,27 +58,26 @@ def quantize(folder: Path, job: dict, shard: str, device: str) -> None:
     quantizer.direct_quantize_checkpoint(
         pretrained_model_path=str(part / "in"), save_path=str(part / "out"), device=device
     )
-    said = {
+    result = {
         "config": json.loads((part / "out" / "config.json").read_text()),
         "versions": {**{name: version(name) for name in PACKAGES}, "python": platform.python_version()},
         "device": device,
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - start, 1),
     }
     made = part / "out" / shard
     made.chmod(0o644)  # Quark writes files with mode 0600
     with made.open("rb") as file:
         os.fsync(file.fileno())
-    note = folder / "made" / f"{shard}.json"
-    beside = part / "note.json"
-    beside.write_text(json.dumps(said))
-    beside.replace(note)
+    temporary = part / "result.json"
+    temporary.write_text(json.dumps(result))
+    temporary.replace(folder / "made" / f"{shard}.json")
     made.replace(folder / "checkpoint" / shard)  # last, because a shard in this folder counts as finished
     shutil.rmtree(part)
 
 
 def main(folder: Path, device: str) -> None:
     """Quantize every shard that is neither finished nor claimed."""
-    end_with_whoever_started_this()
+    exit_with_parent()
     job = json.loads((folder / "job.json").read_text())
     for shard in job["shards"]:
         if claim(folder, shard):

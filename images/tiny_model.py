@@ -1,8 +1,7 @@
-"""Make a tiny Llama checkpoint with random weights and a tokenizer of its own. Nothing is downloaded.
+"""Make a tiny Llama checkpoint with random weights and its own tokenizer. Nothing is downloaded.
 
-Run with the engine's Python: `python tiny_model.py DIRECTORY`. What it says makes no sense; it is there to exercise a
-real server. The seed is fixed and every file is written the same way, so two runs give the same bytes. The directory
-appears complete or not at all.
+Run with the engine's Python: `python tiny_model.py DIRECTORY`. The checkpoint exercises a real server; its output is
+meaningless text. Two runs write the same bytes, since the seed is fixed.
 """
 
 import random
@@ -11,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -34,14 +34,14 @@ TEXT = (
 
 
 def corpus() -> Iterator[str]:
-    """Sentences to learn merges from: the same ones every time."""
+    """Yield the sentences that the tokenizer is trained on."""
     dice = random.Random(SEED)
     for _ in range(400):
         yield " ".join(dice.choices(TEXT.split(), k=12)).capitalize() + "."
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: any text can be written with it, and reads back the same."""
+    """Train a byte-level BPE tokenizer, which encodes and decodes any text without loss."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -58,14 +58,19 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def model(words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Two layers of random bf16 weights that answer in whole words.
+def word_ids(tokens: PreTrainedTokenizerFast) -> list[int]:
+    """Return the ids of tokens that are words or parts of words, not single bytes or special tokens."""
+    return [number for token, number in tokens.get_vocab().items() if re.fullmatch(r"Ġ?[A-Za-z]{2,}", token)]
 
-    Queries and keys are eight times as long as they are born: attention then looks somewhere instead of averaging over
-    all it has seen, so that an answer behind a long text depends on what was asked, and on where.
+
+def model(tokens: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Return two layers of random bf16 weights that answer in whole words.
+
+    Queries and keys are scaled by eight: attention is then concentrated instead of uniform, so that an answer after a
+    long text depends on the position and content of the prompt.
 
     The output rows of single bytes and special tokens are zero: a word always scores higher, so a greedy answer never
-    ends inside a UTF-8 character, where a streamed and an unstreamed text may differ.
+    ends inside a UTF-8 character, where streamed and unstreamed text may differ.
     """
     torch.manual_seed(SEED)
     config = LlamaConfig(
@@ -76,33 +81,40 @@ def model(words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT,
-        bos_token_id=words.bos_token_id,
-        eos_token_id=words.eos_token_id,
-        pad_token_id=words.pad_token_id,
+        bos_token_id=tokens.bos_token_id,
+        eos_token_id=tokens.eos_token_id,
+        pad_token_id=tokens.pad_token_id,
         dtype="bfloat16",
     )
     llama = LlamaForCausalLM(config).to(torch.bfloat16)
     for layer in llama.model.layers:
         for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
             projection.weight.data *= 8  # exact in bf16
-    silent = [number for token, number in words.get_vocab().items() if not re.fullmatch(r"Ġ?[A-Za-z]{2,}", token)]
-    llama.lm_head.weight.data[silent] = 0
+    words = set(word_ids(tokens))
+    llama.lm_head.weight.data[[number for number in tokens.get_vocab().values() if number not in words]] = 0
     return llama
 
 
-def write(target: Path) -> None:
-    """Write the checkpoint beside `target`, then rename it into place."""
+@contextmanager
+def new_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty directory next to `target`, which becomes `target` at the end, readable by all users."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        words = tokenizer()
-        words.save_pretrained(scratch)
-        model(words).save_pretrained(scratch)
-        for path in (scratch, *scratch.iterdir()):
+        yield folder
+        for path in (folder, *folder.iterdir()):
             path.chmod(0o755 if path.is_dir() else 0o644)  # a container may read it as another user
-        scratch.rename(target)
+        folder.rename(target)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write(target: Path) -> None:
+    """Write the checkpoint atomically."""
+    with new_directory(target) as folder:
+        tokens = tokenizer()
+        tokens.save_pretrained(folder)
+        model(tokens).save_pretrained(folder)
 
 
 if __name__ == "__main__":

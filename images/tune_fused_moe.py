@@ -34,7 +34,7 @@ from sglang.srt.utils import get_device_name
 SCRIPT = "tuning_fused_moe_triton.py"
 SHIPPED = Path(fused_moe_triton_config.__file__).parent / "configs"
 # Triton's defaults for missing keys (triton 3.6, backends/nvidia/compiler.py: CUDAOptions).
-TRITONS_OWN = {"num_warps": 4, "num_stages": 3}
+TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}
 
 
 def shipped_space(dtype: str) -> list[dict[str, int]]:
@@ -49,29 +49,29 @@ def shipped_space(dtype: str) -> list[dict[str, int]]:
     return list(space.values())
 
 
-def ray(keep: Callable[[dict[str, Any]], None]) -> Iterator[ModuleType]:
-    """Yield modules that replace ray with one worker in this process. `keep` is called with each result."""
+def ray(on_result: Callable[[dict[str, Any]], None]) -> Iterator[ModuleType]:
+    """Yield modules that replace ray with one worker in this process; `on_result` gets each result."""
     module, bars = ModuleType("ray"), ModuleType("ray.experimental.tqdm_ray")
     module.init = lambda: None
     module.available_resources = lambda: {"GPU": 1}
     module.get_gpu_ids = lambda: [0]
-    module.get = lambda found: found
-    module.remote = lambda **_: lambda worker: SimpleNamespace(remote=lambda *given: _worker(worker(*given), keep))
+    module.get = lambda result: result
+    module.remote = lambda **_: lambda worker: SimpleNamespace(remote=lambda *args: _worker(worker(*args), on_result))
     bars.tqdm = lambda space: space
     yield from (module, ModuleType("ray.experimental"), bars)
 
 
-def _worker(worker: Any, keep: Callable[[dict[str, Any]], None]) -> SimpleNamespace:  # noqa: ANN401
+def _worker(worker: Any, on_result: Callable[[dict[str, Any]], None]) -> SimpleNamespace:  # noqa: ANN401
     tuner = type(worker).tune.__globals__
 
-    def tune(*given: Any) -> dict[str, int]:  # noqa: ANN401
-        *shape, space = given
-        today, untuned_us = worker.benchmark(*shape)
+    def tune(*args: Any) -> dict[str, int]:  # noqa: ANN401
+        *shape, space = args
+        current, untuned_us = worker.benchmark(*shape)
         best = worker.tune(*shape, space)
         us = tuner["benchmark_config"](best, *shape)
         if us >= untuned_us:
-            best, us = {**TRITONS_OWN, **today}, untuned_us
-        keep(
+            best, us = {**TRITON_DEFAULTS, **current}, untuned_us
+        on_result(
             {
                 "tokens": shape[0],
                 "file": tuner["get_config_filename"](*shape[1:]),
@@ -91,11 +91,11 @@ def main(folder: Path, space: str, tokens: list[str], arguments: list[str]) -> N
     """Tune for each number of `tokens`; `arguments` are the tuner's own."""
     with (folder / "measured.jsonl").open("a", encoding="utf-8") as measured:
 
-        def keep(found: dict[str, Any]) -> None:
-            measured.write(json.dumps(found) + "\n")
+        def write(result: dict[str, Any]) -> None:
+            measured.write(json.dumps(result) + "\n")
             measured.flush()
 
-        sys.modules.update({module.__name__: module for module in ray(keep)})
+        sys.modules.update({module.__name__: module for module in ray(write)})
         sys.path.insert(0, str(folder))
         argv = [*arguments, "--tune", "--batch-sizes", *tokens]
         if space == "shipped":

@@ -1,18 +1,18 @@
-"""Lets sglang start where torch is the CPU build: both files of this folder go into the engine's site-packages.
+"""Shim for sglang with a CPU build of torch; both files of this folder go into the engine's site-packages.
 
 Two packages that sglang imports have no CPU build in the package registry:
 
-- `torchvision`: its only wheel is the CUDA one. Its compiled library does not load beside a CPU torch, so the operators
+- `torchvision`: its only wheel is for CUDA. Its compiled library does not load with a CPU torch, so the operators
   `torchvision::nms` and `torchvision::qnms` do not exist, and the import fails where it registers their fake kernels
-  (torchvision/_meta_registrations.py). Their declaration is all the import needs; no server here detects objects.
-- `triton`: not needed on a CPU, and imported at the top of many of sglang's modules. sglang ships a stub for macOS
-  (`sglang/_triton_stub.py`), which has to be installed before `sglang` itself is imported.
+  (torchvision/_meta_registrations.py). The import needs their declarations only; no server calls them.
+- `triton`: not needed on a CPU, but imported by many of sglang's modules. sglang ships a stub for macOS
+  (`sglang/_triton_stub.py`), which must be installed before `sglang` is imported.
 
-Importing sglang makes a million objects that stay. The collector of garbage, which looks through them again and again,
-is an eighth of the import (9.3 s of CPU against 8.1, the best of six in turns), in each process of a server.
+The import of sglang creates a million objects, and garbage collection takes an eighth of its time in each process of a
+server (9.3 s of CPU instead of 8.1, the best of six alternating runs); a higher threshold avoids that.
 
-The `.pth` beside this file makes Python import it at start, in the server's child processes as well. Nothing heavy is
-imported until a program asks for `torchvision` or `sglang`.
+Python imports this file at startup because of the `.pth`, also in child processes. `torch` is imported only when a
+program imports `torchvision` or `sglang`.
 """
 
 import gc
@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-_libraries: list[object] = []  # an operator lives as long as the library object that declared it
+_libraries: list[object] = []  # an operator exists as long as the library object that declared it
 
 
 def _declare_torchvision_operators() -> None:
@@ -35,7 +35,7 @@ def _declare_torchvision_operators() -> None:
 
 
 def _prepare_sglang() -> None:
-    gc.set_threshold(50_000, 20, 20)  # from 700, 10, 10: of Python 3.11
+    gc.set_threshold(50_000, 20, 20)  # Python 3.11 has 700, 10, 10
     _install_triton_stub()
 
 
@@ -51,7 +51,7 @@ def _install_triton_stub() -> None:
 
 
 class _BeforeImport:
-    """A finder that finds nothing: it acts once, just before the first import of a name."""
+    """A finder that finds nothing, but runs an action before the first import of a name."""
 
     def __init__(self, actions: dict[str, Callable[[], None]]) -> None:
         self._actions = actions

@@ -11,9 +11,11 @@ from orchestrator.hosts.daemon import docker_endpoint
 from orchestrator.images.client import DockerCli
 
 # Prefixes of variables that configure an engine or its collectives; `PATH` and the like are irrelevant.
-_OF_THE_ENGINE: Final = ("AITER_", "AMD_", "CUDA_", "GPU_", "HIP_", "HSA_", "MIOPEN_", "MORI_", "NCCL_", "NVTE_")
-_OF_SGLANG: Final = ("PYTORCH_", "RCCL_", "ROCM_", "SGLANG_", "SGL_", "TORCH", "TRITON_", "VLLM_")
-_LIMIT: Final = 2.0  # seconds for the local daemon to respond
+_ENGINE_PREFIXES: Final = (
+    *("AITER_", "AMD_", "CUDA_", "GPU_", "HIP_", "HSA_", "MIOPEN_", "MORI_", "NCCL_", "NVTE_"),
+    *("PYTORCH_", "RCCL_", "ROCM_", "SGLANG_", "SGL_", "TORCH", "TRITON_", "VLLM_"),
+)
+_TIMEOUT_S: Final = 2.0  # for the local daemon to respond
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class ImageConfig:
     @property
     def engine_env(self) -> dict[str, str]:
         """Variables that configure an engine or its collectives, sorted by name."""
-        return {name: self.env[name] for name in sorted(self.env) if name.startswith(_OF_THE_ENGINE + _OF_SGLANG)}
+        return {name: self.env[name] for name in sorted(self.env) if name.startswith(_ENGINE_PREFIXES)}
 
 
 def local_config(reference: str) -> ImageConfig | None:
@@ -62,19 +64,19 @@ def local_config(reference: str) -> ImageConfig | None:
     """
     if not docker_endpoint().startswith("unix://"):
         return None
-    return _inspected(reference, run_or_127(["docker", "image", "inspect", reference], timeout=_LIMIT))
+    return _parse_inspect(reference, run_or_127(["docker", "image", "inspect", reference], timeout=_TIMEOUT_S))
 
 
 def docker_config(docker: DockerCli, reference: str) -> ImageConfig | None:
     """Return the configuration of an image on the docker host; None if the image does not exist."""
-    return _inspected(reference, docker.run("image", "inspect", reference))
+    return _parse_inspect(reference, docker.run("image", "inspect", reference))
 
 
-def _inspected(reference: str, said: CompletedProgram) -> ImageConfig | None:
+def _parse_inspect(reference: str, result: CompletedProgram) -> ImageConfig | None:
+    if not result.ok:
+        return None
     try:
-        [image] = parse_json(said.stdout) if said.ok else [None]
-        if image is None:
-            return None
+        [image] = parse_json(result.stdout)
         digest = next((name.partition("@")[2] for name in image.get("RepoDigests") or ()), "")
         return ImageConfig.of(reference, digest, image["Config"])
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""The sglang, aiter and torch of an image, found by the image's own Python. No server is started."""
+"""The sglang, aiter and torch of an image, located by the image's own Python. No server is started."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from orchestrator.images.patch_check import inline_modules, python_in
 from orchestrator.images.receipt import SourceRecord
 from orchestrator.images.sources import program_paths
 
-_ASK: Final = data_root() / "images" / "image_facts.py"
+_PROGRAM: Final = data_root() / "images" / "image_facts.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +31,19 @@ class ImageFacts:
 def read_facts(docker: DockerCli, image: str) -> ImageFacts:
     """Read the packages of an image on the docker host. Raises BuildError if it has no Python or no sglang."""
     applier, reader = program_paths()
-    done = python_in(docker, image, inline_modules(_ASK, reader, applier))
-    if not done.ok:
-        raise BuildError(f"cannot read the packages of `{image}`", details=done.stderr.strip())
-    said = parse_json(done.stdout)
-    if said["sglang"] is None:
+    result = python_in(docker, image, inline_modules(_PROGRAM, reader, applier))
+    if not result.ok:
+        raise BuildError(f"cannot read the packages of `{image}`", details=result.stderr.strip())
+    facts = parse_json(result.stdout)
+    if facts["sglang"] is None:
         hint = "expected an sglang image, in which `python3` can import sglang"
         raise BuildError(f"no sglang found in `{image}`", hint=hint)
-    torch = said["torch"] or {"platform": None, "says": ""}
+    torch = facts["torch"] or {"platform": None, "evidence": ""}
     return ImageFacts(
-        sglang=SourceRecord(**said["sglang"]),
-        aiter=said["aiter"] and SourceRecord(**said["aiter"]),
+        sglang=SourceRecord(**facts["sglang"]),
+        aiter=facts["aiter"] and SourceRecord(**facts["aiter"]),
         platform=torch["platform"],
-        platform_from=torch["says"],
+        platform_from=torch["evidence"],
     )
 
 

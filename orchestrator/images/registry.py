@@ -6,8 +6,7 @@ There is no login, so a private image can be read only after a pull. The protoco
 
 import hashlib
 import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,7 +20,7 @@ from orchestrator.core.text import parse_json
 from orchestrator.images.config import ImageConfig
 
 _HUB: Final = ("docker.io", "registry-1.docker.io")
-_MOST: Final = 8 << 20  # maximum bytes of a manifest or configuration; ROCm images have about 100 kB
+_MAX_BYTES: Final = 8 << 20  # of a manifest or configuration; ROCm images have about 100 kB
 _MANIFESTS: Final = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",
@@ -34,11 +33,10 @@ _PULL_IT: Final = "`docker pull {}` first; for a private image, `docker login` b
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """A registry client; `within` is the timeout of a whole lookup, in seconds."""
+    """A registry client; `timeout` limits a whole lookup, in seconds."""
 
     timeout: float = 20.0
     transport: httpx.BaseTransport | None = None
-    clock: Callable[[], float] = time.monotonic
 
     def config(self, reference: str) -> ImageConfig:
         """Read the configuration of an image. Raises BuildError if that fails for any reason."""
@@ -46,21 +44,24 @@ class Registry:
             name = ImageReference(reference).parts
         except UnsafeValueError as error:
             raise BuildError(str(error)) from error
-        end = Deadline(self.timeout)
+        deadline = Deadline(self.timeout)
         try:
-            with end, httpx.Client(transport=self.transport, follow_redirects=True) as client:
-                return _Repository(client, name, end, self.clock() + self.timeout, self.clock).config(reference)
+            with (
+                deadline,
+                httpx.Client(transport=self.transport, follow_redirects=True, timeout=self.timeout) as client,
+            ):
+                return _Repository(client, name, deadline).config(reference)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            why = (
-                f"no complete response within {self.timeout:g} s" if end.reached else str(error) or type(error).__name__
-            )
-            raise _unknown(reference, why) from error
+            reason = str(error) or type(error).__name__
+            if deadline.reached:
+                reason = f"no complete response within {self.timeout:g} s"
+            raise _read_error(reference, reason) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _unknown(reference, "unexpected response") from error
+            raise _read_error(reference, "unexpected response") from error
 
 
-def _unknown(reference: str, why: str) -> BuildError:
-    return BuildError(f"cannot read `{reference}` from its registry: {why}", hint=_PULL_IT.format(reference))
+def _read_error(reference: str, reason: str) -> BuildError:
+    return BuildError(f"cannot read `{reference}` from its registry: {reason}", hint=_PULL_IT.format(reference))
 
 
 @dataclass
@@ -70,60 +71,56 @@ class _Repository:
     client: httpx.Client
     name: Mapping[str, str | None]  # see `ImageReference.parts`
     deadline: Deadline
-    end: float
-    clock: Callable[[], float]
     headers: dict[str, str] = field(default_factory=dict)
 
     def config(self, reference: str) -> ImageConfig:
         content = self._manifest(self.name["digest"] or self.name["tag"] or "latest")
         manifest, digest = parse_json(content), _digest(content)
         if "manifests" in manifest:
-            chosen = next((entry for entry in manifest["manifests"] if _fits(entry.get("platform", {}))), None)
-            if chosen is None:
+            variant = next((entry for entry in manifest["manifests"] if _is_amd64(entry.get("platform", {}))), None)
+            if variant is None:
                 raise httpx.ProtocolError("the image has no variant for linux/amd64")
-            manifest = parse_json(self._manifest(chosen["digest"]))
+            manifest = parse_json(self._manifest(variant["digest"]))
         config = parse_json(self._get(f"blobs/{manifest['config']['digest']}", {}, manifest["config"]["digest"]))
         return ImageConfig.of(reference, digest, config["config"])
 
-    def _manifest(self, which: str) -> bytes:
-        wanted = which if which.startswith("sha256:") else None
-        return self._get(f"manifests/{which}", {"Accept": ", ".join(_MANIFESTS)}, wanted)
+    def _manifest(self, tag_or_digest: str) -> bytes:
+        digest = tag_or_digest if tag_or_digest.startswith("sha256:") else None
+        return self._get(f"manifests/{tag_or_digest}", {"Accept": ", ".join(_MANIFESTS)}, digest)
 
     def _get(self, path: str, headers: Mapping[str, str], digest: str | None) -> bytes:
-        url = f"{self._address()}/{path}"
-        answer, content = self._read(url, {**headers, **self.headers})
-        if answer.status_code == httpx.codes.UNAUTHORIZED and not self.headers:
-            challenge = answer.headers.get("WWW-Authenticate", "")
+        url = f"{self._base_url()}/{path}"
+        response, content = self._read(url, {**headers, **self.headers})
+        if response.status_code == httpx.codes.UNAUTHORIZED and not self.headers:
+            challenge = response.headers.get("WWW-Authenticate", "")
             self.headers = {"Authorization": f"{challenge.partition(' ')[0]} {self._token(challenge)}"}
-            answer, content = self._read(url, {**headers, **self.headers})
-        answer.raise_for_status()
+            response, content = self._read(url, {**headers, **self.headers})
+        response.raise_for_status()
         if digest is not None and _digest(content) != digest:
             raise httpx.DecodingError("the content does not match its digest")
         return content
 
     def _token(self, challenge: str) -> str:
         """Request an anonymous token from the URL in the registry's challenge (WWW-Authenticate)."""
-        said = dict(_CHALLENGE.findall(challenge))
-        realm = said.pop("realm", "")
+        parameters = dict(_CHALLENGE.findall(challenge))
+        realm = parameters.pop("realm", "")
         if not challenge.lower().startswith("bearer") or not _is_safe(realm):
             raise httpx.ProtocolError("the registry requires a login")
-        answer, content = self._read(str(httpx.URL(realm, params=said)), {})
-        answer.raise_for_status()
-        told = parse_json(content)
-        return str(told.get("token") or told["access_token"])
+        response, content = self._read(str(httpx.URL(realm, params=parameters)), {})
+        response.raise_for_status()
+        document = parse_json(content)
+        return str(document.get("token") or document["access_token"])
 
     def _read(self, url: str, headers: Mapping[str, str]) -> tuple[httpx.Response, bytes]:
-        """Read a response and its content, limited in time and size even if the registry sends slowly."""
-        content, left = b"", max(self.end - self.clock(), 0.01)
+        """Read a response and its content, limited in size, and in time by the deadline."""
         headers, watch = {**headers, "Accept-Encoding": "identity"}, {"trace": self.deadline.watch}
-        with self.client.stream("GET", url, headers=headers, timeout=left, extensions=watch) as answer:
-            for piece in iter_capped(answer, _MOST):
-                content += piece
-                if self.clock() > self.end:
-                    raise httpx.ReadTimeout("the response takes too long")
-        return answer, content
+        with self.client.stream("GET", url, headers=headers, extensions=watch) as response:
+            content = b"".join(iter_capped(response, _MAX_BYTES))
+        if self.deadline.reached:  # a response that was cut off may seem complete
+            raise httpx.ReadTimeout("the response takes too long")
+        return response, content
 
-    def _address(self) -> str:
+    def _base_url(self) -> str:
         host, path = self.name["host"] or _HUB[0], self.name["path"] or ""
         if host == _HUB[0]:
             return f"https://{_HUB[1]}/v2/{path if '/' in path else f'library/{path}'}"
@@ -131,7 +128,7 @@ class _Repository:
         return f"{'http' if plain else 'https'}://{host}/v2/{path}"
 
 
-def _fits(platform: Mapping[str, str]) -> bool:
+def _is_amd64(platform: Mapping[str, str]) -> bool:
     return (platform.get("os"), platform.get("architecture")) == ("linux", "amd64")
 
 
