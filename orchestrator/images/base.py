@@ -17,7 +17,7 @@ _GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository
 # Disk space for an image. An unpacked ROCm image has 75.3 GB (70.1 GiB, sgl-project/sglang#22037); the rest is an
 # estimate for compressed layers during unpacking, and for the layers of a build.
 IMAGE_BYTES: Final = 96 << 30
-_MIRROR: Final = Registry(timeout=10.0)  # seconds for the registry of a fallback name
+_MIRROR_REGISTRY: Final = Registry(timeout=10.0)  # seconds
 _PIN: Final = "name another image with `--base-image`, and pin it in the engine's file under profiles/engines/"
 
 
@@ -33,20 +33,19 @@ def ensure_base(docker: DockerCli, engine: Engine) -> str:
         try:
             _pull_one(docker, reference, () if engine.image_digest else engine.image_fallbacks)
         except _GoneError as error:
-            if mirror := _same_elsewhere(engine):
+            if mirror := _find_mirror(engine):
                 error.hint = f"`--set engine.image={mirror}` names the same digest in another repository"
             raise
     _warn_of_moved_tag(docker, engine)
-    found = image_id(docker, reference)
-    if found is None:
+    if (base := image_id(docker, reference)) is None:
         raise BuildError(f"base image `{reference}` was pulled but is missing on this docker host")
-    return found
+    return base
 
 
 def image_id(docker: DockerCli, reference: str) -> str | None:
     """Return the id of an image on the docker host; None if the image does not exist."""
-    found = docker.run("image", "inspect", "--format", "{{.Id}}", reference)
-    return found.stdout.strip() if found.ok else None
+    result = docker.run("image", "inspect", "--format", "{{.Id}}", reference)
+    return result.stdout.strip() if result.ok else None
 
 
 class _GoneError(BuildError):
@@ -61,34 +60,34 @@ def _pull_one(docker: DockerCli, reference: str, fallbacks: Sequence[str]) -> No
     try:
         pull(docker, reference, "base image", hint=_PIN)
     except _GoneError:
-        for other in fallbacks:
+        for mirror in fallbacks:
             with suppress(BuildError):
-                pull(docker, other, "base image", hint=_PIN)
-                docker.run("tag", other, reference)
+                pull(docker, mirror, "base image", hint=_PIN)
+                docker.run("tag", mirror, reference)
                 warn(
-                    f"base image `{reference}` no longer exists; using `{other}` under that name on this docker host",
+                    f"base image `{reference}` no longer exists; using `{mirror}` under that name on this docker host",
                     hint="its content decides which patches apply; its versions of sglang and aiter are checked",
                 )
                 return
         raise
 
 
-def _same_elsewhere(engine: Engine, registry: Registry = _MIRROR) -> str | None:
+def _find_mirror(engine: Engine) -> str | None:
     """Return the first fallback repository with the pinned digest. Registries are queried, nothing is pulled."""
-    for other in map(repository, engine.image_fallbacks if engine.image_digest else ()):
+    for mirror in map(repository, engine.image_fallbacks if engine.image_digest else ()):
         with suppress(BuildError):
-            registry.config(f"{other}@{engine.image_digest}")
-            return other
+            _MIRROR_REGISTRY.config(f"{mirror}@{engine.image_digest}")
+            return mirror
     return None
 
 
-def pull(docker: DockerCli, reference: str, what: str, *, hint: str) -> None:
+def pull(docker: DockerCli, reference: str, kind: str, *, hint: str) -> None:
     """Pull an image and show the progress.
 
-    `what` is the kind of image in messages; `hint` is the hint if the registry does not have the image. Raises
+    `kind` is the kind of image in messages; `hint` is the hint if the registry does not have the image. Raises
     BuildError if the pull fails.
     """
-    say(f"{what} `{reference}` is missing on this docker host; pulling it")
+    say(f"{kind} `{reference}` is missing on this docker host; pulling it")
     progress, lines = Progress(), []
 
     def show(line: str) -> None:
@@ -101,14 +100,14 @@ def pull(docker: DockerCli, reference: str, what: str, *, hint: str) -> None:
         return
     last = lines[-1] if lines else ""
     if _GONE.search(last):
-        raise _GoneError(f"{what} `{reference}` does not exist in its registry", hint=hint, details=last)
-    raise BuildError(f"cannot pull {what} `{reference}`", details=last, hint="is its registry reachable?")
+        raise _GoneError(f"{kind} `{reference}` does not exist in its registry", hint=hint, details=last)
+    raise BuildError(f"cannot pull {kind} `{reference}`", details=last, hint="is its registry reachable?")
 
 
 def known_digests(docker: DockerCli, reference: str) -> tuple[str, ...]:
     """Return the registry digests of an image on the docker host, `name@sha256:…`; empty if it was built there."""
-    found = docker.run("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
-    return tuple(parse_json(found.stdout) or ()) if found.ok else ()
+    result = docker.run("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
+    return tuple(parse_json(result.stdout) or ()) if result.ok else ()
 
 
 def _warn_of_moved_tag(docker: DockerCli, engine: Engine) -> None:

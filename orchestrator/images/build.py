@@ -95,22 +95,22 @@ def ensure_image(docker: DockerCli, engine: Engine, context: BuildContext, optio
     A failed build leaves no image behind. Raises BuildError if the build fails or the existing image has another base,
     PatchError if a patch neither applies nor is present.
     """
-    started = time.monotonic()
+    start = time.monotonic()
     base = ensure_base(docker, engine)
-    found = labels(docker, options.tag)
-    fresh = found is None or RECEIPT_LABEL not in found or options.no_cache
-    if found is not None and not fresh and found.get(BASE_LABEL) != base:
+    existing = labels(docker, options.tag)
+    build = existing is None or RECEIPT_LABEL not in existing or options.no_cache
+    if existing is not None and not build and existing.get(BASE_LABEL) != base:
         raise BuildError(
             f"`{options.tag}` was built on another base image: the tag `{engine.image}` has moved",
             hint="pin it (`image_digest` in the engine's file), or rebuild on the new image with `--no-cache`",
         )
-    if fresh:
+    if build:
         replaced = image_id(docker, options.tag)
         _build(docker, engine, context, options, base=base)
         if replaced is not None:
             docker.run("image", "rm", replaced)  # docker refuses while the image is in use
-    seconds = round(time.monotonic() - started, 3)
-    return replace(found_image(docker, options.tag), built=fresh, seconds=seconds)
+    seconds = round(time.monotonic() - start, 3)
+    return replace(found_image(docker, options.tag), built=build, seconds=seconds)
 
 
 def found_image(docker: DockerCli, reference: str) -> BuiltImage:
@@ -129,9 +129,9 @@ def found_image(docker: DockerCli, reference: str) -> BuiltImage:
 def tag_image(docker: DockerCli, image: str, reference: str) -> None:
     """Tag `image` with a second name. Raises BuildError if docker rejects the name."""
     ignore_sigpipe()
-    done = docker.run("tag", image, reference)
-    if not done.ok:
-        raise BuildError(f"cannot tag `{image}` as `{reference}`", details=done.stderr.strip())
+    result = docker.run("tag", image, reference)
+    if not result.ok:
+        raise BuildError(f"cannot tag `{image}` as `{reference}`", details=result.stderr.strip())
 
 
 def push_image(docker: DockerCli, reference: str) -> str:
@@ -169,20 +169,20 @@ def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str, untun
 
 
 def _build(docker: DockerCli, engine: Engine, context: BuildContext, options: BuildOptions, *, base: str) -> None:
-    unproved = f"{options.tag}-unproved-{uuid.uuid4().hex[:12]}"  # unique: another build of this tag may run
-    named = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
-    say(f"building `{options.tag}` with {named} ({docker.program} {docker.version})")
+    unverified = f"{options.tag}-unverified-{uuid.uuid4().hex[:12]}"  # unique: another build of this tag may run
+    builder = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
+    say(f"building `{options.tag}` with {builder} ({docker.program} {docker.version})")
     try:
-        arguments = build_arguments(docker, options, tag=unproved, untuned=bool(context.missing_inputs))
+        arguments = build_arguments(docker, options, tag=unverified, untuned=bool(context.missing_inputs))
         _run_build(docker, arguments, archive(context), image=base)
-        verified = verify_inside(docker, unproved)
+        verified = verify_inside(docker, unverified)
         require_version(parse_receipt(verified), engine)
         receipt = json.dumps(json.loads(verified), separators=(",", ":"))
-        given = [f"{RECEIPT_LABEL}={receipt}", f"{BASE_LABEL}={base}", _base_digest(docker, base)]
-        arguments = ["build", "--tag", options.tag, *(word for label in given for word in ("--label", label)), "-"]
-        _run_build(docker, arguments, f"FROM {unproved}\n".encode(), image=base)
+        added = [f"{RECEIPT_LABEL}={receipt}", f"{BASE_LABEL}={base}", _base_digest(docker, base)]
+        arguments = ["build", "--tag", options.tag, *(word for label in added for word in ("--label", label)), "-"]
+        _run_build(docker, arguments, f"FROM {unverified}\n".encode(), image=base)
     finally:
-        docker.run("image", "rm", "--force", unproved)
+        docker.run("image", "rm", "--force", unverified)
 
 
 def archive(context: BuildContext) -> bytes:
@@ -201,31 +201,30 @@ def _run_build(docker: DockerCli, arguments: Sequence[str], stdin: bytes, *, ima
     code, log = _follow(docker, arguments, stdin, parse_step)
     if code == 0:
         return
-    if refusal := parse_patch_error(log):
-        raise PatchError(
-            "a patch does not fit the sources in the base image", details=refusal, hint=_FITS.format(image)
-        )
+    if error := parse_patch_error(log):
+        hint = f"`deploy patches check --image {image}` shows every patch; a newer engine may contain the fix"
+        raise PatchError("a patch does not fit the sources in the base image", details=error, hint=hint)
     full = any("no space left on device" in line.lower() for line in log)
     hint = "free disk space in Docker's data directory: `docker system df`, `docker system prune`" if full else ""
     raise BuildError("image build failed", details="\n".join(log[-30:]), hint=hint)
 
 
 def _follow(
-    docker: DockerCli, arguments: Sequence[str], stdin: bytes, shown: Callable[[str], str | None]
+    docker: DockerCli, arguments: Sequence[str], stdin: bytes, parse: Callable[[str], str | None]
 ) -> tuple[int, list[str]]:
     """Run a long docker command with a progress line; return its exit code and its output lines.
 
-    `shown` maps a line of output to the text of the progress line, or to None to keep the present text.
+    `parse` returns the text of the progress line for a line of output; None leaves it unchanged.
     """
     log: list[str] = []
     progress = Progress()
 
-    def take(line: str) -> None:
+    def on_line(line: str) -> None:
         log.append(line)
-        if text := shown(line):
+        if text := parse(line):
             progress.update(text)
 
-    code = docker.stream(arguments, stdin=stdin, line=take)
+    code = docker.stream(arguments, stdin=stdin, line=on_line)
     progress.done()
     return code, log
 
@@ -234,9 +233,6 @@ def parse_step(line: str) -> str | None:
     """Parse the start of a build step from a log line, as `[3/4] RUN …`; None for any other line."""
     step = _STEP.match(line)
     return f"[{step['at'] or step['step']}] {' '.join(step['what'].split())}" if step else None
-
-
-_FITS: Final = "`deploy patches check --image {}` shows every patch; a newer engine may contain the fix"
 
 
 def parse_patch_error(log: Sequence[str]) -> str | None:
@@ -263,12 +259,12 @@ def verify_inside(docker: DockerCli, image: str) -> str:
     name = f"deploy-verify-{uuid.uuid4().hex[:12]}"
     command = ["--entrypoint", "python3", image, "-B", "/opt/deploy/patches/apply_patches.py", "verify"]
     try:
-        done = docker.run("run", "--rm", "--name", name, "--network", "none", *command)
+        result = docker.run("run", "--rm", "--name", name, "--network", "none", *command)
     finally:
         docker.run("rm", "--force", name)
-    if not done.ok:
-        raise PatchError(f"`{image}` does not match its receipt", details=done.stderr)
-    return done.stdout
+    if not result.ok:
+        raise PatchError(f"`{image}` does not match its receipt", details=result.stderr)
+    return result.stdout
 
 
 def write_metadata(path: Path, metadata: Mapping[str, object]) -> None:

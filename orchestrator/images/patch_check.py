@@ -86,12 +86,12 @@ class SourceChecker:
         probes = [probe for patch in self.patches for probe in (*patch.detect.needed, *patch.detect.present)]
         return frozenset(PurePosixPath(probe.file).name for probe in probes)
 
-    def _states(self, done: CompletedProgram) -> tuple[PatchState, ...]:
-        if not done.ok:
-            raise BuildError("cannot check the sources", details=done.stderr.strip())
+    def _states(self, result: CompletedProgram) -> tuple[PatchState, ...]:
+        if not result.ok:
+            raise BuildError("cannot check the sources", details=result.stderr.strip())
         return tuple(
-            PatchState(id=found["id"], state=found["state"], evidence=tuple(found["evidence"]))
-            for found in parse_json(done.stdout)
+            PatchState(id=entry["id"], state=entry["state"], evidence=tuple(entry["evidence"]))
+            for entry in parse_json(result.stdout)
         )
 
 
@@ -119,12 +119,12 @@ def python_in(
 
 def inline_modules(program: Path, *imported: Path) -> str:
     """Return the text of a program with its imported modules inlined; `imported` is in the order of import."""
-    made = "".join(
+    modules = "".join(
         f"module = sys.modules[{path.stem!r}] = types.ModuleType({path.stem!r})\n"
         f"exec({path.read_text(encoding='utf-8')!r}, vars(module))\n"
         for path in imported
     )
-    return f"import sys, types\n{made}{program.read_text(encoding='utf-8')}"
+    return f"import sys, types\n{modules}{program.read_text(encoding='utf-8')}"
 
 
 def package_in(directory: Path) -> Path:
@@ -132,9 +132,9 @@ def package_in(directory: Path) -> Path:
 
     Raises UsageError if the directory has no sources of sglang.
     """
-    for place in ("", "sglang", "python/sglang", "sglang/python/sglang"):
-        if (directory / place / "srt").is_dir():
-            return (directory / place).absolute()
+    for path in ("", "sglang", "python/sglang", "sglang/python/sglang"):
+        if (directory / path / "srt").is_dir():
+            return (directory / path).absolute()
     raise UsageError(f"no sources of sglang found in `{directory}`", hint="name a checkout or the package folder")
 
 
@@ -144,10 +144,10 @@ def aiter_beside(package: Path, directory: Path) -> Path:
     If there is none, the returned path does not exist, so that the aiter of this Python is not checked instead.
     """
     checkout = directory.absolute() / "aiter/aiter"
-    places = [checkout, package.parent / "aiter"]
+    candidates = [checkout, package.parent / "aiter"]
     if package.parent.name == "python":
-        places.append(package.parents[2] / "aiter/aiter")
-    return next((place for place in places if (place / "__init__.py").is_file()), checkout)
+        candidates.append(package.parents[2] / "aiter/aiter")
+    return next((path for path in candidates if (path / "__init__.py").is_file()), checkout)
 
 
 def _unpack(wheel: Path, names: frozenset[str], folder: Path) -> None:
@@ -215,15 +215,15 @@ def fetch_wheel(version: str, folder: Path) -> Path:
         version = str(Version(version))
     except InvalidVersion as error:
         raise UsageError(f"`{version}` is not a version of sglang", hint=_WHEEL) from error
-    if kept := sorted(folder.glob(f"sglang-{version}-*.whl")):
-        return kept[0]
+    if saved := sorted(folder.glob(f"sglang-{version}-*.whl")):
+        return saved[0]
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as partial:
         options = ["--quiet", "--no-deps", "--only-binary=:all:", *_TARGET, "--dest", partial]
-        done = run(python_module_argv("pip", "download", *options, f"sglang=={version}"), env={"TMPDIR": partial})
-        found = sorted(Path(partial).glob("sglang-*.whl"))
-        if "No space left on device" in done.stderr or "No usable temporary directory" in done.stderr:
+        result = run(python_module_argv("pip", "download", *options, f"sglang=={version}"), env={"TMPDIR": partial})
+        wheels = sorted(Path(partial).glob("sglang-*.whl"))
+        if "No space left on device" in result.stderr or "No usable temporary directory" in result.stderr:
             raise HostError(os.strerror(errno.ENOSPC), location=str(folder), hint="free disk space, or set DEPLOY_HOME")
-        if not done.ok or not found:
-            raise _no_wheel(version, done.stderr)
-        return move(found[0], folder / found[0].name)
+        if not result.ok or not wheels:
+            raise _no_wheel(version, result.stderr)
+        return move(wheels[0], folder / wheels[0].name)

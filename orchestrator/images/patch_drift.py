@@ -12,10 +12,11 @@ from orchestrator.patches.ledger import read_ledger
 from orchestrator.plan.patches import detected_patches
 from orchestrator.plan.plan import DetectedPatches, Engine, Plan
 
-_WITHOUT: Final = frozenset({"upstream", "not applicable"})  # states from the applier, as below
+# States from the applier (images/apply_patches.py).
+_NOT_NEEDED: Final = frozenset({"upstream", "not applicable"})
 _AT_START: Final = "applied at startup"
 _NEEDED: Final = frozenset({"applied", _AT_START})
-_OPEN: Final = "conflict"
+_CONFLICT: Final = "conflict"
 
 
 def require_version(receipt: ImageReceipt, engine: Engine) -> None:
@@ -26,10 +27,10 @@ def require_version(receipt: ImageReceipt, engine: Engine) -> None:
     """
     found = next((source.version for name, source in receipt.sources if name == "sglang" and source), None)
     try:
-        version, wanted = Version(found or ""), Version(engine.version)
+        version, expected = Version(found or ""), Version(engine.version)
     except InvalidVersion:
         return
-    if (version.release, version.post) == (wanted.release, wanted.post):
+    if (version.release, version.post) == (expected.release, expected.post):
         return
     if not version.is_devrelease:
         raise BuildError(
@@ -43,11 +44,11 @@ def unexpected_patches(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:
     """Yield a message for each patch whose state in the image differs from the plan's expectation."""
     for use in plan.patches:
         state = receipt.state(use.id)
-        if use.expected and use.kind != "file" and state in _WITHOUT:
+        if use.expected and use.kind != "file" and state in _NOT_NEEDED:
             yield f"patch `{use.id}` was expected to be needed, but its state is {state}: {use.reason}"
         elif not use.expected and state in _NEEDED:
             yield f"patch `{use.id}` was not expected, but the sources need it ({state}): {use.reason}"
-        elif not use.expected and state == _OPEN:
+        elif not use.expected and state == _CONFLICT:
             yield f"cannot tell whether the sources need patch `{use.id}`: {use.reason}"
 
 

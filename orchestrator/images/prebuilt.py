@@ -25,10 +25,10 @@ from orchestrator.plan.plan import Plan
 from orchestrator.render.dockerfile import GATEWAY_LABEL, repository
 
 _APPLIED: Final = "applied"  # a state from the applier, as below
-_OF_THE_IMAGE: Final = frozenset({_APPLIED, "applied at startup"})
+_ACTIVE: Final = frozenset({_APPLIED, "applied at startup"})
 _OVERLAY: Final = "config"  # kind of a patch that acts on the checkpoint, not on the image
-_NO_SUCH: Final = "`docker login` for a private image; `deploy build --push` prints the name of an image"
-_ANEW: Final = "rebuild the image with this version of `deploy`: `deploy build PROFILE`"
+_NOT_FOUND_HINT: Final = "`docker login` for a private image; `deploy build --push` prints the name of an image"
+_REBUILD_HINT: Final = "rebuild the image with this version of `deploy`: `deploy build PROFILE`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +42,14 @@ class PrebuiltImage:
     @property
     def inputs(self) -> dict[str, str]:
         """SHA-256 digests of the files that patches added to the image, by input name; inputs of its plan."""
-        return {apply.input: record.files[0].after for apply, record in self._added()}
+        return {apply.input: record.files[0].after for apply, record in self._added_files()}
 
     @property
     def tables(self) -> dict[str, str]:
         """Paths in the image of the files that patches added, by input name."""
-        return {apply.input: record.files[0].path for apply, record in self._added()}
+        return {apply.input: record.files[0].path for apply, record in self._added_files()}
 
-    def _added(self) -> Iterator[tuple[AddedFile, PatchRecord]]:
+    def _added_files(self) -> Iterator[tuple[AddedFile, PatchRecord]]:
         applies = {patch.id: patch.apply for patch in read_ledger()}
         for record in self.receipt.patches:
             apply = applies.get(record.id)
@@ -64,13 +64,13 @@ def pull_prebuilt(docker: DockerCli, image: str) -> str:
     warning. An image that was built on the docker host is referenced by its id. Raises BuildError if the pull fails and
     there is no local image.
     """
-    here = _reference(docker, image)
-    if here is not None and not may_move(docker, image):
-        return here
+    local = _reference(docker, image)
+    if local is not None and not may_move(docker, image):
+        return local
     try:
-        pull(docker, image, "image", hint=_NO_SUCH)
+        pull(docker, image, "image", hint=_NOT_FOUND_HINT)
     except BuildError as error:
-        if here is None:
+        if local is None:
             raise
         warn(f"{error.message}; using the image of that name on this docker host", hint=error.hint)
     return _reference(docker, image) or image
@@ -83,13 +83,13 @@ def may_move(docker: DockerCli, image: str) -> bool:
 
 def _reference(docker: DockerCli, image: str) -> str | None:
     """Return the reference of a local image with its digest, else its id; None if the image does not exist."""
-    here, name, digest = image_id(docker, image), *image.partition("@")[::2]
-    if here is None:
+    local_id, name, digest = image_id(docker, image), *image.partition("@")[::2]
+    if local_id is None:
         return None
     if digest:
         return f"{repository(name)}@{digest}"
     known = [each for each in known_digests(docker, image) if each.startswith(f"{repository(image)}@")]
-    return known[0] if known and here != image else here
+    return known[0] if known and local_id != image else local_id
 
 
 def find_local(docker: DockerCli, image: str) -> PrebuiltImage | None:
@@ -108,10 +108,10 @@ def inspect_prebuilt(docker: DockerCli, reference: str) -> PrebuiltImage:
     """
     receipt = read_receipt(docker, reference)
     try:
-        same = parse_receipt(verify_inside(docker, reference)) == receipt
+        verified = parse_receipt(verify_inside(docker, reference))
     except ValueError:
-        same = False
-    if not same:
+        verified = None
+    if verified != receipt:
         raise BuildError(f"the receipt in `{reference}` differs from its label", hint="rebuild the image")
     return PrebuiltImage(reference=reference, receipt=receipt, labels=labels(docker, reference) or {})
 
@@ -123,10 +123,10 @@ def read_table(docker: DockerCli, image: PrebuiltImage, name: str) -> str | None
     """
     if (path := image.tables.get(name)) is None:
         return None
-    found = docker.run("run", "--rm", "--network", "none", "--entrypoint", "cat", image.reference, path)
-    if not found.ok:
-        raise BuildError(f"cannot read `{path}` in `{image.reference}`", details=found.stderr.strip())
-    return found.stdout
+    result = docker.run("run", "--rm", "--network", "none", "--entrypoint", "cat", image.reference, path)
+    if not result.ok:
+        raise BuildError(f"cannot read `{path}` in `{image.reference}`", details=result.stderr.strip())
+    return result.stdout
 
 
 def require_matches_plan(plan: Plan, image: PrebuiltImage) -> None:
@@ -154,10 +154,10 @@ def _differences(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
 
 def _aiter(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     source = dict(image.receipt.sources).get("aiter")
-    found, wanted = source.commit if source else None, plan.engine.aiter_commit
-    if found and wanted and not found.startswith(wanted):
+    found, pinned = source.commit if source else None, plan.engine.aiter_commit
+    if found and pinned and not found.startswith(pinned):
         yield Problem(
-            f"the image contains aiter {found[:12]}; the engine pins {wanted[:12]}",
+            f"the image contains aiter {found[:12]}; the engine pins {pinned[:12]}",
             f"engine {plan.engine.name}: aiter_commit",
             f"`--set engine.aiter_commit={found}`, or an image of that engine",
         )
@@ -165,15 +165,11 @@ def _aiter(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
 
 def _gateway(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     """Compare the gateway, which runs from the image of its replicas."""
-    held = image.labels.get(GATEWAY_LABEL)
-    if plan.gateway is not None and held != plan.gateway.version:
-        yield Problem(
-            f"the image contains gateway {held}; the plan needs {plan.gateway.version}"
-            if held
-            else "the image contains no gateway",
-            "replicas",
-            f"`deploy build PROFILE --set replicas={plan.replicas}` adds it",
-        )
+    version = image.labels.get(GATEWAY_LABEL)
+    if plan.gateway is not None and version != plan.gateway.version:
+        found = f"gateway {version}; the plan needs {plan.gateway.version}" if version else "no gateway"
+        hint = f"`deploy build PROFILE --set replicas={plan.replicas}` adds it"
+        yield Problem(f"the image contains {found}", "replicas", hint)
 
 
 def _base(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
@@ -181,15 +177,11 @@ def _base(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     engine, name, digest = plan.engine, image.labels.get(BASE_NAME, ""), image.labels.get(BASE_DIGEST, "")
     location = f"engine {engine.name}: image"
     if name != engine.image:
-        hint = f"`--set engine.image={name}`, or an image built on this base"
-        yield Problem(
-            f"the image was built on `{name or 'an unknown base'}`; the engine names `{engine.image}`", location, hint
-        )
+        message = f"the image was built on `{name or 'an unknown base'}`; the engine names `{engine.image}`"
+        yield Problem(message, location, f"`--set engine.image={name}`, or an image built on this base")
     elif engine.image_digest and digest and digest != engine.image_digest:
-        hint = f"`--set engine.image_digest={digest}`, or an image built on that base"
-        yield Problem(
-            f"the image was built on {digest[:19]}…; the engine pins {engine.image_digest[:19]}…", location, hint
-        )
+        message = f"the image was built on {digest[:19]}…; the engine pins {engine.image_digest[:19]}…"
+        yield Problem(message, location, f"`--set engine.image_digest={digest}`, or an image built on that base")
 
 
 def _patches(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
@@ -197,15 +189,16 @@ def _patches(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     ledger = read_ledger()
     diffs, patches = read_diffs(ledger), {patch.id: patch for patch in ledger}
     records = {record.id: record for record in image.receipt.patches}
-    carried = {use.id for use in plan.patches}
     for use in plan.patches:
-        if (record := records.get(use.id)) is None:
-            yield Problem(f"the image was not checked for patch `{use.id}`: {use.reason}", f"patches/{use.id}", _ANEW)
+        message = ""
+        if (record := records.pop(use.id, None)) is None:
+            message = f"the image was not checked for patch `{use.id}`: {use.reason}"
         elif record.digest != patch_digest(patches[use.id], diffs):
-            yield Problem(f"the image contains another version of patch `{use.id}`", f"patches/{use.id}", _ANEW)
+            message = f"the image contains another version of patch `{use.id}`"
+        if message:
+            yield Problem(message, f"patches/{use.id}", _REBUILD_HINT)
     for name, record in records.items():
-        if name not in carried and record.state in _OF_THE_IMAGE and record.kind != _OVERLAY:
+        if record.state in _ACTIVE and record.kind != _OVERLAY:
+            message = f"the image contains patch `{name}` ({record.state}); the plan does not"
             hint = "use an image built without the patch, or remove it from `skip_patches`"
-            yield Problem(
-                f"the image contains patch `{name}` ({record.state}); the plan does not", f"patches/{name}", hint
-            )
+            yield Problem(message, f"patches/{name}", hint)

@@ -40,7 +40,7 @@ class PatchRecord:
     upstream: str
     evidence: tuple[str, ...]
     files: tuple[PatchedFile, ...]
-    digest: str = ""  # of the patch's ledger entry; empty in receipts older than this field
+    digest: str = ""  # of the patch's ledger entry; empty in older receipts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +76,13 @@ class ImageReceipt:
             else [name, "not in this image", "", ""]
             for name, source in self.sources
         ]
-        shown = table(["sources", "version", "commit", "path"], rows)
+        sources = table(["sources", "version", "commit", "path"], rows)
         patches = [[record.id, record.state, record.upstream] for record in self.patches]
-        return shown + "\n\n" + table(["patch", "state", "upstream"], patches) if patches else shown
+        return sources + "\n\n" + table(["patch", "state", "upstream"], patches) if patches else sources
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Written:
+class _JsonReceipt:
     """The JSON form of a receipt, as images/apply_patches.py writes it."""
 
     python: str
@@ -91,21 +91,21 @@ class _Written:
 
 
 @cache
-def _form() -> TypeAdapter[_Written]:
+def _adapter() -> TypeAdapter[_JsonReceipt]:
     """Return the validator of receipts, built on first use."""
-    return TypeAdapter(_Written)
+    return TypeAdapter(_JsonReceipt)
 
 
 def parse_receipt(text: str | bytes) -> ImageReceipt:
     """Parse and validate a receipt, which is untrusted. Raises ValueError if it is malformed."""
-    written = _form().validate_json(text, strict=True)
-    return ImageReceipt(python=written.python, sources=tuple(sorted(written.sources.items())), patches=written.patches)
+    data = _adapter().validate_json(text, strict=True)
+    return ImageReceipt(python=data.python, sources=tuple(sorted(data.sources.items())), patches=data.patches)
 
 
 def labels(docker: DockerCli, image: str) -> dict[str, str] | None:
     """Return the labels of an image on the docker host; None if the image does not exist."""
-    found = docker.run("image", "inspect", "--format", "{{json .Config.Labels}}", image)
-    return (parse_json(found.stdout) or {}) if found.ok else None
+    result = docker.run("image", "inspect", "--format", "{{json .Config.Labels}}", image)
+    return (parse_json(result.stdout) or {}) if result.ok else None
 
 
 def read_receipt(docker: DockerCli, image: str) -> ImageReceipt:

@@ -15,7 +15,7 @@ from orchestrator.patches.schema import Patch
 from orchestrator.plan.plan import Plan
 from orchestrator.render.dockerfile import GATEWAY_FOLDER, ImageSources
 
-_MOST_GIVEN: Final = 256 << 20  # maximum bytes of an input of a patch, which is read into memory
+_MAX_INPUT_BYTES: Final = 256 << 20  # of an input of a patch, which is read into memory
 _ARGUMENT_CHECKER: Final = "check_server_args.py"
 PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # run inside an image; the first imports the second
 
@@ -36,15 +36,15 @@ def image_sources(
         patches=patches,
         diffs=read_diffs(patches, catalog),
         inputs=inputs or {},
-        files=_copied(plan, catalog),
+        files={**_engine_files(plan, catalog), **_gateway_files(plan, catalog)},
         coverage=coverage,
     )
 
 
 def carried_patches(plan: Plan, catalog: Catalog | None = None) -> tuple[Patch, ...]:
     """Return the ledger entries of the plan's patches."""
-    carried = {use.id for use in plan.patches}
-    return tuple(patch for patch in read_ledger(catalog) if patch.id in carried)
+    ids = {use.id for use in plan.patches}
+    return tuple(patch for patch in read_ledger(catalog) if patch.id in ids)
 
 
 def program_paths() -> tuple[Path, ...]:
@@ -58,7 +58,7 @@ def program_paths() -> tuple[Path, ...]:
 def read_inputs(paths: Mapping[str, Path]) -> dict[str, bytes]:
     """Read the files that a user provides as inputs of patches. Raises UsageError if a file cannot be read."""
     try:
-        return {name: read_file(path, most=_MOST_GIVEN) for name, path in paths.items()}
+        return {name: read_file(path, most=_MAX_INPUT_BYTES) for name, path in paths.items()}
     except OSError as error:
         raise UsageError(f"cannot read `{error.filename}`: {error.strerror}") from error
 
@@ -75,17 +75,13 @@ def _template(plan: Plan, catalog: Catalog) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _copied(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
-    return {**_of_the_engine(plan, catalog), **_of_the_gateway(plan, catalog)}
-
-
-def _of_the_gateway(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
+def _gateway_files(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
     """Read the gateway's requirement file and launcher; empty if the plan has no gateway."""
     names = (plan.gateway.requirements, LAUNCHER) if plan.gateway else ()
     return {f"{GATEWAY_FOLDER}/{name}": catalog.path(EntryKind.IMAGE_FILE, name).read_bytes() for name in names}
 
 
-def _of_the_engine(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
+def _engine_files(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
     """Read the requirement file of an engine that the build installs, and the CPU shim; empty if it has none."""
     if plan.engine.requirements is None:
         return {}

@@ -76,8 +76,8 @@ def nothing_half_made(docker: DockerCli) -> Iterator[None]:
 
     def half_made() -> str:
         images = docker.run("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
-        unproved = [name for name in images if "-unproved" in name]
-        return " ".join(unproved) + docker.run("ps", "--all", "--filter", "name=deploy-verify", "--quiet").stdout
+        unverified = [name for name in images if "-unverified" in name]
+        return " ".join(unverified) + docker.run("ps", "--all", "--filter", "name=deploy-verify", "--quiet").stdout
 
     yield
     wait_for(lambda: not half_made())
