@@ -30,6 +30,9 @@ _SCALED_GROUP: Final = 128  # values that share a scale of four bytes; memory_po
 _SCALE: Final = 4  # bytes
 _ROPE_BYTES: Final = 2  # the rotary part of an fp8 cache stays bfloat16; memory_pool.py:4213
 _COUNTS_SCALES: Final = Version("0.5.17")  # the first whose `_compute_cell_size` counts the scales of the pool
+_FP8_INDEX_SINCE: Final = Version("0.5.21")
+_FP8_INDEX: Final = "SGLANG_OPT_MINIMAX_M3_FP8_INDEX_CACHE"
+ON: Final = ("1", "true", "yes", "y")  # of a switch in the environment; environ.py, EnvBool
 _SKIPS_PLAIN: Final = Version("0.5.18")
 _SKIPS_ALWAYS: Final = Version("0.5.22")
 _COUNTS_WINDOW_DRAFTS: Final = Version("0.5.15")  # the first to count draft layers of a model with windows
@@ -92,6 +95,15 @@ class IndexerKeys:
         `pooled` tokens share a key (0.5.23: pool_configurator.py, `_compute_dsa_indexer_cell_size`).
         """
         return cls(bytes=-(-(width + width // _SCALED_GROUP * _SCALE) // pooled), layers=layers)
+
+
+def head_index_bytes(env: Mapping[str, str], *, platform: str, arch: str, version: str) -> int:
+    """Return the bytes of a value of MiniMax-M3's index keys: bfloat16, but FP8 on gfx950 since 0.5.21.
+
+    Source: wheels 0.5.20 to 0.5.23, mem_cache/memory_pool.py, `get_minimax_sparse_index_dtype`.
+    """
+    small = platform == "rocm" and arch.startswith("gfx95") and Version(version) >= _FP8_INDEX_SINCE
+    return 1 if small and env.get(_FP8_INDEX, "true").lower() in ON else 2
 
 
 def skips_shared_indexers(version: str, *, plain: bool) -> bool:

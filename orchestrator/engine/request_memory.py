@@ -9,6 +9,8 @@ from typing import Final
 
 from packaging.version import Version
 
+from orchestrator.engine.memory import ON
+
 STATE_RATIO: Final = 0.9  # `mamba-full-memory-ratio`; arg_groups/fields/schedule.py
 UNIFIED_SINCE: Final = Version("0.5.20")  # the first whose `DSV4PoolConfigurator` sizes the unified pool
 _PADDED_SINCE: Final = Version("0.5.20")  # the first that counts a padding slot; 0.5.16: `_handle_max_mamba_cache`
@@ -18,7 +20,6 @@ _FLOAT: Final = 4  # bytes of a compressor's state; environ.py, SGLANG_DSV4_COMP
 _UNIFIED: Final = ("SGLANG_HACK_FLASHMLA_BACKEND", "unified_kv_triton")
 _UNIFIED_FP8: Final = "SGLANG_DSV4_UNIFIED_KV_FP8"
 _FP8_ROW: Final = 512  # bytes without the rotary part; mem_cache/deepseek_v4_memory_pool.py, `dsv4_unified_row_bytes`
-_ON: Final = ("1", "true", "yes", "y")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,4 +150,4 @@ def is_unified(env: Mapping[str, str], *, platform: str, version: str) -> bool:
 
 def is_unified_fp8(env: Mapping[str, str], *, arch: str) -> bool:
     """Return whether that pool is FP8, which only gfx950 supports."""
-    return arch.startswith("gfx95") and env.get(_UNIFIED_FP8, "").lower() in _ON
+    return arch.startswith("gfx95") and env.get(_UNIFIED_FP8, "").lower() in ON

@@ -9,6 +9,7 @@ from orchestrator.engine.memory import (
     MlaCache,
     SlidingWindow,
     TokenBytes,
+    head_index_bytes,
     is_raw,
     skips_shared_indexers,
     token_bytes,
@@ -115,7 +116,13 @@ def _indexer(profile: Profile, facts: ServingFacts, cache: KvCacheSection, *, la
     if cache.index_head_dim is None:
         return None
     if cache.kv_lora_rank is None:
-        return IndexerKeys(bytes=cache.index_head_dim * _BFLOAT16, layers=cache.index_layers or layers)
+        element = head_index_bytes(
+            _env(profile),
+            platform=profile.engine.platform,
+            arch=profile.hardware.arch,
+            version=profile.engine.version,
+        )
+        return IndexerKeys(bytes=cache.index_head_dim * element, layers=cache.index_layers or layers)
     skips = skips_shared_indexers(profile.engine.version, plain=facts.plain_cache)
     owners = cache.index_layers if skips and cache.index_layers else layers
     return IndexerKeys.of_latent(

@@ -38,6 +38,7 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
         algorithm = SpeculativeAlgorithm.EAGLE if drafts else SpeculativeAlgorithm.NONE
         asked = MagicMock()
         asked.attn_tp_size, asked.attn_dcp_size, asked.pp_size = case["tp"], 1, 1
+        asked.enable_cp_tp_group_sharing = False
         memory = SimpleNamespace(
             enable_hisparse=False, enable_hierarchical_cache=False, enable_unified_cache_external_linker=False
         )
@@ -50,6 +51,7 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
         schedule = SimpleNamespace(
             max_running_requests=case.get("running"), max_total_tokens=None, swa_full_tokens_ratio=0.1,
             _swa_full_tokens_ratio_explicitly_set=True, disable_overlap_schedule=False, chunked_prefill_size=8192,
+            swa_prefix_tails=0, disable_radix_cache=False,
         )  # fmt: skip
         disagg = SimpleNamespace(disaggregation_mode="null", disaggregation_decode_extra_slots=0)
         answers = {
@@ -58,13 +60,15 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
         }  # fmt: skip
         import sglang.srt.mem_cache.deepseek_v4_memory_pool as v4
         import sglang.srt.mem_cache.kv_cache_configurator as caches
+        from sglang.srt import runtime_context
 
-        for module in (pools, caches, v4):
+        for module in (pools, caches, v4, runtime_context):
             for name, answer in answers.items():
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, lambda answer=answer: answer))
         stack.enter_context(patch.object(pools, "max_speculative_num_draft_tokens", lambda: drafts or None))
-        stack.enter_context(patch.object(pools, "compute_page_shard_scratch_bytes", lambda *_, **__: 0))
+        if hasattr(pools, "compute_page_shard_scratch_bytes"):
+            stack.enter_context(patch.object(pools, "compute_page_shard_scratch_bytes", lambda *_, **__: 0))
         split = "sglang.srt.layers.cp.utils.get_glm_dsa_layer_split_effective_num_layers"
         stack.enter_context(patch(split, lambda _, layers: layers))
         stack.enter_context(patch("sglang.srt.layers.cp.utils.get_glm_dsa_cp_layer_shard_info", lambda _: (0, 1)))

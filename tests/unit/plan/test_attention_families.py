@@ -9,9 +9,8 @@ from orchestrator.core.errors import ProfileError
 from orchestrator.plan.capacity import Capacity, KvCache
 from orchestrator.planner.planning import load
 
-NO_DRAFTS = tuple(
-    f"flags.speculative-{name}=null" for name in ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens")
-)
+NO_DRAFTS = tuple(f"flags.speculative-{name}=null" for name in
+                  ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens"))  # fmt: skip
 FP8 = "flags.kv-cache-dtype=fp8_e4m3"
 
 
@@ -42,6 +41,7 @@ def cache(profile: str, *overrides: str) -> KvCache:
         ("mi355x-qwen3.5-397b-tp4", (), 8_192),
         ("mi355x-kimi-k2.7-tp4", (), 35_136),
         ("mi355x-minimax-m3-tp8", (FP8,), 15_360 + 14_592),
+        ("mi355x-minimax-m3-tp8", (FP8, "engine=sglang-0.5.21-rocm"), 15_360 + 7_296),
         ("mi355x-qwen3-coder-tp8", (FP8,), 15_872),
         ("mi355x-gpt-oss-120b-tp8", (FP8, "layout.tp=1"), 18_432 * 1.8),
     ],
