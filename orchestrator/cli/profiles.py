@@ -8,11 +8,11 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import Json
-from orchestrator.core.catalog import Catalog
-from orchestrator.core.console import print_data, table, terminal_width
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.console import note, print_data, table, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.images.base import IMAGE_BYTES
-from orchestrator.planner.listing import CatalogListing, catalog_listing, tables
+from orchestrator.planner.listing import CatalogListing, catalog_listing, chosen_profiles, tables
 from orchestrator.planner.planning import usable_plans
 from orchestrator.runtimes import runtime_class
 
@@ -50,9 +50,11 @@ def command(
         Format,
         typer.Option("--format", metavar="table|github-matrix", help="how to print them"),
     ] = Format.TABLE,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help="only profiles for this hardware")] = None,
+    model: Annotated[str | None, typer.Option(metavar="TEXT", help="only profiles whose model contains this")] = None,
     json: Json = False,
 ) -> None:
-    """List profiles, hardware, models and engines.
+    """List profiles by model, then hardware, models and engines.
 
     `--format github-matrix` prints the profiles with an image as a GitHub Actions matrix, with the disk space of each
     build in GiB.
@@ -60,7 +62,14 @@ def command(
     if format_ is Format.GITHUB_MATRIX:
         OUTPUT.show(MatrixOutput(include=tuple(_matrix())))
         return
-    found = catalog_listing(Catalog.from_environment())
+    catalog = Catalog.from_environment()
+    if hardware is not None:
+        catalog.path(EntryKind.HARDWARE, hardware)
+    found = catalog_listing(catalog)
+    if hardware is not None or model is not None:
+        found = chosen_profiles(found, hardware=hardware, model=model)
+        if not found.profiles:
+            note("no such profile; `deploy profiles` lists all")
     if json:
         OUTPUT.show(found)
     else:

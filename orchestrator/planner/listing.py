@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import groupby
+from typing import Final, TypeVar
 
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError
@@ -13,6 +14,7 @@ from orchestrator.planner.planning import load
 from orchestrator.profiles.schema import EngineFile, HardwareFile, ModelFile
 
 Entry = TypeVar("Entry")
+_MODEL: Final = "model"  # the field that profiles are grouped by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +91,39 @@ def catalog_listing(catalog: Catalog) -> CatalogListing:
     )
 
 
+def chosen_profiles(found: CatalogListing, *, hardware: str | None, model: str | None) -> CatalogListing:
+    """Keep only the profiles for a node's hardware, and for models with a text in their name."""
+    kept = (
+        each
+        for each in found.profiles
+        if isinstance(each, ProfileEntry)
+        and hardware in {None, each.hardware}
+        and (model or "").lower() in each.model.lower()
+    )
+    return CatalogListing(profiles=tuple(kept), hardware=(), models=(), engines=())
+
+
 def tables(
     found: Mapping[str, Sequence[Mapping[str, object]]],
 ) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
-    """Yield the header and the rows of one table per group."""
+    """Yield the header and the rows of one table per group; profiles are grouped by model."""
     for group, entries in found.items():
         facts = next((tuple(entry)[1:] for entry in entries if "problems" not in entry), ("problem",))
-        yield (group, *facts), [_row(entry, facts) for entry in entries]
+        if group == "profiles" and _MODEL in facts:
+            facts = tuple(fact for fact in facts if fact != _MODEL)
+            yield (group, *facts), list(_by_model(entries, facts))
+        elif entries:
+            yield (group, *facts), [_row(entry, facts) for entry in entries]
+
+
+def _by_model(entries: Sequence[Mapping[str, object]], facts: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each model, and below it those of its profiles; invalid ones come last."""
+    ordered = sorted(entries, key=lambda entry: (_MODEL not in entry, str(entry.get(_MODEL, ""))))
+    for model, group in groupby(ordered, lambda entry: str(entry.get(_MODEL, ""))):
+        if model:
+            yield (f"{model}:", *("" for _ in facts))
+        for name, *cells in (_row(entry, facts) for entry in group):
+            yield (f"  {name}" if model else name, *cells)
 
 
 def _row(entry: Mapping[str, object], facts: Sequence[str]) -> tuple[str, ...]:

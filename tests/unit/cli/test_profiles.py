@@ -1,0 +1,49 @@
+"""`deploy profiles`: grouped by model, and filtered by hardware or model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def deploy(*words: str) -> Result:
+    return CliRunner().invoke(app, ["profiles", *words])
+
+
+def test_profiles_stand_below_their_model() -> None:
+    lines = deploy().stdout.splitlines()
+    at = lines.index("glm-5.3-mxfp4:")
+    assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["mi355x-glm-5.3-tp4dp2", "mi355x-glm-5.3-tp8"]
+    assert lines[at + 1].startswith("  mi355x-glm-5.3-tp4dp2")
+    heads = [line.rstrip(":") for line in lines[1 : lines.index("")] if not line.startswith(" ")]
+    assert heads == sorted(heads)
+    assert any(line.startswith("hardware ") for line in lines)
+    assert any(line.startswith("engines ") for line in lines)
+
+
+def test_a_filter_leaves_the_profiles_of_one_hardware_or_model() -> None:
+    lines = deploy("--hardware", "mi300x", "--model", "FLASH").stdout.splitlines()
+    names = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert names == ["mi300x-deepseek-v4-flash-tp8", "mi300x-glm-5.3-flash-tp8"]
+    assert not any(line.startswith(("hardware", "models", "engines")) for line in lines)
+    found = json.loads(deploy("--hardware", "cpu", "--json").stdout)
+    assert [entry["name"] for entry in found["profiles"]] == ["cpu-tiny"]
+    assert found["engines"] == []
+
+
+def test_a_filter_that_leaves_nothing_says_so() -> None:
+    found = deploy("--model", "nope")
+    assert (found.exit_code, found.stdout.strip()) == (0, "")
+    assert "no such profile; `deploy profiles` lists all" in found.stderr
+    wrong = deploy("--hardware", "mi35")
+    assert "no hardware `mi35` found" in str(wrong.exception)
