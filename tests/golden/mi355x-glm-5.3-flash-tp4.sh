@@ -1,7 +1,7 @@
 #!/bin/sh
 # mi355x-glm-5.3-flash-tp4: GLM-5.3-Flash MXFP4 on 4 of 8x MI355X, as others measured it with this image; never run by this project
 #
-# recipe     --chunked-prefill-size 16384                                         Jacob0226/SGLang-benchmarks, ix_agentx_glm53flash.sh
+# inferred   --chunked-prefill-size 8192
 # inferred   --cuda-graph-max-bs-decode 64
 # inferred   --enable-cache-report
 # inferred   --enable-metrics
@@ -47,10 +47,6 @@
 #   with the override. A correlation; no kernel is named)
 # hint: `deploy watch` restarts the server; `--json-model-override-args '{"index_share_for_mtp_iteration": false}'` may
 #   avoid it and costs about 0.3 %
-#
-# warning kpool-long-chunk-fault: chunks of 16384 tokens fault, chunks of 8192 never did. Seen with vLLM (aiter #5512,
-#   closed, how is not known: GLM-5.3-Flash, MI350X)
-# hint: use `chunked-prefill-size` 8192
 set -eu
 export AITER_QUICK_REDUCE_QUANTIZATION=INT4
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
@@ -64,7 +60,7 @@ exec python3 -m sglang.launch_server \
   --host 0.0.0.0 \
   --port 30000 \
   --tp-size 4 \
-  --chunked-prefill-size 16384 \
+  --chunked-prefill-size 8192 \
   --cuda-graph-max-bs-decode 64 \
   --enable-cache-report \
   --enable-metrics \

@@ -115,6 +115,7 @@ CASES = (
     ("kpool-logits-2-gib", {"version": "0.5.20", "model": "glm-5.3-flash"}, [{"flags": {"context-length": "262144"}}]),
     ("mixed-load-gpu-fault", {"version": "0.5.18"}, [{"version": "0.5.16"}, {"flags": OVERRIDE}]),
     ("qwen-aiter-attention-fault", {"model": "qwen3.5-122b"}, [{"flags": {"attention-backend": "triton"}}]),
+    ("custom-all-reduce-hang", {}, [{"tp": 1}, {"flags": {"disable-custom-all-reduce": None}}]),
     ("mi300x-overlap-segfault", {"model": "glm-5.3", "arch": "gfx942", "version": "0.5.18"}, [{"version": "0.5.19"}]),
     ("mori-small-dispatch",
      {"flags": {"moe-a2a-backend": "mori"}, "env": {"SGLANG_MORI_NUM_MAX_DISPATCH_TOKENS_PER_RANK": "64"}},
@@ -143,7 +144,7 @@ def test_each_issue_has_an_id_of_its_own_and_a_case_here_or_in_its_older_test() 
     older = {
         "topk-v2-without-header", "glm-mxfp4-unmapped", "rope-dimension-clobbered", "gfx950-block-fp8-miscompiled",
         "prefill-131072-out-of-memory", "mxfp4-without-gfx950", "nvfp4-on-rocm", "attention-fp8-by-rows",
-        "custom-all-reduce-hang", "custom-all-reduce-two-streams", "fusion-without-custom-all-reduce",
+        "custom-all-reduce-two-streams", "fusion-without-custom-all-reduce",
         "fusion-without-aiter", "quick-reduce-cast", "speculation-is-greedy", "aiter-atomic-moe", "quick-reduce-int8",
         "exclude-list", "blockscale-gemm", "shared-expert-dropped", "sparse-top-k", "fp8-cache", "missing-shards",
         "other-weights",
