@@ -136,7 +136,7 @@ def command(
     directory = output or Path("results") / FileName(published.name)
     currency, prices = split_currency(price or ())
     request = ReproduceRequest(
-        named=name,
+        published_name=name,
         download_mb_s=download_rate,
         overrides=(*([f"engine={engine}"] if engine else []), *(set_ or ())),
         host=host,
@@ -158,7 +158,7 @@ def command(
     todo = _estimates(remaining_steps(planned.steps, state.done))
     if running is None:
         _look(planned, host, covered=dry_run, tune=tune)
-    told = [*planned.left_out, *_unmeasured(planned, bill, name), *_gated(planned, dataset)]
+    told = [*planned.skipped, *_unmeasured(planned, bill, name), *_gated(planned, dataset)]
     if dry_run and json:
         OUTPUT.show(bill.to_output(todo, told))
         return
@@ -261,7 +261,7 @@ def _estimate(
 
 
 def _estimates(steps: Sequence[Step]) -> list[CommandEstimate]:
-    return [CommandEstimate(step.id, step_command(step), step.about) for step in steps]
+    return [CommandEstimate(step.id, step_command(step), step.seconds) for step in steps]
 
 
 def _look(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool) -> None:
@@ -270,7 +270,7 @@ def _look(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool
     for server in planned.servers:
         with hints_for(server.profile, server.overrides):
             resolve_host_ref(server.plan.runtime, home, host)
-            if covered and not server.ablation:
+            if covered and not server.is_ablation:
                 report_coverage(server.plan, home)
     for server in planned.servers if not tune else ():
         with hints_for(server.profile, server.overrides):
@@ -290,4 +290,4 @@ def _run(planned: ReproducePlan, state: StepLog, host: str | None, *, keep: bool
 
     require_all_questions(planned, remaining_steps(planned.steps, state.done), dataset)
     runner = StepRunner(run=_run_step, might_exist=is_there, now=lambda: dt.datetime.now(dt.UTC), host=host)
-    reproduce(planned.steps, state, runner, keep=keep)
+    reproduce(planned.steps, state, runner, keep_failed=keep)

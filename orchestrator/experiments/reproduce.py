@@ -24,12 +24,12 @@ from orchestrator.planner.estimate import PULL, STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
 from orchestrator.runtimes import runtime_class
 
-_TABLE: Final = frozenset({"tune", "kernels"})  # stages for the table of tuned kernels
+_TABLE_STAGES: Final = frozenset({"tune", "kernels"})  # stages for the table of tuned kernels
 _NO_EXPERTS: Final = "the server uses no MXFP4 experts of aiter"
 # Stages that may fail before the first measurement. The checkpoint is the longest download, so it comes last; the tuner
 # needs its config, without which it measures the fused and the unfused shape.
-_BEFORE: Final = ("preflight", "kernels", "build", "stage")
-_BEFORE_WITH_TUNING: Final = ("preflight", "stage", "tune", "kernels", "build")
+_EARLY_STAGES: Final = ("preflight", "kernels", "build", "stage")
+_EARLY_STAGES_WITH_TUNING: Final = ("preflight", "stage", "tune", "kernels", "build")
 _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {  # default: the name of the stage
     "tune": ("kernels", "tune"),
     "kernels": ("kernels", "build"),
@@ -44,7 +44,7 @@ class ReproducePlan:
     """The steps in order, and the reasons for skipped ones."""
 
     steps: tuple[Step, ...]
-    left_out: tuple[str, ...]
+    skipped: tuple[str, ...]
     servers: tuple["MeasuredServer", ...]
     unmeasured: tuple["UnmeasuredBaseline", ...] = ()
 
@@ -67,7 +67,7 @@ class UnmeasuredBaseline:
 class ReproduceRequest:
     """The request of the user; by default the published runs, from the hub, on this host."""
 
-    named: str  # the published measurement: a name or a file
+    published_name: str  # the published measurement: a name or a file
     download_mb_s: float
     overrides: tuple[str, ...] = ()
     host: str | None = None
@@ -85,7 +85,7 @@ class ReproduceRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredServer:
-    """One server to start, with its workloads and suites."""
+    """A server to start, with its workloads and suites."""
 
     name: str
     profile: str
@@ -93,8 +93,8 @@ class MeasuredServer:
     plan: Plan
     workloads: tuple[str, ...]
     suites: tuple[str, ...]
-    ablation: bool  # a server without one of the features
-    baseline: bool  # its scores are the baseline of the other servers
+    is_ablation: bool  # a server without one of the features
+    is_baseline: bool  # its scores are the baseline of the other servers
 
 
 def plan_steps(published: Published, directory: Path, request: ReproduceRequest) -> ReproducePlan:
@@ -104,30 +104,31 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
     running server that serves otherwise than each published run.
     """
     servers = tuple(_servers(published, request))
-    unmeasured = [*_unmeasured(published, directory, request)] if request.running is None else []
     if request.running is not None:
         servers = (_running_server(servers, *request.running),)
-        steps_of_it = _serve(servers[0], directory, published=published, request=request, baselines={})
-        measured = tuple(step for step in steps_of_it if step.stage not in {"up", "down"})
-        return ReproducePlan(steps=measured, left_out=tuple(_not_asked(published, servers)), servers=servers)
-    early = [(stage, server) for stage in (_BEFORE_WITH_TUNING if request.tune else _BEFORE) for server in servers]
-    needed = [(stage, server) for stage, server in early if _needless(stage, server.plan, request.host) is None]
+        own_steps = _serve(servers[0], directory, published=published, request=request, baselines={})
+        measured = tuple(step for step in own_steps if step.stage not in {"up", "down"})
+        return ReproducePlan(steps=measured, skipped=tuple(_results_without_step(published, servers)), servers=servers)
+    early = [
+        (stage, server)
+        for stage in (_EARLY_STAGES_WITH_TUNING if request.tune else _EARLY_STAGES)
+        for server in servers
+    ]
+    needed = [(stage, server) for stage, server in early if _skip_reason(stage, server.plan, request.host) is None]
     steps, baselines = list(_prepare(needed, request)), dict[str, Path]()
     for server in servers:
-        if server.baseline:
+        if server.is_baseline:
             baselines |= {suite: directory / FileName(server.name) / eval_result_file(suite) for suite in server.suites}
         steps += _serve(server, directory, published=published, request=request, baselines=baselines)
-    left_out = (
-        f"no step `{stage}` for `{server.name}`: {why}"
-        for stage, server in early
-        if (why := _needless(stage, server.plan, request.host))
-    )
-    told = (*left_out, *_not_asked(published, servers))
-    return ReproducePlan(steps=tuple(steps), left_out=told, servers=servers, unmeasured=tuple(unmeasured))
+    reasons = ((stage, server.name, _skip_reason(stage, server.plan, request.host)) for stage, server in early)
+    skipped = [f"no step `{stage}` for `{name}`: {reason}" for stage, name, reason in reasons if reason]
+    skipped += _results_without_step(published, servers)
+    unmeasured = tuple(_unmeasured(published, directory, request))
+    return ReproducePlan(steps=tuple(steps), skipped=tuple(skipped), servers=servers, unmeasured=unmeasured)
 
 
 def _baselines(published: Published, request: ReproduceRequest) -> Iterator[tuple[Ablation, Plan]]:
-    """Yield the baselines of the published scores that the user did not name, if the suites are asked at all."""
+    """Yield the baselines of the published scores that the user did not name, if the suites run at all."""
     for ablation in published.reproduce.ablations if request.evals and request.profile is None else ():
         if ablation.is_baseline and ablation.name not in request.ablations:
             yield ablation, _server(ablation, request, suites=()).plan
@@ -136,9 +137,9 @@ def _baselines(published: Published, request: ReproduceRequest) -> Iterator[tupl
 def _unmeasured(published: Published, directory: Path, request: ReproduceRequest) -> Iterator[UnmeasuredBaseline]:
     for ablation, plan in _baselines(published, request):
         if not request.has_checkpoint(plan):
-            more = replace(request, ablations=(ablation.name,), has_checkpoint=lambda _: False)
-            steps = plan_steps(published, directory, more).steps
-            seconds = sum(step.about for step in steps if step.run == ablation.server)
+            with_baseline = replace(request, ablations=(ablation.name,), has_checkpoint=lambda _: False)
+            steps = plan_steps(published, directory, with_baseline).steps
+            seconds = sum(step.seconds for step in steps if step.server == ablation.server)
             yield UnmeasuredBaseline(ablation=ablation, model=plan.model, seconds=seconds)
 
 
@@ -147,14 +148,14 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
     known = {ablation.name: ablation for ablation in published.reproduce.ablations}
     if unknown := next((name for name in request.ablations if name not in known), None):
         raise UsageError(f"`{published.name}` has no ablation `{unknown}`", hint=did_you_mean(unknown, known))
-    there = [ablation.name for ablation, plan in _baselines(published, request) if request.has_checkpoint(plan)]
-    chosen = [known[name] for name in dict.fromkeys((*request.ablations, *there))]
+    staged = [ablation.name for ablation, plan in _baselines(published, request) if request.has_checkpoint(plan)]
+    ablations = [known[name] for name in dict.fromkeys((*request.ablations, *staged))]
     for run in _runs(published, request.profile):
-        if not run.workloads and not request.evals and run.server not in {each.full_server for each in chosen}:
+        if not run.workloads and not request.evals and run.server not in {each.full_server for each in ablations}:
             continue
-        beside = (suite for each in chosen if each.full_server == run.server for suite in each.suites)
-        yield _server(run, request, suites=tuple(dict.fromkeys((*(run.suites if request.evals else ()), *beside))))
-    for ablation in chosen:
+        compared = (suite for each in ablations if each.full_server == run.server for suite in each.suites)
+        yield _server(run, request, suites=tuple(dict.fromkeys((*(run.suites if request.evals else ()), *compared))))
+    for ablation in ablations:
         yield _server(ablation, request, suites=ablation.suites)
 
 
@@ -163,11 +164,11 @@ def _running_server(servers: Sequence[MeasuredServer], name: str, plan: Plan) ->
 
     Raises UsageError with the differences from the closest run if there is none.
     """
-    found = [(differences((_measured_keys(server.plan), _measured_keys(plan))), server) for server in servers]
-    different, closest = min(found, key=lambda pair: len(pair[0]))
-    if different:
+    compared = [(differences((_measured_keys(server.plan), _measured_keys(plan))), server) for server in servers]
+    changed, closest = min(compared, key=lambda pair: len(pair[0]))
+    if changed:
         listed = "; ".join(
-            f"{item.key}: {item.values[1] or 'none'}, not {item.values[0] or 'none'}" for item in different
+            f"{item.key}: {item.values[1] or 'none'}, not {item.values[0] or 'none'}" for item in changed
         )
         raise UsageError(
             f"`{name}` runs another plan than `{closest.name}`: {listed}",
@@ -202,9 +203,9 @@ def _runs(published: Published, profile: str | None) -> Sequence[ReproduceRun]:
 
 def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, ...]) -> MeasuredServer:
     own_model = any(setting.startswith("model=") for setting in run.settings)  # not the checkpoint of `request`
-    here = request.checkpoint.absolute() if request.checkpoint and not own_model else None
-    staged = ("model.checkpoint.source=local", f"model.checkpoint.path={here}") if here else ()
-    overrides = (*request.overrides, *staged, *run.settings)
+    checkpoint = request.checkpoint.absolute() if request.checkpoint and not own_model else None
+    local = ("model.checkpoint.source=local", f"model.checkpoint.path={checkpoint}") if checkpoint else ()
+    overrides = (*request.overrides, *local, *run.settings)
     plan = load(run.profile, overrides=overrides).plan
     if request.model and plan.model.name == request.model.instead_of:
         overrides = (f"model={request.model.name}", *overrides)
@@ -218,16 +219,16 @@ def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, 
         plan=plan,
         workloads=run.workloads,
         suites=suites,
-        ablation=isinstance(run, Ablation),
-        baseline=own_model,
+        is_ablation=isinstance(run, Ablation),
+        is_baseline=own_model,
     )
 
 
-def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
+def _skip_reason(stage: str, plan: Plan, host: str | None) -> str | None:
     """Return the reason why a plan does not need a stage; None if it needs it."""
     if stage == "stage" and plan.model.checkpoint.source == "generated":
         return "`up` generates its checkpoint"
-    if stage in _TABLE and not needs_table(plan):
+    if stage in _TABLE_STAGES and not needs_table(plan):
         return "its server reads the tables of aiter" if uses_tuned_table(plan) else _NO_EXPERTS
     if stage == "tune" and tuning_options(plan) is None:
         return "every batch of its workload has a tuned kernel"
@@ -240,14 +241,14 @@ def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
 
 def _prepare(needed: Sequence[tuple[str, MeasuredServer]], request: ReproduceRequest) -> Iterator[Step]:
     """Yield the steps before the first server; a shared checkpoint or image is downloaded once."""
-    here: set[str] = set()
+    done: set[str] = set()
     for stage, server in needed:
-        what, seconds = _download(stage, server.plan, request.download_mb_s)
-        there = host_option(request.host) if stage in {"preflight", "stage"} else ()
+        item, seconds = _download(stage, server.plan, request.download_mb_s)
+        host = host_option(request.host) if stage in {"preflight", "stage"} else ()
         options = (tuning_options(server.plan) or ()) if stage == "tune" else ()
-        command = (*_COMMANDS.get(stage, (stage,)), "--profile", server.profile, *options, *_settings(server), *there)
-        yield _step(stage, server.name, *command, more=0.0 if what in here else seconds)
-        here.add(what)
+        command = (*_COMMANDS.get(stage, (stage,)), "--profile", server.profile, *options, *_settings(server), *host)
+        yield _step(stage, server.name, *command, more=0.0 if item in done else seconds)
+        done.add(item)
 
 
 def _settings(server: MeasuredServer) -> Iterator[str]:
@@ -256,8 +257,8 @@ def _settings(server: MeasuredServer) -> Iterator[str]:
 
 
 def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]:
-    """Return what a stage downloads, and the estimated seconds."""
-    if stage == "tune":  # the limit of the tuner; a second server of the same shape finds its rows measured
+    """Return the item that a stage downloads or tunes, and the estimated seconds."""
+    if stage == "tune":  # the limit of the tuner; a second server of the same shape uses the measured rows
         layout = plan.layout
         return f"{plan.model.name}, {layout.tp} x {layout.ep}", TUNING_HOURS * 3600
     if stage == "stage" and plan.model.checkpoint.source == "hub":
@@ -275,72 +276,72 @@ def _serve(
     request: ReproduceRequest,
     baselines: Mapping[str, Path],
 ) -> Iterator[Step]:
-    name, there = server.name, host_option(request.host)
-    up = ("up", "--profile", server.profile, "--name", name, *_settings(server), *there)
+    name, host = server.name, host_option(request.host)
+    up = ("up", "--profile", server.profile, "--name", name, *_settings(server), *host)
     yield _step("up", name, *up, more=startup_seconds(server.plan) + (PULL if request.host else 0.0))
-    yield _step("smoke", name, "smoke", name, *there)
+    yield _step("smoke", name, "smoke", name, *host)
     for workload in server.workloads:
         output = directory / FileName(name) / FileName(workload_name(workload))
         yield Step(
             id=f"{name}/bench/{workload}",
             stage="bench",
-            run=name,
-            argv=("bench", name, "--workload", workload, "--output", str(output), *there),
-            about=bench_seconds(load_workload(workload), tok_s=published.single_stream.output_tok_s),
+            server=name,
+            argv=("bench", name, "--workload", workload, "--output", str(output), *host),
+            seconds=bench_seconds(load_workload(workload), tok_s=published.single_stream.output_tok_s),
             output=output,
         )
     for suite in server.suites:
         yield _eval(server, suite, directory, published=published, request=request)
-    beside = (word for path in baselines.values() for word in ("--baseline", str(path)))
+    files = (word for path in baselines.values() for word in ("--baseline", str(path)))
     prices = (word for price in request.prices for word in ("--price", price))
-    yield _step("report", name, "report", str(directory), "--published", request.named, *prices, *beside)
-    yield _step("down", name, "down", name, *there)
+    yield _step("report", name, "report", str(directory), "--published", request.published_name, *prices, *files)
+    yield _step("down", name, "down", name, *host)
 
 
 def _eval(
     server: MeasuredServer, suite: str, directory: Path, *, published: Published, request: ReproduceRequest
 ) -> Step:
     """Return the evaluation step of a suite, with the published number of questions and seeds."""
-    part, output = suite_run(suite, published.evals), directory / FileName(server.name)
-    paced = load(server.profile).plan if server.baseline else server.plan  # for the baseline, none is published
-    asked = ["eval", server.name, "--suite", suite]
-    asked += ["--limit", str(part.limit)] if part.limit else []
-    asked += ["--seeds", str(part.seeds)] if part.seeds > 1 else []
-    asked += ["--dataset", str(request.dataset)] if request.dataset else []
+    run, output = suite_run(suite, published.evals), directory / FileName(server.name)
+    plan = load(server.profile).plan if server.is_baseline else server.plan  # no pace of the baseline is published
+    argv = ["eval", server.name, "--suite", suite]
+    argv += ["--limit", str(run.limit)] if run.limit else []
+    argv += ["--seeds", str(run.seeds)] if run.seeds > 1 else []
+    argv += ["--dataset", str(request.dataset)] if request.dataset else []
     return Step(
         id=f"{server.name}/eval/{suite}",
         stage="eval",
-        run=server.name,
-        argv=(*asked, "--output", str(output), *host_option(request.host)),
-        about=part.seconds(published_pace(paced, published)) or STEP_SECONDS["eval"],
+        server=server.name,
+        argv=(*argv, "--output", str(output), *host_option(request.host)),
+        seconds=run.seconds(published_pace(plan, published)) or STEP_SECONDS["eval"],
         output=output,
-        keeps=eval_result_file(suite),
+        result_file=eval_result_file(suite),
     )
 
 
-def require_all_questions(planned: ReproducePlan, todo: Sequence[Step], data: Path | None) -> None:
+def require_all_questions(planned: ReproducePlan, remaining: Sequence[Step], data: Path | None) -> None:
     """Raise UsageError if the questions of a remaining suite are unavailable."""
-    left = {step.id for step in todo}
-    for server in planned.servers:
-        for suite in server.suites:
-            if f"{server.name}/eval/{suite}" in left:
-                try:
-                    require_questions(find_suite(suite), data)
-                except UsageError as error:
-                    error.hint = "; ".join(filter(None, [error.hint, "`--no-evals` skips the suites"]))
-                    raise
+    ids = {step.id for step in remaining}
+    suites = [suite for server in planned.servers for suite in server.suites if f"{server.name}/eval/{suite}" in ids]
+    try:
+        for suite in suites:
+            require_questions(find_suite(suite), data)
+    except UsageError as error:
+        error.hint = "; ".join(filter(None, [error.hint, "`--no-evals` skips the suites"]))
+        raise
 
 
-def _not_asked(published: Published, servers: Sequence[MeasuredServer]) -> Iterator[str]:
+def _results_without_step(published: Published, servers: Sequence[MeasuredServer]) -> Iterator[str]:
     """Yield published results that have no step."""
-    asked = next((server.name for server in servers if server.suites and not server.ablation), None)
-    if asked is not None and any(line.suite == tau2.NAME for line in published.evals):
-        yield f"no step `eval` for `{tau2.NAME}`: {tau2_note(asked)}"
+    name = next((server.name for server in servers if server.suites and not server.is_ablation), None)
+    if name is not None and any(line.suite == tau2.NAME for line in published.evals):
+        yield f"no step `eval` for `{tau2.NAME}`: {tau2_note(name)}"
 
 
-def _step(stage: str, run: str, *argv: str, more: float = 0.0) -> Step:
-    """Return a step of one server; `more` adds seconds to its usual duration."""
-    return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=STEP_SECONDS.get(stage, 0.0) + more)
+def _step(stage: str, server: str, *argv: str, more: float = 0.0) -> Step:
+    """Return a step of a server; `more` adds seconds to its usual duration."""
+    seconds = STEP_SECONDS.get(stage, 0.0) + more
+    return Step(id=f"{server}/{stage}", stage=stage, server=server, argv=argv, seconds=seconds)
 
 
 def bench_seconds(workload: Workload, *, tok_s: float) -> float:

@@ -20,20 +20,20 @@ from orchestrator.servers.servers import Servers
 
 STATE_FILE: Final = "reproduce.json"
 _MAX_BYTES: Final = 1 << 20  # of the state file
-_ON_THE_SERVER: Final = frozenset({"smoke", "bench", "eval"})
+_SERVER_STAGES: Final = frozenset({"smoke", "bench", "eval"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One command. `run` is the name of its server, `about` the estimated duration in seconds."""
+    """One command. `server` is the name of its server, `seconds` the estimated duration."""
 
     id: str
     stage: str
-    run: str
+    server: str
     argv: tuple[str, ...]
-    about: float
+    seconds: float
     output: Path | None = None  # directory of a measurement, which can be resumed
-    keeps: str = RESULT_FILE  # file of an unfinished measurement in `output`
+    result_file: str = RESULT_FILE  # file of an unfinished measurement in `output`
 
 
 def host_option(host: str | None) -> tuple[str, ...]:
@@ -59,8 +59,10 @@ class StepLog:
         if not self._file.exists():
             return {}
         try:
-            found = parse_json(read_file(self._file, most=_MAX_BYTES))
-            digest, done = found["steps"], _times(found["done"])
+            state = parse_json(read_file(self._file, most=_MAX_BYTES))
+            digest, done = state["steps"], state["done"]
+            if not (isinstance(done, dict) and all(isinstance(time, str) for time in done.values())):
+                raise ValueError("`done` must have the time of each step")  # noqa: TRY301 - as other errors
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UsageError(
                 f"cannot read the state: {error}", location=str(self._file), hint="use another `--output`"
@@ -71,18 +73,11 @@ class StepLog:
         return done
 
 
-def _times(found: object) -> dict[str, str]:
-    """Validate the finished steps. Raises ValueError for anything but times, as an empty log would repeat all steps."""
-    if isinstance(found, dict) and all(isinstance(time, str) for time in found.values()):
-        return found
-    raise ValueError("`done` must have the time of each step")
-
-
 def remaining_steps(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:
     """Return the remaining steps; a finished `up` is repeated if its server has remaining steps."""
-    left = [step for step in steps if step.id not in done]
-    needed = {step.run for step in left if step.stage in _ON_THE_SERVER}
-    return tuple(step for step in steps if step in left or (step.stage == "up" and step.run in needed))
+    remaining = [step for step in steps if step.id not in done]
+    needed = {step.server for step in remaining if step.stage in _SERVER_STAGES}
+    return tuple(step for step in steps if step in remaining or (step.stage == "up" and step.server in needed))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,44 +89,43 @@ class StepRunner:
     now: Callable[[], dt.datetime]
     host: str | None = None  # host of the servers; None for the local one
 
-    def take_down(self, server: str) -> int:
+    def stop(self, server: str) -> int:
         """Stop a server, if it might exist; return the exit code."""
         return self.run(("down", server, *host_option(self.host))) if self.might_exist(server) else 0
 
 
 def might_exist(servers: Servers, name: str) -> bool:
     """Return whether a server exists, or its runtime is unreachable."""
-    found = servers.find(name)
     plan = read_plan(latest_run(servers.home, name))
-    return bool(found) or (plan is not None and plan.runtime in servers.unreachable)
+    return bool(servers.find(name)) or (plan is not None and plan.runtime in servers.unreachable)
 
 
-def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep: bool) -> None:
+def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep_failed: bool) -> None:
     """Run the remaining steps.
 
-    If a step fails or is interrupted, its server is stopped unless `keep` is set. Raises DeployError with the exit code
-    of the step, Interrupted after Ctrl-C.
+    If a step fails or is interrupted, its server is stopped unless `keep_failed` is set. Raises DeployError with the
+    exit code of the step, Interrupted after Ctrl-C.
     """
     todo = remaining_steps(steps, state.done)
     for number, step in enumerate(todo, start=1):
         say(f"[{number}/{len(todo)}] {quote(['deploy', *command(step)])}")
-        finished, stops = False, not keep and step.stage in {*_ON_THE_SERVER, "report"}
+        finished, stops = False, not keep_failed and step.stage in {*_SERVER_STAGES, "report"}
         try:
-            _do(step, runner)
+            _run(step, runner)
             finished = True
         except KeyboardInterrupt as error:
-            stopped = f"`{step.run}` is stopped; " if stops else ""
+            stopped = f"`{step.server}` is stopped; " if stops else ""
             raise Interrupted("interrupted", hint=f"{stopped}repeat the command to continue") from error
         finally:
             if not finished and stops:
-                runner.take_down(step.run)
+                runner.stop(step.server)
         state.finish(step, runner.now())
 
 
-def _do(step: Step, runner: StepRunner) -> None:
+def _run(step: Step, runner: StepRunner) -> None:
     """Run one step. Raises DeployError if its command fails."""
     argv = command(step)
-    code = runner.take_down(step.run) if step.stage == "down" else runner.run(argv)
+    code = runner.stop(step.server) if step.stage == "down" else runner.run(argv)
     if code != 0:
         error = DeployError(
             f"`{quote(['deploy', *argv])}` exited with code {code}", hint="repeat the command to continue"
@@ -142,5 +136,5 @@ def _do(step: Step, runner: StepRunner) -> None:
 
 def command(step: Step) -> tuple[str, ...]:
     """Return the command of a step; an unfinished measurement is resumed."""
-    begun = step.output is not None and (step.output / RelativePath(step.keeps)).exists()
+    begun = step.output is not None and (step.output / RelativePath(step.result_file)).exists()
     return (*step.argv, "--resume") if begun else step.argv

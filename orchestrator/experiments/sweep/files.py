@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.result import BenchResult, ComparabilityIssue
+from orchestrator.bench.result import BenchResult
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import workload_name
 from orchestrator.core.console import format_duration
@@ -14,7 +14,7 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.files import atomic_write_all
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.subprocesses import quote
-from orchestrator.experiments.sweep.confirm import confirmed, confirmed_words
+from orchestrator.experiments.sweep.confirm import confirmed, describe_runs
 from orchestrator.experiments.sweep.report import (
     SweepReport,
     SweepRow,
@@ -39,7 +39,7 @@ class Winner:
     profile: Path | None
 
 
-def best_of(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
+def best_trials(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
     """Return the best trial, or all trials of the Pareto front.
 
     Among equal trials the original profile wins, else the highest speed per user. Empty if all values are 0, as a knee
@@ -47,9 +47,9 @@ def best_of(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
     """
     if len(sweep.goal.names) > 1:
         return tuple(trial for trial in search.best() if any(trial.values))
-    found = confirmed(sweep, search)
-    own = tuple(trial for trial in found if trial.own)
-    return own or tuple(sorted(found, key=lambda trial: -_per_user(sweep, trial))[:1])
+    best = confirmed(sweep, search)
+    original = tuple(trial for trial in best if trial.own)
+    return original or tuple(sorted(best, key=lambda trial: -_per_user(sweep, trial))[:1])
 
 
 def _per_user(sweep: Sweep, trial: SweepTrial) -> float:
@@ -60,7 +60,7 @@ def _per_user(sweep: Sweep, trial: SweepTrial) -> float:
 
 def write_winners(sweep: Sweep, search: Search) -> tuple[Winner, ...]:
     """Write a profile for each winner, except for the original profile."""
-    best, winners = best_of(sweep, search), []
+    best, winners = best_trials(sweep, search), []
     for trial in best:
         path = None
         if not trial.own:
@@ -87,13 +87,13 @@ def sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ende
     """Return the report of the trials so far, or of an ended search."""
     trials = search.trials
     results = {trial.number: _result(sweep, trial) for trial in trials}
-    best = {winner.trial.number for winner in winners} or {trial.number for trial in best_of(sweep, search)}
+    best = {winner.trial.number for winner in winners} or {trial.number for trial in best_trials(sweep, search)}
     rows = tuple(
         SweepRow(
             trial=trial,
             settings=tuple(sweep.space.shown(trial.point).values()),
             value=sweep.goal.text(trial.values) if trial.values else "",
-            marks=tuple(_mark(mark) for mark in _marks(results[trial.number])),
+            marks=_issues(results[trial.number]),
             best=trial.number in best,
         )
         for trial in trials
@@ -122,12 +122,11 @@ def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: 
         same = "; the same as the profile" if winner.trial.own else ""
         yield f"Best: {settings}: {value_text(sweep, winner.trial, search)}{same}."
     counts = {outcome: sum(trial.outcome is outcome for trial in trials) for outcome in TrialOutcome}
-    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    took = sum(trial.seconds for trial in trials) + sum(each.seconds for each in search.confirmations)
-    price = f", ${took / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
-    yield f"{len(trials)} trials of {sweep.space.size} points: {told or 'none'}; {format_duration(took)}{price}." + (
-        f" {ended[0].upper()}{ended[1:]}." if ended else ""
-    )
+    listed = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) or "none"
+    seconds = sum(trial.seconds for trial in trials) + sum(each.seconds for each in search.confirmations)
+    price = f", ${seconds / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
+    end = f" {ended[0].upper()}{ended[1:]}." if ended else ""
+    yield f"{len(trials)} trials of {sweep.space.size} points: {listed}; {format_duration(seconds)}{price}.{end}"
 
 
 def _notes(
@@ -136,15 +135,17 @@ def _notes(
     winners: tuple[Winner, ...],
     results: dict[int, BenchResult | None],
 ) -> Iterator[str]:
-    again = {each.number for each in search.confirmations}
-    if not again:
+    repeated = {each.number for each in search.confirmations}
+    if not repeated:
         yield f"{ONE_RUN_EACH[0].upper()}{ONE_RUN_EACH[1:]}"
     for trial in search.trials:
-        if trial.number in again:
-            yield f"Trial {trial.number}: {confirmed_words(sweep, search, trial)}; other trials were measured once."
+        if trial.number in repeated:
+            yield f"Trial {trial.number}: {describe_runs(sweep, search, trial)}; other trials were measured once."
     if sweep.own is None:
         yield "The space lacks the profile's own values: there is no comparison with them."
-    if sweep.goal.at_rps is None and (open_ended := [n for n, found in results.items() if found and _unreached(found)]):
+    if sweep.goal.at_rps is None and (
+        open_ended := [n for n, found in results.items() if found and _knee_not_reached(found)]
+    ):
         yield f"In {len(open_ended)} trials the knee is at or above the highest rate: raise `--request-rate`."
     for winner in winners:
         yield f"{evidence(sweep, winner.trial, search)}."
@@ -155,7 +156,7 @@ def _notes(
             yield command
 
 
-def _unreached(result: BenchResult) -> bool:
+def _knee_not_reached(result: BenchResult) -> bool:
     return result.knee_rps is not None and not result.knee_reached
 
 
@@ -167,14 +168,12 @@ def tune_command(sweep: Sweep, winner: Winner, result: BenchResult | None) -> st
     counts = sorted({int(key["token"]) for key in misses if isinstance(key, dict) and str(key.get("token")).isdigit()})
     tokens = f" --tokens {','.join(map(str, counts))}" if counts else ""
     settings = [word for override in sweep.request.overrides for word in ("--set", override)]
-    own = quote([sweep.request.profile, *settings])
-    named = own if winner.profile is None else _named(sweep, winner.profile)
-    what = "shape has" if len(misses) == 1 else "shapes have"
-    return f"{len(misses)} MoE {what} no tuned kernel under this load: `deploy kernels tune {named}{tokens}` tunes them"
-
-
-def _named(sweep: Sweep, profile: Path) -> str:
-    return profile.stem if profile.is_relative_to(sweep.home.root) else str(profile)
+    profile = quote([sweep.request.profile, *settings])
+    if winner.profile is not None:
+        profile = winner.profile.stem if winner.profile.is_relative_to(sweep.home.root) else str(winner.profile)
+    shapes = "shape has" if len(misses) == 1 else "shapes have"
+    command = f"deploy kernels tune {profile}{tokens}"
+    return f"{len(misses)} MoE {shapes} no tuned kernel under this load: `{command}` tunes them"
 
 
 def _result(sweep: Sweep, trial: SweepTrial) -> BenchResult | None:
@@ -185,9 +184,6 @@ def _result(sweep: Sweep, trial: SweepTrial) -> BenchResult | None:
         return None
 
 
-def _marks(result: BenchResult | None) -> tuple[ComparabilityIssue, ...]:
-    return result.comparability_issues if result is not None else ()
-
-
-def _mark(mark: ComparabilityIssue) -> str:
-    return f"{mark.kind.value} at {mark.point}" if mark.point else mark.kind.value
+def _issues(result: BenchResult | None) -> tuple[str, ...]:
+    issues = result.comparability_issues if result is not None else ()
+    return tuple(f"{issue.kind.value} at {issue.point}" if issue.point else issue.kind.value for issue in issues)

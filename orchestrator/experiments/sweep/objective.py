@@ -9,7 +9,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.result import BenchResult, Point
 
-_ROUGHLY: Final = 1  # decimals of the share of a rate; smaller differences are noise
+_DECIMALS: Final = 1  # decimals of the share of a rate; smaller differences are noise
 
 
 class Objective(StrEnum):
@@ -22,7 +22,7 @@ class Objective(StrEnum):
     PARETO = "pareto"
 
 
-_FIGURES: Final[Mapping[Objective, tuple[ReportMetric, ...]]] = {
+_METRICS: Final[Mapping[Objective, tuple[ReportMetric, ...]]] = {
     Objective.TOK_S: (metrics.OUTPUT,),
     Objective.PER_WATT: (metrics.PER_WATT,),
     Objective.USD: (metrics.USD,),
@@ -44,30 +44,30 @@ class Goal:
         """The name of each value, with its unit."""
         if self.objective is Objective.KNEE:
             return ("knee, requests/s",)
-        return tuple(figure.title for figure in _FIGURES[self.objective])
+        return tuple(metric.title for metric in _METRICS[self.objective])
 
     @property
     def higher_is_better(self) -> tuple[bool, ...]:
         """Whether higher is better, for each value."""
         if self.objective is Objective.KNEE:
             return (True,)
-        return tuple(figure.higher_is_better for figure in _FIGURES[self.objective])
+        return tuple(metric.higher_is_better for metric in _METRICS[self.objective])
 
     @property
     def words(self) -> str:
         """The objective as text."""
-        what = " and ".join(self.names)
+        metric = " and ".join(self.names)
         if self.closed:
-            return what
-        rate = f"at {self.at_rps:g} requests/s" if self.at_rps is not None else "at the knee"
-        rate = "" if self.objective is Objective.KNEE else f" {rate}"
-        return f"{what}{rate}, with a TTFT p95 of at most {self.ttft_p95_s:g} s"
+            return metric
+        rate = f" at {self.at_rps:g} requests/s" if self.at_rps is not None else " at the knee"
+        rate = "" if self.objective is Objective.KNEE else rate
+        return f"{metric}{rate}, with a TTFT p95 of at most {self.ttft_p95_s:g} s"
 
     def text(self, values: tuple[float, ...]) -> str:
         """Format the values of a trial."""
         if self.objective is Objective.KNEE:
             return f"{values[0]:g}"
-        return " / ".join(each.text(value) for each, value in zip(_FIGURES[self.objective], values, strict=True))
+        return " / ".join(each.text(value) for each, value in zip(_METRICS[self.objective], values, strict=True))
 
     def point(self, result: BenchResult) -> Point | None:
         """Return the point that provides the objective; None if it was not measured, or if there is no knee."""
@@ -79,17 +79,17 @@ class Goal:
         if self.objective is Objective.KNEE:
             return (result.knee_rps or 0.0,)
         point = self.point(result)
-        found = [figure.value_of(point) if point else None for figure in _FIGURES[self.objective]]
-        known = tuple(value for value in found if value is not None)
-        return known if len(known) == len(found) else None
+        values = [metric.value_of(point) if point else None for metric in _METRICS[self.objective]]
+        known = tuple(value for value in values if value is not None)
+        return known if len(known) == len(values) else None
 
     def missing(self, result: BenchResult) -> str:
         """Return the reason for missing values."""
         point = self.point(result)
         if point is None:
             return "no rate was sustained" if self.at_rps is None else f"{self.at_rps:g} requests/s was not measured"
-        of = next(figure for figure in _FIGURES[self.objective] if figure.value_of(point) is None)
-        return f"{of.title} was not measured" + (f": {point.energy.reason}" if point.energy else "")
+        metric = next(metric for metric in _METRICS[self.objective] if metric.value_of(point) is None)
+        return f"{metric.title} was not measured" + (f": {point.energy.reason}" if point.energy else "")
 
     def known_now(self, result: BenchResult) -> bool:
         """Return whether the knee is found, so that higher rates are not needed."""
@@ -97,7 +97,7 @@ class Goal:
 
     def held_rates(self, result: BenchResult) -> float:
         """Return the sum of the held shares of all rates so far, rounded so that noise makes no difference."""
-        return round(sum(self.held(point) for point in result.points), _ROUGHLY)
+        return round(sum(self.held(point) for point in result.points), _DECIMALS)
 
     def held(self, point: Point) -> float:
         """Return the share of a rate that the server held, from 0 to 1, rounded to `_ROUGHLY` decimals.
@@ -107,4 +107,4 @@ class Goal:
         late = point.latency.ttft_from_schedule_s.p95 if point.latency else 0.0
         in_time = min(1.0, self.ttft_p95_s / late) if late > 0 else 1.0
         in_window = min(1.0, point.completion_ratio) if point.completion_ratio is not None else 1.0
-        return round(point.success_share * in_window * in_time, _ROUGHLY)
+        return round(point.success_share * in_window * in_time, _DECIMALS)

@@ -12,7 +12,7 @@ from orchestrator.report.plot import Bar, Chart, Line, bar_chart, line_chart
 from orchestrator.report.render import environment
 
 _OWN, _BEST, _ALL, _FRONT = "as it is", "best", "all", "front"
-_LEAST: Final = 1e-3
+_MIN_SHARE: Final = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +43,17 @@ class SweepReport:
 
 def measured_points(trial: SweepTrial, result: BenchResult) -> tuple[tuple[int, float, float], ...]:
     """Return the points of a trial in the Pareto plot."""
-    found = [(metrics.PER_USER.value_of(point), metrics.OUTPUT.value_of(point)) for point in result.points]
-    return tuple((trial.number, user, node) for user, node in found if user is not None and node is not None)
+    pairs = [(metrics.PER_USER.value_of(point), metrics.OUTPUT.value_of(point)) for point in result.points]
+    return tuple((trial.number, user, node) for user, node in pairs if user is not None and node is not None)
 
 
-def front(points: tuple[tuple[int, float, float], ...]) -> tuple[tuple[int, float, float], ...]:
+def pareto_front(points: tuple[tuple[int, float, float], ...]) -> tuple[tuple[int, float, float], ...]:
     """Return the Pareto-optimal points, by increasing speed per user."""
-    kept: list[tuple[int, float, float]] = []
+    optimal: list[tuple[int, float, float]] = []
     for point in sorted(points, key=lambda each: (-each[1], -each[2])):
-        if not kept or point[2] > kept[-1][2]:
-            kept.append(point)
-    return tuple(reversed(kept))
+        if not optimal or point[2] > optimal[-1][2]:
+            optimal.append(point)
+    return tuple(reversed(optimal))
 
 
 def pareto_chart(report: SweepReport) -> Chart:
@@ -62,7 +62,7 @@ def pareto_chart(report: SweepReport) -> Chart:
     best = {row.trial.number for row in report.rows if row.best}
     series = (
         (_ALL, report.points, None, "dots"),
-        (_FRONT, front(report.points), 2, "line"),
+        (_FRONT, pareto_front(report.points), 2, "line"),
         (_OWN, tuple(each for each in report.points if each[0] in own), 1, "dots"),
         (_BEST, tuple(each for each in report.points if each[0] in best), 0, "dots"),
     )
@@ -93,20 +93,20 @@ def render_sweep_html(report: SweepReport) -> str:
     bars = tuple(
         Bar(label=key, value=share, text=metrics.share(share), color=0)
         for key, share in report.weights.items()
-        if share >= _LEAST
+        if share >= _MIN_SHARE
     )
     drawing = line_chart(chart) if chart.lines else None
     weighed = bar_chart("weights", "Importance of each setting", bars) if bars else None
     template = environment(markdown=False).get_template("sweep.html.j2")
-    telling = [row for row in report.rows if _tells(row)]
+    telling = [row for row in report.rows if _needs_explanation(row)]
     return printable(template.render(report=report, chart=chart, drawing=drawing, bars=weighed, telling=telling))
 
 
 def render_sweep_markdown(report: SweepReport) -> str:
     """Render a sweep report as Markdown."""
-    telling = [row for row in report.rows if _tells(row)]
+    telling = [row for row in report.rows if _needs_explanation(row)]
     template = environment(markdown=True).get_template("sweep.md.j2")
-    return printable(template.render(report=report, front=front(report.points), telling=telling))
+    return printable(template.render(report=report, front=pareto_front(report.points), telling=telling))
 
 
 def render_sweep_json(report: SweepReport) -> str:
@@ -114,8 +114,7 @@ def render_sweep_json(report: SweepReport) -> str:
     return printable_json(json.dumps(asdict(report), indent=2, ensure_ascii=False)) + "\n"
 
 
-def _tells(row: SweepRow) -> bool:
+def _needs_explanation(row: SweepRow) -> bool:
     """Return whether a trial needs an explanation below the table."""
-    return row.trial.outcome in {TrialOutcome.FAILED, TrialOutcome.REFUSED, TrialOutcome.STOPPED} and bool(
-        row.trial.why
-    )
+    unmeasured = {TrialOutcome.FAILED, TrialOutcome.REFUSED, TrialOutcome.STOPPED}
+    return row.trial.outcome in unmeasured and bool(row.trial.why)

@@ -6,7 +6,7 @@ them.
 
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -19,7 +19,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.files import naming
 from orchestrator.core.signals import defer_signals
 from orchestrator.experiments.sweep.objective import Goal
-from orchestrator.experiments.sweep.space import Point, SearchSpace
+from orchestrator.experiments.sweep.space import Point, SearchSpace, SweepParameter
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _STUDY: Final = "sweep"
-_TOLD: Final = "outcome"  # trial attribute: the outcome
-_BEGUN: Final = "begun"  # study attribute: the data that identifies the sweep
+_OUTCOME: Final = "outcome"  # trial attribute: the outcome
+_IDENTITY: Final = "begun"  # study attribute: the data that identifies the sweep
 _CONFIRMED: Final = "confirmed"  # study attribute: the repeated runs
-_FEWEST: Final = 4  # random trials before the sampler uses results, and before any trial is pruned
-_AGAIN: Final = 20  # repeated suggestions of known points before an untried one is drawn
-_LISTED: Final = 10_000  # size of the largest space whose untried points are listed
+_RANDOM_TRIALS: Final = 4  # random trials before the sampler uses results, and before any trial is pruned
+_MAX_SUGGESTIONS: Final = 20  # repeated suggestions of known points before an untried one is drawn
+_MAX_LISTED: Final = 10_000  # size of the largest space whose untried points are listed
 
 
 class TrialOutcome(StrEnum):
@@ -95,7 +95,7 @@ class Suggestion:
         return bool(self.trial.should_prune())
 
 
-def _named_journal(optuna: Any, journal: Path) -> "JournalFileBackend":  # noqa: ANN401 - a module
+def _open_journal(optuna: Any, journal: Path) -> "JournalFileBackend":  # noqa: ANN401 - a module
     """Return Optuna's journal in a file; an OSError of a write names the file."""
 
     class NamedJournal(optuna.storages.journal.JournalFileBackend):  # type: ignore[misc]  # imported lazily
@@ -116,30 +116,29 @@ class Search:
         """Open or create the journal; `begun` identifies the sweep. Raises UsageError for another sweep's journal."""
         self._optuna, self._space, self._goal, self._seed = load_optuna(), space, goal, seed
         self._study = self._open(journal)
-        asked = dict(begun)
-        if (found := self._study.user_attrs.get(_BEGUN, asked)) != asked:
-            other = sorted(key for key in asked if found.get(key) != asked[key])
+        identity = dict(begun)
+        if (saved := self._study.user_attrs.get(_IDENTITY, identity)) != identity:
+            changed = sorted(key for key in identity if saved.get(key) != identity[key])
             hint = "repeat the options of the first run, or use another `--output`"
-            raise UsageError(
-                f"this sweep was started with another {', '.join(other)}", location=str(journal), hint=hint
-            )
-        self._study.set_user_attr(_BEGUN, asked)
-        self._fixed = {knob.key: self._distribution(knob.key) for knob in space.knobs}
-        self._dice = random.Random(seed + len(self._study.trials))  # noqa: S311 - not for security
+            message = f"this sweep was started with another {', '.join(changed)}"
+            raise UsageError(message, location=str(journal), hint=hint)
+        self._study.set_user_attr(_IDENTITY, identity)
+        self._distributions = {knob.key: self._distribution(knob) for knob in space.knobs}
+        self._random = random.Random(seed + len(self._study.trials))  # noqa: S311 - not for security
         self._end_unfinished()
 
     def _open(self, journal: Path) -> "Study":
         optuna = self._optuna
-        kinds = ["maximize" if higher else "minimize" for higher in self._goal.higher_is_better]
-        sampler = optuna.samplers.TPESampler(seed=self._seed, n_startup_trials=_FEWEST)
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=_FEWEST, n_min_trials=2)
+        directions = ["maximize" if higher else "minimize" for higher in self._goal.higher_is_better]
+        sampler = optuna.samplers.TPESampler(seed=self._seed, n_startup_trials=_RANDOM_TRIALS)
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=_RANDOM_TRIALS, n_min_trials=2)
         try:
             study: Study = optuna.create_study(
                 study_name=_STUDY,
-                storage=optuna.storages.JournalStorage(_named_journal(optuna, journal)),
+                storage=optuna.storages.JournalStorage(_open_journal(optuna, journal)),
                 sampler=sampler,
                 pruner=pruner,
-                directions=kinds,
+                directions=directions,
                 load_if_exists=True,
             )
         except (ValueError, LookupError, TypeError, AssertionError) as error:
@@ -148,30 +147,30 @@ class Search:
             ) from error
         return study
 
-    def _distribution(self, key: str) -> "BaseDistribution":
-        knob = next(knob for knob in self._space.knobs if knob.key == key)
-        of = self._optuna.distributions
-        last = len(knob.values) - 1
-        chosen: BaseDistribution = (
-            of.IntDistribution(0, last) if knob.ordered else of.CategoricalDistribution([*range(last + 1)])
+    def _distribution(self, knob: SweepParameter) -> "BaseDistribution":
+        distributions, count = self._optuna.distributions, len(knob.values)
+        found: BaseDistribution = (
+            distributions.IntDistribution(0, count - 1)
+            if knob.ordered
+            else distributions.CategoricalDistribution([*range(count)])
         )
-        return chosen
+        return found
 
     def _end_unfinished(self) -> None:
         """Finish the trials of a killed sweep: report a saved outcome, else mark the trial as failed."""
         states = self._optuna.trial.TrialState
         for trial in self._study.get_trials(deepcopy=False, states=[states.RUNNING]):
-            if _TOLD in trial.user_attrs:
-                self._count(trial.number, _outcome(trial))
+            if _OUTCOME in trial.user_attrs:
+                self._report(trial.number, _outcome(trial))
             else:
                 self._study.tell(trial.number, state=states.FAIL)
 
     @property
     def trials(self) -> tuple[SweepTrial, ...]:
         """All trials with an outcome, in order of completion. Raises UsageError for an invalid record."""
-        told = [trial for trial in self._study.get_trials(deepcopy=False) if _TOLD in trial.user_attrs]
-        told.sort(key=lambda trial: trial.datetime_complete or datetime.max)  # noqa: DTZ901 - Optuna's times have no time zone
-        return tuple(map(_outcome, told))
+        ended = [trial for trial in self._study.get_trials(deepcopy=False) if _OUTCOME in trial.user_attrs]
+        ended.sort(key=lambda trial: trial.datetime_complete or datetime.max)  # noqa: DTZ901 - Optuna's times have no zone
+        return tuple(map(_outcome, ended))
 
     def ask(self, own: Point | None) -> Suggestion | None:
         """Return an untried point, starting with `own`, that of the original profile; None if all were tried."""
@@ -182,8 +181,8 @@ class Search:
         done = [trial.point for trial in self.trials if trial.outcome is not TrialOutcome.INTERRUPTED]
         if own is not None and own not in done:
             self._study.enqueue_trial(dict(own))
-        for _ in range(_AGAIN):
-            trial = self._study.ask(self._fixed)
+        for _ in range(_MAX_SUGGESTIONS):
+            trial = self._study.ask(self._distributions)
             if trial.params not in done:
                 return Suggestion(point=dict(trial.params), own=trial.params == own, trial=trial)
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
@@ -191,16 +190,16 @@ class Search:
         if untried is None:
             return None
         self._study.enqueue_trial(dict(untried))
-        trial = self._study.ask(self._fixed)
+        trial = self._study.ask(self._distributions)
         return Suggestion(point=dict(trial.params), own=False, trial=trial)
 
     def _untried(self, done: list[Point]) -> Point | None:
         """Return a random untried point; None if there is none, or none is found in a large space."""
-        if self._space.size <= _LISTED:
-            left = [point for point in self._space.points() if point not in done]
-            return self._dice.choice(left) if left else None
+        if self._space.size <= _MAX_LISTED:
+            untried = [point for point in self._space.points() if point not in done]
+            return self._random.choice(untried) if untried else None
         knobs = self._space.knobs
-        drawn = ({knob.key: self._dice.randrange(len(knob.values)) for knob in knobs} for _ in range(_LISTED))
+        drawn = ({knob.key: self._random.randrange(len(knob.values)) for knob in knobs} for _ in range(_MAX_LISTED))
         return next((point for point in drawn if point not in done), None)
 
     def tell(self, asked: Suggestion, ended: SweepTrial) -> None:
@@ -208,17 +207,17 @@ class Search:
         if asked.trial is None:
             return
         with defer_signals():
-            asked.trial.set_user_attr(_TOLD, asdict(ended))
-            self._count(asked.trial.number, ended)
+            asked.trial.set_user_attr(_OUTCOME, asdict(ended))
+            self._report(asked.trial.number, ended)
 
-    def _count(self, number: int, ended: SweepTrial) -> None:
+    def _report(self, number: int, ended: SweepTrial) -> None:
         """Report an outcome to the sampler."""
         states = self._optuna.trial.TrialState
         if ended.outcome is TrialOutcome.MEASURED and ended.values:
             self._study.tell(number, list(ended.values))
         else:
-            told = states.FAIL if ended.outcome is TrialOutcome.INTERRUPTED else states.PRUNED
-            self._study.tell(number, state=told)
+            state = states.FAIL if ended.outcome is TrialOutcome.INTERRUPTED else states.PRUNED
+            self._study.tell(number, state=state)
 
     @property
     def confirmations(self) -> tuple[Confirmation, ...]:
@@ -244,9 +243,7 @@ class Search:
         """Return the importance of each knob for the first objective, from 0 to 1 (PED-ANOVA); empty if unknown."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            first: Callable[[FrozenTrial], float] | None = None
-            if len(self._goal.names) > 1:
-                first = _first_value
+            first = (lambda trial: float(trial.values[0])) if len(self._goal.names) > 1 else None
             importance = self._optuna.importance
             try:
                 found: dict[str, float] = importance.get_param_importances(
@@ -257,25 +254,20 @@ class Search:
         return {key: float(value) for key, value in found.items()}
 
 
-def _first_value(trial: "FrozenTrial") -> float:
-    return float(trial.values[0])
-
-
 _TRIAL: Final = TypeAdapter(SweepTrial)
 _CONFIRMATIONS: Final = TypeAdapter(tuple[Confirmation, ...])
 
 
 def _outcome(trial: "FrozenTrial") -> SweepTrial:
     """Return the recorded outcome of a trial. Raises UsageError for an invalid record."""
-    return _read(_TRIAL, trial.user_attrs[_TOLD])
+    return _read(_TRIAL, trial.user_attrs[_OUTCOME])
 
 
-def _read(kind: TypeAdapter[T], told: object) -> T:
+def _read(adapter: TypeAdapter[T], record: object) -> T:
     try:
-        return kind.validate_python(told)
+        return adapter.validate_python(record)
     except ValidationError as error:
-        what = "the journal has a trial of another program"
-        raise UsageError(what, hint="use another `--output`") from error
+        raise UsageError("the journal has a trial of another program", hint="use another `--output`") from error
 
 
 def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its attributes
@@ -288,7 +280,7 @@ def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its a
             import optuna  # noqa: PLC0415 - takes 0.5 s, and only a sweep needs it
     except ImportError as error:
         hint = "`uv tool install '.[sweep]'` in a clone of this tool"
-        what = f"`deploy sweep` needs Optuna, which is not installed ({error.name})"
-        raise UsageError(what, hint=hint) from error
+        message = f"`deploy sweep` needs Optuna, which is not installed ({error.name})"
+        raise UsageError(message, hint=hint) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -26,7 +26,7 @@ from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.secrets import redact
 from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.core.subprocesses import quote
-from orchestrator.experiments.sweep.confirm import to_confirm
+from orchestrator.experiments.sweep.confirm import next_to_confirm
 from orchestrator.experiments.sweep.run import Sweep, budget_exhausted, spent, too_many_refused
 from orchestrator.experiments.sweep.search import Confirmation, Search, Suggestion, SweepTrial, TrialOutcome
 from orchestrator.servers.down import down
@@ -129,7 +129,7 @@ def _search(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
 
 def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
     """Repeat runs of the best trials within the budget; return the reason for missing runs, or ""."""
-    while (trial := to_confirm(sweep, search)) is not None:
+    while (trial := next_to_confirm(sweep, search)) is not None:
         if short := budget_exhausted(search.trials, sweep, confirmed=_confirmed_seconds(search)):
             return f"trial {trial.number} has fewer repeats than requested: {short}"
         count = 2 + sum(each.number == trial.number for each in search.confirmations)

@@ -15,7 +15,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.core.yaml_document import Data
-from orchestrator.experiments.sweep.confirm import confirmed_words, runs_of
+from orchestrator.experiments.sweep.confirm import describe_runs, runs_of
 from orchestrator.experiments.sweep.run import Sweep
 from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
 from orchestrator.plan.plan import NAME
@@ -23,8 +23,8 @@ from orchestrator.planner.planning import is_path, read_draft
 from orchestrator.profiles.layers import EXTENDS, Override
 from orchestrator.profiles.yaml_writer import YamlLine, yaml_text
 
-_MARK: Final = "found by `deploy sweep`"  # in the header of a file that a sweep may overwrite
-_MOST: Final = 1 << 20
+_SWEEP_MARK: Final = "found by `deploy sweep`"  # in the header of a file that a sweep may overwrite
+_MAX_BYTES: Final = 1 << 20
 
 
 def profile_path(sweep: Sweep, number: int | None = None) -> Path:
@@ -38,12 +38,14 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
         hint = "`--name NAME`, with lower-case letters and digits, separated by single `.`, `_` or `-`"
         raise UsageError(f"invalid profile name `{name}`", hint=hint)
     path = sweep.request.output / FileName(f"{name}.yaml")
-    taken = path if path.exists() else None
+    existing = path if path.exists() else None
     if not sweep.request.beside:
         path = home_path(sweep.home, name)
-        taken = sweep.base.catalog.find(EntryKind.PROFILE, name)
-    if taken is not None and (name == sweep.plan.profile or _MARK.encode() not in read_file(taken, most=_MOST)):
-        raise UsageError(f"a profile `{name}` exists", location=str(taken), hint="choose another `--name`")
+        existing = sweep.base.catalog.find(EntryKind.PROFILE, name)
+    if existing is not None and (
+        name == sweep.plan.profile or _SWEEP_MARK.encode() not in read_file(existing, most=_MAX_BYTES)
+    ):
+        raise UsageError(f"a profile `{name}` exists", location=str(existing), hint="choose another `--name`")
     return path
 
 
@@ -64,18 +66,18 @@ def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
     source, trials = evidence(sweep, best, search), search.trials
     lines = [YamlLine(path=("description",), value=f"{sweep.plan.profile}, as measured by a sweep")]
     lines += [YamlLine(path=(EXTENDS,), value=_base(sweep.request.profile))]
-    data = _given(sweep.request.overrides)
+    data = _override_data(sweep.request.overrides)
     for (section, key), value in sweep.space.settings(best.point).items():
-        said: Data = {"value": value, "origin": Origin.MEASURED.value, "source": source} if value is not None else None
-        holder = data.setdefault(section, {})
-        if isinstance(holder, dict):
-            holder[key] = said
+        entry: Data = {"value": value, "origin": Origin.MEASURED.value, "source": source} if value is not None else None
+        keys = data.setdefault(section, {})
+        if isinstance(keys, dict):
+            keys[key] = entry
     lines += _lines(data)
     ran = sum(trial.outcome is not TrialOutcome.REFUSED for trial in trials)
     head = [
         "yaml-language-server: $schema=profile.schema.json",
-        f"{_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_named)}`.",
-        f"Best of: {sweep.goal.words}. {_how_often(sweep, best, search)}.",
+        f"{_SWEEP_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_named)}`.",
+        f"Best of: {sweep.goal.words}. {_describe_repeats(sweep, best, search)}.",
         f"Answers: {best.answers or 'not checked'}.",
         f"Measured: {sweep.request.output / RelativePath(best.directory)}",
     ]
@@ -85,10 +87,9 @@ def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
 def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
     """Return one line with the values of the winner and of the original profile, and the date."""
     own = next((trial for trial in search.trials if trial.own and trial.values), None)
-    against = f", {value_text(sweep, own, search)} for `{sweep.plan.profile}` itself" if own is not None else ""
-    named = ", ".join(sweep.goal.names)
-    measured = _day(sweep, best)
-    return f"deploy sweep, {measured}, trial {best.number}: {named} {value_text(sweep, best, search)}{against}"
+    original = f", {value_text(sweep, own, search)} for `{sweep.plan.profile}` itself" if own is not None else ""
+    values = f"{', '.join(sweep.goal.names)} {value_text(sweep, best, search)}{original}"
+    return f"deploy sweep, {_date(sweep, best)}, trial {best.number}: {values}"
 
 
 def value_text(sweep: Sweep, trial: SweepTrial, search: Search) -> str:
@@ -99,12 +100,13 @@ def value_text(sweep: Sweep, trial: SweepTrial, search: Search) -> str:
     return f"{sweep.goal.text((median(runs),))} (median of {len(runs)} runs, {ends})"
 
 
-def _how_often(sweep: Sweep, best: SweepTrial, search: Search) -> str:
-    once = "One run each; noise unknown"
-    return once if len(best.values) > 1 or len(runs_of(search, best)) == 1 else confirmed_words(sweep, search, best)
+def _describe_repeats(sweep: Sweep, best: SweepTrial, search: Search) -> str:
+    if len(best.values) > 1 or len(runs_of(search, best)) == 1:
+        return "One run each; noise unknown"
+    return describe_runs(sweep, search, best)
 
 
-def _day(sweep: Sweep, trial: SweepTrial) -> str:
+def _date(sweep: Sweep, trial: SweepTrial) -> str:
     """Return the date of the measurement (UTC); today if the result was removed."""
     try:
         return load_result(sweep.request.output / RelativePath(trial.directory)).run.started_at[: len("2026-11-22")]
@@ -116,23 +118,23 @@ def _base(profile: str) -> str:
     return str(Path(profile).absolute()) if is_path(profile) else profile
 
 
-def _given(overrides: tuple[str, ...]) -> dict[str, Data]:
+def _override_data(overrides: tuple[str, ...]) -> dict[str, Data]:
     """Return `--set` options as nested keys of a profile."""
     data: dict[str, Data] = {}
     for override in map(Override.parse, overrides):
-        holder = data
+        keys = data
         for key in override.path[:-1]:
-            inner = holder.setdefault(key, {})
+            inner = keys.setdefault(key, {})
             if not isinstance(inner, dict):
-                inner = holder[key] = {}
-            holder = inner
-        holder[override.path[-1]] = override.value
+                inner = keys[key] = {}
+            keys = inner
+        keys[override.path[-1]] = override.value
     return data
 
 
 def _lines(data: Mapping[str, Data]) -> Iterator[YamlLine]:
     for key, value in data.items():
         if isinstance(value, dict):
-            yield from (YamlLine(path=(key, inner), value=said) for inner, said in value.items())
+            yield from (YamlLine(path=(key, name), value=inner) for name, inner in value.items())
         else:
             yield YamlLine(path=(key,), value=value)

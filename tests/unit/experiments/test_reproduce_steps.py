@@ -42,7 +42,7 @@ WAFER = load_published("wafer-glm52")
 
 def asked(named: str = WAFER.name) -> ReproduceRequest:
     """A plain call."""
-    return ReproduceRequest(named=named, download_mb_s=400)
+    return ReproduceRequest(published_name=named, download_mb_s=400)
 
 
 def steps(directory: Path) -> tuple[Step, ...]:
@@ -82,7 +82,7 @@ class Machine:
 def go(directory: Path, machine: Machine, *, keep: bool = False) -> None:
     planned = steps(directory)
     runner = StepRunner(run=machine, might_exist=machine.servers.__contains__, now=lambda: NOW)
-    reproduce(planned, StepLog(directory / STATE_FILE, planned), runner, keep=keep)
+    reproduce(planned, StepLog(directory / STATE_FILE, planned), runner, keep_failed=keep)
 
 
 def test_everything_that_can_fail_early_comes_before_the_first_server(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_plan_has_only_the_steps_that_it_needs_and_says_so(tmp_path: Path) -> 
     planned = plan_steps(published, tmp_path, asked("mine.yaml"))
     early = [step.id for step in planned.steps if step.stage in {"stage", "kernels", "build"}]
     assert early == ["b200-tp8/build", "b200-tp8/stage"]
-    assert planned.left_out == (
+    assert planned.skipped == (
         "no step `kernels` for `cpu-tiny`: the server uses no MXFP4 experts of aiter",
         "no step `kernels` for `b200-tp8`: the server uses no MXFP4 experts of aiter",
         "no step `build` for `cpu-tiny`: it does not run in a container",
@@ -146,7 +146,7 @@ def test_a_profile_in_a_file_is_served_under_its_name(tmp_path: Path) -> None:
 
 def test_what_two_layouts_share_is_downloaded_once(tmp_path: Path) -> None:
     """438 GB at 400 MB/s; the image comes with the first step that reads it."""
-    about = {step.id: step.about for step in steps(tmp_path)}
+    about = {step.id: step.seconds for step in steps(tmp_path)}
     assert about["mi355x-tp8/stage"] - about["mi355x-tp4dp2/stage"] == pytest.approx(438e9 / 400e6, rel=0.001)
     assert about["mi355x-tp8/kernels"] > 10 * about["mi355x-tp4dp2/kernels"]
     assert about["mi355x-tp8/build"] == about["mi355x-tp4dp2/build"] < 60
@@ -154,8 +154,8 @@ def test_what_two_layouts_share_is_downloaded_once(tmp_path: Path) -> None:
 
 def test_a_server_takes_as_long_as_its_weights_to_load(tmp_path: Path) -> None:
     planned = plan_steps(runs_of(("cpu-tiny", "smoke-tiny")), tmp_path, asked("x"))
-    tiny = next(step.about for step in planned.steps if step.stage == "up")
-    large = next(step.about for step in steps(tmp_path) if step.stage == "up")
+    tiny = next(step.seconds for step in planned.steps if step.stage == "up")
+    large = next(step.seconds for step in steps(tmp_path) if step.stage == "up")
     assert large - tiny == pytest.approx(13 * 60 + 400, rel=0.01)  # and kernels are compiled, graphs captured
 
 
@@ -237,8 +237,8 @@ def test_a_measurement_that_was_begun_is_resumed(tmp_path: Path) -> None:
 
 def test_a_server_with_nothing_left_to_measure_is_not_brought_up(tmp_path: Path) -> None:
     planned = steps(tmp_path)
-    done = {step.id: "" for step in planned if step.run == "mi355x-tp8" and step.stage not in {"report", "down"}}
-    assert "up" not in {step.stage for step in remaining_steps(planned, done) if step.run == "mi355x-tp8"}
+    done = {step.id: "" for step in planned if step.server == "mi355x-tp8" and step.stage not in {"report", "down"}}
+    assert "up" not in {step.stage for step in remaining_steps(planned, done) if step.server == "mi355x-tp8"}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 10_000, '{"steps": "other", "done": {}}'])
@@ -293,7 +293,7 @@ def test_a_state_that_was_changed_is_gone_on_with_or_refused_and_nothing_done_is
         assert {key for key in state.done if key in whole} == told
         machine = Machine()
         runner = StepRunner(run=machine, might_exist=machine.servers.__contains__, now=lambda: NOW)
-        reproduce(planned, state, runner, keep=False)
+        reproduce(planned, state, runner, keep_failed=False)
         assert not [
             step for step in planned if step.id in told and step.stage == "bench" and step.argv in machine.argvs
         ]
@@ -320,7 +320,7 @@ def of(**options: object) -> ReproducePlan:
 
 
 def lines(planned: ReproducePlan, run: str = "") -> list[str]:
-    return [" ".join(step.argv) for step in planned.steps if step.run == run or not run]
+    return [" ".join(step.argv) for step in planned.steps if step.server == run or not run]
 
 
 def test_settings_and_an_engine_reach_every_command_that_plans() -> None:
@@ -338,7 +338,7 @@ def test_a_far_machine_makes_its_table_and_its_image_on_the_way_up() -> None:
     assert {step.stage for step in planned.steps} == {
         "preflight", "stage", "up", "smoke", "bench", "eval", "report", "down"
     }  # fmt: skip
-    assert "no step `build` for `mi355x-tp8`: `up` builds it on ssh://node" in planned.left_out
+    assert "no step `build` for `mi355x-tp8`: `up` builds it on ssh://node" in planned.skipped
 
 
 def test_a_server_on_a_far_machine_is_taken_down_there() -> None:
@@ -346,16 +346,16 @@ def test_a_server_on_a_far_machine_is_taken_down_there() -> None:
     runner = StepRunner(
         run=lambda argv: asked_for.append(argv) or 0, might_exist=lambda _: True, now=lambda: NOW, host="ssh://node"
     )
-    assert runner.take_down("tiny") == 0
+    assert runner.stop("tiny") == 0
     assert asked_for == [("down", "tiny", "--host", "ssh://node")]
 
 
 def test_weights_that_are_there_are_verified_and_not_downloaded(tmp_path: Path) -> None:
     planned = of(checkpoint=tmp_path, ablations=("baseline-checkpoint",))
-    about = {step.id: step.about for step in planned.steps if step.stage == "stage"}
+    about = {step.id: step.seconds for step in planned.steps if step.stage == "stage"}
     assert about["mi355x-tp8/stage"] == about["mi355x-tp4dp2/stage"] < 60
     assert f"--set model.checkpoint.path={tmp_path}" in lines(planned, "mi355x-tp8")[0]
-    other = next(server for server in planned.servers if server.baseline)
+    other = next(server for server in planned.servers if server.is_baseline)
     assert other.plan.model.checkpoint.path == "zai-org/GLM-5.2-FP8", "another checkpoint does not lie there"
     assert about["mi355x-tp4dp2-evals-baseline-checkpoint/stage"] == pytest.approx(756e9 / 400e6, rel=0.01)
 
@@ -369,8 +369,8 @@ def test_an_ablation_is_a_server_of_its_own_beside_the_whole_one() -> None:
     assert servers["mi355x-tp8-mtp-off"].plan.flag("speculative-algorithm") is None
     table = {patch.id for patch in servers["mi355x-tp4dp2-table-off"].plan.patches}
     assert "aiter-fp4-moe-table" not in table
-    assert "no step `kernels` for `mi355x-tp4dp2-table-off`: its server reads the tables of aiter" in planned.left_out
-    assert [step.stage for step in planned.steps if step.run == "mi355x-tp8-mtp-off"][-5:] == [
+    assert "no step `kernels` for `mi355x-tp4dp2-table-off`: its server reads the tables of aiter" in planned.skipped
+    assert [step.stage for step in planned.steps if step.server == "mi355x-tp8-mtp-off"][-5:] == [
         "up", "smoke", "bench", "report", "down"
     ]  # fmt: skip
 
@@ -403,15 +403,15 @@ def test_the_published_suites_are_asked_as_they_were_of_a_server_that_can_sample
         "eval mi355x-tp4dp2-evals --suite gsm8k --limit 200 --output results/mi355x-tp4dp2-evals",
         "eval mi355x-tp4dp2-evals --suite gpqa-diamond --seeds 2 --output results/mi355x-tp4dp2-evals",
     ]
-    assert planned.left_out[-1].startswith("no step `eval` for `tau2`: ")
-    assert "`deploy eval mi355x-tp4dp2-evals --suite tau2` prints its commands" in planned.left_out[-1]
+    assert planned.skipped[-1].startswith("no step `eval` for `tau2`: ")
+    assert "`deploy eval mi355x-tp4dp2-evals --suite tau2` prints its commands" in planned.skipped[-1]
 
 
 def test_how_long_suites_take_where_every_answer_is_as_long_as_it_may_be() -> None:
     """200 x 512 / 1944 tok/s = 52.7 s and 60 s before them; 396 x 32768 / 1944 = 6674.9 s and twice 60 s."""
     gsm8k, gpqa = evals_of(of())
-    assert gsm8k.about == pytest.approx(112.7, abs=0.1)
-    assert gpqa.about == pytest.approx(6794.9, abs=0.1)
+    assert gsm8k.seconds == pytest.approx(112.7, abs=0.1)
+    assert gpqa.seconds == pytest.approx(6794.9, abs=0.1)
 
 
 def test_an_evaluation_that_was_begun_goes_on(tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ def test_what_it_costs_is_told_in_the_currency_that_was_given(
     found, plain = split_currency(prices)
     bill = CostEstimate.for_node(WAFER, plain, found)
     assert (bill.currency, bill.hourly) == (currency, pytest.approx(hourly) if hourly else None)
-    planned = [CommandEstimate(step.id, step.argv, step.about) for step in steps(Path("results"))]
+    planned = [CommandEstimate(step.id, step.argv, step.seconds) for step in steps(Path("results"))]
     head, *_, total = bill.to_table(planned).splitlines()
     assert head.endswith(f"about {currency}")
     assert total.split()[-1] == (

@@ -10,8 +10,8 @@ from orchestrator.bench.result import BenchResult, Point
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.experiments.sweep.confirm import to_confirm
-from orchestrator.experiments.sweep.files import Winner, best_of, tune_command, write_sweep_report, write_winners
+from orchestrator.experiments.sweep.confirm import next_to_confirm
+from orchestrator.experiments.sweep.files import Winner, best_trials, tune_command, write_sweep_report, write_winners
 from orchestrator.experiments.sweep.preview import affordable, dry_output, dry_text, scan_space
 from orchestrator.experiments.sweep.run import (
     JOURNAL,
@@ -246,13 +246,13 @@ def test_the_best_is_measured_again_before_it_is_named_and_who_is_within_its_noi
         won(sweep, search, {1: tp8(), 2: tp4dp2()})  # 1.5 and 2.4 requests/s
         asked = []
         for value in (1.4, 1.6, 1.7, 1.8):
-            trial = to_confirm(sweep, search)
+            trial = next_to_confirm(sweep, search)
             assert trial is not None
             asked.append(trial.number)
             again(search, trial.number, value)
         assert asked == [2, 2, 1, 1], "once it has been 1.4, the profile with its 1.5 may be as good"
-        assert to_confirm(sweep, search) is None
-        assert [best.number for best in best_of(sweep, search)] == [1], "1.5, 1.7 and 1.8 against 2.4, 1.4 and 1.6"
+        assert next_to_confirm(sweep, search) is None
+        assert [best.number for best in best_trials(sweep, search)] == [1], "1.5, 1.7 and 1.8 against 2.4, 1.4 and 1.6"
         [winner] = write_winners(sweep, search)
         report = write_sweep_report(sweep, search, (winner,), ended="x").with_suffix(".md").read_text()
     assert "1.7 (median of 3 runs, 1.5 to 1.8)" in report.replace("\\", "")
@@ -264,11 +264,11 @@ def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody
     with open_search(sweep) as search:
         won(sweep, search, {1: tp8(), 2: tp4dp2()})
         for _ in range(2):
-            trial = to_confirm(sweep, search)
+            trial = next_to_confirm(sweep, search)
             assert trial is not None
             again(search, trial.number, 2.3)
-        assert to_confirm(sweep, search) is None
-        assert to_confirm(replace(sweep, repeats=0), search) is None
+        assert next_to_confirm(sweep, search) is None
+        assert next_to_confirm(replace(sweep, repeats=0), search) is None
         [winner] = write_winners(sweep, search)
     assert winner.profile is not None
     text = winner.profile.read_text()
@@ -277,7 +277,7 @@ def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody
     front = planned(home, objective="pareto", output=home.root.parent / "front")
     with open_search(front) as search:
         won(front, search, {1: tp8(), 2: tp4dp2()})
-        assert to_confirm(front, search) is None
+        assert next_to_confirm(front, search) is None
 
 
 def test_what_is_looked_for_stands_in_preview_and_report(home: Home) -> None:
@@ -317,11 +317,11 @@ def test_of_equal_ones_the_profiles_own_wins_else_the_one_whose_users_wait_least
     sweep = planned(home)
     with open_search(sweep) as search:
         won(sweep, search, {1: tp8(), 2: same})
-        assert [best.number for best in best_of(sweep, search)] == [1]
+        assert [best.number for best in best_trials(sweep, search)] == [1]
     other = planned(home, "flags: {max-running-requests: [32, 64, 128]}", output=home.root.parent / "other")
     with open_search(other) as search:
         won(other, search, {1: tp8(), 2: same})
-        assert [best.number for best in best_of(other, search)] == [2]
+        assert [best.number for best in best_trials(other, search)] == [2]
 
 
 def test_a_profile_in_a_file_is_extended_by_its_path(home: Home) -> None:
