@@ -69,12 +69,12 @@ def test_a_short_log_is_told_from_its_near_miss(name: str) -> None:
 
 
 def verdict(snippet: Mapping[str, str]) -> str:
-    """Right: the cause is the truth, or none is named and the truth stands among the symptoms. Wrong: another cause."""
+    """Right: the cause is the truth; or no cause is named, and the truth is `none` or among the rest. Wrong: another cause."""
     diagnosis = diagnose(snippet["log"].splitlines())
     if diagnosis.cause is not None:
         return "right" if diagnosis.cause.signature.id == snippet["truth"] else "wrong"
     found = {match.signature.id for match in diagnosis.matches}
-    return "right" if snippet["truth"] in (found or {"none"}) else "missed"
+    return "right" if snippet["truth"] in {*found, "none"} else "missed"
 
 
 def test_snippets_of_public_reports_are_diagnosed() -> None:
