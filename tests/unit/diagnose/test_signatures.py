@@ -69,7 +69,7 @@ def test_a_short_log_is_told_from_its_near_miss(name: str) -> None:
 
 
 def verdict(snippet: Mapping[str, str]) -> str:
-    """Right: the cause is the truth; or no cause is named, and the truth is `none` or among the rest. Wrong: another cause."""
+    """Right: the truth is the cause; or no cause is named, and it is `none` or among the rest. Wrong: another cause."""
     diagnosis = diagnose(snippet["log"].splitlines())
     if diagnosis.cause is not None:
         return "right" if diagnosis.cause.signature.id == snippet["truth"] else "wrong"
