@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import Final, TextIO
+from typing import ClassVar, Final, TextIO
 
 from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.errors import DeployError, Problem
@@ -30,8 +30,26 @@ def styled(text: str, style: str, stream: TextIO | None = None) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
+class _Muted:
+    """The warnings of a muted block; None outside of one."""
+
+    warnings: ClassVar[list[tuple[str, str]] | None] = None
+
+
+@contextmanager
+def muted() -> Iterator[list[tuple[str, str]]]:
+    """Print no lines for people in the block; yield a list that receives its warnings with their hints."""
+    before, _Muted.warnings = _Muted.warnings, []
+    try:
+        yield _Muted.warnings
+    finally:
+        _Muted.warnings = before
+
+
 def say(text: str = "", *, lead: str = "") -> None:
     """Print a line for people, redacted, with its commands expanded; `lead`, which may be styled, is printed as is."""
+    if _Muted.warnings is not None:
+        return
     write(sys.stderr, lead + printable(redact(expand_commands(text))) + "\n")
 
 
@@ -70,6 +88,8 @@ def note(text: str) -> None:
 
 def warn(text: str, *, hint: str = "") -> None:
     """Print a warning: a problem that does not stop the command."""
+    if _Muted.warnings is not None:
+        _Muted.warnings.append((text, hint))
     say(text, lead=_lead("warning:", "yellow"))
     if hint:
         say(hint, lead=_lead("hint:", "cyan"))
@@ -231,6 +251,8 @@ class Progress:
         `transient` at most every LOG_INTERVAL_SECONDS.
         """
         line = f"{text}  {transient}".rstrip()
+        if _Muted.warnings is not None:
+            return
         if self._live:
             write(self._stream, f"\r\x1b[2K{self._fitted(printable(redact(text)), printable(redact(transient)))}")
         elif (stage or text) != self._stage:
@@ -246,6 +268,16 @@ class Progress:
         elif not self._written.startswith(self._shown):
             self._write(self._shown)
         self._shown, self._written, self._stage = "", "", None
+
+    @property
+    def live(self) -> bool:
+        """Whether the line is updated in place."""
+        return self._live
+
+    def clear(self) -> None:
+        """Remove the line from a terminal, so that another one can be printed."""
+        if self._live:
+            write(self._stream, "\r\x1b[2K")
 
     def _write(self, line: str) -> None:
         self._written, self._written_at = line, self._clock()

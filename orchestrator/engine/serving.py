@@ -233,6 +233,26 @@ def _states(given: _Given) -> StateOptions:
     )
 
 
+def coupled_flags(varied: Mapping[str, object], flags: Mapping[str, object]) -> dict[str, int | None]:
+    """Return the flags that must change with `varied` ones, `flags` being those of the profile.
+
+    With top-k 1, sglang verifies one draft token more than it has steps; without steps it accepts neither of the other
+    two (arg_groups/speculative_hook.py:316-404).
+    """
+    steps, topk, tokens = "speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens"
+    value = varied.get(steps)
+    if steps in varied and value is None:
+        return {name: None for name in (topk, tokens) if name in flags and name not in varied}
+    if str({**flags, **varied}.get(topk)) != "1":
+        return {}
+    if isinstance(value, int) and tokens in flags and tokens not in varied:
+        return {tokens: value + 1}
+    count = varied.get(tokens)
+    if isinstance(count, int) and count > 1 and steps in flags and steps not in varied:
+        return {steps: count - 1}
+    return {}
+
+
 def _window_ratio(given: _Given) -> float | None:
     """Return `ServingFacts.window_ratio` (configs/model_config.py:670)."""
     if given.has("disable-hybrid-swa-memory"):

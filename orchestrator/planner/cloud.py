@@ -59,7 +59,7 @@ def rental_files(
         secrets=secrets,
         offers=asked.profile.hardware.offers,
         disk_bytes=plan.model.weight_bytes + IMAGE_BYTES,
-        ready_seconds=load_seconds + STEP_SECONDS["kernels"] + STEP_SECONDS["smoke"] + (PULL if image else 0.0),
+        ready_seconds=load_seconds + STEP_SECONDS["kernels"] + (PULL if image else 0.0),
     )
     return plan, LAUNCHERS[broker](rental)
 

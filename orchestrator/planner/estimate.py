@@ -43,7 +43,7 @@ _INSTALL: Final = 40e6  # bytes/s: 1.68 GB of sglang-cpu-0.5.14 in 38.5 s, with 
 
 
 def startup_seconds(plan: Plan) -> float:
-    """Estimate the seconds from the start of a server until it is ready: load, compile, capture."""
+    """Estimate the seconds of a start: load, compile, capture, smoke test."""
     return plan.model.weight_bytes / _LOAD + (_CPU if plan.hardware.vendor == "cpu" else _GPUS)
 
 

@@ -1,12 +1,14 @@
 """`deploy sweep` by the scripted engine, which serves as slowly as a variable says: a whole search, cut and resumed."""
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 from command_line import CommandLine, processes_with
+from patience import wait_for
 from ports import free_port
 
 from orchestrator.core import subprocesses
@@ -40,13 +42,16 @@ def test_a_sweep_is_cut_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     port = free_port()
 
     with deploy.running(*sweep(port)) as running:
-        running.wait_for(r"^trial 1: ready; measuring")
+        wait_for((tmp_path / "out/trials/001/result.json").is_file)
         code, said = running.end(signal.SIGTERM)
     assert (code, "--resume" in said) == (130, True)
     assert not processes_with(f"--port {port}")
 
     done = deploy.run(*sweep(port, "--resume"))
     assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert len([line for line in said if re.match(r"trial \d", line)]) == 6 + 1  # the points left, and a repeat
+    assert not [line for line in said if line.startswith(("started", "waiting", "ready", "note: sglang"))]
     assert not processes_with(f"--port {port}")
     report = json.loads((tmp_path / "out/sweep.json").read_text())
     trials = [row["trial"] for row in report["rows"]]

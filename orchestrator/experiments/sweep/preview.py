@@ -44,6 +44,7 @@ def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
     rows = [(key, ", ".join(values), own[key]) for key, values in sweep.values.items()]
     lines = [sweep.description] if sweep.description else []
     lines += [table(("setting", "values", f"`{sweep.plan.profile}`"), rows), ""]
+    lines += [f"`{name}` changes with these values" for name in sweep.space.coupled]
     lines.append(f"objective: {sweep.goal.words}, under `{workload_name(sweep.workload_named)}`")
     size, count = sweep.space.size, affordable(sweep, looked.left(sweep.space))
     of = f"{size} points" if looked.whole else f"{looked.count} of {size} points, at random"

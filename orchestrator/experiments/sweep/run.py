@@ -142,7 +142,7 @@ class Sweep:
     def about(self) -> float:
         """The estimated duration of one trial in seconds."""
         load = bench_seconds(self.workload, tok_s=_STREAM_TOK_S)
-        return startup_seconds(self.plan) + STEP_SECONDS["smoke"] + load + STEP_SECONDS["down"]
+        return startup_seconds(self.plan) + load + STEP_SECONDS["down"]
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -188,7 +188,8 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     plan = base.decide()
     base.note_deprecated()
     file = _read_space(request.space, base.table) if request.space is not None else None
-    space = space_of(file) if file is not None else default_space(base.profile, tuple(base.table.flags))
+    flags = {name: setting.value for name, setting in base.profile.flags.items()}
+    space = space_of(file, flags) if file is not None else default_space(base.profile, tuple(base.table.flags))
     if space.size < 2:
         raise UsageError("the space has only one point", hint="add values to the space")
     said = file or SpaceFile(flags={Meaning.RUNNING_REQUESTS.value: (None,)})

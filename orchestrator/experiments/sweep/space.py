@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Annotated, Final, TypeAlias
 
@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from orchestrator.core.validation import StrictModel, Text, VariableName
 from orchestrator.engine.options import Meaning
+from orchestrator.engine.serving import coupled_flags
 from orchestrator.experiments.sweep.objective import Objective
 from orchestrator.profiles.schema import Profile, Scalar
 
@@ -148,6 +149,7 @@ class SearchSpace:
     """All configurations: one value of each knob."""
 
     knobs: tuple[SweepParameter, ...]
+    flags: Mapping[str, object] = field(default_factory=dict)  # of the profile
 
     @property
     def size(self) -> int:
@@ -161,8 +163,16 @@ class SearchSpace:
             yield dict(zip(keys, chosen, strict=True))
 
     def settings(self, point: Point) -> dict[tuple[str, str], Value]:
-        """Return the settings of a point by section and key."""
-        return dict(pair for knob in self.knobs for pair in knob.settings(point[knob.key]))
+        """Return the settings of a point by section and key, with the options that must change with them."""
+        found = dict(pair for knob in self.knobs for pair in knob.settings(point[knob.key]))
+        varied = {key: value for (section, key), value in found.items() if section == "flags"}
+        return found | {("flags", key): value for key, value in coupled_flags(varied, self.flags).items()}
+
+    @property
+    def coupled(self) -> tuple[str, ...]:
+        """The options that change with those of the space."""
+        first = {knob.key: 0 for knob in self.knobs}
+        return tuple(key for section, key in self.settings(first) if section == "flags" and f"flags.{key}" not in first)
 
     def overrides(self, point: Point) -> tuple[str, ...]:
         """Return the settings of a point as values of `--set`."""
@@ -224,12 +234,12 @@ def _is_left_out(value: object) -> bool:
     return value is None or value is False
 
 
-def space_of(file: SpaceFile) -> SearchSpace:
-    """Return the search space of a space file."""
+def space_of(file: SpaceFile, flags: Mapping[str, object] | None = None) -> SearchSpace:
+    """Return the search space of a space file for a profile with these flags."""
     knobs = [SweepParameter(key=LAYOUT, values=file.layouts)] if file.layouts else []
     for section, said in (("flags", file.flags), ("env", file.env)):
         knobs += [SweepParameter(key=f"{section}.{key}", values=_listed(values)) for key, values in said.items()]
-    return SearchSpace(knobs=tuple(knobs))
+    return SearchSpace(knobs=tuple(knobs), flags=flags or {})
 
 
 def _listed(values: NumberRange | tuple[Value, ...]) -> tuple[Value, ...]:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from orchestrator.bench.result import BenchEnding, BenchResult
 from orchestrator.bench.run import BenchOptions, bench
-from orchestrator.core.console import note, say
+from orchestrator.core.console import Progress, muted, note, warn
 from orchestrator.core.errors import (
     BenchError,
     DeployError,
@@ -133,13 +133,13 @@ def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
         if short := budget_exhausted(search.trials, sweep, confirmed=_confirmed_seconds(search)):
             return f"trial {trial.number} has fewer repeats than requested: {short}"
         count = 2 + sum(each.number == trial.number for each in search.confirmations)
-        say(f"repeating trial {trial.number}: run {count} of {sweep.repeats + 1}")
+        line = _TrialLine(f"trial {trial.number}, run {count} of {sweep.repeats + 1}")
         asked = Suggestion(point=trial.point, own=trial.own, trial=None)
         begun = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), why="", diagnosis="")
-        found = _run(sweep, search, asked, begun, folder=f"{trial.number:03d}-{count}")
+        found = _run(sweep, search, asked, begun, line, folder=f"{trial.number:03d}-{count}")
         told = {"number": trial.number, "values": found.values, "why": found.why}
         search.confirm(Confirmation(**told, directory=found.directory, seconds=found.seconds))  # type: ignore[arg-type]
-        say(f"trial {trial.number}: {_told(sweep, found)}")
+        line.end(_told(sweep, found))
         ended()
     return ""
 
@@ -151,14 +151,14 @@ def _confirmed_seconds(search: Search) -> float:
 def _try(sweep: Sweep, search: Search, asked: Suggestion) -> None:
     number = len(search.trials) + 1
     shown = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(asked.point).items())
-    say(f"trial {number}: {shown}{' (the profile itself)' if asked.own else ''}")
+    line = _TrialLine(f"trial {number}: {shown}{' (the profile itself)' if asked.own else ''}")
     begun = SweepTrial(number=number, point=asked.point, outcome=TrialOutcome.INTERRUPTED, own=asked.own)
     if refused := sweep.refusal(dict(asked.point)):
         found = replace(begun, outcome=TrialOutcome.REFUSED, why=refused)
     else:
-        found = _run(sweep, search, asked, begun, folder=f"{number:03d}")
+        found = _run(sweep, search, asked, begun, line, folder=f"{number:03d}")
     search.tell(asked, found)
-    say(f"trial {number}: {_told(sweep, found)}")
+    line.end(_told(sweep, found))
 
 
 def _told(sweep: Sweep, found: SweepTrial) -> str:
@@ -168,7 +168,9 @@ def _told(sweep: Sweep, found: SweepTrial) -> str:
     return f"{found.outcome}{took}: {found.why}"
 
 
-def _run(sweep: Sweep, search: Search, asked: Suggestion, begun: SweepTrial, *, folder: str) -> SweepTrial:
+def _run(
+    sweep: Sweep, search: Search, asked: Suggestion, begun: SweepTrial, line: "_TrialLine", *, folder: str
+) -> SweepTrial:
     """Start, verify, measure and stop one configuration; the outcome of an error in `_OF_THE_POINT` is FAILED."""
     clock, place = _Clock(), RelativePath(f"trials/{folder}")
     remove_tree(sweep.request.output / place, within=sweep.request.output)  # left by a killed trial
@@ -176,15 +178,18 @@ def _run(sweep: Sweep, search: Search, asked: Suggestion, begun: SweepTrial, *, 
     found = replace(begun, directory=str(place))
     try:
         with _nothing_left(sweep, clock):
-            with clock.part("up"):
+            with clock.part("up"), line.step("starting"):
                 started = up(_up_request(sweep, asked), sweep.home, on_verified=lambda: None)
-            say(f"trial {begun.number}: ready; measuring")
             found = replace(found, answers=_answers(started))
-            with clock.part("bench"):
+            with clock.part("bench"), line.step("measuring"):
                 result = _measure(sweep, asked, watch, sweep.request.output / place)
             found = _judged(sweep, result, watch, found)
             if found.values and _leads(sweep, search, found):
-                with clock.part("smoke"), open_servers(sweep.home, sweep.request.host) as servers:
+                with (
+                    clock.part("smoke"),
+                    line.step("smoke test"),
+                    open_servers(sweep.home, sweep.request.host) as servers,
+                ):
                     smoke_server(servers, sweep.server, strict_kernels=False).require()
     except NameTakenError:
         raise
@@ -199,6 +204,35 @@ def _run(sweep: Sweep, search: Search, asked: Suggestion, begun: SweepTrial, *, 
     return replace(found, seconds=clock.seconds, parts=clock.parts)
 
 
+class _TrialLine:
+    """The line of one trial: its step on a terminal, its outcome at the end, and each new warning once."""
+
+    _warned: ClassVar[set[str]] = set()
+
+    def __init__(self, trial: str) -> None:
+        self._trial, self._progress = trial, Progress()
+        self._warnings: list[tuple[str, str]] = []
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        if self._progress.live:
+            self._progress.update(f"{self._trial}: {name}")
+        with muted() as warnings:
+            try:
+                yield
+            finally:
+                self._warnings += warnings
+
+    def end(self, outcome: str) -> None:
+        for text, hint in self._warnings:
+            if text not in self._warned:
+                self._progress.clear()
+                warn(text, hint=hint)
+                self._warned.add(text)
+        self._progress.update(f"{self._trial}: {outcome}")
+        self._progress.done()
+
+
 @contextmanager
 def _nothing_left(sweep: Sweep, clock: _Clock) -> Iterator[None]:
     """Stop the server at the end of the block, with deferred signals."""
@@ -207,7 +241,7 @@ def _nothing_left(sweep: Sweep, clock: _Clock) -> Iterator[None]:
             with allow_signals():
                 yield
         finally:
-            with clock.part("down"):
+            with clock.part("down"), muted():
                 take_down(sweep)
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from orchestrator.core.console import print_json, table, terminal_width
+from orchestrator.core.console import Progress, muted, note, print_json, say, table, terminal_width, warn
 from orchestrator.core.secrets import Secret
 from orchestrator.planner.explain import explained, explained_table
 from orchestrator.planner.planning import load
@@ -69,3 +69,15 @@ def test_json_is_valid_whatever_the_key_is_and_holds_it_in_no_value(capsys: pyte
 
     found = json.loads(capsys.readouterr().out)
     assert found == {"name": None, "well": True, "port": 12345678, "said": "the [REDACTED] is [REDACTED]"}
+
+
+def test_a_muted_block_prints_nothing_and_hands_over_its_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    with muted() as warnings:
+        say("one")
+        note("two")
+        warn("three", hint="do that")
+        Progress().update("four")
+    assert warnings == [("three", "do that")]
+    assert capsys.readouterr().err == ""
+    say("five")
+    assert capsys.readouterr().err == "five\n"

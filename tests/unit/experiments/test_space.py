@@ -113,3 +113,21 @@ def test_the_default_space_is_around_the_profile() -> None:
     one = load("mi355x-tp8", overrides=["flags.max-running-requests=1"])
     assert default_space(one.profile, tuple(one.valid.table.flags)).own(one.profile) is not None
     assert "layout" not in {knob.key for knob in default_space(load("cpu-tiny").profile, ()).knobs}
+
+
+def test_draft_tokens_follow_the_steps(tmp_path: Path) -> None:
+    """With top-k 1, sglang verifies steps + 1 tokens: 1 step with the 6 tokens of the profile could not be planned."""
+    flags = {"speculative-num-steps": 5, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 6}
+    path = tmp_path / "space.yaml"
+    path.write_text("flags: {speculative-num-steps: [1, 3, null]}")
+    found = space_of(read_model(path, SpaceFile, "space.yaml"), flags)
+    assert found.coupled == ("speculative-num-draft-tokens",)
+    for index, tokens in ((0, "2"), (1, "4"), (2, "null")):
+        overrides = found.overrides({"flags.speculative-num-steps": index})
+        assert f"flags.speculative-num-draft-tokens={tokens}" in overrides
+        load("mi355x-tp4dp2", overrides=overrides)
+    path.write_text("flags: {speculative-num-draft-tokens: [2, 4]}")
+    back = space_of(read_model(path, SpaceFile, "space.yaml"), flags)
+    assert "flags.speculative-num-steps=1" in back.overrides({"flags.speculative-num-draft-tokens": 0})
+    tree = space_of(read_model(path, SpaceFile, "space.yaml"), {**flags, "speculative-eagle-topk": 4})
+    assert tree.coupled == ()

@@ -10,6 +10,7 @@ from orchestrator.bench.result import BenchResult, Point
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.experiments.reproduce import bench_seconds
 from orchestrator.experiments.sweep.confirm import next_to_confirm
 from orchestrator.experiments.sweep.files import Winner, best_trials, tune_command, write_sweep_report, write_winners
 from orchestrator.experiments.sweep.preview import affordable, dry_output, dry_text, scan_space
@@ -25,6 +26,7 @@ from orchestrator.experiments.sweep.run import (
 from orchestrator.experiments.sweep.run import spent as spent_of
 from orchestrator.experiments.sweep.search import Confirmation, Search, SweepTrial, TrialOutcome
 from orchestrator.experiments.sweep.winner import profile_path
+from orchestrator.planner.estimate import STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/sweep.md"
@@ -54,6 +56,8 @@ def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
     assert "2 do not fit: " in told
     assert "are not divisible by tp 3" in told
     assert f"up to 4 trials of about {sweep.about / 60:.0f} min" in told
+    load = bench_seconds(sweep.workload, tok_s=50.0)
+    assert sweep.about == startup_seconds(sweep.plan) + load + STEP_SECONDS["down"]  # a start includes its smoke test
     assert f"${4 * sweep.about / 3600 * 16:.2f}" in told
     data = dry_output(sweep, scan_space(sweep))
     assert (data.points, data.fitting, data.trials) == (6, 4, 4)
