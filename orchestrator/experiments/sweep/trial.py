@@ -192,11 +192,13 @@ def _run(
                 ):
                     smoke_server(servers, sweep.server, strict_kernels=False).require()
     except NameTakenError:
+        line.leave()
         raise
     except _OF_THE_POINT as error:
         diagnosis = redact(error.details)[-_LONGEST:]
         found = replace(found, values=(), outcome=TrialOutcome.FAILED, why=_reason(error), diagnosis=diagnosis)
     except BaseException:
+        line.leave()
         cut = replace(found, values=(), outcome=TrialOutcome.INTERRUPTED, seconds=clock.seconds, parts=clock.parts)
         with suppress(Exception):
             search.tell(asked, cut)
@@ -230,6 +232,10 @@ class _TrialLine:
                 warn(text, hint=hint)
                 self._warned.add(text)
         self._progress.update(f"{self._trial}: {outcome}")
+        self._progress.done()
+
+    def leave(self) -> None:
+        """Keep the last step visible: the sweep ends with an error."""
         self._progress.done()
 
 
