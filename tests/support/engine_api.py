@@ -84,7 +84,7 @@ class EngineApi:
     ignores_temperature: bool = False
     reads: int = 0  # words of a text in which it finds the code of the blue door
     aborts_above: int | None = None  # tokens of a prompt that end it
-    drafts_wear_out: bool = False  # after 20 requests
+    drafts_wear_out: bool = False  # after 8 requests
     keeps_tokens: bool = False  # of the cache in use after requests have ended
     tiers: Mapping[str, int] | None = None  # cached tokens by tier
     hanging_rank: int | None = None
@@ -210,7 +210,7 @@ class EngineApi:
             if self.says_no_rank:
                 del meta["dp_rank"]
             if self.accept_length and tokens > 1:  # the first token comes from prefill
-                worn = self.drafts_wear_out and self.counts["num_requests"] > 20
+                worn = self.drafts_wear_out and self.counts["num_requests"] > 8
                 steps = meta["spec_verify_ct"] = round((tokens - 1) / (1.5 if worn else self.accept_length))
                 meta |= {} if self.counts_no_drafts else {"spec_num_correct_drafts": tokens - 1 - steps}
             return {"text": "".join(_words(ids[:so_far])), "output_ids": ids[:so_far], "meta_info": meta}
