@@ -107,7 +107,7 @@ def test_what_was_told_and_not_counted_before_a_kill_is_counted(tmp_path: Path) 
 
 def test_a_large_space_is_not_said_to_be_tried_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the search suggests nothing but what was tried already."""
-    monkeypatch.setattr("orchestrator.experiments.sweep.search._AGAIN", 0)
+    monkeypatch.setattr("orchestrator.experiments.sweep.search._MAX_SUGGESTIONS", 0)
     knobs = (
         SweepParameter(key="flags.chunk", values=tuple(range(200))),
         SweepParameter(key="flags.running", values=tuple(range(100))),
