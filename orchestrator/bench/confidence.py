@@ -1,7 +1,7 @@
 """Statistics over repeated runs: the mean with its 95 % interval, and the significance of a change. Pure.
 
 The interval of a mean follows Student's t, that of a change Welch's test, which allows unequal variances (Welch 1947,
-Biometrika 34:28). A single run has no interval.
+Biometrika 34:28). A single run has no interval; compared with several runs, it is assumed to have their variance.
 """
 
 import math
@@ -63,18 +63,21 @@ def change(base: Estimate, other: Estimate) -> Change | None:
     if not base.mean:
         return None
     share = other.mean / base.mean - 1
-    if base.deviation is None or other.deviation is None:
+    known = [item.deviation for item in (base, other) if item.deviation is not None]
+    if not known:
         return Change(share=share)
-    variances = [item.deviation**2 / item.runs for item in (base, other) if item.deviation is not None]
+    variances = [(known[0] if item.deviation is None else item.deviation) ** 2 / item.runs for item in (base, other)]
     weight = _welch_denominator(variances, (base.runs, other.runs))
     degrees = sum(variances) ** 2 / weight if weight else 1.0
+    if len(known) == 1:
+        degrees = base.runs + other.runs - 2  # Student's test
     margin = _t(math.floor(degrees)) * math.sqrt(sum(variances)) / abs(base.mean)
     return Change(share=share, low=max(share - margin, -1.0), high=share + margin)  # no metric is negative
 
 
 def _welch_denominator(variances: Sequence[float], runs: Sequence[int]) -> float:
     """Return the denominator of Welch's degrees of freedom."""
-    return sum(variance**2 / (count - 1) for variance, count in zip(variances, runs, strict=True))
+    return sum(variance**2 / (count - 1) for variance, count in zip(variances, runs, strict=True) if count > 1)
 
 
 def _t(degrees: int) -> float:

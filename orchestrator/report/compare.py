@@ -138,7 +138,8 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
     reasons, caveats = find_reasons(result, published), _caveats(result, published)
     ablation = published.reproduce.ablation_of(result.run.provenance.name) if published else None
     layout = layout_name(result)
-    name = f"{engine_name(result)} {result.run.endpoint.served_model}" if layout == UNKNOWN_LAYOUT else layout
+    known = result.run.provenance.name or f"{engine_name(result)} {result.run.endpoint.served_model}"
+    name = known if layout == UNKNOWN_LAYOUT else layout
     price, source = _price(result, prices)
     terms = ComparisonTerms(tolerance=published.tolerance if published else 0.0, judged=not reasons)
     closed = any(point.concurrency is not None for point in result.points)
@@ -218,7 +219,7 @@ def system_name(result: BenchResult) -> str:
 
 
 def layout_name(result: BenchResult) -> str:
-    """Return the layout, such as `TP8` or `TP4×DP2`, from the user or the plan; else the name of the server.
+    """Return the layout, such as `TP8` or `TP4×DP2`, from the user or the plan.
 
     Of a URL only the number of data-parallel ranks may be known: `DP2`.
     """
@@ -228,7 +229,7 @@ def layout_name(result: BenchResult) -> str:
     tp, dp = (layout.get("tp"), layout.get("dp")) if isinstance(layout, dict) else (None, None)
     if not (isinstance(tp, int) and isinstance(dp, int)):
         replicas = result.run.endpoint.replicas
-        return result.run.provenance.name or (f"DP{replicas}" if replicas > 1 else UNKNOWN_LAYOUT)
+        return f"DP{replicas}" if replicas > 1 else UNKNOWN_LAYOUT
     return f"TP{tp}×DP{dp}" if dp != 1 else f"TP{tp}"
 
 

@@ -1,19 +1,36 @@
 """The configurations of the results of a report, and their differences. Pure."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, ServerProvenance
 from orchestrator.checkpoints.verify import FROM_RECEIPT
+from orchestrator.engine.options import Meaning
 from orchestrator.plan.diff import Difference, differences, flatten
 from orchestrator.report.compare import UNKNOWN_LAYOUT, Comparison, engine_name
 
-# Keys of a plan and a workload that do not affect a measurement: names, ports, sources and the prompt seed.
-_NAMES: Final = frozenset(
-    {"description", "profile", "server.port", "workload.description", "workload.source", "workload.seed"}
-)
+# Groups of differing values, the most important first, by patterns of keys. A wildcard's value is shown with its name.
+_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Layout": ("layout", "layout.*", "replicas*"),
+    "Engine": ("endpoint.engine", "engine.version"),
+    "Image": ("image", "engine.image"),
+    "Kernel tables": ("patched.*moe-table", "patches.*moe-table.expected"),
+    "Quantization": ("model.quantization", "flags.*quantization", f"flags.{Meaning.CACHE_TYPE}*"),
+    "Speculation": ("endpoint.speculative", "flags.speculative*"),
+    "Hardware": ("hardware", "hardware.name", "hardware.gpus"),
+    "Model": ("model.name", "endpoint.model"),
+}
+_SHOWN: Final = 5  # groups; the other values are folded
+_DIGEST: Final = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}")
+# Keys that are derived from other keys of a plan.
+DERIVED: Final = ("description", "warnings", "nondeterministic", "wrong_answers", "model.questions")
+# Keys that do not affect a measurement: names, ports, sources and the prompt seed.
+_NAMES: Final = frozenset({"profile", "server.port", "workload.description", "workload.source", "workload.seed"})
 _RATES: Final = ("workload.request_rates", "workload.ramp")
 _SENDING: Final = (
     "input_tokens",
@@ -45,19 +62,51 @@ def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
     planned = [each.result.run.provenance.plan is not None for each in comparisons]
     if len({*planned}) <= 1:
         return differences([told(each) for each in comparisons])
-    sides = [told(each, endpoint=True) for each in comparisons]
-    shared = set.intersection(*({*side} for side in sides)) | {"hardware.name", "hardware.gpus"}
-    known = [
-        f"{len(side.keys() - shared)} known" if own else "unknown" for side, own in zip(sides, planned, strict=True)
-    ]
+    sides = [_reported(each) for each in comparisons]
+    shared = set.intersection(*({*side} for side in sides)) | {"hardware", "layout"}
     listed = [{key: value for key, value in side.items() if key in shared} for side in sides]
+    counts = [sum(key.startswith(("flags.", "env.")) for key in told(each)) for each in comparisons]
+    known = [f"{count} known" if own else "unknown" for count, own in zip(counts, planned, strict=True)]
     return differences([{**side, "settings": count} for side, count in zip(listed, known, strict=True)])
 
 
-def told(comparison: Comparison, *, endpoint: bool = False) -> dict[str, str]:
-    """Return the configuration of a result without the keys in `_NAMES`, which do not affect a measurement."""
-    configuration = configuration_of(comparison.result, endpoint=endpoint)
-    return {key: value for key, value in configuration.items() if key not in _NAMES}
+def grouped(found: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
+    """Return the most important groups of differences, one row each, and the other differences."""
+    groups: dict[str, list[tuple[str, Difference]]] = {name: [] for name in _GROUPS}
+    for each in found:
+        matches = ((name, pat) for name, pats in _GROUPS.items() for pat in pats if fnmatchcase(each.key, pat))
+        if (match := next(matches, None)) is not None:
+            groups[match[0]].append(("" if match[1] == each.key else f"{each.key.rpartition('.')[2]} ", each))
+    first = {name: members for name, members in groups.items() if members}
+    first = dict(islice(first.items(), _SHOWN))
+    shown = {each.key for members in first.values() for _, each in members}
+    rows = tuple(Difference(key=name, values=_joined(members)) for name, members in first.items())
+    return rows, tuple(each for each in found if each.key not in shown)
+
+
+def _joined(members: Sequence[tuple[str, Difference]]) -> tuple[str, ...]:
+    sides = range(len(members[0][1].values))
+    texts = (", ".join(f"{name}{each.values[at]}" for name, each in members if each.values[at]) for at in sides)
+    return tuple(_DIGEST.sub(r"\1…", text) for text in texts)
+
+
+def told(comparison: Comparison) -> dict[str, str]:
+    """Return the configuration of a result without the keys that are derived or do not affect a measurement."""
+    if comparison.result.run.provenance.plan is None:
+        return _reported(comparison)
+    return _telling(configuration_of(comparison.result))
+
+
+def _telling(values: Mapping[str, str]) -> dict[str, str]:
+    said = (*DERIVED, *_NAMES)
+    return {key: value for key, value in values.items() if not key.startswith(said) and not key.endswith(".reason")}
+
+
+def _reported(comparison: Comparison) -> dict[str, str]:
+    """Return what the endpoint of a result reports, its workload, and its layout and hardware if known."""
+    values = _telling(flat_known({**_endpoint(comparison.result), "workload": comparison.result.run.workload}))
+    values |= {"hardware": comparison.system} if comparison.result.run.provenance.gpu else {}
+    return values | ({"layout": comparison.layout} if comparison.layout != UNKNOWN_LAYOUT else {})
 
 
 def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | None:
@@ -70,7 +119,7 @@ def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | N
     if known is None:
         return None
     facts = ((key, value) for key, value in told(comparison).items() if not key.startswith(_RATES))
-    return frozenset({("", known), ("workload", run.workload_name), *facts})
+    return frozenset({("", known), ("workload", run.workload_name), ("hardware", comparison.system), *facts})
 
 
 def same_load(one: Comparison, other: Comparison) -> bool:
@@ -79,17 +128,19 @@ def same_load(one: Comparison, other: Comparison) -> bool:
     return sent[0] == sent[1]
 
 
-def configuration_of(result: BenchResult, *, endpoint: bool = False) -> dict[str, str]:
-    """Return the configuration of a result by dotted key: server, host and workload.
-
-    `endpoint` adds what the endpoint of a server with a plan reports.
-    """
+def configuration_of(result: BenchResult) -> dict[str, str]:
+    """Return the configuration of a result by dotted key: server, host and workload."""
     run = result.run
-    stood = run.provenance
     more: dict[str, object] = {"workload": run.workload}
-    if endpoint or stood.plan is None:
-        facts = run.endpoint
-        more["endpoint"] = {
+    if run.provenance.plan is None:
+        more |= _endpoint(result) | {"hardware": {"name": run.provenance.gpu, "gpus": run.provenance.gpus}}
+    return {**started_with(run.provenance), **flat_known(more)}
+
+
+def _endpoint(result: BenchResult) -> dict[str, object]:
+    facts = result.run.endpoint
+    return {
+        "endpoint": {
             "model": facts.served_model,
             "engine": engine_name(result),
             "replicas": facts.replicas,
@@ -97,8 +148,7 @@ def configuration_of(result: BenchResult, *, endpoint: bool = False) -> dict[str
             "page_size": facts.page_size,
             "speculative": facts.speculative,
         }
-        more["hardware"] = {"name": stood.gpu, "gpus": stood.gpus}
-    return {**started_with(stood), **flat_known(more)}
+    }
 
 
 def started_with(stood: ServerProvenance) -> dict[str, str]:

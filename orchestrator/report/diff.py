@@ -16,7 +16,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.plan.diff import Difference, differences
 from orchestrator.plan.lock import LOCK_FILE
-from orchestrator.report.configuration import configuration_of, started_with
+from orchestrator.report.configuration import DERIVED, configuration_of, started_with
 from orchestrator.report.history import RunSummary, summarize_run
 from orchestrator.report.side_by_side import ONE_RUN_EACH, change_text, changes_between, estimate_text
 from orchestrator.runs.run_dir import RunDir, find_run, known_names, latest_run, load_lock, require_version
@@ -35,13 +35,6 @@ _ORDER: Final = ("configuration", "image", "weights", "host", "load", "outcome")
 _OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome", "locked")  # not in a plan
 _MOST_NAMED: Final = 4
 _CAUSES: Final = ("configuration", "image", "weights", "host")
-_SAID: Final = (
-    "description",
-    "warnings",
-    "nondeterministic",
-    "wrong_answers",
-    "model.questions",
-)  # keys derived from other keys
 _FIGURES: Final = {figure.key: figure for figure in metrics.METRICS}
 
 
@@ -229,7 +222,7 @@ def _comparable(side: DiffSide, one_sided: Sequence[str]) -> dict[str, str]:
     return {
         key: value
         for key, value in side.values.items()
-        if not key.startswith(_SAID)
+        if not key.startswith(DERIVED)
         and (group := key.partition(".")[0]) not in one_sided
         and not (planless and group not in _OBSERVED)
     }

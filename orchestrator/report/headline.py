@@ -4,15 +4,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from orchestrator.bench import metrics
-from orchestrator.bench.confidence import Change
-from orchestrator.bench.metrics import ReportMetric
+from orchestrator.bench.confidence import change
 from orchestrator.bench.published import Reference
 from orchestrator.report.acceptance import accepted_text
 from orchestrator.report.compare import Comparison, RateRow, engine_name
-from orchestrator.report.side_by_side import ConfigurationGroup, SideBySide, change_text, estimate_text, signed
+from orchestrator.report.side_by_side import (
+    ConfigurationGroup,
+    SideBySide,
+    SideRow,
+    change_text,
+    estimate_text,
+    signed,
+)
 
-_VERDICTS = ("better", "worse", "within noise", "equal")
-_OF_A_CHANGE = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
+_JUDGED = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 
 
 def title_of(comparisons: tuple[Comparison, ...], published: str | None) -> str:
@@ -45,19 +50,20 @@ def named(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]) -> 
 def headline(
     comparisons: tuple[Comparison, ...], together: SideBySide, references: tuple[Reference, ...], *, published: bool
 ) -> tuple[str, ...]:
-    """Return one sentence per result or configuration, preceded by the number of results that are not comparable.
+    """Return the verdict, then one sentence per configuration, or per result that is comparable with the publication.
 
     `references` are third-party measurements; their number of accepted drafts is shown for comparison.
     """
-    own = (*(_own_side(side, comparisons, together) for side in together.sides), *changes(together, comparisons))
-    if not published:
-        return own
+    own = [_own_side(side, comparisons, together) for side in together.sides]
     judged = [comparison for comparison in comparisons if comparison.comparable]
-    sentences = tuple(_sentence(comparison, references) for comparison in judged) or own
+    told = tuple(verdict(together, comparisons))
+    if not published:
+        return (*told, *own)
+    sentences = [_sentence(comparison, references) for comparison in judged] or own
     if not (forbidden := len(comparisons) - len(judged)):
-        return sentences
+        return (*told, *sentences)
     of = f"{forbidden} of {len(comparisons)} results" if len(comparisons) > 1 else "The result"
-    return (f"{of} must not be compared with the publication.", *sentences)
+    return (*told, f"{of} must not be compared with the publication.", *sentences)
 
 
 def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:
@@ -74,20 +80,23 @@ def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], tog
     """Summarize one configuration without published metrics."""
     members = [comparisons[index] for index in side.runs]
     if len(members) == 1:
-        return f"{side.label}, {side.workload}: {_found(members[0])}{accepted_text(members[0], ())}."
+        noise = "; one run, so the noise is unknown" if len(comparisons) == 1 and members[0].best else ""
+        return f"{side.label}, {side.workload}: {_found(members[0])}{accepted_text(members[0], ())}{noise}."
     of = f"{side.label}, {side.workload}"
     knees = sorted({each.result.knee_rps for each in members if each.result.knee_rps is not None})
     if not knees:
         return f"{of}: no sustained rate found in any of them."
     least = "" if all(each.knee_reached for each in members) else "at least "
-    between = f"{knees[0]:g}" if len(knees) == 1 else f"{knees[0]:g} to {knees[-1]:g}"
+    between = f"{knees[0]:g} to {_requests(knees[-1])}" if len(knees) > 1 else _requests(knees[0])
     place, load = together.sides.index(side), f"{metrics.plain(knees[0])} rps"
     at = {row.figure: row.estimates[place] for row in together.rows if row.load == load}
     ttft, tok_s = (estimate_text(figure, at.get(figure.key)) for figure in (metrics.TTFT_P95, metrics.OUTPUT))
-    there = "there" if len(knees) == 1 else f"at {load}"
-    return (
-        f"{of}: sustains {least}{between} requests a second; {there} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
-    )
+    there = f"at {load}" if len(knees) > 1 else "there"
+    return f"{of}: sustains {least}{between}; {there} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
+
+
+def _requests(rate_rps: float) -> str:
+    return f"{rate_rps:g} {'request' if rate_rps == 1 else 'requests'} a second"
 
 
 def _found(comparison: Comparison) -> str:
@@ -101,7 +110,7 @@ def _found(comparison: Comparison) -> str:
         return f"{comparison.without_knee}; at {measured.load} {_two_figures(measured)}"
     if best is None:
         return comparison.without_knee
-    rate = f"{best.rate_rps:g} {'request' if best.rate_rps == 1 else 'requests'} a second"
+    rate = _requests(best.rate_rps or 0.0)
     sustained = f"sustains {rate}" if comparison.knee_reached else f"sustains at least {rate}, the highest measured"
     limit = f", with a limit of {comparison.ttft_limit_s:g} s" if comparison.ttft_limit_s is not None else ""
     return f"{sustained}; there {_two_figures(best)}{limit}"
@@ -112,49 +121,72 @@ def _two_figures(row: RateRow) -> str:
     return f"{tok_s} output tok/s per node, TTFT p95 {ttft} s"
 
 
-def changes(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
-    """Yield in what each configuration is better or worse than the first, at the highest load of both.
+def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
+    """Yield which configuration is better at what, by how much, and whether that is more than the noise.
 
-    A change between configurations with different comparability issues has no meaning.
+    Configurations are compared at the highest load of all. Those with different comparability issues are not.
     """
+    names = _names(together, comparisons)
+    kinds = [{reason.kind for run in side.runs for reason in comparisons[run].reasons} for side in together.sides]
+    output = [row for row in together.rows if row.figure == metrics.OUTPUT.key]
+    measured = [place for place in range(1, len(names)) if any(row.changes[place] for row in output)]
+    judged = [0, *(place for place in measured if kinds[place] == kinds[0])]
+    if judged[1:]:
+        load = max(reversed(output), key=lambda row: sum(row.changes[place] is not None for place in judged)).load
+        at = {row.figure: row for row in together.rows if row.load == load}
+        told = _differing if together.alike else _better
+        yield f"At {load}, {told(at, judged, names)}{_cached(at, judged, names)}."
+    for place in measured:
+        if kinds[place] != kinds[0]:
+            apart = ", ".join(sorted(kinds[place] ^ kinds[0]))
+            yield f"No verdict on {names[place]} and {names[0]}: only one of them has {apart}."
+
+
+def _names(together: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:
+    """Return the names of configurations, with the engine if engines differ."""
     engines = [engine_name(comparisons[side.runs[0]].result) for side in together.sides]
-    names = [
+    return [
         side.name if len({*engines}) == 1 or engine in side.name else f"{side.name} ({engine})"
         for side, engine in zip(together.sides, engines, strict=True)
     ]
-    kinds = [{reason.kind for run in side.runs for reason in comparisons[run].reasons} for side in together.sides]
-    for place, side in enumerate(together.sides):
-        base = together.sides[0]
-        loads = [row.load for row in together.rows if row.changes[place] and row.figure == metrics.OUTPUT.key]
-        if loads and kinds[place] != kinds[0]:
-            apart = ", ".join(sorted(kinds[place] ^ kinds[0]))
-            yield f"No verdict on {names[place]} and {names[0]}: only one of them has {apart}."
-        if not loads or kinds[place] != kinds[0]:
+
+
+def _better(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
+    """Compare the best configuration of each metric with the second best."""
+    found: dict[str, list[str]] = {}
+    noise_known = True
+    for figure in _JUDGED:
+        row = at.get(figure.key)
+        estimates = [(each, place) for place in judged if row and (each := row.estimates[place])]
+        ranked = sorted(estimates, key=lambda pair: pair[0].mean, reverse=figure.higher_is_better)
+        if len(ranked) < 2 or (moved := change(ranked[1][0], ranked[0][0])) is None:
             continue
-        at = {row.figure: row.changes[place] for row in together.rows if row.load == loads[-1]}
-        said: dict[str, list[str]] = {}
-        for figure in _OF_A_CHANGE:
-            if found := at.get(figure.key):
-                said.setdefault(_verdict(figure, found), []).append(f"{figure.inline_title} {change_text(found)}")
-        found_in = "; ".join(f"{verdict} {', '.join(said[verdict])}" for verdict in _VERDICTS if verdict in said)
-        once = ", noise unknown" if 1 in {len(side.runs), len(base.runs)} else ""
-        cached = _cached(together, loads[-1], {names[0]: 0, names[place]: place})
-        yield f"{names[place]} against {names[0]} at {loads[-1]}{once}: {found_in}{cached}."
+        best, second = (names[place] for _, place in ranked[:2])
+        both = f"{best} and {second}"
+        noise_known = noise_known and moved.is_significant is not None
+        if signed(moved.share) == "0 %":
+            relation = f"{both} are equal"
+        elif moved.is_significant is False:
+            relation = f"{both} differ by no more than the noise"
+        else:
+            beyond = " by more than the noise" if moved.is_significant else ""
+            relation = f"{best} is better than {second}{beyond}"
+        found.setdefault(relation, []).append(f"{figure.inline_title} {change_text(moved)}")
+    told = "; ".join(f"{relation}: {', '.join(figures)}" for relation, figures in found.items())
+    return told if noise_known else f"{told}; the noise is unknown, with one run each"
 
 
-def _verdict(figure: ReportMetric, found: Change) -> str:
-    if signed(found.share) == "0 %":
-        return "equal"
-    if found.is_significant is False:
-        return "within noise"
-    return "better" if (found.share > 0) == figure.higher_is_better else "worse"
+def _differing(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
+    """Tell the noise, from two runs of one configuration."""
+    moved = ((figure, at[figure.key].changes[1]) for figure in _JUDGED if figure.key in at)
+    shown = ", ".join(f"{figure.inline_title} {change_text(each)}" for figure, each in moved if each is not None)
+    both = " and ".join(names[place] for place in judged)
+    return f"{both} have the same configuration and differ by the noise, or by what no result records: {shown}"
 
 
-def _cached(together: SideBySide, load: str, places: Mapping[str, int]) -> str:
-    """Name the share of prompt tokens from the prefix cache, if it differs or only one side reports it."""
-    rows = (row for row in together.rows if row.figure == metrics.CACHED.key and row.load == load)
-    estimates = next((row.estimates for row in rows), None)
-    if estimates is None:
+def _cached(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
+    """Name the share of prompt tokens from the prefix cache, if it differs or only some sides report it."""
+    if (row := at.get(metrics.CACHED.key)) is None:
         return ""
-    shares = {name: estimate_text(metrics.CACHED, estimates[place], "not reported") for name, place in places.items()}
+    shares = {names[place]: estimate_text(metrics.CACHED, row.estimates[place], "not reported") for place in judged}
     return "" if len({*shares.values()}) == 1 else f"; from cache {', '.join(f'{n} {s}' for n, s in shares.items())}"

@@ -129,6 +129,7 @@ def line_chart(chart: Chart) -> Markup:
     parts += [_limit(limit, across, upward) for limit in chart.limits]
     parts += [_series(line, across, upward) for line in chart.lines]
     parts += _end_labels(chart.lines, upward, edge)
+    parts += [_spots(line, across, upward) for line in chart.lines if line.style != "steps"]
     return _svg(chart.id, chart.title, _describe(chart), parts, HEIGHT)
 
 
@@ -158,7 +159,7 @@ def bar_chart(chart_id: str, title: str, bars: tuple[Bar, ...]) -> Markup:
 
 def _svg(chart_id: str, title: str, description: str, parts: list[Markup], height: int) -> Markup:
     return Markup(
-        '<svg class="plot" id="{id}" viewBox="0 0 {w} {h}" role="img" aria-labelledby="{id}-t {id}-d">'
+        '<svg class="plot" id="{id}" viewBox="0 0 {w} {h}" role="group" aria-labelledby="{id}-t {id}-d">'
         '<title id="{id}-t">{title}</title><desc id="{id}-d">{desc}</desc>{body}</svg>'
     ).format(id=chart_id, w=WIDTH, h=height, title=title, desc=description, body=Markup("").join(parts))
 
@@ -172,7 +173,7 @@ def _values(line: Line) -> str:
     """Describe the points of a series for screen readers; only number and maximum if there are many."""
     if len(line.points) > _DESCRIBED:
         return f"{len(line.points)} points, at most {max(y for _, y in line.points):.4g}"
-    return ", ".join(f"{number(x)} → {y:.4g}" for x, y in line.points)
+    return ", ".join(f"{number(x)} → {_exact(y)}" for x, y in line.points)
 
 
 def _short(label: str) -> str:
@@ -217,12 +218,35 @@ def _css(line: Line) -> str:
 
 
 def _series(line: Line, across: _Scale, upward: _Scale) -> Markup:
-    spots = [(across.at(x), upward.at(y)) for x, y in line.points]
-    drawn = Markup("") if line.style == "dots" else Markup('<path class="line" d="{}"/>').format(_path(line, spots))
-    if line.style != "steps":
-        drawn += Markup("").join(_marker("dot" if line.style == "dots" else _shape(line), x, y) for x, y in spots)
-    drawn += Markup("").join(_tag(x, y, tag, across) for (x, y), tag in zip(spots, line.tags, strict=False))
+    at = _places(line, across, upward)
+    drawn = Markup("") if line.style == "dots" else Markup('<path class="line" d="{}"/>').format(_path(line, at))
+    drawn += Markup("").join(_tag(x, y, tag, across) for (x, y), tag in zip(at, line.tags, strict=False))
     return Markup('<g class="series {}">{}</g>').format(_css(line), drawn)
+
+
+def _places(line: Line, across: _Scale, upward: _Scale) -> list[tuple[float, float]]:
+    return [(across.at(x), upward.at(y)) for x, y in line.points]
+
+
+def _spots(line: Line, across: _Scale, upward: _Scale) -> Markup:
+    """Return the markers of a series; hover and keyboard focus show the exact values of one."""
+    drawn = Markup("")
+    tags = line.tags or ("",) * len(line.points)
+    for (x, y), values, tag in zip(_places(line, across, upward), line.points, tags, strict=True):
+        told = f"{line.label}, {tag}{': ' if tag else ''}{number(values[0])} → {_exact(values[1])}"
+        if line.style == "dots":
+            drawn += Markup("<g>{}<title>{}</title></g>").format(_marker("dot", x, y), told)
+            continue
+        css, tip_y = "end" if x > (across.start + across.end) / 2 else "", y + 22 if y < _TOP + 14 else y - 11
+        drawn += Markup(
+            '<g class="spot" tabindex="0" role="img" aria-label="{}">'
+            '<circle class="hit" cx="{:.1f}" cy="{:.1f}" r="10"/>{}{}</g>'
+        ).format(told, x, y, _marker(_shape(line), x, y), _text(x, tip_y, told, f"tip {css}".rstrip()))
+    return Markup('<g class="series {}">{}</g>').format(_css(line), drawn)
+
+
+def _exact(value: float) -> str:
+    return number(float(f"{value:.4g}"))
 
 
 def _tag(x: float, y: float, tag: str, across: _Scale) -> Markup:

@@ -6,6 +6,7 @@ The HTML is self-contained: style and plots are inline, without scripts or exter
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -17,8 +18,8 @@ from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
 from orchestrator.core.text import printable, printable_json
 from orchestrator.report.charts import layout_bars, line_charts, over_time_charts
-from orchestrator.report.compare import Agreement, ComparedFigure, Comparison, RateRow, Reason
-from orchestrator.report.configuration import load
+from orchestrator.report.compare import UNKNOWN_LAYOUT, Agreement, ComparedFigure, Comparison, RateRow, Reason
+from orchestrator.report.configuration import grouped, load
 from orchestrator.report.document import Report
 from orchestrator.report.plot import Chart, bar_chart, legend_mark, line_chart
 from orchestrator.report.side_by_side import change_text, estimate_text, signed
@@ -67,11 +68,16 @@ def _shown(report: Report) -> dict[str, object]:
         for name, place in places.items()
     }
     firsts = [side.runs[0] for side in report.together.sides]
-    differing = [(each.key, [each.values[first] for first in firsts]) for each in report.differences]
+    apart = [replace(each, values=tuple(each.values[first] for first in firsts)) for each in report.differences]
+    important, others = grouped([each for each in apart if len({*each.values}) > 1])
     return {
         **shown,
         "sides": [(side, report.comparisons[side.runs[0]], side.runs[0]) for side in report.together.sides],
-        "differing": [(key, values) for key, values in differing if len({*values}) > 1],
+        "important": important,
+        "others": others,
+        "unset": "not known"
+        if any(each.result.run.provenance.plan is None for each in report.comparisons)
+        else "not set",
     }
 
 
@@ -98,6 +104,7 @@ def environment(*, markdown: bool) -> Environment:
         "plain": metrics.plain,
         "figure_of": {figure.key: figure for figure in metrics.METRICS},
         "legend_mark": legend_mark,
+        "unknown_layout": UNKNOWN_LAYOUT,
         "sustained": {True: "yes", False: "no", None: "not judged"},
     }
     environment.filters |= {
@@ -107,6 +114,8 @@ def environment(*, markdown: bool) -> Environment:
         "plain": metrics.plain,
         "change": change,
         "pretty": pretty,
+        "pairs": lambda found: [(each.key, each.values) for each in found],
+        "of_sides": lambda facts, sides: [(each.name, [each.values[at] for _, _, at in sides]) for each in facts],
         "load": load,
         "cost": cost,
         "agreement_class": agreement_class,

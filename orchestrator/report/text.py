@@ -8,7 +8,7 @@ from orchestrator.bench import metrics
 from orchestrator.core.console import table
 from orchestrator.report.compare import Comparison
 from orchestrator.report.document import Report
-from orchestrator.report.headline import changes
+from orchestrator.report.headline import verdict
 from orchestrator.report.layouts import LayoutRow
 from orchestrator.report.side_by_side import ConfigurationGroup, SideRow, change_text, estimate_text
 
@@ -20,7 +20,7 @@ def comparison_text(report: Report) -> str:
     """Return the verdict, the configurations, their differences, a table for each metric, and the eval results."""
     known = report.published
     parts = [f"published: {known.title} ({known.source}, {known.date})", ""] if known else []
-    parts += [f"{sentence}\n" for sentence in changes(report.together, report.comparisons)]
+    parts += [f"{sentence}\n" for sentence in verdict(report.together, report.comparisons)]
     parts += [_header(index, side, report) for index, side in enumerate(report.together.sides)]
     parts += ["", *_differences(report), *_figures(report)]
     parts += [f"{report.together.noise}\n"] if report.together.noise else []

@@ -37,8 +37,20 @@ def test_a_change_is_told_from_noise_by_welch() -> None:
 
 
 def test_one_run_makes_a_change_of_unknown_noise() -> None:
-    assert change(of(10), of(12, 13)) == Change(share=pytest.approx(0.25))
+    assert change(of(10), of(12)) == Change(share=pytest.approx(0.2))
     assert Change(share=0.25).is_significant is None
+
+
+def test_one_run_beside_several_has_their_noise() -> None:
+    """Student's test of 10 and 12, 13: deviation 0.7071, 1 degree of freedom: 2.5 ± 12.706 × 0.7071 × √(1 + 1/2)."""
+    found, back = change(of(10), of(12, 13)), change(of(12, 13), of(10))
+    assert found is not None
+    assert back is not None
+    assert (found.low, found.high) == pytest.approx((-0.8504, 1.3504), abs=1e-3)
+    assert back.is_significant is False
+    clear = change(of(10.0, 10.01), of(20.0))
+    assert clear is not None
+    assert clear.is_significant is True
 
 
 def test_runs_that_agree_to_the_last_digit_have_no_noise() -> None:

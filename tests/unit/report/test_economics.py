@@ -98,7 +98,7 @@ def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
     made = make_report([tmp_path / "one" / "result.json"], published=None, prices=(), details=details)
 
     assert "| electricity alone, USD per million output tokens | $0.31 |" in (tmp_path / "report.md").read_text()
-    assert "<th>output tok/s per watt of the node</th><td>0.236</td>" in render_html(made)
+    assert '<th scope="row">output tok/s per watt of the node</th><td>0.236</td>' in render_html(made)
     assert "| output tok/s per watt of the node | 0.236 |" in render_markdown(made)
     assert '"costs": {' in render_json(made)
 

@@ -64,15 +64,15 @@ def chart(*, log: bool = False) -> Chart:
 def test_every_point_is_a_mark_inside_the_drawing(log: bool) -> None:
     root = svg(line_chart(chart(log=log)))
     series = [group for group in root.iter("g") if group.get("class", "").startswith("series")]
-    marks = [[mark for mark in group if mark.get("class") == "mark"] for group in series]
-    assert [len(found) for found in marks] == [2, 3]
+    marks = [[mark for mark in group.iter() if mark.get("class") == "mark"] for group in series]
+    assert [len(found) for found in marks] == [0, 0, 2, 3]
     numbers = [float(n) for path in root.iter("path") for n in re.findall(r"-?\d+\.?\d*", path.get("d", ""))]
     assert all(0 <= number <= 440 for number in numbers)
 
 
 def test_a_higher_value_stands_higher() -> None:
     root = svg(line_chart(chart()))
-    low, high = [float(mark.get("cy", "")) for mark in root.iter("circle")][:2]
+    low, high = [float(mark.get("cy", "")) for mark in root.iter("circle") if mark.get("class") == "mark"][1:]
     assert high < low
 
 
@@ -94,9 +94,23 @@ def test_a_tag_keeps_off_the_names_at_the_edge() -> None:
         for group in root.iter("g")
         if "series" in group.get("class", "")
         for mark in group.iter("circle")
+        if mark.get("class") == "mark"
     ]
     assert (left.get("class"), float(left.get("x", "")) > spots[0]) == ("tag", True)
     assert (right.get("class"), float(right.get("x", "")) < spots[1]) == ("tag end", True)
+
+
+def test_each_point_shows_its_exact_values_on_hover_and_focus() -> None:
+    """Hover and focus are CSS; the text stands in the page, and a screen reader has it as the name of the point."""
+    root = svg(line_chart(chart()))
+    spots = [group for group in root.iter("g") if group.get("class") == "spot"]
+    told = [spot.get("aria-label") for spot in spots]
+
+    assert told[-1] == "TP8 & more, 2 → 14.8"
+    assert [spot.get("tabindex") for spot in spots] == ["0"] * 5
+    assert [text.text for spot in spots for text in spot.iter("text")] == told
+    last = next(spots[-1].iter("text"))
+    assert last.get("class") == "tip end"  # grows to the left, away from the edge
 
 
 def test_series_differ_by_more_than_color() -> None:

@@ -73,6 +73,7 @@ def test_every_mark_is_loud_in_every_rendering(kind: IssueKind) -> None:
 
 def test_the_headline_judges_what_may_be_judged() -> None:
     assert report(tp4dp2(), marked(tp8(), IssueKind.KERNEL_MISS)).headline == (
+        "No verdict on TP8 and TP4×DP2: only one of them has kernel-miss.",
         "1 of 2 results must not be compared with the publication.",
         (
             "TP4×DP2 on 8×MI355X: 2.4 rps at the knee beside 2.4 published: within tolerance, "
@@ -258,3 +259,29 @@ def test_a_share_says_100_only_when_it_is(value: float, text: str) -> None:
 
 def test_short_times_keep_their_digits() -> None:
     assert (metrics.seconds(0.034), metrics.seconds(0.81), metrics.seconds(14.8)) == ("0.034", "0.81", "14.80")
+
+
+def _contrast(one: str, other: str) -> float:
+    """The contrast of two colors (WCAG 2.2, relative luminance)."""
+
+    def luminance(color: str) -> float:
+        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_every_color_of_a_text_can_be_read() -> None:
+    """WCAG 2.2, 1.4.3: at least 4.5 to 1, in the light and in the dark page."""
+    style = render_html(report(tp4dp2())).partition("<style>")[2]
+    found = [
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{([^}]*)\}", style)
+    ]
+    light, dark = found[0], found[1]
+    for colors in (light, dark):
+        texts = [name for name in colors if name in {"ink", "soft", "alarm", "good", "published"} or name[0] == "c"]
+        assert len(texts) == 11
+        assert {name: ratio for name in texts if (ratio := _contrast(colors[name], colors["paper"])) < 4.5} == {}
+        assert _contrast(colors["alarm"], colors["alarm-wash"]) >= 4.5

@@ -9,6 +9,7 @@ from measured_samples import marked, point, save, tp4dp2, tp8
 
 from orchestrator.bench.result import BenchResult, CacheHits, IssueKind, ServerProvenance
 from orchestrator.cli.compare import command as compare
+from orchestrator.report.configuration import grouped
 from orchestrator.report.document import Report
 from orchestrator.report.render import render_html, render_markdown
 from orchestrator.report.text import comparison_text
@@ -77,9 +78,10 @@ def test_several_runs_of_one_configuration_make_an_interval(tmp_path: Path) -> N
     assert "+20 % (+18 to +22 %)" in page
     assert "TTFT p95 s" in shown
     assert "(0 to 0 %, noise)" not in shown
-    assert report.headline[0].startswith("old, 3 runs, own: sustains at least 2 requests a second; there 1,000 ± 24.8")
-    assert report.headline[-1].startswith(
-        "new against old at 2 rps: better output tok/s per node +20 % (+18 to +22 %); equal TTFT p95 0 %"
+    assert report.headline[1].startswith("old, 3 runs, own: sustains at least 2 requests a second; there 1,000 ± 24.8")
+    assert report.headline[0] == (
+        "At 2 rps, new is better than old by more than the noise: output tok/s per node +20 % (+18 to +22 %); "
+        "old and new are equal: TTFT p95 0 %, TPOT p50 0 %."
     )
 
 
@@ -90,7 +92,7 @@ def test_runs_are_called_by_what_their_names_share_but_for_their_numbers(tmp_pat
     page, markdown = render_html(report), render_markdown(report)
 
     assert [side.name for side in report.together.sides] == ["of-2048", "of"]
-    assert "| value | of-2048, own | of, own |" in markdown
+    assert "|  | of-2048, own | of, own |" in markdown
     assert '<dl class="key"' not in page
     assert "111</td>" in page  # and no ± 0
     assert "± 0" not in page
@@ -144,7 +146,7 @@ def test_another_load_makes_no_change(tmp_path: Path) -> None:
     report = made(tmp_path, one=run(), two=longer)
 
     assert all(found is None for row in report.together.rows for found in row.changes)
-    assert not any("against" in sentence for sentence in report.headline)
+    assert not any(" rps, " in sentence for sentence in report.headline)
 
 
 @pytest.mark.parametrize(("kinds", "told"), [((IssueKind.KERNEL_MISS,), False), ((), True)])
@@ -153,7 +155,7 @@ def test_the_headline_sets_nothing_marked_beside_what_is_not(
 ) -> None:
     report = made(tmp_path, one=run(), two=marked(run(plan="two"), *kinds))
 
-    assert any("two against one" in sentence for sentence in report.headline) == told
+    assert any("two are equal" in sentence for sentence in report.headline) == told
 
 
 def test_compare_shows_published_figures_only_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,15 +178,17 @@ def test_a_foreign_endpoint_is_compared_under_its_own_names(tmp_path: Path) -> N
     shown = comparison_text(report)
 
     assert shown.startswith(
-        "theirs (vllm 0.32.0) against ours (sglang 0.5.14) at 2 rps, noise unknown: "
-        "better output tok/s per node +12 %; worse TPOT p50 +33 %; equal TTFT p95 0 %.\n\n"
+        "At 2 rps, theirs (vllm 0.32.0) is better than ours (sglang 0.5.14): output tok/s per node +12 %; "
+        "ours (sglang 0.5.14) and theirs (vllm 0.32.0) are equal: TTFT p95 0 %; "
+        "ours (sglang 0.5.14) is better than theirs (vllm 0.32.0): TPOT p50 −25 %; "
+        "the noise is unknown, with one run each.\n\n"
     )
     assert "B: theirs on unknown hardware, own\n" in shown
     differs = shown.split("differs", 1)[1].split("\n\n")[0]
     assert re.search(r"endpoint.engine +sglang 0.5.14 +vllm 0.32.0\n", differs)
     assert re.search(r"settings +\d+ known +unknown", differs)
     assert "flags.page-size" not in differs
-    assert "| Engine | sglang 0.5.14 | vllm 0.32.0 |" in render_markdown(report)
+    assert "| Engine | sglang 0.5.14 | vllm 0.32.0 |\n| Hardware | 1×L40S | not known |" in render_markdown(report)
     assert "| Layout | TP1 | not known |" in render_markdown(report)
 
 
@@ -201,3 +205,83 @@ def test_cached_tokens_that_one_side_alone_reports_are_named(tmp_path: Path) -> 
     shown = comparison_text(made(tmp_path, a=told, b=of_vllm(replace(told, points=(point,)))))
 
     assert re.search(r"; from cache a \(sglang 0.5.14\) [\d.]+ %, b \(vllm 0.32.0\) not reported\.\n", shown)
+
+
+def test_the_endpoint_of_another_engine_has_its_layout_and_hardware_and_no_advice_for_sglang(tmp_path: Path) -> None:
+    theirs = of_vllm(run(plan="two", tok_s=2200.0), replicas=2)
+    theirs = replace(
+        theirs, run=replace(theirs.run, provenance=ServerProvenance(gpu="mi300x", gpus=8, layout="TP4×DP2"))
+    )
+    issue = [each for each in IssueKind if each is IssueKind.CACHE_HIT_RATE_UNKNOWN]
+    page, markdown = (
+        render(made(tmp_path, ours=run(), theirs=marked(theirs, *issue))) for render in (render_html, render_markdown)
+    )
+
+    assert (
+        "| Layout | TP1 | TP4×DP2 |\n| Engine | sglang 0.5.14 | vllm 0.32.0 |\n| Hardware | 1×L40S | 8×MI300X |"
+        in markdown
+    )
+    about = page[page.rindex("<summary><h3>theirs") :]
+    assert "Only what the endpoint reports is known." in about
+    assert not any(word in about for word in ("kernel gate", "patch receipt", "not known", "--enable"))
+
+
+def test_the_groups_that_matter_come_first_and_the_rest_is_folded(tmp_path: Path) -> None:
+    """Eight groups differ: five are shown, in their order; the others stand in `details` with everything else."""
+    plans: list[dict[str, object]] = [
+        {
+            "layout": {"tp": tp, "dp": 8 // tp},
+            "engine": {"version": version, "image": f"image-{version}"},
+            "model": {"name": f"model-{tp}", "quantization": f"fp{tp}"},
+            "flags": [
+                {"name": "speculative-num-steps", "values": [str(tp)]},
+                {"name": "page-size", "values": [str(tp)]},
+            ],
+            "hardware": {"name": f"gpu-{tp}"},
+            "warnings": [{"id": "hang", "summary": version}],
+        }
+        for tp, version in ((8, "0.5.16"), (4, "0.5.20"))
+    ]
+    results = [run(), run()]
+    for at, plan in enumerate(plans):
+        provenance = replace(results[at].run.provenance, plan=plan, plan_digest=str(at), patch_receipt=None)
+        results[at] = replace(results[at], run=replace(results[at].run, provenance=provenance))
+    report = made(tmp_path, a=results[0], b=results[1])
+    shown, others = grouped(report.differences)
+
+    assert [(each.key, each.values) for each in shown] == [
+        ("Layout", ("dp 1, tp 8", "dp 2, tp 4")),
+        ("Engine", ("0.5.16", "0.5.20")),
+        ("Image", ("image-0.5.16", "image-0.5.20")),
+        ("Quantization", ("fp8", "fp4")),
+        ("Speculation", ("speculative-num-steps 8", "speculative-num-steps 4")),
+    ]
+    assert [each.key for each in others] == ["flags.page-size", "hardware.name", "model.name"]
+    folded = render_html(report).partition("<details><summary>3 other values</summary>")[2].partition("</details>")[0]
+    assert all(f"{key}</th>" in folded for key in ("flags.page-size", "hardware.name", "model.name"))
+
+
+def test_two_runs_of_one_configuration_are_the_noise_of_another_with_one(tmp_path: Path) -> None:
+    """1,000 and 1,010 tok/s: 20 % is more than their noise, 2 % is not; with one run each nothing is known of it."""
+    before = {f"before-{at}": run(tok_s=tok_s, plan="one") for at, tok_s in enumerate((1000.0, 1010.0))}
+
+    def first(tok_s: float, **others: BenchResult) -> str:
+        return made(tmp_path / str(len(others)) / str(tok_s), **others, after=run(tok_s=tok_s, plan="two")).headline[0]
+
+    assert "after is better than before by more than the noise: output tok/s per node +19 %" in first(1200.0, **before)
+    assert "differ by no more than the noise: output tok/s per node +2 %" in first(1025.0, **before)
+    assert "; the noise is unknown, with one run each." in first(1200.0, before=run(tok_s=1000.0, plan="one"))
+
+
+def test_two_runs_of_one_configuration_alone_tell_the_noise(tmp_path: Path) -> None:
+    assert made(tmp_path, a=run(tok_s=1000.0), b=run(tok_s=1020.0)).headline[0] == (
+        "At 2 rps, a and b have the same configuration and differ by the noise, or by what no result records: "
+        "output tok/s per node +2 %, TTFT p95 0 %, TPOT p50 0 %."
+    )
+
+
+def test_the_best_of_three_is_compared_with_the_second(tmp_path: Path) -> None:
+    speeds = {"slow": 1000.0, "fast": 1500.0, "middle": 1200.0}
+    report = made(tmp_path, **{name: run(tok_s=tok_s, plan=name) for name, tok_s in speeds.items()})
+
+    assert report.headline[0].startswith("At 2 rps, fast is better than middle: output tok/s per node +25 %; ")
