@@ -143,11 +143,13 @@ def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterat
 
 
 def _names(together: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:
-    """Return the names of configurations, with the engine if engines differ."""
+    """Return the names of configurations, with layout and system if names repeat, and the engine if engines differ."""
+    names = [side.name for side in together.sides]
+    names = [side.name if names.count(side.name) == 1 else side.label for side in together.sides]
     engines = [engine_name(comparisons[side.runs[0]].result) for side in together.sides]
     return [
-        side.name if len({*engines}) == 1 or engine in side.name else f"{side.name} ({engine})"
-        for side, engine in zip(together.sides, engines, strict=True)
+        name if len({*engines}) == 1 or engine in name else f"{name} ({engine})"
+        for name, engine in zip(names, engines, strict=True)
     ]
 
 
