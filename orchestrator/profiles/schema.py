@@ -279,7 +279,7 @@ class ModelSection(StrictModel):
         default=(), description="questions of the smoke test with correct answers; without them answers are not checked"
     )
     accept_lengths: dict[int, float] = Field(
-        default={}, description="published tokens per verification step, by `speculative-num-steps`"
+        default={}, description="published tokens per verification step, by the number of draft steps"
     )
     source: Text = Field(default="", description="where these facts are published")
 

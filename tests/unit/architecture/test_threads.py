@@ -19,6 +19,7 @@ WITH_DEAF_THREADS = {
     "core/http.py",
     "core/signals.py",
     "core/streams.py",
+    "verify/soak.py",
 }
 HOLDING = {"bench/benchmark.py", "experiments/sweep/trial.py", "servers/start/launch.py", "runtimes/process/runtime.py"}
 HOLDING |= {"cli/fanout.py", "servers/rollout/update.py", "runtimes/kubernetes/runtime.py"}
