@@ -11,7 +11,7 @@ from orchestrator.core.console import format_duration, table
 from orchestrator.experiments.sweep.run import TRIALS, Sweep
 from orchestrator.experiments.sweep.space import SearchSpace
 
-_LOOKED_AT: Final = 500  # maximum number of points that a dry run plans
+_MAX_POINTS: Final = 500  # that a dry run plans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,14 +110,14 @@ def dry_output(sweep: Sweep, looked: SpaceScan) -> SweepPreview:
 
 def scan_space(sweep: Sweep) -> SpaceScan:
     """Plan all points, or a random sample of a large space."""
-    whole = sweep.space.size <= _LOOKED_AT
-    points = sweep.space.points() if whole else _by_chance(sweep.space, sweep.request.seed)
+    whole = sweep.space.size <= _MAX_POINTS
+    points = sweep.space.points() if whole else _random_points(sweep.space, sweep.request.seed)
     reasons = Counter(sweep.refusal(dict(point)) for point in points)
     count, fitting = reasons.total(), reasons.pop("", 0)
     return SpaceScan(count=count, fitting=fitting, refused=reasons, whole=whole)
 
 
-def _by_chance(space: SearchSpace, seed: int) -> Iterator[dict[str, int]]:
-    dice = random.Random(seed)  # noqa: S311 - not for security
-    for _ in range(_LOOKED_AT):
-        yield {knob.key: dice.randrange(len(knob.values)) for knob in space.knobs}
+def _random_points(space: SearchSpace, seed: int) -> Iterator[dict[str, int]]:
+    generator = random.Random(seed)  # noqa: S311 - not for security
+    for _ in range(_MAX_POINTS):
+        yield {knob.key: generator.randrange(len(knob.values)) for knob in space.knobs}

@@ -37,9 +37,9 @@ from orchestrator.planner.planning import LoadedProfile, is_path, read_profile
 
 JOURNAL: Final = "journal.log"
 CONFIRM: Final = 2  # default number of repeated runs, for a median of three
-_KEPT: Final = 0.25  # maximum share of the budget reserved for repeated runs
+_RESERVED: Final = 0.25  # maximum share of the budget reserved for repeated runs
 TRIALS: Final = 20  # default number of trials without any budget
-_IN_A_ROW: Final = 1000  # refused points in a row that end the search
+_MAX_REFUSED: Final = 1000  # consecutive refused points that end the search
 _STREAM_TOK_S: Final = 50.0  # assumed speed of one stream, for estimates
 _RAN: Final = (TrialOutcome.MEASURED, TrialOutcome.STOPPED, TrialOutcome.FAILED)
 
@@ -135,8 +135,8 @@ class Sweep:
     @property
     def server(self) -> str:
         """The name of the servers of this sweep, unique by a digest of the output directory."""
-        place = hashlib.sha256(str(self.request.output.absolute()).encode()).hexdigest()[:8]
-        return f"{self.plan.profile}-sweep-{place}"
+        digest = hashlib.sha256(str(self.request.output.absolute()).encode()).hexdigest()[:8]
+        return f"{self.plan.profile}-sweep-{digest}"
 
     @property
     def about(self) -> float:
@@ -275,13 +275,13 @@ def _require_sensible(sweep: Sweep) -> None:
     if goal.objective is Objective.USD and request.usd_per_gpu_hour is None:
         raise UsageError("`usd-per-million` needs a price", hint="`--price USD`, per GPU-hour")
     if goal.objective in {Objective.USD, Objective.PER_WATT} and not sweep.plan.gpus:
-        what = f"`{goal.objective}` needs GPUs; this profile has none"
-        raise UsageError(what, hint="choose another `--objective`")
+        message = f"`{goal.objective}` needs GPUs; this profile has none"
+        raise UsageError(message, hint="choose another `--objective`")
     if request.budget.usd is not None and not sweep.usd_per_hour:
         raise UsageError("`--max-cost` needs a price per hour", hint="`--price USD`, per GPU-hour; or `--max-hours`")
     if sweep.workload.load == "closed" and (goal.at_rps is not None or goal.objective is Objective.KNEE):
-        what = f"`{workload_name(sweep.workload_named)}` is a closed-loop load without rates, so it has no knee"
-        raise UsageError(what, hint="`--objective tok-s`, without `--at-rate`")
+        message = f"`{workload_name(sweep.workload_named)}` is a closed-loop load without rates, so it has no knee"
+        raise UsageError(message, hint="`--objective tok-s`, without `--at-rate`")
     if f"flags.{Meaning.CONTEXT}" not in sweep.values:
         name = workload_name(sweep.workload_named)
         require_context(name, sweep.workload, sweep.base.capacity.context, sweep.plan.profile)
@@ -313,11 +313,11 @@ def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed:
     tried = sum(trial.seconds for trial in trials)
     used, each = tried + confirmed, tried / ran
     then = used + each
-    if budget.hours is not None and then + min(kept * each, _KEPT * budget.hours * 3600) > budget.hours * 3600:
+    if budget.hours is not None and then + min(kept * each, _RESERVED * budget.hours * 3600) > budget.hours * 3600:
         return f"one more trial would exceed {budget.hours:g} hours: {format_duration(used)} were used"
     if budget.usd is not None and cost:
         most = budget.usd / cost * 3600
-        if then + min(kept * each, _KEPT * most) > most:
+        if then + min(kept * each, _RESERVED * most) > most:
             return f"one more trial would exceed ${budget.usd:g}: ${used / 3600 * cost:.2f} were used"
     return ""
 
@@ -332,9 +332,10 @@ def open_search(sweep: Sweep) -> Iterator[Search]:
     folder, request = sweep.request.output, sweep.request
     journal = folder / JOURNAL
     if journal.exists() != request.resume:
-        what, hint = ("a sweep", "`--resume` continues it") if journal.exists() else ("nothing to resume", "")
-        hint = hint or "omit `--resume`"
-        raise UsageError(f"there is {what}{' already' if journal.exists() else ''}", location=str(folder), hint=hint)
+        message, hint = "there is nothing to resume", "omit `--resume`"
+        if journal.exists():
+            message, hint = "there is a sweep already", "`--resume` continues it"
+        raise UsageError(message, location=str(folder), hint=hint)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = hold(folder / ".lock")
@@ -342,16 +343,17 @@ def open_search(sweep: Sweep) -> Iterator[Search]:
         message = f"another `deploy sweep` is using this directory (pid {error.holder})"
         raise HostError(message, location=str(folder), hint="wait for it, or use another `--output`") from error
     with lock:
-        _mend(journal)
+        _repair(journal)
         yield Search(journal, sweep.space, sweep.goal, seed=request.seed, begun=sweep.begun())
 
 
-def _mend(journal: Path) -> None:
-    """Remove an incomplete last line, left by a killed sweep, which Optuna cannot read."""
-    if journal.exists() and (written := journal.read_bytes()) and not written.endswith(b"\n"):
-        cut(journal, written.rfind(b"\n") + 1)
+def _repair(journal: Path) -> None:
+    """Remove an incomplete last line of a killed sweep, which Optuna cannot read."""
+    if journal.exists() and (content := journal.read_bytes()) and not content.endswith(b"\n"):
+        cut(journal, content.rfind(b"\n") + 1)
 
 
 def too_many_refused(trials: tuple[SweepTrial, ...]) -> bool:
-    """Return whether the last `_IN_A_ROW` points were all refused."""
-    return len(trials) >= _IN_A_ROW and all(trial.outcome is TrialOutcome.REFUSED for trial in trials[-_IN_A_ROW:])
+    """Return whether the last `_MAX_REFUSED` points were all refused."""
+    last = trials[-_MAX_REFUSED:]
+    return len(last) == _MAX_REFUSED and all(trial.outcome is TrialOutcome.REFUSED for trial in last)

@@ -15,25 +15,25 @@ from orchestrator.experiments.sweep.objective import Objective
 from orchestrator.profiles.schema import Profile, Scalar
 
 LAYOUT: Final = "layout"  # key of the knob for layouts
-_MOST: Final = 1000  # maximum number of values of a range
+_MAX_VALUES: Final = 1000  # of a range
 
 
 class NumberRange(StrictModel):
-    """Numbers from one to another, in steps or each so many times the one before."""
+    """A range of numbers with a constant difference (`step`) or ratio (`times`)."""
 
-    from_: int | float = Field(alias="from", description="the first")
-    to: int | float = Field(description="none is above it")
-    step: int | float | None = Field(default=None, gt=0, description="how far they are apart")
-    times: int | float | None = Field(default=None, gt=1, description="each is so many times the one before")
+    from_: int | float = Field(alias="from", description="the first value")
+    to: int | float = Field(description="the maximum")
+    step: int | float | None = Field(default=None, gt=0, description="difference of two values")
+    times: int | float | None = Field(default=None, gt=1, description="ratio of two values")
 
     @model_validator(mode="after")
     def _is_finite(self) -> "NumberRange":
         if (self.step is None) == (self.times is None):
             raise ValueError("expected `step` or `times`")
         if self.to <= self.from_ or (self.times is not None and self.from_ <= 0):
-            raise ValueError("expected `from` below `to`, and above 0 where `times` is given")
-        if self._count() > _MOST:
-            raise ValueError(f"more than {_MOST} values")
+            raise ValueError("expected `from` below `to`, and above 0 with `times`")
+        if self._count() > _MAX_VALUES:
+            raise ValueError(f"more than {_MAX_VALUES} values")
         return self
 
     def _count(self) -> int:
@@ -41,13 +41,13 @@ class NumberRange(StrictModel):
             steps = math.log(self.to / self.from_) / math.log(self.times)
         else:
             steps = (self.to - self.from_) / (self.step or 1)
-        return math.floor(min(steps, _MOST) + 1e-9) + 1
+        return math.floor(min(steps, _MAX_VALUES) + 1e-9) + 1
 
     def values(self) -> Iterator[int | float]:
         """Yield all values of the range."""
         whole = all(isinstance(each, int) for each in (self.from_, self.step or 1, self.times or 1))
-        for place in range(self._count()):
-            value = self.from_ * self.times**place if self.times else self.from_ + place * (self.step or 1)
+        for index in range(self._count()):
+            value = self.from_ * self.times**index if self.times else self.from_ + index * (self.step or 1)
             yield int(value) if whole else round(float(value), 10)
 
 
@@ -63,7 +63,7 @@ Values: TypeAlias = Annotated[
 
 
 class LayoutChoice(StrictModel):
-    """A whole layout: what it does not say is 1, or off."""
+    """A layout; missing keys are 1, or off."""
 
     tp: int = Field(ge=1, description="GPUs that share one replica's weights")
     dp: int = Field(default=1, ge=1, description="replicas")
@@ -78,27 +78,27 @@ class LayoutChoice(StrictModel):
 
 
 class SpaceFile(StrictModel):
-    """A file that says what may vary, and what the best is; what the command line says goes first."""
+    """A search space and its objective; options of the command line take precedence."""
 
-    description: Text = Field(default="", description="what is looked for, one line")
+    description: Text = Field(default="", description="the purpose, one line")
     objective: Objective | None = Field(
         default=None,
         description="knee, tok-s, tok-s-per-watt, usd-per-million or pareto; default: knee, tok-s of a closed load",
     )
     ttft_p95_s: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="the TTFT p95 that a sustained rate keeps; default: the workload's"
+        default=None, description="maximum TTFT p95 of a sustained rate; default: the workload's"
     )
     at_rps: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
-        default=None, description="the rate at which the objective is read; default: each configuration's own knee"
+        default=None, description="the rate at which the objective is measured; default: the knee of each configuration"
     )
     workload: Text | None = Field(default=None, description="a workload's name, or a file; default: the profile's")
     request_rates: Annotated[tuple[Annotated[float, Field(gt=0, le=10_000)], ...], Field(min_length=1)] | None = Field(
-        default=None, description="the ladder of rates, rising; default: the workload's"
+        default=None, description="the rates to measure, ascending; default: the workload's"
     )
     confirm: Annotated[int, Field(ge=0, le=10)] | None = Field(
-        default=None, description="how often the best is measured again before it is named; default: 2"
+        default=None, description="number of repeated runs of the best configuration; default: 2"
     )
-    layouts: tuple[LayoutChoice, ...] = Field(default=(), description="whole layouts to choose from")
+    layouts: tuple[LayoutChoice, ...] = Field(default=(), description="layouts to choose from")
     flags: dict[Text, Values] = Field(
         default={},
         description="sglang's options, each a list of values or a range: {from, to, step} or {from, to, times}",
@@ -108,9 +108,9 @@ class SpaceFile(StrictModel):
     @model_validator(mode="after")
     def _varies(self) -> "SpaceFile":
         if not (self.layouts or self.flags or self.env):
-            raise ValueError("expected something that varies: `layouts`, `flags` or `env`")
+            raise ValueError("expected `layouts`, `flags` or `env`")
         if self.request_rates is not None and list(self.request_rates) != sorted(set(self.request_rates)):
-            raise ValueError("`request_rates` must rise")
+            raise ValueError("`request_rates` must be ascending")
         return self
 
 
@@ -131,7 +131,7 @@ class SweepParameter:
         """Yield the settings of a value, as ((section, key), value)."""
         value = self.values[index]
         if isinstance(value, LayoutChoice):
-            yield from (((LAYOUT, key), said) for key, said in value.model_dump().items())
+            yield from (((LAYOUT, key), item) for key, item in value.model_dump().items())
         else:
             section, _, key = self.key.partition(".")
             yield (section, key), value

@@ -38,29 +38,29 @@ from orchestrator.servers.start.verify import smoke_server
 from orchestrator.servers.targets import server_target
 
 # Errors caused by a configuration. Any other error comes from the host, and ends the sweep.
-_OF_THE_POINT: Final = (NotReadyError, SmokeError, KernelsError, StartError, BenchError, ProfileError)
+_CONFIGURATION_ERRORS: Final = (NotReadyError, SmokeError, KernelsError, StartError, BenchError, ProfileError)
 _ANSWERS: Final = "correct answers"  # the smoke test check with known answers
-_LONGEST: Final = 4000  # maximum number of characters of a diagnosis
+_MAX_DIAGNOSIS: Final = 4000  # characters
 
 
 @dataclass
 class _Clock:
     """The duration of a trial and of its steps, in seconds."""
 
-    begun: float = field(default_factory=time.monotonic)
+    start: float = field(default_factory=time.monotonic)
     parts: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             yield
         finally:
-            self.parts[name] = round(time.monotonic() - begun, 3)
+            self.parts[name] = round(time.monotonic() - start, 3)
 
     @property
     def seconds(self) -> float:
-        return round(time.monotonic() - self.begun, 3)
+        return round(time.monotonic() - self.start, 3)
 
 
 @dataclass
@@ -68,7 +68,7 @@ class _Ladder:
     """A callback that ends the measurement of a trial after a rate, if the knee is found or the trial is worse."""
 
     sweep: Sweep
-    asked: Suggestion
+    suggestion: Suggestion
     stopped: bool = False
 
     def __call__(self, result: BenchResult) -> BenchEnding | None:
@@ -80,7 +80,7 @@ class _Ladder:
         if len(goal.names) > 1 or point.offered_rps is None or point.offered_rps >= last:
             return None  # Optuna cannot prune trials with several objectives
         held_rates = goal.held_rates(result)
-        self.stopped = self.asked.worse(len(result.points), held_rates, higher_is_better=goal.higher_is_better[0])
+        self.stopped = self.suggestion.worse(len(result.points), held_rates, higher_is_better=goal.higher_is_better[0])
         return BenchEnding.INTERRUPTED if self.stopped else None
 
 
@@ -104,7 +104,7 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
         if left:
             note("stopping a server that a killed sweep left behind")
             take_down(sweep)
-        why = _search(sweep, search, ended)
+        reason = _search(sweep, search, ended)
         short = _confirm(sweep, search, ended)
     except (KeyboardInterrupt, Interrupted) as error:  # displayed after the server is stopped
         stopped = f"`{sweep.server}` is stopped, nothing is left running; {again}"
@@ -114,15 +114,17 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
         raise
     finally:
         take_down(sweep)  # an interrupt may arrive between a trial and its cleanup
-    return "; ".join(filter(None, [why, short]))
+    return "; ".join(filter(None, [reason, short]))
 
 
 def _search(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
     while not (why := spent(search.trials, sweep, confirmed=_confirmed_seconds(search))):
-        asked = search.ask(sweep.own)
-        if asked is None or too_many_refused(search.trials):
-            return "every point of the space was tried" if asked is None else "no further point that fits was found"
-        _try(sweep, search, asked)
+        suggestion = search.ask(sweep.own)
+        if suggestion is None or too_many_refused(search.trials):
+            return (
+                "every point of the space was tried" if suggestion is None else "no further point that fits was found"
+            )
+        _try(sweep, search, suggestion)
         ended()
     return why
 
@@ -134,12 +136,18 @@ def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
             return f"trial {trial.number} has fewer repeats than requested: {short}"
         count = 2 + sum(each.number == trial.number for each in search.confirmations)
         line = _TrialLine(f"trial {trial.number}, run {count} of {sweep.repeats + 1}")
-        asked = Suggestion(point=trial.point, own=trial.own, trial=None)
-        begun = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), why="", diagnosis="")
-        found = _run(sweep, search, asked, begun, line, folder=f"{trial.number:03d}-{count}")
-        told = {"number": trial.number, "values": found.values, "why": found.why}
-        search.confirm(Confirmation(**told, directory=found.directory, seconds=found.seconds))  # type: ignore[arg-type]
-        line.end(_told(sweep, found))
+        suggestion = Suggestion(point=trial.point, own=trial.own, trial=None)
+        pending = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), why="", diagnosis="")
+        found = _run(sweep, search, suggestion, pending, line, folder=f"{trial.number:03d}-{count}")
+        run = Confirmation(
+            number=trial.number,
+            values=found.values,
+            why=found.why,
+            directory=found.directory,
+            seconds=found.seconds,
+        )
+        search.confirm(run)
+        line.end(_describe(sweep, found))
         ended()
     return ""
 
@@ -148,20 +156,20 @@ def _confirmed_seconds(search: Search) -> float:
     return sum(each.seconds for each in search.confirmations)
 
 
-def _try(sweep: Sweep, search: Search, asked: Suggestion) -> None:
+def _try(sweep: Sweep, search: Search, suggestion: Suggestion) -> None:
     number = len(search.trials) + 1
-    shown = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(asked.point).items())
-    line = _TrialLine(f"trial {number}: {shown}{' (the profile itself)' if asked.own else ''}")
-    begun = SweepTrial(number=number, point=asked.point, outcome=TrialOutcome.INTERRUPTED, own=asked.own)
-    if refused := sweep.refusal(dict(asked.point)):
-        found = replace(begun, outcome=TrialOutcome.REFUSED, why=refused)
+    shown = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(suggestion.point).items())
+    line = _TrialLine(f"trial {number}: {shown}{' (the profile itself)' if suggestion.own else ''}")
+    pending = SweepTrial(number=number, point=suggestion.point, outcome=TrialOutcome.INTERRUPTED, own=suggestion.own)
+    if refused := sweep.refusal(dict(suggestion.point)):
+        found = replace(pending, outcome=TrialOutcome.REFUSED, why=refused)
     else:
-        found = _run(sweep, search, asked, begun, line, folder=f"{number:03d}")
-    search.tell(asked, found)
-    line.end(_told(sweep, found))
+        found = _run(sweep, search, suggestion, pending, line, folder=f"{number:03d}")
+    search.tell(suggestion, found)
+    line.end(_describe(sweep, found))
 
 
-def _told(sweep: Sweep, found: SweepTrial) -> str:
+def _describe(sweep: Sweep, found: SweepTrial) -> str:
     took = f" after {found.seconds:.0f} s" if found.seconds else ""
     if found.values:
         return f"{sweep.goal.text(found.values)} ({', '.join(sweep.goal.names)}){took}"
@@ -169,21 +177,21 @@ def _told(sweep: Sweep, found: SweepTrial) -> str:
 
 
 def _run(
-    sweep: Sweep, search: Search, asked: Suggestion, begun: SweepTrial, line: "_TrialLine", *, folder: str
+    sweep: Sweep, search: Search, suggestion: Suggestion, pending: SweepTrial, line: "_TrialLine", *, folder: str
 ) -> SweepTrial:
-    """Start, verify, measure and stop one configuration; the outcome of an error in `_OF_THE_POINT` is FAILED."""
-    clock, place = _Clock(), RelativePath(f"trials/{folder}")
-    remove_tree(sweep.request.output / place, within=sweep.request.output)  # left by a killed trial
-    watch = _Ladder(sweep, asked)
-    found = replace(begun, directory=str(place))
+    """Start, verify, measure and stop a configuration; `_CONFIGURATION_ERRORS` give the outcome FAILED."""
+    clock, directory = _Clock(), RelativePath(f"trials/{folder}")
+    remove_tree(sweep.request.output / directory, within=sweep.request.output)  # left by a killed trial
+    ladder = _Ladder(sweep, suggestion)
+    found = replace(pending, directory=str(directory))
     try:
-        with _nothing_left(sweep, clock):
+        with _stopped_at_end(sweep, clock):
             with clock.part("up"), line.step("starting"):
-                started = up(_up_request(sweep, asked), sweep.home, on_verified=lambda: None)
+                started = up(_up_request(sweep, suggestion), sweep.home, on_verified=lambda: None)
             found = replace(found, answers=_answers(started))
             with clock.part("bench"), line.step("measuring"):
-                result = _measure(sweep, asked, watch, sweep.request.output / place)
-            found = _judged(sweep, result, watch, found)
+                result = _measure(sweep, suggestion, ladder, sweep.request.output / directory)
+            found = _evaluate(sweep, result, ladder, found)
             if found.values and _leads(sweep, search, found):
                 with (
                     clock.part("smoke"),
@@ -194,14 +202,14 @@ def _run(
     except NameTakenError:
         line.leave()
         raise
-    except _OF_THE_POINT as error:
-        diagnosis = redact(error.details)[-_LONGEST:]
+    except _CONFIGURATION_ERRORS as error:
+        diagnosis = redact(error.details)[-_MAX_DIAGNOSIS:]
         found = replace(found, values=(), outcome=TrialOutcome.FAILED, why=_reason(error), diagnosis=diagnosis)
     except BaseException:
         line.leave()
         cut = replace(found, values=(), outcome=TrialOutcome.INTERRUPTED, seconds=clock.seconds, parts=clock.parts)
         with suppress(Exception):
-            search.tell(asked, cut)
+            search.tell(suggestion, cut)
         raise
     return replace(found, seconds=clock.seconds, parts=clock.parts)
 
@@ -240,7 +248,7 @@ class _TrialLine:
 
 
 @contextmanager
-def _nothing_left(sweep: Sweep, clock: _Clock) -> Iterator[None]:
+def _stopped_at_end(sweep: Sweep, clock: _Clock) -> Iterator[None]:
     """Stop the server at the end of the block, with deferred signals."""
     with defer_signals():
         try:
@@ -251,12 +259,12 @@ def _nothing_left(sweep: Sweep, clock: _Clock) -> Iterator[None]:
                 take_down(sweep)
 
 
-def _up_request(sweep: Sweep, asked: Suggestion) -> UpRequest:
+def _up_request(sweep: Sweep, suggestion: Suggestion) -> UpRequest:
     request = sweep.request
     return UpRequest(
         profile=request.profile,
         name=sweep.server,
-        overrides=(*request.overrides, *sweep.space.overrides(asked.point)),
+        overrides=(*request.overrides, *sweep.space.overrides(suggestion.point)),
         host=request.host,
         image=None,
         replace=False,
@@ -268,32 +276,32 @@ def _up_request(sweep: Sweep, asked: Suggestion) -> UpRequest:
     )
 
 
-def _measure(sweep: Sweep, asked: Suggestion, watch: _Ladder, folder: Path) -> BenchResult:
+def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path) -> BenchResult:
     options = BenchOptions(
         workload=sweep.workload_named,
         tokens=(None, None),
         changes=sweep.changes,
         api="completions",
         usd_per_gpu_hour=sweep.request.usd_per_gpu_hour,
-        label=", ".join(sweep.space.shown(asked.point).values()),
+        label=", ".join(sweep.space.shown(suggestion.point).values()),
         directory=folder,
         resume=False,
         command=quote(["deploy", "bench", sweep.server, "--workload", sweep.workload_named]),
-        stop_when=watch,
+        stop_when=ladder,
     )
     with open_servers(sweep.home, sweep.request.host) as servers:
         result, _ = bench(server_target(servers, sweep.server), options, lambda _text, _far: None)
-    if result.ending is BenchEnding.INTERRUPTED and not watch.stopped:
+    if result.ending is BenchEnding.INTERRUPTED and not ladder.stopped:
         raise Interrupted("interrupted")
     return result
 
 
-def _judged(sweep: Sweep, result: BenchResult, watch: _Ladder, found: SweepTrial) -> SweepTrial:
+def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, found: SweepTrial) -> SweepTrial:
     """Add the values or the outcome of a measurement to a trial.
 
     Raises BenchError if the server died, DeployError if no trial can provide the objective.
     """
-    if watch.stopped:
+    if ladder.stopped:
         point = result.points[-1]
         why = f"at {point.label} requests/s it sustained {sweep.goal.held(point):.0%} of the load, less than the others"
         return replace(found, outcome=TrialOutcome.STOPPED, why=why)
@@ -309,10 +317,10 @@ def _judged(sweep: Sweep, result: BenchResult, watch: _Ladder, found: SweepTrial
 def _leads(sweep: Sweep, search: Search, found: SweepTrial) -> bool:
     """Return whether no earlier trial is better; such a trial gets another smoke test after its load."""
     signs = [1 if higher else -1 for higher in sweep.goal.higher_is_better]
-    mine = [sign * value for sign, value in zip(signs, found.values, strict=True)]
+    values = [sign * value for sign, value in zip(signs, found.values, strict=True)]
     for trial in search.best():
-        theirs = [sign * value for sign, value in zip(signs, trial.values, strict=True)]
-        if theirs != mine and all(a >= b for a, b in zip(theirs, mine, strict=True)):
+        others = [sign * value for sign, value in zip(signs, trial.values, strict=True)]
+        if others != values and all(a >= b for a, b in zip(others, values, strict=True)):
             return False
     return True
 

@@ -72,8 +72,8 @@ def test_a_point_is_what_set_would_say(tmp_path: Path) -> None:
         ("flags:\n  a: []\n", 2, "`flags.a`"),
         ("layouts:\n  - {tp: 0}\n", 2, "`layouts.0.tp`"),
         ("objective: kne\nflags: {a: [1]}\n", 1, "'knee'"),
-        ("description: nothing\n", 1, "something that varies"),
-        ("flags: {a: [1]}\nrequest_rates: [2, 1]\n", 1, "must rise"),
+        ("description: nothing\n", 1, "expected `layouts`, `flags` or `env`"),
+        ("flags: {a: [1]}\nrequest_rates: [2, 1]\n", 1, "must be ascending"),
     ],
 )
 def test_what_is_wrong_is_told_at_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
