@@ -27,6 +27,7 @@ RESERVED: Mapping[str, str] = {
     "dp-size": "layout.dp",
     "data-parallel-size": "layout.dp",
     "dp": "layout.dp",
+    "attn-dp-size": "layout.dp",
     "ep-size": "layout.ep",
     "expert-parallel-size": "layout.ep",
     "ep": "layout.ep",

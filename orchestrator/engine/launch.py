@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from packaging.version import Version
+
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.gateway import CONTROL_KEY
 
@@ -24,9 +26,13 @@ PROFILE_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "port": ("server", "port"),
     "tp-size": ("layout", "tp"),
     "dp-size": ("layout", "dp"),
+    "attn-dp-size": ("layout", "dp"),
     "ep-size": ("layout", "ep"),
     "enable-dp-attention": ("layout", "dp_attention"),
 }
+# The first to deprecate `--dp-size N --enable-dp-attention`: after 2026-12-31 `--dp-size` counts whole replicas
+# (0.5.22, srt/arg_groups/parallel_hook.py, handle_deprecated_dp_attention).
+_ATTENTION_DP: Final = Version("0.5.22")
 _OURS: Final = (
     "sglang::"  # scheduler_DP1_TP0, detokenizer, data_parallel_controller (0.5.14, managers/scheduler.py:4148)
 )
@@ -45,6 +51,7 @@ class Launch:
     dp: int
     ep: int
     dp_attention: bool
+    version: str  # of sglang
     flags: Sequence[tuple[str, Sequence[str]]] = ()
 
 
@@ -63,13 +70,19 @@ def launch_argv(launch: Launch, *, python: str) -> tuple[str, ...]:
     return tuple(argv)
 
 
+def has_attention_dp(version: str) -> bool:
+    """Return whether this version of sglang has an option of its own for data-parallel attention."""
+    return Version(version) >= _ATTENTION_DP
+
+
 def _spread(launch: Launch) -> list[str]:
+    attention = launch.dp_attention and has_attention_dp(launch.version)
     argv = ["--tp-size", str(launch.tp)]
     if launch.dp > 1:
-        argv += ["--dp-size", str(launch.dp)]
+        argv += ["--attn-dp-size" if attention else "--dp-size", str(launch.dp)]
     if launch.ep > 1:
         argv += ["--ep-size", str(launch.ep)]
-    if launch.dp_attention:
+    if launch.dp_attention and not attention:
         argv += ["--enable-dp-attention"]
     return argv
 

@@ -14,6 +14,7 @@ from orchestrator.core.yaml_document import KeyPath
 from orchestrator.engine.flag_checks import ServerArgs, argument_problems, name_problem, port_problem
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
+from orchestrator.engine.launch import has_attention_dp
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.serving import ServingFacts
 from orchestrator.patches.schema import Patch
@@ -60,6 +61,8 @@ class RuleContext:
 
 def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
     """Return the flags of a profile, with the values that they are checked against."""
+    layout = profile.layout
+    split = layout.dp_attention.value and has_attention_dp(profile.engine.version)
     return ServerArgs(
         table=table,
         flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
@@ -68,10 +71,11 @@ def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
         sparse_attention=profile.model.sparse_attention,
         platform=profile.engine.platform,
         decided={
-            "tp_size": profile.layout.tp.value,
-            "dp_size": profile.layout.dp.value,
-            "ep_size": profile.layout.ep.value,
-            "enable_dp_attention": profile.layout.dp_attention.value,
+            "tp_size": layout.tp.value,
+            "dp_size": 1 if split else layout.dp.value,
+            "ep_size": layout.ep.value,
+            "enable_dp_attention": layout.dp_attention.value and not split,
+            **({"attn_dp_size": layout.dp.value} if split else {}),
             "port": profile.server.port,
             "served_model_name": profile.model.served_name,
         },

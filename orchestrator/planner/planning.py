@@ -21,6 +21,7 @@ from orchestrator.plan.facts import NO_FACTS, Facts
 from orchestrator.plan.known_issues import KnownIssues
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.plan.serving import profile_serving
+from orchestrator.planner.renamed_flags import rename_flags
 from orchestrator.profiles.layers import (
     EXTENDS,
     USE,
@@ -195,9 +196,20 @@ def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override
 
 def _valid(name: str, composed: MergedProfile, catalog: Catalog) -> LoadedProfile:
     message = f"profile `{name}` is not valid"
+    composed = _renamed(composed, catalog)
     profile = validate(composed.data, Profile, place=composed.place, message=message)
     register_env_secret(profile.server.api_key_env)
     return LoadedProfile(name=name, composed=composed, profile=profile, catalog=catalog)
+
+
+def _renamed(composed: MergedProfile, catalog: Catalog) -> MergedProfile:
+    """Rename flags that the engine no longer has; leave them if its version is unknown, which a rule reports."""
+    engine = composed.data.get("engine")
+    version = engine.get("version") if isinstance(engine, dict) else None
+    try:
+        return rename_flags(composed, read_flags(str(version), catalog), catalog)
+    except ProfileError:
+        return composed
 
 
 def _further_faults(name: str, known: MergedProfile, catalog: Catalog) -> tuple[Problem, ...]:

@@ -84,6 +84,7 @@ def server_command(
         dp=plan.layout.dp,
         ep=plan.layout.ep,
         dp_attention=plan.layout.dp_attention,
+        version=plan.engine.version,
         flags=tuple((flag.name, flag.values) for flag in plan.flags),
     )
     env = {variable.name: variable.value for variable in (*found.env, *plan.env)}

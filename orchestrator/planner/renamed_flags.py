@@ -1,0 +1,68 @@
+"""Flags that the profile's engine no longer has, under the name that sglang gave them.
+
+An option's successor is what its own warning named while it was deprecated: the flag tables of older versions have it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from packaging.version import Version
+
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.console import note
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.yaml_document import Data, KeyPath
+from orchestrator.engine.flags import FlagTable, read_flags
+from orchestrator.profiles.layers import MergedProfile
+
+_FLAGS = "flags"
+
+
+def rename_flags(composed: MergedProfile, table: FlagTable, catalog: Catalog) -> MergedProfile:
+    """Give each flag that `table` lacks its successor's name, with a note; a flag without one stays as it is."""
+    given = composed.data.get(_FLAGS)
+    unknown = [name for name in given if name not in table.flags] if isinstance(given, dict) else []
+    if not isinstance(given, dict) or not unknown:
+        return composed
+    flags, places = dict(given), dict(composed.places)
+    for name in unknown:
+        new, _, value = _successor(name, table, catalog).partition("=")
+        if new not in table.flags or new in flags or (value and not _is_on(flags[name])):
+            continue
+        flags[new] = _with_value(flags.pop(name), value)
+        places |= dict(_moved(composed, name, new))
+        place = composed.place((_FLAGS, name))
+        note(f"`--{name}` is `--{new}{f' {value}' if value else ''}` in sglang {table.version} ({place})")
+    return replace(composed, data={**composed.data, _FLAGS: flags}, places=places)
+
+
+def _successor(name: str, table: FlagTable, catalog: Catalog) -> str:
+    """Return the successor by the newest older table that has the option; empty if there is none."""
+    older = sorted((Version(each), each) for each in catalog.names(EntryKind.FLAGS))
+    for version, text in reversed(older):
+        if version >= Version(table.version):
+            continue
+        try:
+            spec = read_flags(text, catalog).flags.get(name)
+        except ProfileError:
+            continue
+        if spec is not None:
+            return spec.successor.removeprefix("--")
+    return ""
+
+
+def _is_on(setting: Data) -> bool:
+    return (setting.get("value") if isinstance(setting, dict) else setting) is True
+
+
+def _with_value(setting: Data, value: str) -> Data:
+    """Return the setting of a switch whose successor is an option with a value."""
+    if not value:
+        return setting
+    return {**setting, "value": value} if isinstance(setting, dict) else value
+
+
+def _moved(composed: MergedProfile, name: str, new: str) -> Iterator[tuple[KeyPath, str]]:
+    for path, place in composed.places.items():
+        if path[:2] == (_FLAGS, name):
+            yield (_FLAGS, new, *path[2:]), place
