@@ -15,12 +15,11 @@ from orchestrator.report.timeline import OverTime
 RATE: Final = "offered rate, requests per second"
 TIME: Final = "seconds after the first planned arrival"
 _LONGEST: Final = 14  # characters of a name in a plot; the legend has the full name
-_NAMED: Final = 3  # series described in the caption
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Against:
-    """A plot of one metric against the offered rate; `says` begins its caption."""
+    """A plot of one metric against the offered rate; `says` is its caption."""
 
     id: str
     title: str
@@ -37,7 +36,7 @@ _AGAINST_RATE: Final = (
         title="Time to first token, p95",
         unit="seconds, logarithmic",
         figure=metrics.TTFT_P95,
-        says="95 % of the requests get their first token within:",
+        says="95 % of the requests get their first token within this time.",
         log=True,
         limited=True,
     ),
@@ -46,7 +45,7 @@ _AGAINST_RATE: Final = (
         title="Time to first token, p50",
         unit="seconds, logarithmic",
         figure=metrics.TTFT_P50,
-        says="Half of the requests get their first token within:",
+        says="Half of the requests get their first token within this time.",
         log=True,
     ),
     _Against(
@@ -54,28 +53,28 @@ _AGAINST_RATE: Final = (
         title="Time per output token, p50",
         unit="milliseconds",
         figure=metrics.TPOT_P50,
-        says="Half of the responses need at most this time per token:",
+        says="Half of the responses need at most this time per token.",
     ),
     _Against(
         id="throughput",
         title="Output throughput of the node",
         unit="output tokens per second",
         figure=metrics.OUTPUT,
-        says="A full server emits no more tokens at a higher rate. Tokens per second:",
+        says="A full server emits no more tokens at a higher rate.",
     ),
     _Against(
         id="cost",
         title="Cost of a million output tokens",
         unit="US dollars",
         figure=metrics.USD,
-        says="The busier the node, the cheaper the token:",
+        says="The busier the node, the cheaper the token.",
     ),
     _Against(
         id="energy",
         title="Energy of an output token",
         unit="joules",
         figure=metrics.JOULES,
-        says="From the energy counters of the GPUs, in joules:",
+        says="From the energy counters of the GPUs.",
     ),
 )
 
@@ -87,16 +86,15 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
 
 def _against_rate(report: Report, asked: _Against) -> Chart:
     limits = sorted({limit for each in report.comparisons if (limit := each.ttft_limit_s) is not None})
-    lines = _lines(report, asked.figure)
     return Chart(
         id=asked.id,
         title=asked.title,
         x_label=RATE,
         y_label=asked.unit,
-        lines=lines,
+        lines=_lines(report, asked.figure),
         limits=tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits) if asked.limited else (),
         log=asked.log,
-        says=_says(asked.says, lines, asked.figure) + (_limit(limits) if asked.limited and lines else ""),
+        says=asked.says,
     )
 
 
@@ -164,24 +162,6 @@ def over_time_charts(drawn: OverTime) -> tuple[Chart, Chart]:
             says=f"At most {most} concurrent, at most {queued} of them queued or in prefill.",
         ),
     )
-
-
-def _says(what: str, lines: tuple[Line, ...], figure: ReportMetric) -> str:
-    """Return a caption with both ends of the first series; "" without series."""
-    told = [_ends(line, figure, alone=len(lines) == 1) for line in lines[:_NAMED]]
-    more = f"; {len(lines) - _NAMED} more in the plot" if len(lines) > _NAMED else ""
-    return f"{what} {'; '.join(told)}{more}." if told else ""
-
-
-def _limit(limits: list[float]) -> str:
-    return f" The limit is {' or '.join(f'{limit:g}' for limit in limits)} s." if limits else ""
-
-
-def _ends(line: Line, figure: ReportMetric, *, alone: bool) -> str:
-    whose = "" if alone else f"{line.label.removesuffix(' †')} "
-    unit = f" {figure.unit}" if figure.unit in {"s", "ms"} else ""
-    ends = (line.points[0], line.points[-1])[: len(line.points)]
-    return whose + ", ".join(f"{figure.format(value)}{unit} at {metrics.plain(rate)} rps" for rate, value in ends)
 
 
 def layout_bars(report: Report) -> tuple[Bar, ...]:

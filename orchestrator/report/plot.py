@@ -14,8 +14,8 @@ WIDTH: Final = 440
 HEIGHT: Final = 300
 _LEFT, _TOP, _BOTTOM = 46, 16, 46
 _LABEL_GAP: Final = 14.0
-_LONGEST: Final = 22  # characters of a label at the right edge
 _TAG: Final = 48.0  # maximum width of a tag, in units
+_LONGEST: Final = 22  # characters of a label at the right edge
 _DESCRIBED: Final = 12  # maximum number of points listed in the description
 _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 
@@ -24,7 +24,7 @@ _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 class Line:
     """One series of at least one point; `color` is an index, or None for published: gray, dashed, hollow markers.
 
-    Style "dots" draws no line, and "steps" holds each value until the next. `tags` are labels of the points.
+    Style "dots" draws no line, and "steps" holds each value until the next. `tags` name the points.
     """
 
     label: str
@@ -129,6 +129,8 @@ def line_chart(chart: Chart) -> Markup:
     parts += [_limit(limit, across, upward) for limit in chart.limits]
     parts += [_series(line, across, upward) for line in chart.lines]
     parts += _end_labels(chart.lines, upward, edge)
+    tagged = [line for line in chart.lines if line.tags]
+    parts += [_tags(line, across, upward) for line in tagged if len(tagged) == 1]  # those of several lines overlap
     parts += [_spots(line, across, upward) for line in chart.lines if line.style != "steps"]
     return _svg(chart.id, chart.title, _describe(chart), parts, HEIGHT)
 
@@ -220,7 +222,6 @@ def _css(line: Line) -> str:
 def _series(line: Line, across: _Scale, upward: _Scale) -> Markup:
     at = _places(line, across, upward)
     drawn = Markup("") if line.style == "dots" else Markup('<path class="line" d="{}"/>').format(_path(line, at))
-    drawn += Markup("").join(_tag(x, y, tag, across) for (x, y), tag in zip(at, line.tags, strict=False))
     return Markup('<g class="series {}">{}</g>').format(_css(line), drawn)
 
 
@@ -233,7 +234,7 @@ def _spots(line: Line, across: _Scale, upward: _Scale) -> Markup:
     drawn = Markup("")
     tags = line.tags or ("",) * len(line.points)
     for (x, y), values, tag in zip(_places(line, across, upward), line.points, tags, strict=True):
-        told = f"{line.label}, {tag}{': ' if tag else ''}{number(values[0])} → {_exact(values[1])}"
+        told = f"{line.label}, {tag}{': ' if tag else ''}{_exact(values[0])} → {_exact(values[1])}"
         if line.style == "dots":
             drawn += Markup("<g>{}<title>{}</title></g>").format(_marker("dot", x, y), told)
             continue
@@ -247,6 +248,11 @@ def _spots(line: Line, across: _Scale, upward: _Scale) -> Markup:
 
 def _exact(value: float) -> str:
     return number(float(f"{value:.4g}"))
+
+
+def _tags(line: Line, across: _Scale, upward: _Scale) -> Markup:
+    places = zip(_places(line, across, upward), line.tags, strict=True)
+    return Markup("").join(_tag(x, y, tag, across) for (x, y), tag in places)
 
 
 def _tag(x: float, y: float, tag: str, across: _Scale) -> Markup:
