@@ -125,9 +125,9 @@ async def discover(
         info = await _server_info(server, address)
     except UnexpectedResponseError as error:
         raise BenchError(f"cannot discover the endpoint: {error}", location=address.url) from error
-    if not models:
+    if (chosen := foreign.choose_model(models)) is None:
         raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", location=address.url)
-    served, context = next(iter(models.items()))
+    served, context = chosen
     facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context, engine=engine)
     metrics = await _read_metrics(server)
     if info is not None:

@@ -95,6 +95,10 @@ class PublishedEval(StrictModel):
     candidate: EvalScore
     caveat: str
 
+    def is_of(self, served: str) -> bool:
+        """Return whether a served model is the published one, by its name, such as `zai-org/GLM-5.2-FP8`."""
+        return f"{served.rpartition('/')[2]}-".lower().startswith(f"{self.model}-".lower())
+
 
 class Quote(StrictModel):
     """A sentence of the publication. `values` maps keys of a profile to the values that it states for `layout`."""

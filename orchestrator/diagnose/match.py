@@ -10,7 +10,7 @@ from orchestrator.core.logs.lines import batches, last_lines, lines_containing
 from orchestrator.core.secrets import excerpt
 from orchestrator.core.text import line_shapes, present_in, repetitive
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
-from orchestrator.diagnose.signatures import LinePattern, Signature, load_catalog
+from orchestrator.diagnose.signatures import OTHER_ENGINE, LinePattern, Signature, load_catalog
 from orchestrator.engine.log import echoes_user_input
 
 MAX_EVIDENCE: Final = 3
@@ -132,6 +132,8 @@ def diagnose(lines: Iterable[str], *, catalog: Sequence[Signature] | None = None
         total = search.see(batch, before=total)
         tail.extend(line[:_MAX_LINE_CHARACTERS] for line in last_lines(batch, TAIL_LINES))
     matches = [Match(signature=w.signature, count=w.count, evidence=tuple(w.evidence)) for w in watches if w.count]
+    if any(found.signature.id == OTHER_ENGINE for found in matches):
+        matches = [each for found in matches if (each := found.of_another_engine()) is not None]
     return Diagnosis(
         matches=tuple(sorted(matches, key=Match.order)),
         lines=total,

@@ -31,6 +31,13 @@ class Match:
         hint = word(self.signature.hint)
         return replace(self, signature=self.signature.model_copy(update={"hint": hint}))
 
+    def of_another_engine(self) -> "Match | None":
+        """Return the match as it is in a log of another engine; None if only sglang has this failure."""
+        hint = self.signature.elsewhere
+        if hint is None:
+            return None
+        return replace(self, signature=self.signature.model_copy(update={"hint": hint})) if hint else self
+
     def order(self) -> tuple[int, int]:
         """Return the sort key: causes before symptoms, then by line."""
         return _RANK[self.signature.effect], self.evidence[0].line

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from orchestrator.core.validation import StrictModel, read_model
 
+OTHER_ENGINE: Final = "other-engine"  # the signature of a log that is not of sglang
 CATALOG: Final = Path(__file__).with_name("signatures.yaml")
 
 
@@ -62,6 +63,7 @@ class Signature(StrictModel):
     within: int = Field(default=80, gt=0)
     cause: str
     hint: str
+    elsewhere: str | None = Field(default=None)  # hint for another engine, "" for the same; None: of sglang alone
     source: str
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from orchestrator.core.console import note
 from orchestrator.core.errors import UsageError
 from orchestrator.engine.liveness import RANK_FIELD
 from orchestrator.engine.options import Meaning
@@ -37,6 +38,14 @@ def read_engine(models: Json) -> str:
     """Return the engine that `/v1/models` names as the owner of its models, else UNKNOWN."""
     owners = [str(model.get("owned_by")) for model in get_objects(models, "data")]
     return next((owner for owner in owners if owner in _OPTIONS), UNKNOWN)
+
+
+def choose_model(models: Mapping[str, int | None]) -> tuple[str, int | None] | None:
+    """Return the first served model and its context, and note the choice among several; None if there is none."""
+    if len(models) > 1:
+        first, *others = models
+        note(f"the endpoint serves {len(models)} models; using the first, `{first}`, not `{'`, `'.join(others)}`")
+    return next(iter(models.items()), None)
 
 
 def is_foreign(engine: str) -> bool:

@@ -69,6 +69,10 @@ def measured_evals(
     if published is None or line is None:
         raise UsageError(f"no baseline for `{candidate.suite}`", hint="set one with `--baseline FILE`")
     for score in (line.baseline, line.candidate):
+        if not line.is_of(candidate.model):
+            row = _measured(candidate, None, label=f"{line.model} {score.label}, published", baseline=score.score)
+            yield replace(row, caveat=f"another model than {line.model}: not comparable; {candidate.harness}")
+            continue
         judgment = compare_with_published_score(line, score, candidate)
         row = _measured(candidate, judgment, label=f"{score.label}, published", baseline=score.score)
         ablation = published.reproduce.baseline_of(candidate.suite) if score is line.baseline else None

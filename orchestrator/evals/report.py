@@ -33,7 +33,9 @@ class SuiteScore:
         yield f"{result.suite}: {result.score:.4f} of {_describe_sample(result)}, {result.metric}, {result.harness}"
         if result.suite == tau2.NAME:
             yield "; ".join(f"pass^{k} {_interval(*pass_interval(groups))}" for k, groups in result.pass_hat())
-        for name, test in self.tests():
+        if not (tests := self.tests()):
+            yield f"nothing is published for `{result.model}`; `--baseline` compares with a result or a server"
+        for name, test in tests:
             yield f"against {name}: {test.sentence if test else 'not comparable: no sample size was published'}"
 
     def to_output(self) -> "ScoreOutput":

@@ -13,6 +13,7 @@ from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.secrets import redact
 from orchestrator.engine.client import EngineClient
+from orchestrator.engine.foreign import choose_model
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.evals import tau2
@@ -184,14 +185,15 @@ def served_model(target: BenchTarget) -> str:
     """Return the name of the model of an endpoint. Raises BenchError if the request fails or there is no model."""
     try:
         with EngineClient(target.url, key=target.key) as client:
-            return next(iter(client.models()))
+            chosen = choose_model(client.models())
     except (NoResponseError, UnexpectedResponseError) as error:
         needs_key = isinstance(error, UnauthorizedError) and target.key is None
         hint = "name the variable of the key with `--api-key-env`" if needs_key else ""
         message = f"cannot read the model of the endpoint: {error}"
         raise BenchError(message, location=target.url, hint=hint) from error
-    except StopIteration as error:
-        raise BenchError("the endpoint serves no model", location=target.url) from error
+    if chosen is None:
+        raise BenchError("the endpoint serves no model", location=target.url)
+    return chosen[0]
 
 
 def run_eval(
@@ -324,10 +326,10 @@ def compare_with_baseline(result: EvalResult, baseline: EvalResult, *, location:
 
 
 def compare_with_published(result: EvalResult) -> tuple[tuple[str, SignificanceTest | None], ...]:
-    """Compare a result with each published score of its suite; return (label, comparison or None)."""
+    """Compare a result with each published score of its suite and model; return (label, comparison or None)."""
     return tuple(
         (f"{line.model} {score.label} {score.score} published", compare_with_published_score(line, score, result))
         for line in published_evals()
-        if line.suite == result.suite
+        if line.suite == result.suite and line.is_of(result.model)
         for score in (line.baseline, line.candidate)
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.bench import metrics
 from orchestrator.bench.result import RESULT_FILE, BenchResult, ServerProvenance
 from orchestrator.bench.result_files import load_result, provenance_of
+from orchestrator.bench.run import is_url
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import table
 from orchestrator.core.errors import DeployError, StartError, UsageError
@@ -128,6 +129,9 @@ def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> 
     `results` are the candidates for the results of a run. Raises UsageError if nothing matches, ProfileError and
     BenchError for an invalid file.
     """
+    if is_url(text):
+        hint = f"`deploy bench {text}` writes a result; two results can be compared"
+        raise UsageError(f"`{text}` is a URL; `deploy diff` compares profiles, runs and results", hint=hint)
     path = Path(text)
     if (path / RESULT_FILE).is_file() or (path.is_file() and path.suffix == ".json"):
         return _of_result(path)

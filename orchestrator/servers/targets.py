@@ -7,11 +7,13 @@ from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.result_files import provenance_of
 from orchestrator.bench.run import BenchTarget, ClaimedHardware, is_url
 from orchestrator.core.catalog import Catalog
-from orchestrator.core.errors import DeployError
+from orchestrator.core.errors import DeployError, SmokeError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.client import EngineClient
+from orchestrator.engine.endpoints import MODELS
+from orchestrator.engine.foreign import is_foreign, read_engine
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
@@ -106,6 +108,9 @@ def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
     url = Address.from_url(url).url
     try:
         with EngineClient(url, key=key) as server:
+            engine = read_engine(server.get(MODELS))
+            if is_foreign(engine):
+                raise SmokeError(f"log-probabilities are read by sglang's own API, and `{url}` is {engine}")
             target = target_from_server_info(server, url=url, api_key=key)
     except (NoResponseError, UnexpectedResponseError) as error:
         raise unidentified_server(url, error, key=key) from error

@@ -58,9 +58,9 @@ def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: 
         except UnexpectedResponseError:
             if engine == "sglang":
                 raise
-    name, length = next(iter(read_models(listed).items()), (None, None))
-    if name is None:
+    if (chosen := foreign.choose_model(read_models(listed))) is None:
         raise UnexpectedResponseError(f"`{endpoints.MODELS}` lists no model")
+    name, length = chosen
     exported = server.exported().decode(errors="replace")
     usage = read_usage_of(server.post(endpoints.COMPLETIONS, completion_body(name, "Hi", tokens=1)))
     return Target(

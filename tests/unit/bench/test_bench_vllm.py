@@ -7,7 +7,15 @@ from orchestrator.bench.prompts import prompts
 from orchestrator.bench.run import ClaimedHardware
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import UsageError
-from orchestrator.engine.foreign import UNKNOWN, option_name, read_block_size, read_engine, read_ranks, speculates
+from orchestrator.engine.foreign import (
+    UNKNOWN,
+    choose_model,
+    option_name,
+    read_block_size,
+    read_engine,
+    read_ranks,
+    speculates,
+)
 from orchestrator.engine.metrics import Metric, read_metrics
 from orchestrator.engine.options import Meaning
 
@@ -80,6 +88,13 @@ def test_the_metrics_tell_ranks_and_blocks() -> None:
 )
 def test_the_owner_of_a_model_names_the_engine(owner: str, engine: str) -> None:
     assert read_engine({"data": [{"id": "tiny", "owned_by": owner}]}) == engine
+
+
+def test_of_several_served_models_the_choice_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert choose_model({"tiny": 64, "adapter": None}) == ("tiny", 64)
+    assert "the endpoint serves 2 models; using the first, `tiny`, not `adapter`" in capsys.readouterr().err
+    assert (choose_model({"tiny": 64}), choose_model({})) == (("tiny", 64), None)
+    assert not capsys.readouterr().err
 
 
 def test_the_user_names_an_engine_that_the_endpoint_does_not_tell() -> None:

@@ -19,6 +19,7 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import UnauthorizedError
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult, load_eval_result
 from orchestrator.evals.forecast import find_pace
+from orchestrator.evals.report import SuiteScore
 from orchestrator.evals.run import (
     EvalOptions,
     describe_sensitivity,
@@ -195,6 +196,15 @@ def test_answers_of_another_model_are_not_put_to_those_of_before(
     with pytest.raises(BenchError, match="the model changed from `tiny` to `other`"):
         gpqa(tmp_path, seeds=2, resume=True)
     assert len(load_eval_result(tmp_path / "out" / "eval-gpqa-diamond.json").items) == 3
+
+
+@pytest.mark.parametrize(("model", "published"), [("zai-org/GLM-5.2-FP8", True), ("glm-5.2", True), ("tiny", False)])
+def test_the_published_score_of_another_model_is_not_set_beside(model: str, published: bool, tmp_path: Path) -> None:
+    score = SuiteScore(result=replace(OUTCOME, model=model), file=tmp_path, baseline=None, baseline_name=None)
+    said = "\n".join(score.lines())
+    assert ("against GLM-5.2 FP8 0.965 published" in said) is published
+    assert (f"nothing is published for `{model}`; `--baseline` compares" in said) is not published
+    assert bool(score.to_output().against) is published
 
 
 @pytest.mark.usefixtures("questions")

@@ -33,6 +33,21 @@ def test_the_first_cause_stands_before_its_consequences() -> None:
     assert diagnosis.matches[1].evidence[0].line < diagnosis.matches[0].evidence[0].line  # although it is logged first
 
 
+def test_of_a_log_of_vllm_only_what_any_engine_can_have_is_named_and_nothing_of_sglang_is_advised() -> None:
+    started = "(EngineCore_DP0 pid=1) INFO [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='x'"
+    memory = "(Worker pid=2) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    flag = "vllm: error: unrecognized arguments: --mem-fraction-static"  # a signature of sglang
+    cause = diagnose([started, flag, memory]).cause
+    assert cause is not None
+    assert (cause.signature.id, "mem-fraction" in cause.signature.hint) == ("gpu-out-of-memory", False)
+    unexplained = diagnose([started, flag])
+    assert [found.signature.id for found in unexplained.matches] == ["other-engine"]
+    assert "no known cause of a failure; the last 2 of 2 lines:" in unexplained.to_text()
+    named = [each.elsewhere or each.hint for each in load_catalog() if each.elsewhere is not None]
+    assert len(named) == 13
+    assert not [hint for hint in named if "deploy" in hint or "`--" in hint or "flags." in hint]
+
+
 def test_for_people_a_consequence_is_brief_once_its_cause_is_known() -> None:
     text = diagnose(lines_of("no-weights/match-real-0.5.14.log")).to_text()
     assert text.count("hint: ") == 1

@@ -166,6 +166,9 @@ def test_what_is_nothing_of_ours_is_refused_with_what_is(home: Home) -> None:
     with pytest.raises(UsageError, match="`owls` is nothing") as caught:
         resolve_side("owls", home)
     assert "`owl`" in caught.value.hint
+    with pytest.raises(UsageError, match="is a URL; `deploy diff` compares profiles, runs and results") as caught:
+        resolve_side("http://h:1", home)
+    assert "`deploy bench http://h:1` writes a result" in caught.value.hint
 
 
 def without_plan(run: RunDir) -> str:

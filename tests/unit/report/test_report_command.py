@@ -68,13 +68,14 @@ def test_the_server_that_was_asked_beside_is_the_baseline(results: Path, capsys:
 
 
 def test_evaluations_alone_make_a_report_beside_the_published_scores(tmp_path: Path) -> None:
-    kept(tmp_path, "mxfp4", wrong=12)
-    kept(tmp_path, "mxfp4", wrong=20, suite="gpqa-diamond")
+    kept(tmp_path, "amd/GLM-5.2-MXFP4", wrong=12)
+    kept(tmp_path, "tiny", wrong=20, suite="gpqa-diamond")
     report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "# evaluations: measured beside published" in text
     assert "gsm8k, exact_match: 0.7000, against 0.9550 (MXFP4, published): worse: -0.255" in text
-    assert "gpqa-diamond, exact_match: 0.5000, against 0.9217 (FP8, published): worse" in text
+    assert "gpqa-diamond, exact_match: 0.5000, against 0.9217 (GLM-5.2 FP8, published): not comparable" in text
+    assert "another model than GLM-5.2: not comparable" in text
     assert "Row by row" not in text + (tmp_path / "report.html").read_text()
 
 

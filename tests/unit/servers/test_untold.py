@@ -2,9 +2,11 @@
 
 import pytest
 
+from orchestrator.core.errors import SmokeError
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.servers.start.verify import unidentified_server
+from orchestrator.servers.targets import side_of_url
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,10 @@ def test_what_helps_is_of_the_reason(error: NoResponseError | UnexpectedResponse
 
 def test_a_key_that_was_refused_is_not_asked_for_again() -> None:
     assert unidentified_server("http://h:1", UnauthorizedError("401"), key=Secret("sk-0123456789")).hint == ""
+
+
+def test_logprobs_of_another_engine_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = {"data": [{"id": "tiny", "owned_by": "vllm"}]}
+    monkeypatch.setattr("orchestrator.servers.targets.EngineClient.get", lambda *_: served)
+    with pytest.raises(SmokeError, match=r"API, and `http.*` is vllm"):
+        side_of_url("http://127.0.0.1:1", key=None)
