@@ -26,6 +26,11 @@ class HostNeeds:
     max_memory: int
 
 
+def mebibytes(size: int) -> int:
+    """Return bytes in MiB, rounded up: Slurm's `M`, Kubernetes' `Mi`."""
+    return -(-size // 1024**2)
+
+
 def host_needs(plan: Plan) -> HostNeeds:
     """Return the needs of a replica; of several, all have the same."""
     ranks = max(plan.layout.gpus * plan.serving.stages, 1)

@@ -59,8 +59,15 @@ class KubernetesSection(StrictModel):
     supplemental_groups: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(), description="ids of the groups that own the GPUs' device nodes, if the image does not run as root"
     )
-    cpu: int | None = Field(default=None, ge=1, description="requested CPU cores")
-    memory: Size | None = Field(default=None, description="requested memory, also the limit")
+    pod_security: Literal["restricted", "baseline", "privileged"] | None = Field(
+        default=None, description="Pod Security Standard of the containers; default: baseline on AMD, else restricted"
+    )
+    run_as_user: int = Field(default=1000, ge=1, le=2**31 - 1, description="user id of pods that are `restricted`")
+    cpu: float | None = Field(default=None, gt=0, description="requested CPU cores; default: 2 per GPU, limit 10")
+    memory: Size | None = Field(
+        default=None,
+        description="requested memory, also the limit; default: from the plan, 6 to 20 GB per GPU and more",
+    )
     runtime_class: ObjectName | None = Field(default=None, description="RuntimeClass of the pod, such as `nvidia`")
     service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         default="ClusterIP", description="type of the Service, which decides who can reach it"

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "pair"
 KEY = "sk-0f-several-p0ds"
 IMAGE = "deploy.test/gateway:1"
-ACCOUNT = f"system:serviceaccount:default:deploy-{NAME}"
+ACCOUNT = f"system:serviceaccount:default:{NAME}"
 KINDS = "deployments,replicasets,services,configmaps,secrets,networkpolicies,serviceaccounts,roles,rolebindings"
 _LOCAL = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
 
@@ -90,6 +90,8 @@ def up_words(node: OwnNode, image: str, port: int) -> tuple[str, ...]:
         "replicas=2",
         f"server.port={port}",
         "kubernetes.image_pull_policy=Never",
+        "kubernetes.cpu=0.1",
+        "kubernetes.memory=1GiB",
         f"kubernetes.weights.host_path={node.folder / 'checkpoints'}",
         "server.api_key_env=PAIR_KEY",
         "model.questions=null",

@@ -258,7 +258,7 @@ def test_the_life_of_a_server_that_waits(cluster: OwnCluster, home: Home, namesp
     (told,) = listed(cluster, home)
     assert (told["name"], told["status"]) == ("boxed", "pending")
     assert "cannot pull its image: not found" in told["detail"]
-    assert told["url"] == f"http://deploy-boxed.{namespace}.svc:30010"
+    assert told["url"] == f"http://boxed.{namespace}.svc:30010"
     assert deploy(cluster, home, "status", "boxed")[0] == 6
 
     elsewhere = Home(home.root.parent / "elsewhere")

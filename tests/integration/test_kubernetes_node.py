@@ -137,6 +137,7 @@ def stream_is_killed() -> bool:
 def up_words(models: Path) -> tuple[str, ...]:
     settings = (
         "kubernetes.image_pull_policy=Never",
+        "kubernetes.cpu=0.5",
         f"kubernetes.weights.host_path={models}",
         "server.api_key_env=SGLANG_KEY",
         "timeouts.termination_grace=2",
@@ -146,17 +147,27 @@ def up_words(models: Path) -> tuple[str, ...]:
     return ("up", "cpu-tiny", "--name", NAME, "--runtime", "kubernetes", "--image", ENGINE_IMAGE, *sets)
 
 
-def test_the_life_of_real_sglang_in_a_pod(deploy: CommandLine, models: Path, tmp_path: Path) -> None:
+def test_the_life_of_real_sglang_in_a_pod(
+    deploy: CommandLine, cluster_engine: ClusterEngine, models: Path, tmp_path: Path
+) -> None:
     key = {"SGLANG_KEY": "sk-0f-the-tests-0f-the-tests"}
     done = deploy.run(*up_words(models), **key)
     assert done.returncode == 0, done.stderr
     assert "correct answers" in done.stderr
     assert "API key required" in done.stderr
-    assert f"is up at http://deploy-{NAME}.default.svc:30010, where it runs" in done.stderr
-    assert (
-        f"to reach it from this host: `kubectl --namespace default port-forward service/deploy-{NAME} 30010`"
-        in done.stderr
-    )
+    assert f"is up at http://{NAME}.default.svc:30010, where it runs" in done.stderr
+    assert f"to reach it from this host: `kubectl --namespace default port-forward service/{NAME} 30010`" in done.stderr
+
+    [pod] = cluster_engine.cluster.get("pods", "--selector", f"deploy.name={NAME}")
+    assert pod["status"]["qosClass"] == "Burstable"  # memory pressure evicts BestEffort pods first
+    asked = ("exec", f"deployment/{NAME}", "--", "grep", "-E", "^(Uid|CapEff|NoNewPrivs|Seccomp):", "/proc/self/status")
+    found = dict(line.split(":") for line in cluster_engine.cluster.kubectl(*asked).splitlines())
+    assert {name: value.split()[0] for name, value in found.items()} == {
+        "Uid": "1000",
+        "CapEff": "0000000000000000",
+        "NoNewPrivs": "1",
+        "Seccomp": "2",
+    }
 
     again = deploy.run(*up_words(models), **key)
     assert "is already up" in again.stderr, again.stderr
@@ -164,7 +175,7 @@ def test_the_life_of_real_sglang_in_a_pod(deploy: CommandLine, models: Path, tmp
     status = deploy.run("status", NAME, "--json", **key)
     (told,) = json.loads(status.stdout)
     assert (told["status"], told["health"], told["restarts"]) == ("running", "healthy", 0)
-    assert told["url"] == f"http://deploy-{NAME}.default.svc:30010"
+    assert told["url"] == f"http://{NAME}.default.svc:30010"
     assert deploy.run("ask", NAME, "Once", "--tokens", "4", **key).returncode == 0
     assert deploy.run("smoke", NAME, **key).returncode == 0
     output = tmp_path / "results"

@@ -1,6 +1,7 @@
 """Preflight checks of a cluster without a survey of its nodes: kubectl, permissions, nodes, claims, Secrets."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from orchestrator.core.errors import HostError
 from orchestrator.hosts.report import Finding, fail, info, warn
@@ -8,6 +9,9 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.pod import cluster_of, gpus_asked
+from orchestrator.runtimes.kubernetes.security import LEVELS, required_level
+
+_ENFORCED: Final = "pod-security.kubernetes.io/enforce"
 
 
 def cluster_findings(plan: Plan) -> Iterator[Finding]:
@@ -17,7 +21,7 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
     try:
         version = cluster.json("get", "--raw", "/version").get("gitVersion", "")
         yield info("cluster", str(version), "a cluster that responds")
-        yield from _rights(cluster)
+        yield from _rights(cluster, plan)
         yield from _nodes(cluster, plan)
         for kind, name in (("persistentvolumeclaim", settings.weights.pvc), ("secret", settings.api_key_secret)):
             if name is not None:
@@ -26,7 +30,7 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
         yield fail("cluster", error.message, "a cluster that responds", error.hint)
 
 
-def _rights(cluster: Cluster) -> Iterator[Finding]:
+def _rights(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
     if not cluster.ask("get", "namespace", cluster.namespace).ok:
         create = Cluster(cluster.context, "default").shown("create", "namespace", cluster.namespace)
         yield fail("namespace", f"no `{cluster.namespace}` that you can read", cluster.namespace, create)
@@ -39,6 +43,16 @@ def _rights(cluster: Cluster) -> Iterator[Finding]:
         )
     else:
         yield info("namespace", cluster.namespace, "you are permitted to create deployments")
+        yield from _pod_security(cluster, plan)
+
+
+def _pod_security(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
+    """Yield a finding if the namespace's own label admits only pods of a stricter level."""
+    labels = cluster.json("get", "namespace", cluster.namespace)["metadata"].get("labels", {})
+    enforced, (level, why) = labels.get(_ENFORCED), required_level(plan)
+    if enforced in LEVELS and LEVELS.index(enforced) > LEVELS.index(level):
+        change = cluster.shown("label", "namespace", cluster.namespace, f"{_ENFORCED}={level}", "--overwrite")
+        yield fail("pod security", f"the namespace admits {enforced}", f"{level}: {why}", change)
 
 
 def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:

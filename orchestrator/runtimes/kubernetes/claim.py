@@ -6,6 +6,7 @@ from typing import Final
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.pod import MODELS, cluster_of, model_path
+from orchestrator.runtimes.kubernetes.security import level_of, pod_security
 
 _POD: Final = "deploy-fill"
 _IMAGE: Final = "python:3.12-slim"
@@ -24,13 +25,18 @@ def how_to_fill(plan: Plan) -> str:
     cluster, source = cluster_of(plan), plan.model.checkpoint
     if source.source != "hub":
         return f"`deploy stage {plan.profile}` downloads it; copy its directory to `{plan.model.name}` in the claim"
+    security = pod_security(plan, level_of(plan))
     container = {
+        "securityContext": security.container,
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - of that pod
         "name": _POD,
         "image": _IMAGE,
         "command": ["sh", "-c", _RUN, _DOWNLOAD, source.path, source.revision or "main", model_path(plan)],
         "volumeMounts": [{"name": "models", "mountPath": MODELS}],
     }
     volume = {"name": "models", "persistentVolumeClaim": {"claimName": cluster.weights.pvc}}
-    pod = {"apiVersion": "v1", "spec": {"containers": [container], "volumes": [volume]}}
+    owner = {"fsGroup": cluster.run_as_user} if security.env else {}
+    spec = {"securityContext": {**security.pod, **owner}, "containers": [container], "volumes": [volume]}
+    pod = {"apiVersion": "v1", "spec": spec}
     namespace = Cluster(cluster.context or "", cluster.namespace)
     return namespace.shown("run", _POD, "--restart=Never", f"--image={_IMAGE}", f"--overrides={json.dumps(pod)}")

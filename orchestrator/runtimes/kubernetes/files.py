@@ -17,6 +17,7 @@ from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.kubernetes.claim import how_to_fill
 from orchestrator.runtimes.kubernetes.manifests import Manifest, objects_of
 from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
+from orchestrator.runtimes.kubernetes.security import required_level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,8 @@ def _problems(plan: Plan, image: PodImage) -> Iterator[Problem]:
 def _head(plan: Plan, name: str) -> Iterator[str]:
     yield f"{plan.profile}: {plan.description}"
     yield "`kubectl apply --server-side -f kubernetes.yaml` starts it"
+    level, why = required_level(plan)
+    yield f"the namespace has to admit the Pod Security Standard {level}: {why}"
     if limits := ", ".join(limit.name for limit in plan.hardware.container.ulimits):
         yield f"limits ({limits}): a pod has the limits of its node's container runtime and cannot request others"
     cluster = cluster_of(plan)

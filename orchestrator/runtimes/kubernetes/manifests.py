@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import yaml
 
 from orchestrator.engine import endpoints, gateway
-from orchestrator.plan.plan import ContainerRequirements, Plan
+from orchestrator.plan.host_needs import host_needs, mebibytes
+from orchestrator.plan.plan import Plan
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, Command
 from orchestrator.runtimes.kubernetes.arguments import argument_command, argument_files
@@ -29,6 +30,7 @@ from orchestrator.runtimes.kubernetes.pod import (
     secret_name,
 )
 from orchestrator.runtimes.kubernetes.record import annotations, deployment_name, labels, object_name, pairs, selected
+from orchestrator.runtimes.kubernetes.security import HOME, PodSecurity, level_of, pod_security
 from orchestrator.runtimes.kubernetes.startup import GATEWAY_LIMIT, startup_limit
 from orchestrator.runtimes.labels import GATEWAY
 
@@ -106,15 +108,15 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
 
 def _of_gateway(plan: Plan, name: str) -> dict[str, object]:
     """Return the template values of a gateway. It runs on its replicas' nodes, which hold the image, without a GPU."""
+    security = pod_security(plan, "privileged" if level_of(plan) == "privileged" else "restricted")
     return {
-        **_command(plan, command_of_gateway(plan, name)),
-        "pod_security": {},
+        **_command(plan, command_of_gateway(plan, name), security),
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "2Gi"}},
         "missing": "",
         "judge": (),
         "liveness": gateway.LIVENESS,
         "readiness": gateway.READINESS,
-        "mounts": _key_mount(plan),
-        "capabilities": (),
+        "mounts": {**_home_mount(security), **_key_mount(plan)},
     }
 
 
@@ -122,13 +124,14 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
     plan, cluster, needs = artifacts.plan, cluster_of(artifacts.plan), artifacts.plan.hardware.container
     directory = plan.model.checkpoint.path if plan.model.checkpoint.source == "local" else None
     models_at = MODELS if directory is None else model_path(plan)
-    mounts = {"models": models_at}
+    security = pod_security(plan, level_of(plan))
+    mounts = {"models": models_at, **_home_mount(security)}
     if needs.shm_bytes is not None or needs.ipc is not None:
         mounts["shm"] = "/dev/shm"  # noqa: S108 - the pod's
     claim = None if directory else cluster.weights.pvc
     missing = f"claim `{claim}` has no `{plan.model.name}`; {how_to_fill(plan)}" if claim else ""
     return {
-        **_command(plan, artifacts.command),
+        **_command(plan, artifacts.command, security),
         "programs": {**liveness_program(), **argument_files(artifacts)},
         "programs_at": FOLDER,
         "models_at": models_at,
@@ -137,19 +140,18 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
         "config_file": f"{model_path(plan)}/config.json",
         "missing": _literal(missing),
         "judge": argument_command(artifacts),
-        "pod_security": _pod_security(needs, cluster),
-        "resources": _resources(plan, cluster),
+        **_resources(plan, cluster),
         "readiness": endpoints.HEALTH,
         "liveness": liveness_probe(plan, _config_words(plan)),
         "shm": {"medium": "Memory"} | ({"sizeLimit": str(needs.shm_bytes)} if needs.shm_bytes else {}),
         "mounts": {**mounts, **_key_mount(plan), "life": FOLDER},
-        "capabilities": needs.cap_add,
     }
 
 
-def _command(plan: Plan, command: Command) -> dict[str, object]:
-    env = {"PYTHONUNBUFFERED": "1", **dict(command.env)}  # else the log arrives in blocks
+def _command(plan: Plan, command: Command, security: PodSecurity) -> dict[str, object]:
+    env = {"PYTHONUNBUFFERED": "1", **security.env, **dict(command.env)}  # else the log arrives in blocks
     return {
+        "security": security,
         "args": [_literal(word) for word in (*command.argv, *_config_words(plan))],
         "env": [{"name": variable, "value": _literal(env[variable])} for variable in sorted(env)],
     }
@@ -165,36 +167,26 @@ def _config_words(plan: Plan) -> tuple[str, ...]:
     return ("--config", f"{_SECRETS}/{CONFIG}") if plan.server.api_key_env else ()
 
 
+def _home_mount(security: PodSecurity) -> Mapping[str, str]:
+    return {"home": HOME} if security.env else {}
+
+
 def _key_mount(plan: Plan) -> Mapping[str, str]:
     return {"key": _SECRETS} if plan.server.api_key_env else {}
 
 
 def _resources(plan: Plan, cluster: KubernetesSection) -> Manifest:
-    """Return the resources of the container.
-
-    The GPU limit is also the request, and the memory request also the limit.
-    """
-    asked = {"cpu": cluster.cpu, "memory": cluster.memory}
-    requests = {key: str(amount) for key, amount in asked.items() if amount is not None}
-    limits = {key: amount for key, amount in requests.items() if key != "cpu"}
+    """Return the resources of the server's container and, without GPUs, those of its init containers."""
+    needs = host_needs(plan)
+    cpu, memory = cluster.cpu or needs.cpus, cluster.memory or needs.memory
+    requests = {"cpu": f"{cpu:g}", "memory": f"{mebibytes(memory)}Mi"}
+    limits = {"cpu": f"{max(cpu, needs.max_cpus):g}", "memory": f"{mebibytes(cluster.memory or needs.max_memory)}Mi"}
     resource, count = gpus_asked(plan)
-    if count:
-        limits[resource] = str(count)
-    return {kind: amounts for kind, amounts in (("requests", requests), ("limits", limits)) if amounts}
-
-
-def _pod_security(needs: ContainerRequirements, cluster: KubernetesSection) -> Manifest:
-    """Return the security context.
-
-    Groups are ids, since a node does not know names; the device plugin adds the devices.
-    """
-    found: Manifest = {}
-    if "seccomp=unconfined" in needs.security_opt:
-        found["seccompProfile"] = {"type": "Unconfined"}
-    groups = sorted({*cluster.supplemental_groups, *(int(group) for group in needs.groups if group.isdigit())})
-    if groups:
-        found["supplementalGroups"] = groups
-    return found
+    gpus = {resource: str(count)} if count else {}  # the limit is also the request
+    return {
+        "init_resources": {"requests": requests, "limits": limits},
+        "resources": {"requests": requests, "limits": {**limits, **gpus}},
+    }
 
 
 def _toleration(taint: str) -> Manifest:

@@ -18,16 +18,16 @@ _LONGEST: Final = 48
 
 
 def object_name(name: str, part: str = "") -> str:
-    """Return the name of the objects of the server `name`: a DNS label, as a Service requires (RFC 1035).
+    """Return the name of the objects of the server `name`: its own, if that is a DNS label (a Service's: RFC 1035).
 
-    A name that is too long or no DNS label is cut and gets a digest to keep it unique. A replica adds its part after
-    two dashes, which no server name contains. The gateway has the name of a server without replicas.
+    Another name, or a long one, is cut and gets a digest to keep it unique. A replica adds its part after two dashes,
+    which no server name contains. The gateway has the name of a server without replicas.
     """
     if part and part != GATEWAY:
         return f"{object_name(name)}--{part}"
     plain = re.sub(r"[._]", "-", name)
-    if plain == name and len(name) <= _LONGEST - len("deploy-"):
-        return f"deploy-{name}"
+    if plain == name and name[0].isalpha() and len(name) <= _LONGEST:
+        return name
     return f"deploy-{plain[:30].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 

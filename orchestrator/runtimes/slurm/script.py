@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from orchestrator.engine.options import Meaning
-from orchestrator.plan.host_needs import host_needs
+from orchestrator.plan.host_needs import host_needs, mebibytes
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.profiles.slurm import SlurmSection
@@ -15,7 +15,6 @@ SCRIPT: Final = "job.sh"
 JOB_LOG: Final = "job.log"  # output of Slurm and of this tool; the server's output is in `server.log`
 MODULE: Final = "orchestrator.runtimes.slurm.job"
 _OF_GATEWAY: Final = ("--cpus-per-task=2", "--mem=2G")  # it forwards requests and keeps a prefix tree
-_MIB: Final = 1024**2  # Slurm's `M`
 _GPU_OPTION: Final = {"amd": "--rocm", "nvidia": "--nv"}  # of apptainer exec
 
 
@@ -72,8 +71,10 @@ def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
 def _share(plan: Plan) -> Iterator[str]:
     """Yield the CPUs and the memory of a server that shares its node, unless the profile's own options name them."""
     needs, own = host_needs(plan), job_of(plan).sbatch_options
-    memory = -(-needs.max_memory // _MIB)
-    for start, option in (("--cpus-per", f"--cpus-per-task={needs.max_cpus}"), ("--mem", f"--mem={memory}M")):
+    for start, option in (
+        ("--cpus-per", f"--cpus-per-task={needs.max_cpus}"),
+        ("--mem", f"--mem={mebibytes(needs.max_memory)}M"),
+    ):
         if not any(each.startswith(start) for each in own):
             yield option
 

@@ -186,7 +186,7 @@ def test_the_prometheus_of_a_cluster_is_given_objects_of_its_operator(home: Home
     monitor, rules = yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])
     for each in (monitor, rules):
         assert each["apiVersion"] == "monitoring.coreos.com/v1"
-        assert (each["metadata"]["name"], each["metadata"]["namespace"]) == ("deploy-mi355x-tp4dp2", "serving")
+        assert (each["metadata"]["name"], each["metadata"]["namespace"]) == ("mi355x-tp4dp2", "serving")
         assert each["metadata"].keys() <= {"name", "namespace", "labels"}
     assert monitor["spec"].keys() == {"selector", "podMetricsEndpoints"}
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]

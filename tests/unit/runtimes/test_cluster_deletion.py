@@ -30,7 +30,7 @@ class Namespace:
 
 def unit(part: str, uid: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """A Deployment and its pod, which runs."""
-    called = "deploy-pair" if part in {"", "replica-1"} else f"deploy-pair--{part}"
+    called = "pair" if part in {"", "replica-1"} else f"pair--{part}"
     about = {"name": called, "uid": uid or part, "labels": {"deploy.part": part} if part else {}}
     pod = {"kind": "Pod", "metadata": {**about, "name": f"pod-{uid or part}"}, "spec": {}, "status": {}}
     return {"kind": "Deployment", "metadata": about}, pod
@@ -52,13 +52,13 @@ def test_all_of_a_name_go_with_what_they_share_and_the_name_is_free_last() -> No
     assert shared == selected()
     deployments = [name for name in names if name.startswith("deployment/")]
     assert len(deployments) == 3
-    assert deployments[-1] == "deployment/deploy-pair"
+    assert deployments[-1] == "deployment/pair"
     assert set(names[3:]) == {f"pod/pod-{part}" for part in PARTS}
 
 
 def test_one_of_several_leaves_the_others() -> None:
     cluster = Namespace(*unit("replica-1"), *unit("replica-2"), *unit("gateway"))
-    expected = [selected("replica-2"), "deployment/deploy-pair--replica-2", "pod/pod-replica-2"]
+    expected = [selected("replica-2"), "deployment/pair--replica-2", "pod/pod-replica-2"]
     assert deleted(cluster, {"replica-2": "replica-2"}) == expected
 
 
@@ -66,7 +66,7 @@ def test_what_another_start_has_in_the_place_of_one_is_left_and_the_others_go() 
     cluster = Namespace(*unit("replica-1"), *unit("replica-2", uid="another"), *unit("gateway"))
     found = deleted(cluster, MEANT)
     assert found[:2] == [selected("gateway"), selected("replica-1")]
-    assert set(cluster.items) == {"deployment/deploy-pair--replica-2", "pod/pod-another"}
+    assert set(cluster.items) == {"deployment/pair--replica-2", "pod/pod-another"}
 
 
 def test_a_server_whose_name_is_that_of_several_by_now_deletes_nothing() -> None:

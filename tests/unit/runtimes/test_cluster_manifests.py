@@ -6,10 +6,11 @@ import re
 import string
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from cluster_samples import HOST_PATH, IMAGE, MONITORED, cluster_plan, manifest_texts, objects, pod
+from cluster_samples import HOST_PATH, IMAGE, MONITORED, all_objects, cluster_plan, manifest_texts, objects, pod
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
@@ -19,10 +20,13 @@ from orchestrator.cli.main import app
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import data_root
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.engine import liveness
 from orchestrator.plan.plan import NAME, EnvVar
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runtimes.kubernetes import manifests
+from orchestrator.runtimes.kubernetes.checks import cluster_findings
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 from orchestrator.runtimes.kubernetes.manifests import _quoted
 from orchestrator.runtimes.kubernetes.record import object_name
@@ -32,7 +36,7 @@ DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 GLM = "mi355x-tp4dp2"
 
 
-def container(profile: str, *overrides: str) -> dict[str, object]:
+def container(profile: str, *overrides: str) -> dict[str, Any]:
     (found,) = pod(cluster_plan(profile, HOST_PATH, *overrides))["containers"]
     assert isinstance(found, dict)
     return found
@@ -69,13 +73,26 @@ def test_the_record_stands_on_every_object_and_on_the_pod() -> None:
 def test_a_full_node_is_not_asked_for_a_second_set_of_gpus() -> None:
     spec = objects(cluster_plan(GLM, HOST_PATH))["Deployment"]["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
-    assert container(GLM)["resources"] == {"limits": {"amd.com/gpu": "8"}}
+    assert container(GLM)["resources"]["limits"]["amd.com/gpu"] == "8"
+
+
+def test_no_container_is_the_first_to_be_evicted() -> None:
+    """Requests hold what stays in memory; limits also the weights, while they are read: 438 GB."""
+    found = pod(cluster_plan(GLM, HOST_PATH))
+    requests, limits = {"cpu": "16", "memory": "62161Mi"}, {"cpu": "80", "memory": "586714Mi"}
+    assert found["containers"][0]["resources"] == {"requests": requests, "limits": {**limits, "amd.com/gpu": "8"}}
+    assert found["initContainers"][0]["resources"] == {"requests": requests, "limits": limits}
+    own = container("cpu-tiny", "kubernetes.cpu=0.5", "kubernetes.memory=2GiB")["resources"]
+    assert own == {"requests": {"cpu": "0.5", "memory": "2048Mi"}, "limits": {"cpu": "10", "memory": "2048Mi"}}
+    for each in all_objects(cluster_plan("mi355x-tp4x2", HOST_PATH)):
+        for part in each["spec"]["template"]["spec"]["containers"] if each["kind"] == "Deployment" else ():
+            assert {"cpu", "memory"} <= part["resources"]["requests"].keys() & part["resources"]["limits"].keys()
 
 
 def test_gpus_are_counted_up_to_the_last_one_that_the_ranks_take() -> None:
     found = container("mi355x-tp4dp2", "layout.dp=1", "flags.base-gpu-id=2")
-    assert found["resources"] == {"limits": {"amd.com/gpu": "6"}}
-    assert container("cpu-tiny")["resources"] == {}
+    assert found["resources"]["limits"]["amd.com/gpu"] == "6"
+    assert container("cpu-tiny")["resources"]["limits"].keys() == {"cpu", "memory"}
 
 
 def test_a_start_may_take_as_long_as_its_weights_over_a_slow_share() -> None:
@@ -123,12 +140,70 @@ def test_a_stop_waits_for_the_drain_and_a_bit() -> None:
 
 
 def test_the_hardware_says_what_its_pod_is_given() -> None:
-    found = pod(cluster_plan(GLM, HOST_PATH, "kubernetes.supplemental_groups=[109,44]"))
+    settings = ("kubernetes.supplemental_groups=[109,44]", "kubernetes.pod_security=privileged")
+    found = pod(cluster_plan(GLM, HOST_PATH, *settings))
     assert found["securityContext"] == {"seccompProfile": {"type": "Unconfined"}, "supplementalGroups": [44, 109]}
-    assert container(GLM)["securityContext"] == {"capabilities": {"add": ["SYS_PTRACE"]}}
+    assert found["containers"][0]["securityContext"] == {"capabilities": {"add": ["SYS_PTRACE"]}}
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(16 << 30)}} in found["volumes"]
     assert "privileged" not in str(found)
-    assert "securityContext" not in pod(cluster_plan("cpu-tiny", HOST_PATH))
+
+
+PVC = "kubernetes.weights.pvc=models"
+LEVELS = ("privileged", "baseline", "restricted")
+
+
+def admitted(spec: dict[str, Any]) -> str:
+    """The strictest Pod Security Standard that admits a pod, by the controls of its page that a manifest can meet."""
+    security, volumes = spec.get("securityContext", {}), {key for each in spec["volumes"] for key in each}
+    contexts = [each.get("securityContext", {}) for each in (*spec.get("initContainers", ()), *spec["containers"])]
+    profile = security.get("seccompProfile", {}).get("type")
+    added = [each for context in contexts for each in context.get("capabilities", {}).get("add", ())]
+    if added or "hostPath" in volumes or profile == "Unconfined" or spec.keys() & {"hostIPC", "hostNetwork", "hostPID"}:
+        return "privileged"
+    strict = security.get("runAsNonRoot") and security["runAsUser"] and profile == "RuntimeDefault"
+    unprivileged = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return "restricted" if strict and all(each == unprivileged for each in contexts) else "baseline"
+
+
+@pytest.mark.parametrize(
+    ("profile", "settings", "level"),
+    [
+        ("cpu-tiny", (PVC,), "restricted"),
+        ("b200-tp8", (PVC,), "restricted"),
+        (GLM, (PVC,), "baseline"),
+        ("mi355x-tp4x2", (PVC, "kubernetes.pod_security=restricted"), "restricted"),
+        (GLM, (PVC, "kubernetes.pod_security=restricted", "kubernetes.supplemental_groups=[109]"), "restricted"),
+        (GLM, (PVC, "kubernetes.pod_security=privileged"), "privileged"),
+        ("cpu-tiny", (HOST_PATH,), "privileged"),
+    ],
+)
+def test_a_namespace_admits_the_pods_at_the_level_that_the_manifest_states(
+    profile: str, settings: tuple[str, ...], level: str
+) -> None:
+    plan = cluster_plan(profile, *settings, "server.api_key_env=SGLANG_KEY")
+    specs = [each["spec"]["template"]["spec"] for each in all_objects(plan) if each["kind"] == "Deployment"]
+    assert min(map(admitted, specs), key=LEVELS.index) == level
+    text = manifest_texts(plan)["kubernetes.yaml"]
+    assert f"# the namespace has to admit the Pod Security Standard {level}: " in text
+    for command in re.findall(r"'--overrides=(.*?)'`", text.partition("---\n")[0]):
+        assert admitted(json.loads(command)["spec"]) == level
+    for spec in specs:  # the file with the key is root's, and a pod has one user
+        [key] = [each["secret"]["defaultMode"] for each in spec["volumes"] if each["name"] == "key"]
+        assert key == (0o444 if "runAsUser" in spec.get("securityContext", {}) else 0o400)
+
+
+@pytest.mark.parametrize(("enforced", "refused"), [(None, False), ("baseline", False), ("restricted", True)])
+def test_preflight_finds_a_namespace_that_admits_no_such_pod(
+    monkeypatch: pytest.MonkeyPatch, enforced: str | None, refused: bool
+) -> None:
+    labels = {} if enforced is None else {"pod-security.kubernetes.io/enforce": enforced}
+    answer = {"metadata": {"labels": labels}, "items": [], "gitVersion": "v1.36.0"}
+    done = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(answer), stderr="")
+    monkeypatch.setattr(Cluster, "ask", lambda *_, **__: done)
+    found = {each.check: each for each in cluster_findings(cluster_plan(GLM, PVC))}
+    assert ("pod security" in found) is refused
+    if refused:
+        assert "kubectl --namespace default label namespace default" in found["pod security"].hint
 
 
 def test_an_api_key_is_a_file_of_a_secret_that_only_its_owner_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +211,12 @@ def test_an_api_key_is_a_file_of_a_secret_that_only_its_owner_reads(monkeypatch:
     plan = cluster_plan("cpu-tiny", HOST_PATH, "server.api_key_env=SGLANG_KEY")
     found = pod(plan)
     (volume,) = [each for each in found["volumes"] if "secret" in each]
-    assert volume["secret"]["secretName"] == "deploy-cpu-tiny-key"
-    assert volume["secret"]["defaultMode"] == 0o400
+    assert volume["secret"]["secretName"] == "cpu-tiny-key"
     assert found["containers"][0]["args"][-2:] == ["--config", "/run/secrets/deploy/config.yaml"]
     text = manifest_texts(plan)["kubernetes.yaml"]
     assert "secretKeyRef" not in text
     assert "5ecret" not in text
-    line = """printf '{"api-key": "%s"}\\n' "$SGLANG_KEY" | kubectl create secret generic deploy-cpu-tiny-key"""
+    line = """printf '{"api-key": "%s"}\\n' "$SGLANG_KEY" | kubectl create secret generic cpu-tiny-key"""
     assert f"#   {line} --namespace default --from-file=config.yaml=/dev/stdin\n" in text
 
 
@@ -214,7 +288,7 @@ def test_the_engine_judges_the_arguments_before_the_server_starts() -> None:
     found, data = pod(plan), objects(plan)["ConfigMap"]["data"]
     (judges,), (server,) = found["initContainers"], found["containers"]
     assert (judges["image"], judges["env"]) == (server["image"], server["env"])
-    assert "resources" not in judges
+    assert "amd.com/gpu" not in judges["resources"]["limits"]
     assert [mount["name"] for mount in judges["volumeMounts"]] == ["models", "life"]
     program, question, said = judges["command"][2:]
     assert (program, said) == ("/run/deploy/check_server_args.py", "/dev/termination-log")

@@ -1,0 +1,66 @@
+"""The security contexts of a pod, by Pod Security Standard.
+
+By default a pod is `restricted`, but `baseline` on AMD, where /dev/kfd belongs to a group whose id only the node knows
+(`kubernetes.supplemental_groups`). Kubernetes needs less than the hardware's options for Docker: ROCm's guide calls
+`seccomp=unconfined` optional (rocm.docs.amd.com, install-on-linux, how-to/docker), and libhsakmt goes on where seccomp
+blocks `mbind` (src/fmm.c, bind_mem_to_numa). This project has run no such pod on an AMD GPU.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from orchestrator.plan.plan import Plan
+from orchestrator.runtimes.kubernetes.pod import cluster_of
+
+LEVELS: Final = ("privileged", "baseline", "restricted")
+HOME: Final = "/home/deploy"  # of a pod that does not run as root, an emptyDir: for compiled kernels
+_UNPRIVILEGED: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSecurity:
+    """The contexts of a pod and of its containers, and what a user without an account in the image needs."""
+
+    pod: Mapping[str, Any]
+    container: Mapping[str, Any]
+    env: Mapping[str, str]
+
+    @property
+    def key_mode(self) -> int:
+        """Return the mode of the file with the API key: root owns it, and a pod has one user."""
+        return 0o444 if self.env else 0o400
+
+
+def level_of(plan: Plan) -> str:
+    """Return the Pod Security Standard of a plan's containers."""
+    return cluster_of(plan).pod_security or ("baseline" if plan.hardware.vendor == "amd" else "restricted")
+
+
+def required_level(plan: Plan) -> tuple[str, str]:
+    """Return the level that the namespace has to admit, and why."""
+    level = level_of(plan)
+    if level != "privileged" and (plan.model.checkpoint.source == "local" or cluster_of(plan).weights.host_path):
+        return "privileged", f"the checkpoint is in a directory of the node (hostPath); with a claim it is {level}"
+    reasons = {
+        "restricted": "no root, no capabilities, the runtime's seccomp profile",
+        "baseline": "the image's user, root, without capabilities; `kubernetes.pod_security: restricted` also "
+        "needs the ids of the groups of /dev/kfd and /dev/dri/renderD* in `kubernetes.supplemental_groups`",
+        "privileged": "the container options of the hardware, as in Docker",
+    }
+    return level, reasons[level]
+
+
+def pod_security(plan: Plan, level: str) -> PodSecurity:
+    """Return the contexts of a level. Groups are ids, since a node does not know names."""
+    cluster, needs = cluster_of(plan), plan.hardware.container
+    groups = sorted({*cluster.supplemental_groups, *(int(group) for group in needs.groups if group.isdigit())})
+    pod: dict[str, Any] = {"supplementalGroups": groups} if groups else {}
+    if level == "privileged":
+        if "seccomp=unconfined" in needs.security_opt:
+            pod["seccompProfile"] = {"type": "Unconfined"}
+        return PodSecurity(pod=pod, container={"capabilities": {"add": needs.cap_add}} if needs.cap_add else {}, env={})
+    if level == "baseline":
+        return PodSecurity(pod=pod, container=_UNPRIVILEGED, env={})
+    pod |= {"runAsNonRoot": True, "runAsUser": cluster.run_as_user, "seccompProfile": {"type": "RuntimeDefault"}}
+    return PodSecurity(pod=pod, container=_UNPRIVILEGED, env={"HOME": HOME, "USER": "deploy"})
