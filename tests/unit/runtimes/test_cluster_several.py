@@ -43,7 +43,7 @@ def test_each_pod_has_gpus_and_ports_of_its_own(plan: Plan, found: dict[tuple[st
         assert container(found, part)["resources"]["limits"]["amd.com/gpu"] == "4"
         assert "--base-gpu-id" not in container(found, part)["args"]
         assert container(found, part)["ports"] == [{"name": "http", "containerPort": plan.server.port}]
-    assert "resources" not in container(found, "gateway")
+    assert container(found, "gateway")["resources"]["limits"] == {"cpu": "2", "memory": "2Gi"}
 
 
 def test_what_a_start_makes_first_has_the_name_and_the_service_of_it_leads_to_the_gateway(

@@ -17,6 +17,7 @@ from orchestrator.runtimes.slurm.arguments import argument_files
 
 KEYED = ("runtime=slurm", "server.api_key_env=THE_KEY")
 NODE = (*KEYED, "engine.python=/shared/bin/python3")
+DIRECT = ("flags.hicache-io-backend=direct", "flags.hicache-mem-layout=page_first_direct")
 
 
 def plan_on_slurm(profile: str, *settings: str) -> Plan:
@@ -108,7 +109,7 @@ def test_what_a_profile_does_not_say_the_cluster_decides() -> None:
         (("layout.tp=4", "slurm.sbatch_options=[--mem-per-gpu=90G]"), ("--cpus-per-task=40", "--mem-per-gpu=90G")),
         (("slurm.exclusive=false",), ("--cpus-per-task=80", "--mem=586714M")),
         (
-            ("layout.tp=4", "flags.enable-hierarchical-cache=true", "flags.hicache-size=100"),
+            ("layout.tp=4", "flags.enable-hierarchical-cache=true", "flags.hicache-size=100", *DIRECT),
             ("--cpus-per-task=40", "--mem=979628M"),
         ),
     ],
