@@ -290,7 +290,8 @@ def _unwell(view: PodView, last: Seen) -> str:
         if began <= str(event.get("lastTimestamp") or "") <= ended
     ]
     if said := [message for message in messages if message.startswith(_LIVENESS)]:
-        return f" (its livenessProbe failed: {_one_line(said[-1].removeprefix(_LIVENESS))})"
+        why = _one_line(said[-1].removeprefix(_LIVENESS)) or "it timed out"  # Kubernetes 1.20 sends no text then
+        return f" (its livenessProbe failed: {why})"
     late = any(_NOT_STARTED in message for message in messages)
     return " (it was stopped because it was not ready in time; raise `timeouts.progress_deadline`)" if late else ""
 
