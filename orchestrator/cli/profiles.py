@@ -54,7 +54,7 @@ def command(
     model: Annotated[str | None, typer.Option(metavar="TEXT", help="only profiles whose model contains this")] = None,
     json: Json = False,
 ) -> None:
-    """List profiles by model, then hardware, models and engines.
+    """List profiles, hardware, models and engines.
 
     `--format github-matrix` prints the profiles with an image as a GitHub Actions matrix, with the disk space of each
     build in GiB.
