@@ -60,6 +60,7 @@ class BenchTarget:
     workload: str = DEFAULT_WORKLOAD  # name or file that is used if the command names none
     gpus: range | None = None  # GPU indices on the host of the server; None if unknown
     replica_urls: tuple[str, ...] = ()  # base URLs of the replicas of a gateway
+    on_result: Callable[[Path], object] = lambda _: None  # called with the absolute path of the result's directory
     may_be_local: bool = True  # False: a local port that forwards to a cluster
 
 
@@ -140,7 +141,9 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
         replica_urls=target.replica_urls,
         stop_when=options.stop_when,
     )
-    return measure(request, progress), directory
+    result = measure(request, progress)
+    target.on_result(directory.absolute())
+    return result, directory
 
 
 def _api(target: BenchTarget, options: BenchOptions) -> str:

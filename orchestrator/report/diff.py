@@ -291,7 +291,8 @@ def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
     if not plan:
         raise StartError("cannot read the plan of this run", location=str(run.path / "plan.json"))
     start, measured = summarize_run(run, results)
-    label = f"run `{start.name}/{start.run}` of `{start.profile or plan.get('profile')}`"
+    settings = "".join(f" --set {override}" for override in start.overrides)
+    label = f"run `{start.name}/{start.run}` of `{start.profile or plan.get('profile')}{settings}`"
     stood = replace(provenance_of(run, None), plan=plan)
     values = {**started_with(stood), **_locked(run), **{f"outcome.{key}": text for key, text in _outcome(start)}}
     return DiffSide(label=label, values=values, results=measured, reasons=_of_settings(plan))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, Point
+from orchestrator.bench.result_files import load_result
 from orchestrator.core.console import table
 from orchestrator.core.errors import DeployError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.runs.run_dir import (
     REQUEST_FILE,
+    RESULTS_FILE,
     SMOKE_FILE,
     RunDir,
     known_names,
@@ -51,6 +54,7 @@ class RunSummary:
     name: str
     run: str  # name of the run directory: start time and prefix of the plan digest
     profile: str
+    overrides: tuple[str, ...]  # values of `--set`
     plan: str  # first eight digits of the plan digest
     started_at: str
     ready_seconds: float | None
@@ -125,7 +129,8 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
     later = [path.name for path in run.path.parent.glob("*-*") if path.name > run.path.name]
     # Results after the start of the next run belong to that run.
     before = RunDir(run.path.parent / FileName(min(later))).started if later else None
-    results = tuple(result for result in measured if _is_of(result, name, run, before))
+    known = (*measured, *(result for result in _recorded(run) if result not in measured))
+    results = tuple(result for result in known if _is_of(result, name, run, before))
     smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PROCESSES_FILE, REQUEST_FILE))
     seconds, request = parts.get("ready_seconds"), up.get("request")
     ended, ended_at = _ending(run)
@@ -134,6 +139,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
         name=name,
         run=run.path.name,
         profile=str(request.get("profile", "")) if isinstance(request, dict) else "",
+        overrides=_overrides(request),
         plan=run.digest,
         started_at=run.started.isoformat() if run.started else "",
         ready_seconds=float(seconds) if isinstance(seconds, int | float) else None,
@@ -147,6 +153,14 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
         run_dir=str(run.path),
     )
     return start, results
+
+
+def _recorded(run: RunDir) -> Iterator[BenchResult]:
+    """Yield the results whose directories `deploy bench` recorded in the run, except removed ones."""
+    directories = run.read(RESULTS_FILE).get("directories")
+    for directory in directories if isinstance(directories, list) else ():
+        with suppress(DeployError, OSError):
+            yield load_result(Path(str(directory)))
 
 
 def best_figures(result: BenchResult) -> BestFigures:
@@ -163,6 +177,11 @@ def best_figures(result: BenchResult) -> BestFigures:
 
 def _load(point: Point) -> str:
     return f"{point.concurrency} at a time" if point.offered_rps is None else f"{point.offered_rps:g} rps"
+
+
+def _overrides(request: object) -> tuple[str, ...]:
+    overrides = request.get("overrides") if isinstance(request, dict) else ()
+    return tuple(map(str, overrides)) if isinstance(overrides, list) else ()
 
 
 def _verdicts(checks: object) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.runs.run_dir import (
     FILES_FILE,
     REQUEST_FILE,
+    RESULTS_FILE,
     SMOKE_FILE,
     RunDir,
     known_names,
@@ -49,6 +50,7 @@ _OURS: Final = frozenset(
         "image.json",
         "patches.json",
         "kernels.json",
+        RESULTS_FILE,
         "untuned.csv",
         "server.sh",
         SMOKE_FILE,

@@ -2,6 +2,8 @@
 
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.result_files import provenance_of
@@ -19,6 +21,7 @@ from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
 from orchestrator.plan.capacity import DEFAULT_WORKLOAD
 from orchestrator.planner.planning import read_profile
+from orchestrator.runs.run_dir import RESULTS_FILE, RunDir
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.run_history import read_request
 from orchestrator.servers.servers import Server, Servers, api_key, open_servers
@@ -66,8 +69,18 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
         workload=_workload_of(server, servers.home) or DEFAULT_WORKLOAD,
         gpus=plan.gpus if plan else None,
         replica_urls=tuple(replica.url for replica in handle.replicas),
+        on_result=partial(record_result, server.run),
         may_be_local=runtime_class(handle.runtime).is_local,
     )
+
+
+def record_result(run: RunDir | None, directory: Path) -> None:
+    """Record a result in the run that it measured, for `deploy history`; a full disk does not end a measurement."""
+    if run is not None:
+        earlier = run.read(RESULTS_FILE).get("directories")
+        known = [str(path) for path in earlier] if isinstance(earlier, list) else []
+        with suppress(OSError):
+            run.save_state(RESULTS_FILE, {"directories": [*dict.fromkeys((*known, str(directory)))]})
 
 
 def _workload_of(server: Server, home: Home) -> str | None:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -99,7 +99,7 @@ class Frame:
                 [row for row in self._rows() if any(row[1:])],
                 width=width,
             ),
-            table(("GPU", "VRAM", "power"), [_gpu_row(gpu) for gpu in self.gpus], width=width) if self.gpus else "",
+            _gpu_table(self.gpus, width) if self.gpus else "",
             "\n".join(f"{event.at}  {event.what}" for event in self.events),
         ]
         return "\n\n".join(part for part in parts if part)
@@ -122,6 +122,12 @@ class Frame:
         yield "between tokens", shown(now.itl_p50_s, "p50 {:.4f} s"), shown(now.itl_p95_s, "p95 {:.4f} s")
         yield "KV cache", shown(now.kv_cache_usage, "{:.0%} in use"), shown(now.kv_tokens, "of {:,.0f} tokens")
         yield "untuned kernels", shown(self.kernel_misses, "{} since the start"), ""
+
+
+def _gpu_table(gpus: Sequence[GpuSample], width: int | None) -> str:
+    """Return a table of the GPUs, without the column `power` where no GPU reports it."""
+    columns = 3 if any(gpu.watts is not None for gpu in gpus) else 2
+    return table(("GPU", "VRAM", "power")[:columns], [_gpu_row(gpu)[:columns] for gpu in gpus], width=width)
 
 
 def _gpu_row(gpu: GpuSample) -> tuple[str, str, str]:

@@ -37,11 +37,12 @@ def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> 
     a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768", "server.port=2", proven=False)
     for run, version, shards, state in ((a, "7.0", 1, "applied"), (b, "7.2", 2, "upstream")):
         checkpoint = f"{shards} shards, 21 tensors" + (", as in its receipt" if shards == 2 else "")
-        found = {"driver": version, "checkpoint": checkpoint, "disk": f"{shards} GB free"}
-        run.save("preflight.json", {"findings": [{"check": key, "found": text} for key, text in found.items()]})
+        checks = {"driver": version, "checkpoint": checkpoint, "disk": f"{shards} GB free"}
+        run.save("preflight.json", {"findings": [{"check": key, "found": text} for key, text in checks.items()]})
         run.save("image.json", {"id": f"sha256:{version}"})
         run.save("patches.json", {"patches": [{"id": "mtp", "state": state}]})
     found = between(home, f"owl/{a.path.name}", b.path.name)
+    assert found.b.endswith("of `cpu-tiny --set flags.max-total-tokens=32768 --set server.port=2`")
     assert told(found) == {
         "flags.max-total-tokens": ("configuration", "65536", "32768"),
         "server.port": ("configuration", "30010", "2"),

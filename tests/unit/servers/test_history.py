@@ -23,7 +23,7 @@ from orchestrator.servers.exit_record import failure_reason, record_exit, stop_s
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.verify import smoke_server
-from orchestrator.servers.targets import side_of_server
+from orchestrator.servers.targets import record_result, side_of_server
 from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
 
 CHECK = CheckResult(name="served model", verdict=Verdict.PASSED, evidence="tiny", seconds=0.1)
@@ -71,6 +71,19 @@ def test_every_start_is_told_newest_first(servers: Servers, tmp_path: Path) -> N
     told = history_table(owl)
     assert "1 failed, 1 passed (streaming matches)" in told
     assert "2 hits, 1 misses" in told
+
+
+def test_a_result_that_bench_recorded_is_found_from_any_directory(servers: Servers, tmp_path: Path) -> None:
+    run = past_run(servers.home, 1, "server.port=2")
+    result = measured(run, "2026-07-01T01:00:00Z")
+    save(result, tmp_path / "elsewhere")
+    for directory in ("removed", "elsewhere", "elsewhere"):
+        record_result(run, tmp_path / directory)
+    [start] = history(servers, "owl", [])
+    assert [best.workload for best in start.best] == ["wafer-20k-1k"]
+    assert start.overrides == ("server.port=2",)
+    [again] = history(servers, "owl", [*results_under(tmp_path)])
+    assert len(again.best) == 1
 
 
 def test_a_marked_result_is_not_passed_off_as_a_figure(servers: Servers, tmp_path: Path) -> None:

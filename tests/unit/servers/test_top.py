@@ -175,6 +175,16 @@ def test_gpus_of_this_machine_are_not_shown_for_a_server_of_a_cluster(
     assert len(looking(server, tmp_path).look().gpus) == shown
 
 
+@pytest.mark.parametrize(("watts", "columns"), [(700.0, ["GPU", "VRAM", "power"]), (None, ["GPU", "VRAM"])])
+def test_power_is_shown_or_there_is_no_column(watts: float | None, columns: list[str]) -> None:
+    sample = top.GpuSample(index=0, vram_used=10 * GIB, vram_bytes=288 * GIB, watts=watts)
+    frame = top.Frame(
+        time="", name="owl", url="", age="", problem="", activity=top.Activity(window_s=0), kernel_misses=None,
+        gpus=(sample,), events=(),
+    )  # fmt: skip
+    assert columns in [line.split() for line in frame.to_text().splitlines()]
+
+
 def gpu(index: int, used: int) -> Gpu:
     return Gpu(index=index, arch=None, name=None, compute_units=None, vram_bytes=288 * GIB, vram_used=used * GIB)
 
