@@ -1,6 +1,7 @@
 """`deploy add engine`: what a wheel or an image says is written with its source, all else is asked for."""
 
 import json
+import re
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -131,7 +132,7 @@ dockerfile: sglang-rocm  # of its platform
 """
     )
     assert written(home) == ["profiles/engines/own.yaml"], "the table of 0.5.20 is shipped"
-    assert done.stderr.splitlines()[-1] == "next: `deploy show mi355x-tp4dp2 --set engine=own`"
+    assert re.fullmatch(r"next: `deploy show mi355x-\S+ --set engine=own`", done.stderr.splitlines()[-1])
     assert "its aiter is unknown" in done.stderr
 
 
