@@ -120,7 +120,7 @@ def test_the_shipped_names_tell_the_pins_apart() -> None:
 
 
 def test_every_pin_of_a_shipped_engine_is_known() -> None:
-    """A new image pin needs its kernel names, or tables for it are the image's own only: 4ad99832 and 0.5.21 were not read."""
+    """A new image pin needs its kernel names, or only the image's own tables are used: two were not read."""
     pins = read_pins()
     plans = [load(name).plan for name in profile_names()]
     unknown = {
