@@ -17,11 +17,12 @@ from orchestrator.report.write import find_requests, find_results, make_report, 
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-PHONE, DESKTOP = 390, 1280
+PHONE, TABLET, DESKTOP = 375, 768, 1280
 
-# The page in two frames of its own origin, and a script outside them that measures what was laid out.
+# The page in three frames of its own origin, and a script outside them that measures what was laid out.
 MEASURE = """<!doctype html><body>
-<iframe width="390" height="800" srcdoc="PAGE"></iframe><iframe width="1280" height="800" srcdoc="PAGE"></iframe>
+<iframe width="375" height="800" srcdoc="PAGE"></iframe><iframe width="768" height="800" srcdoc="PAGE"></iframe>
+<iframe width="1280" height="800" srcdoc="PAGE"></iframe>
 <script>
 addEventListener("load", () => {
   const frames = [...document.querySelectorAll("iframe")].map(frame => {
@@ -35,7 +36,10 @@ addEventListener("load", () => {
               stray: marks.filter(mark => !inside(mark)).length,
               cut: labels.filter(label => label.right > frame.clientWidth).length};
     });
-    return {width: frame.clientWidth, needed: page.documentElement.scrollWidth, plots,
+    const spot = page.querySelector(".spot");
+    const tip = spot && frame.contentWindow.getComputedStyle(spot.querySelector(".tip"));
+    const tips = spot && [tip.display, (spot.focus(), tip.display)];
+    return {width: frame.clientWidth, tips, needed: page.documentElement.scrollWidth, plots,
             background: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
             alarms: page.querySelectorAll(".alarm").length, text: page.body.innerText.length};
   });
@@ -75,7 +79,7 @@ def measured(chromium: str, page: Path, *arguments: str) -> list[dict[str, objec
     found = re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
     assert found is not None
     frames = json.loads(html.unescape(found[1]))
-    assert [frame["width"] for frame in frames] == [PHONE, DESKTOP]
+    assert [frame["width"] for frame in frames] == [PHONE, TABLET, DESKTOP]
     return list(frames)
 
 
@@ -92,6 +96,7 @@ def test_it_fits_a_phone_and_its_plots_hold_data(chromium: str, tmp_path: Path) 
         }
         assert [plot["stray"] + plot["cut"] for plot in plots] == [0] * 8
         assert frame["alarms"] == 0
+        assert frame["tips"] == ["none", "block"], "keyboard focus shows the exact values of a point"
         assert isinstance(frame["text"], int)
         assert frame["text"] > 5000
 
@@ -130,7 +135,7 @@ def test_a_report_of_ones_own_fits_too(chromium: str, tmp_path: Path) -> None:
 
 def test_an_alarm_is_seen(chromium: str, tmp_path: Path) -> None:
     page = page_of(tmp_path, marked(tp4dp2(), IssueKind.SIMULATED_ACCEPTANCE, IssueKind.KERNEL_MISS))
-    assert [frame["alarms"] for frame in measured(chromium, page)] == [1, 1]
+    assert [frame["alarms"] for frame in measured(chromium, page)] == [1, 1, 1]
 
 
 def test_dark_is_dark(chromium: str, tmp_path: Path) -> None:
