@@ -68,9 +68,12 @@ def pinned(engine: str, body: Mapping[str, object]) -> tuple[dict[str, object], 
 
 
 def read_ranks(metrics: str) -> int:
-    """Return the number of data-parallel ranks in vLLM's metrics; at least 1."""
-    running = (line for line in metrics.splitlines() if line.startswith("vllm:num_requests_running{"))
-    return len({match[1] for line in running if (match := _RANK.search(line))}) or 1
+    """Return the number of data-parallel ranks in vLLM's metrics; at least 1.
+
+    Before the first request several API servers export no gauge, such as `num_requests_running`, but all counters.
+    """
+    exported = (line for line in metrics.splitlines() if line.startswith("vllm:"))
+    return len({match[1] for line in exported if (match := _RANK.search(line))}) or 1
 
 
 def read_block_size(metrics: str) -> int | None:

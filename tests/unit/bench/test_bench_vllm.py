@@ -80,6 +80,8 @@ def test_the_accept_length_of_other_engines_comes_from_their_drafts(names: tuple
 def test_the_metrics_tell_ranks_and_blocks() -> None:
     assert (read_ranks(METRICS), read_block_size(METRICS), speculates(METRICS)) == (2, 128, False)
     assert (read_ranks(""), read_block_size("")) == (1, None)
+    success = 'vllm:request_success_total{engine="%d",finished_reason="stop",model_name="tiny"} 0.0\n'
+    assert read_ranks(success % 0 + success % 1) == 2, "idle, with two API servers, as vLLM 0.32.0 printed it"
     assert speculates(METRICS + 'vllm:spec_decode_num_drafts_total{engine="0"} 0.0\n')
 
 
