@@ -75,6 +75,7 @@ def test_a_fleet_names_the_instance_types_that_are_whole_nodes_of_this_hardware(
     whole = fleet("mi355x-tp4dp2")
     assert whole["backends"] == ["vultr"]
     assert whole["instance_types"] == ["vbm-256c-3072gb-8-mi355x-gpu", "vcg-mi355x-252c-2872g-2304vram"]
+    assert fleet("mi300x-tp8")["backends"] == ["vultr", "hotaisle", "amddevcloud"]
     assert [form["fleets"] for form in told("dstack", "mi355x-tp4dp2", home)] == [[whole["name"]]] * 2
     assert "instance_types" not in fleet("mi355x-tp4dp2", "layout.dp=1")  # four GPUs: no node of eight is offered
     assert "instance_types" not in fleet("b200-tp8")  # its hardware has no offers
