@@ -298,6 +298,10 @@ def context_shortage(capacity: Capacity, location: Callable[[str, str], str]) ->
     capped = cap is not None and tokens + page > cap
     key = Meaning.CACHE_TOKENS if capped else Meaning.CONTEXT
     raised = f"raise `flags.{Meaning.CACHE_TOKENS}`" if capped else "raise `layout.tp`"
+    if (memory := capacity.memory) is not None and not capped:
+        needed = memory.weights_bytes + memory.cache_bytes * (capacity.context + page) / tokens
+        if (fraction := math.ceil(100 * needed / memory.free_bytes) / 100) <= memory.safe_fraction:
+            raised = f"raise `{Meaning.MEMORY_FRACTION}` to at least {fraction:g}"
     yield Problem(
         f"the cache of a replica holds {tokens:,} tokens, less than one request of the context of {capacity.context:,}",
         location("flags", key),

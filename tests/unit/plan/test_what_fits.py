@@ -163,6 +163,13 @@ def test_a_cache_of_less_than_a_request_of_the_workload_is_told() -> None:
     [
         ("cpu-tiny", ["flags.max-total-tokens=1000"], "1,000", "32,768", "raise `flags.max-total-tokens`"),
         ("cpu-tiny", ["flags.max-total-tokens=9", "model.kv_cache=null"], "9", "32,768", "raise `flags.max-total"),
+        (
+            "h200-tiny",
+            ["flags.mem-fraction-static=0.0001"],
+            "27,216",
+            "32,768",
+            "raise `mem-fraction-static` to at least 0.01",
+        ),
         ("mi300x-tp8", ["flags.context-length=1048576"], "842,944", "1,048,576", "raise `layout.tp`, or set `flags."),
     ],
 )
