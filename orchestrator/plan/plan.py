@@ -325,8 +325,15 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """sha256 of the plan's text, in hex; `up` compares it to detect a server that already runs this plan."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """sha256 of what shapes the server, in hex; `up` compares it to detect a server that already runs this plan.
+
+        Descriptions, known issues and the settings of the smoke test may change while a server runs.
+        """
+        model = dataclasses.replace(self.model, questions=(), accept_length=None)
+        shaping = dataclasses.replace(
+            self, description="", model=model, warnings=(), wrong_answers=(), nondeterministic=(), soak=0.0
+        )
+        return hashlib.sha256(shaping.to_json().encode()).hexdigest()
 
     @property
     def digest_without_port(self) -> str:

@@ -6,7 +6,6 @@ newest run of each replica number counts.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import deque
@@ -17,7 +16,6 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.files import read_private
 from orchestrator.runs.run_dir import RunDir, read_plan, require_plan
 from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.replicas import replica_name, replica_number, run_root
@@ -243,7 +241,5 @@ def run_dirs(servers: Sequence[RunningServer]) -> list[Path]:
 
 def _planned_digest(run_dir: Path) -> str:
     """Return the digest of the plan of a run; "" if it is unreadable."""
-    try:
-        return hashlib.sha256(read_private(run_dir / "plan.json")).hexdigest()
-    except (OSError, ValueError):
-        return ""
+    plan = read_plan(RunDir(run_dir))
+    return plan.digest if plan else ""

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=1996da147baeb83ed9b2536bdedf57d2239e9c7958dbe5da2073337a73726109 \
+  --label deploy.plan=fa7261e95ffa354d5e042b55300b357ebb98dfeae3414650536bd30492790505 \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

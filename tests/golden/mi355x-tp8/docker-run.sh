@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
-  --label deploy.plan=3ae506b49c41d9371bfbc7c861b9a75da4a54f56230ede90b25d4a61e5e10540 \
+  --label deploy.plan=94cb07daaed9ddb39e5e5d45b624ddecb40cbd1dab754d2d07056d818ff84dad \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

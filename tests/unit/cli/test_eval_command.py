@@ -163,9 +163,8 @@ def test_an_evaluation_that_was_interrupted_keeps_its_seeds_and_goes_on(
     monkeypatch.setattr("orchestrator.evals.run.run_eval", cut)
     with pytest.raises(Interrupted) as caught:
         gpqa(tmp_path, seeds=3)
-    assert caught.value.hint.startswith(
-        f"the 3 answers in `{tmp_path}/out/eval-gpqa-diamond.json` are saved; `deploy eval x"
-    )
+    assert caught.value.hint.startswith(f"the 3 answers in `{tmp_path}/out/eval-gpqa-diamond.json` are saved; ")
+    assert "; `deploy eval x --suite gpqa-diamond " in caught.value.hint
     assert caught.value.hint.endswith("--resume` continues")
     with pytest.raises(UsageError, match="already has a result"):
         gpqa(tmp_path, seeds=3)

@@ -46,7 +46,7 @@ def interrupted(*words: str) -> Interrupted:
             "`http://owl:1` is left running",
         ),
         (
-            "eval.expect",
+            "eval.forecast_eval",
             ["eval", "owl", "--suite", "gsm8k"],
             "interrupted before the first question",
             "`owl` is left running; `deploy down owl` stops it",

@@ -1,6 +1,5 @@
 """Several servers as containers: what each is given, and how they are found again as one."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -119,7 +118,7 @@ def test_servers_whose_gateway_was_not_started_are_told_with_the_plan_of_their_r
     docker = runtime(tmp_path, labels_of(replica_plans(plan)[0], tmp_path, "replica-1"))
     (found,) = ServerGroup(docker).find()
     assert (found.runtime_id, found.url, found.run_dir) == ("", "", str(tmp_path))
-    assert found.plan_digest == plan.digest == hashlib.sha256((tmp_path / "plan.json").read_bytes()).hexdigest()
+    assert found.plan_digest == plan.digest
     state = ServerGroup(docker).state(found)
     assert found.state == state
     assert (state.status, state.detail) == (Status.EXITED, "the gateway was not started")
