@@ -1,4 +1,9 @@
-"""A real vLLM: its smoke test, two measurements of which none is of its own cache, and their comparison."""
+"""A real vLLM of two data-parallel ranks: its smoke test, two measurements of which none is of its own cache.
+
+It does not speculate: vLLM 0.32.0 with `--speculative-config '{"method": "ngram", …}'` on a CPU answers greedy requests
+and counts its drafts, and its engine ends at a sampled one, in v1/sample/ops/topk_topp_sampler.py:529, `k.max()` of
+an empty tensor.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +19,13 @@ from orchestrator.core.paths import Home
 pytestmark = pytest.mark.slow
 
 LOAD = ("--input-tokens", "500", "--output-tokens", "8", "--request-rate", "4", "--requests", "20")
-NOT_THERE = {"API key required", "DP ranks", "speculative decoding", "clean log"}  # in this server, or for a URL
+NOT_THERE = {
+    "API key required",
+    "speculative decoding",
+    "clean log",
+    "fact in a long text found",
+    "long prefill",
+}  # in this server, or for a URL
 
 
 def test_a_vllm_is_tested_measured_and_compared(tmp_path: Path) -> None:
@@ -24,7 +35,9 @@ def test_a_vllm_is_tested_measured_and_compared(tmp_path: Path) -> None:
         assert smoke.returncode == 0, smoke.stderr
         checks = json.loads(smoke.stdout)["checks"]
         assert {check["name"] for check in checks if check["verdict"] == "skipped"} == NOT_THERE
-        assert {check["verdict"] for check in checks if check["name"] not in NOT_THERE} == {"passed"}
+        others = {check["name"]: check for check in checks if check["name"] not in NOT_THERE}
+        assert others.pop("DP ranks")["evidence"].startswith("all ranks answered")  # vLLM does not say which one did
+        assert {check["verdict"] for check in others.values()} == {"passed"}
 
         for name in ("one", "two"):
             done = deploy.run("bench", url, *LOAD, "--output", str(tmp_path / name))
@@ -33,7 +46,7 @@ def test_a_vllm_is_tested_measured_and_compared(tmp_path: Path) -> None:
     for name in ("one", "two"):
         result = load_result(tmp_path / name)
         facts, [point] = result.run.endpoint, result.points
-        assert (facts.engine, facts.engine_version, facts.page_size) == ("vllm", VERSION, 128)
+        assert (facts.engine, facts.engine_version, facts.page_size, facts.replicas) == ("vllm", VERSION, 128, 2)
         assert point.succeeded == 20
         cached = metrics.cached_share(point)
         assert cached is not None

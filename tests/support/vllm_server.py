@@ -76,7 +76,16 @@ def serving(directory: Path) -> Iterator[str]:
     programs, model, port = vllm(), directory / "tiny", free_port()
     subprocess.run([programs / "python", data_root() / "images/tiny_model.py", model], env=_environ(), check=True)
     argv = [programs / "vllm", "serve", model, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", port]
-    argv += ["--dtype", "float32", "--max-model-len", 32768, "--enforce-eager", "--enable-prompt-tokens-details"]
+    argv += [
+        "--data-parallel-size",
+        2,
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        32768,
+        "--enforce-eager",
+        "--enable-prompt-tokens-details",
+    ]
     log, url = directory / "vllm.log", f"http://127.0.0.1:{port}"
     with log.open("wb") as output:
         server = subprocess.Popen(
