@@ -1,11 +1,11 @@
 """Several servers of which a later start has replaced some, as one."""
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestrator.planner.planning import load
 from orchestrator.runtimes.replicas import may_coexist, with_roles
 from orchestrator.servers.group import RunningServer, join_replicas, joined, run_dirs
 
@@ -21,7 +21,7 @@ def first(tmp_path: Path) -> Path:
 def later(tmp_path: Path) -> Path:
     folder = tmp_path / "20260102T000000Z-bbbbbbbb"
     folder.mkdir()
-    (folder / "plan.json").write_text("{}")
+    (folder / "plan.json").write_text(load("cpu-tiny").plan.to_json())
     return folder
 
 
@@ -44,7 +44,7 @@ def test_the_newest_of_each_number_stands_behind_the_gateway_of_the_first_start(
     [whole] = joined([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
     assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
     assert (whole.run_dir, whole.log_dir, whole.url) == (str(later), str(first), "http://127.0.0.1:1")
-    assert whole.plan_digest == hashlib.sha256(b"{}").hexdigest(), "what was asked for last"
+    assert whole.plan_digest == load("cpu-tiny").plan.digest, "of the last start"
     assert [unit.run_dir for unit in whole.units] == [str(first), *(each.run_dir for each in whole.replicas)]
     assert run_dirs([whole]) == [first, later]
 
