@@ -146,7 +146,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
         smoke=dict(Counter(verdict for _, verdict in verdicts)),
         failed=tuple(check for check, verdict in verdicts if verdict == _FAILED),
         kernels=_counted(run.read("kernels.json")),
-        best=tuple(map(best_figures, results)),
+        best=_best_of_workloads(results),
         status="",
         ended=ended,
         ended_at=ended_at,
@@ -161,6 +161,13 @@ def _recorded(run: RunDir) -> Iterator[BenchResult]:
     for directory in directories if isinstance(directories, list) else ():
         with suppress(DeployError, OSError):
             yield load_result(Path(str(directory)))
+
+
+def _best_of_workloads(results: Iterable[BenchResult]) -> tuple[BestFigures, ...]:
+    """Return the best of the results of each workload."""
+    output = metrics.OUTPUT.key
+    ascending = sorted(map(best_figures, results), key=lambda figures: figures.figures[output] or 0.0)
+    return tuple({figures.workload: figures for figures in ascending}.values())
 
 
 def best_figures(result: BenchResult) -> BestFigures:

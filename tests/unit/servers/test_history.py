@@ -84,6 +84,9 @@ def test_a_result_that_bench_recorded_is_found_from_any_directory(servers: Serve
     assert start.overrides == ("server.port=2",)
     [again] = history(servers, "owl", [*results_under(tmp_path)])
     assert len(again.best) == 1
+    save(measured(run, "2026-07-01T02:00:00Z"), tmp_path / "second")
+    [both] = history(servers, "owl", [*results_under(tmp_path)])
+    assert len(both.best) == 1, "the better one of each workload"
 
 
 def test_a_marked_result_is_not_passed_off_as_a_figure(servers: Servers, tmp_path: Path) -> None:
