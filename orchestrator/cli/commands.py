@@ -92,6 +92,7 @@ PROFILE_KEYS: Final[Mapping[str, str]] = {
     "--port": "server.port",
     "--replicas": "replicas",
     "--tp": "layout.tp",
+    "--workload": "workload",
 }
 # By command: message and hint of an error after Ctrl-C. Without a hint, the server in use is left running.
 INTERRUPTED: Final[Mapping[str, tuple[str, str]]] = {

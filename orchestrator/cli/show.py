@@ -60,7 +60,7 @@ def command(
     """Show the plan that a profile resolves to."""
     loaded = load(profile, overrides=overridden(set_, runtime=runtime))
     if capacity:
-        found = loaded.valid.capacity
+        found = loaded.valid.shown_capacity
         warn_capacity(loaded.plan)
         if json:
             OUTPUT.show(CapacityOutput(profile=loaded.plan.profile, **fields_of(found)))

@@ -304,7 +304,7 @@ def _covering_engines(plan: Plan) -> Iterator[str]:
     for name in catalog.names(EntryKind.ENGINE):
         engine = read_file(path := catalog.path(EntryKind.ENGINE, name), catalog.shown(path)).data
         names = pins.names_of(str(engine.get("aiter_commit")))
-        if names is None or engine.get("platform") != plan.engine.platform:
+        if names is None or name == plan.engine.name or engine.get("platform") != plan.engine.platform:
             continue
         if not coverage_of(plan, expected_rows(plan, pins.upstream_keys, names), names=names).untuned_in_workload:
             yield name

@@ -99,8 +99,9 @@ def _checkpoint(plan: Plan, host_ref: HostRef) -> UpStep:
         what = str(directory) if done else f"{directory}: to be generated"
         return UpStep(name="checkpoint", what=what, about=0.0 if done else STEP_SECONDS["stage"])
     missing = max(model.weight_bytes - bytes_present(directory), 0)
-    if model.checkpoint.source == "local" and not directory.is_dir():
-        return UpStep(name="checkpoint", what=f"{directory}: not found; `up` stops here", about=STEP_SECONDS["stage"])
+    if model.checkpoint.source == "local" and not any(directory.glob("*.safetensors")):
+        lacking = "no safetensors file" if directory.is_dir() else "not found"
+        return UpStep(name="checkpoint", what=f"{directory}: {lacking}; `up` stops here", about=STEP_SECONDS["stage"])
     if missing == 0 or model.checkpoint.source != "hub":
         return UpStep(name="checkpoint", what=f"{directory}: verified", about=STEP_SECONDS["stage"])
     left = f" left of {model.weight_bytes / 1e9:.1f}" if missing < model.weight_bytes else ""

@@ -16,7 +16,7 @@ from orchestrator.core.yaml_document import Document, read_document
 from orchestrator.engine.flags import FlagTable, read_flags
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.plan.build import PlanningContext, build_plan
-from orchestrator.plan.capacity import Capacity, Load, capacity_of
+from orchestrator.plan.capacity import DEFAULT_WORKLOAD, Capacity, Load, capacity_of
 from orchestrator.plan.facts import NO_FACTS, Facts
 from orchestrator.plan.known_issues import KnownIssues
 from orchestrator.plan.plan import NAME, Plan
@@ -66,6 +66,12 @@ class LoadedProfile:
     def capacity(self) -> Capacity:
         """Return the capacity of each replica."""
         return capacity_of(self.profile, profile_serving(self.profile), self.load)
+
+    @property
+    def shown_capacity(self) -> Capacity:
+        """Return the capacity to show: without a workload, for the one that `bench` takes by default."""
+        load = self.load or _read_load(DEFAULT_WORKLOAD, self.catalog, "")
+        return capacity_of(self.profile, profile_serving(self.profile), load)
 
     @cached_property
     def knowledge(self) -> PlanningContext:

@@ -16,14 +16,14 @@ from orchestrator.report.compare import UNKNOWN_LAYOUT, Comparison, engine_name
 
 # Groups of differing values, the most important first, by patterns of keys. A wildcard's value is shown with its name.
 _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Model": ("model.name", "endpoint.model"),
+    "Hardware": ("hardware", "hardware.name", "hardware.gpus"),
     "Layout": ("layout", "layout.*", "replicas*"),
     "Engine": ("endpoint.engine", "engine.version"),
     "Image": ("image", "engine.image"),
-    "Kernel tables": ("patched.*moe-table", "patches.*moe-table.expected"),
+    "Kernel tables": ("patched.*moe-table",),
     "Quantization": ("model.quantization", "flags.*quantization", f"flags.{Meaning.CACHE_TYPE}*"),
     "Speculation": ("endpoint.speculative", "flags.speculative*"),
-    "Hardware": ("hardware", "hardware.name", "hardware.gpus"),
-    "Model": ("model.name", "endpoint.model"),
 }
 _SHOWN: Final = 5  # groups; the other values are folded
 _DIGEST: Final = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}")

@@ -17,6 +17,7 @@ _LABEL_GAP: Final = 14.0
 _TAG: Final = 48.0  # maximum width of a tag, in units
 _LONGEST: Final = 22  # characters of a label at the right edge
 _DESCRIBED: Final = 12  # maximum number of points listed in the description
+_TIP_CHAR: Final = 7.4  # units of a character in the bold text of a tip, at most
 _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 
 
@@ -234,15 +235,17 @@ def _spots(line: Line, across: _Scale, upward: _Scale) -> Markup:
     drawn = Markup("")
     tags = line.tags or ("",) * len(line.points)
     for (x, y), values, tag in zip(_places(line, across, upward), line.points, tags, strict=True):
-        told = f"{line.label}, {tag}{': ' if tag else ''}{_exact(values[0])} → {_exact(values[1])}"
+        exact = f"{tag}{': ' if tag else ''}{_exact(values[0])} → {_exact(values[1])}"
+        told, tip = f"{line.label}, {exact}", f"{_short(line.label)}, {exact}"
         if line.style == "dots":
             drawn += Markup("<g>{}<title>{}</title></g>").format(_marker("dot", x, y), told)
             continue
-        css, tip_y = "end" if x > (across.start + across.end) / 2 else "", y + 22 if y < _TOP + 14 else y - 11
+        left = max(min(x, WIDTH - _TIP_CHAR * len(tip)), 0.0)
+        top = y + 22 if y < _TOP + 14 else y - 11
         drawn += Markup(
             '<g class="spot" tabindex="0" role="img" aria-label="{}">'
             '<circle class="hit" cx="{:.1f}" cy="{:.1f}" r="10"/>{}{}</g>'
-        ).format(told, x, y, _marker(_shape(line), x, y), _text(x, tip_y, told, f"tip {css}".rstrip()))
+        ).format(told, x, y, _marker(_shape(line), x, y), _text(left, top, tip, "tip"))
     return Markup('<g class="series {}">{}</g>').format(_css(line), drawn)
 
 

@@ -4,32 +4,32 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from orchestrator.checkpoints.checkpoint import SINGLE, Checkpoint
-from orchestrator.checkpoints.config import CONFIG
+from orchestrator.checkpoints.config import CONFIG, NAMES
 from orchestrator.core.errors import CheckpointError
 from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.plan import Moe
 
-_FIELDS = ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "num_hidden_layers")
+_FIELDS = ("moe.hidden_size", "moe.intermediate_size", "moe.routed_experts", "moe.experts_per_token", "layers")
 
 
 def read_experts(checkpoint: Checkpoint) -> MoeCheckpoint:
     """Read the experts of a checkpoint. Raises CheckpointError without a readable config of routed experts."""
     config = checkpoint.config
-    sizes = {name: fact.number for name in _FIELDS if (fact := config.count(name, name)) is not None}
+    sizes = {name: fact.number for name in _FIELDS if (fact := config.count(name)) is not None}
     if missing := [name for name in _FIELDS if name not in sizes]:
-        names = ", ".join(f"`{name}`" for name in missing)
+        names = ", ".join(f"`{NAMES[name][0]}`" for name in missing)
         raise CheckpointError(f"no routed experts found: {names} missing", location=f"{checkpoint.location}/{CONFIG}")
     shared, exclude = config.count("moe.shared_experts"), config.quantized.get("exclude")
-    shared_dtype, routed_dtype = _expert_dtypes(checkpoint, sizes["num_hidden_layers"])
+    shared_dtype, routed_dtype = _expert_dtypes(checkpoint, sizes["layers"])
     return MoeCheckpoint(
         moe=Moe(
-            hidden_size=sizes["hidden_size"],
-            intermediate_size=sizes["moe_intermediate_size"],
-            routed_experts=sizes["n_routed_experts"],
+            hidden_size=sizes["moe.hidden_size"],
+            intermediate_size=sizes["moe.intermediate_size"],
+            routed_experts=sizes["moe.routed_experts"],
             shared_experts=shared.number if shared else 0,
-            experts_per_token=sizes["num_experts_per_tok"],
+            experts_per_token=sizes["moe.experts_per_token"],
         ),
-        layers=sizes["num_hidden_layers"],
+        layers=sizes["layers"],
         draft_layers=config.mtp_layers or 0,
         exclude=tuple(map(str, exclude)) if isinstance(exclude, list) else (),
         shared_dtype=shared_dtype,

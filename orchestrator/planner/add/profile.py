@@ -212,7 +212,7 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
         why = "as requested" if request.workload else f"from `{request.base}`"
         draft.decisions.append(Decision(key="workload", value=workload, why=why))
     else:
-        why = "no workload given: concurrent requests are unlimited (`--workload NAME`)"
+        why = "no workload given: concurrent requests are unlimited; `workload: NAME` limits them"
         draft.decisions.append(Decision(key="workload", value="none", why=why))
     return draft
 

@@ -69,7 +69,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
         files = rendered_files(artifacts, request.name)
     if not plan.prebuilt_image and not request.allow_untuned:
         _require_tuned(plan, home)
-    capacity = source.valid.capacity if isinstance(source, ProfileSource) and not source.decided else None
+    capacity = source.valid.shown_capacity if isinstance(source, ProfileSource) and not source.decided else None
     return Preview(
         plan=plan,
         name=request.name or plan.profile,

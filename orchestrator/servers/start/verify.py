@@ -229,7 +229,8 @@ def unidentified_server(
     )
     if isinstance(error, NoResponseError):
         hint = "`deploy status` lists the URLs of your own servers"
-    elif isinstance(error, UnauthorizedError):
+        return SmokeError(f"no server answers at `{url}`: {error}", hint=hint)
+    if isinstance(error, UnauthorizedError):
         hint = "`--api-key-env VARIABLE` names the variable that holds the key" if key is None else ""
     return SmokeError(f"no sglang server describes itself at `{url}`: {error}", hint=hint)
 

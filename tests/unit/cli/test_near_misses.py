@@ -15,7 +15,9 @@ def refused(*argv: str) -> DeployError:
     return caught.value
 
 
-@pytest.mark.parametrize(("option", "key"), [("--port", "server.port"), ("--tp", "layout.tp")])
+@pytest.mark.parametrize(
+    ("option", "key"), [("--port", "server.port"), ("--tp", "layout.tp"), ("--workload", "workload")]
+)
 def test_an_option_that_is_a_key_of_the_profile_names_the_key(option: str, key: str) -> None:
     assert refused("up", "cpu-tiny", option, "1").hint == f"`--set {key}=VALUE`"
 

@@ -155,6 +155,13 @@ def test_a_checkpoint_gives_its_shape_its_excludes_and_a_dtype(tmp_path: Path, d
     assert (checkpoint.shared_dtype, checkpoint.routed_dtype) == (read, "U8")
 
 
+def test_experts_of_another_architecture_are_read_under_its_names(tmp_path: Path) -> None:
+    names = {"n_routed_experts": "num_experts"}  # Qwen3-MoE
+    config = {names.get(key, key): value for key, value in CONFIG.items()}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_experts(Checkpoint.local(tmp_path)).moe.routed_experts == 256
+
+
 def test_a_config_without_routed_experts_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 128}))
     with pytest.raises(CheckpointError, match="n_routed_experts"):

@@ -1,6 +1,7 @@
 """Plots: ticks, scales, labels that do not touch, and markup that holds every point."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.report import plot
 from orchestrator.report.plot import Bar, Chart, Limit, Line, bar_chart, line_chart, log_ticks, nice_ticks, spread
 
 
@@ -110,7 +112,17 @@ def test_each_point_shows_its_exact_values_on_hover_and_focus() -> None:
     assert [spot.get("tabindex") for spot in spots] == ["0"] * 5
     assert [text.text for spot in spots for text in spot.iter("text")] == told
     last = next(spots[-1].iter("text"))
-    assert last.get("class") == "tip end"  # grows to the left, away from the edge
+    assert float(str(last.get("x"))) + 7.4 * len(str(last.text)) <= plot.WIDTH  # it ends inside the drawing
+
+
+def test_the_tip_of_a_long_label_stays_inside_the_drawing() -> None:
+    line = Line(
+        label="a configuration with a name of forty-one", points=((1, 2), (1000, 111.1), (2000, 246.2)), color=0
+    )
+    for text in svg(line_chart(replace(chart(), lines=(line,)))).iter("text"):
+        if text.get("class") == "tip":
+            left = float(str(text.get("x")))
+            assert 0 <= left <= left + 7.4 * len(str(text.text)) <= plot.WIDTH
 
 
 def test_series_differ_by_more_than_color() -> None:

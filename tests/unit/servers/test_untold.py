@@ -25,6 +25,11 @@ def test_what_helps_is_of_the_reason(error: NoResponseError | UnexpectedResponse
     assert helps in unidentified_server("http://h:1", error, key=None).hint
 
 
+def test_an_endpoint_that_does_not_answer_is_not_judged() -> None:
+    error = unidentified_server("http://h:1", NoResponseError("refused"), key=None)
+    assert error.message == "no server answers at `http://h:1`: refused"
+
+
 def test_a_key_that_was_refused_is_not_asked_for_again() -> None:
     assert unidentified_server("http://h:1", UnauthorizedError("401"), key=Secret("sk-0123456789")).hint == ""
 
