@@ -13,6 +13,7 @@ class Meaning(StrEnum):
     CACHE_TOKENS = "max-total-tokens"
     CACHE_TYPE = "kv-cache-dtype"
     MEMORY_FRACTION = "mem-fraction-static"
+    STATE_RATIO = "mamba-full-memory-ratio"
     WINDOW_RATIO = "swa-full-tokens-ratio"
     METRICS = "enable-metrics"
     CACHED_TOKENS_REPORT = "enable-cache-report"

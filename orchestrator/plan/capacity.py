@@ -315,16 +315,20 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
     if fit is not None and cache is not None and not fit.fits:
         running, fitting = fit.running or 1, fit.concurrent or 0
         needed = running * fit.tokens + fit.shared_tokens
+        states = cache.requests is not None and cache.requests.requests == fitting
+        room = f"{needed:,} tokens of cache; a replica has {cache.tokens:,}"
+        if states:  # tokens may be left
+            room = f"a state of linear attention each; a replica has room for {fitting:,}"
         capped = capacity.max_tokens is not None and capacity.max_tokens - cache.page < (cache.tokens or 0)
         yield PlanWarning(
             id="capacity-requests",
             summary=(
                 f"{f'{running:,} concurrent requests' if running > 1 else 'a request'} of `{fit.load}` "
-                f"{'need' if running > 1 else 'needs'} {needed:,} tokens of cache; a replica has "
-                f"{cache.tokens:,}: {f'{fitting:,} fit, the others wait' if fitting else 'none fits'}"
+                f"{'need' if running > 1 else 'needs'} {room}: "
+                f"{f'{fitting:,} fit, the others wait' if fitting else 'none fits'}"
             ),
             source="estimate of `deploy show --capacity`",
-            hint=", or ".join(_remedies(cache, fitting=fitting, capped=capped)),
+            hint=", or ".join(_remedies(cache, fitting=fitting, capped=capped, states=states)),
         )
     if memory is not None and memory.fraction_source == "set" and memory.fraction > memory.safe_fraction:
         reserved = capacity.reserved_bytes
@@ -339,10 +343,14 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
         )
 
 
-def _remedies(cache: KvCache, *, fitting: int, capped: bool) -> Iterator[str]:
-    """Suggest changes that make a load fit; `capped`: the profile's own limit is the bound."""
+def _remedies(cache: KvCache, *, fitting: int, capped: bool, states: bool) -> Iterator[str]:
+    """Suggest changes that make a load fit; the bound is the profile's own limit if `capped`, or the `states`."""
     if fitting:
         yield f"lower `{Meaning.RUNNING_REQUESTS}` to {fitting}"
+    if states:
+        yield f"raise `{Meaning.STATE_RATIO}`, which leaves fewer tokens"
+        yield "draft fewer tokens: each request keeps a state for each of them"
+        return
     if capped:
         yield f"raise `flags.{Meaning.CACHE_TOKENS}`"
         return

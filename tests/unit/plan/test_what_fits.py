@@ -148,6 +148,15 @@ def test_more_requests_than_fit_are_told() -> None:
     assert "capacity-requests" in warnings("cpu-tiny", *many)
 
 
+def test_states_that_limit_the_requests_are_named() -> None:
+    """Three million tokens are free; a larger `tp` or a smaller data type of the cache would change nothing."""
+    plan = load("mi355x-glm-5.3-flash-tp1x8", overrides=("flags.max-running-requests=64",)).plan
+    (warning,) = (each for each in plan.warnings if each.id == "capacity-requests")
+    assert "need a state of linear attention each; a replica has room for 30: 30 fit" in warning.summary
+    assert "raise `mamba-full-memory-ratio`" in warning.hint
+    assert "kv-cache-dtype" not in warning.hint
+
+
 def test_a_cache_of_less_than_a_request_of_the_workload_is_told() -> None:
     short = ("flags.max-total-tokens=1000", "flags.context-length=1000")
     assert warnings("cpu-tiny", *short) == {
