@@ -39,7 +39,7 @@ def gpus_present(subject: CheckContext) -> Iterator[Finding]:
     found = f"{_each(inventory.gpus, [gpu.name or 'GPU' for gpu in inventory.gpus])} by {inventory.tool}"
     if count <= max(subject.plan.gpus, default=0):
         yield fail("gpus", found, needed, hint)
-    elif count < hardware.gpus:
+    elif count < hardware.gpus and len(subject.plan.gpus) > 1:  # a server on one GPU often has a machine of one
         part = f"{hint}; if the others are not yours: `--set hardware.gpus={count}`"
         yield warn("gpus", f"{found} of {hardware.gpus} in the node", needed, part)
     else:

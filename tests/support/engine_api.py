@@ -177,6 +177,7 @@ class EngineApi:
 
     def _server_info(self, _: Json) -> Answer:
         info = {"version": VERSION, "page_size": self.page, "dp_size": self.dp, "api_key": self.key}
+        info |= {"max_total_num_tokens": 65536, "max_req_input_len": self.context - 6}
         info |= {"enable_cache_report": True, "dtype": self.dtype, "speculative_algorithm": self.speculative_algorithm}
         return Answer(200, [info])
 
