@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.checkpoints.checkpoint import Checkpoint, local_checkpoint
+from orchestrator.checkpoints.schemes import FLOATS
 from orchestrator.checkpoints.verify import checkpoint_directory, known_mismatches
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.command_hints import expand_commands, profile_words
@@ -327,6 +328,11 @@ def staged_moe(plan: Plan, sources: RowSources, home: Home) -> MoeCheckpoint | N
     folder = sources.model or checkpoint_directory(plan.model, home)
     checkpoint = Checkpoint.local(folder) if sources.model else local_checkpoint(folder)
     return read_experts(checkpoint) if checkpoint else None
+
+
+def has_unquantized_experts(folder: Path) -> bool:
+    """Return whether a checkpoint stores its routed experts as floats, for which aiter has no tuned table."""
+    return read_experts(Checkpoint.local(folder)).routed_dtype in FLOATS
 
 
 def tables_in_image(plan: Plan, image: str, remote: str | None = None) -> ImageTables:

@@ -50,6 +50,8 @@ def _words(found: Capacity) -> Iterator[str]:
         yield f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g}, at most {memory.safe_fraction:g}"
     if not cache:
         yield found.unknown[0]
+    elif cache.tokens is None and memory is None:
+        yield f"tokens per replica unknown on a CPU: `--set flags.{Meaning.CACHE_TOKENS}=N` sets them"
 
 
 def _memory(found: Capacity) -> Iterator[tuple[str, str, str]]:

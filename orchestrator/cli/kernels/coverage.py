@@ -20,6 +20,7 @@ from orchestrator.kernels.plan_coverage import (
     RowSources,
     compute_coverage,
     derived_hint,
+    has_unquantized_experts,
     warn_mismatches,
 )
 from orchestrator.plan.plan import Plan
@@ -51,6 +52,9 @@ def command(
     home, far = Home.from_environment(), remote_host(host, environ)
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)
     plans = _plans(profile, set_ or ())
+    if model is not None and has_unquantized_experts(model):
+        note(f"not applicable: the routed experts of `{model}` are not quantized; aiter has no tuned table for them")
+        plans = []
     warn_mismatches(plans, given, home)
     covered = []
     for plan in plans:

@@ -363,3 +363,15 @@ def test_a_checkpoint_that_fuses_or_is_not_here_and_an_engine_that_looks_ask_for
     facts = facts_of(other, plan)
     assert load("mi355x-tp8", overrides=looking, facts=facts).plan == plan_of("mi355x-tp8", *looking)
     assert load("cpu-tiny", facts=facts).plan == plan_of("cpu-tiny")
+
+
+def test_a_checkpoint_with_experts_in_bf16_has_no_table(tmp_path: Path) -> None:
+    """The profile's model is quantized; what counts is the checkpoint that is asked about."""
+    config = {"hidden_size": 128, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    name = "model.layers.0.mlp.experts.0.gate_proj.weight"
+    header = json.dumps({name: {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    shown = CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(tmp_path)])
+    assert shown.exit_code == 0
+    assert "not applicable: the routed experts of" in shown.stderr
