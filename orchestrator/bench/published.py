@@ -160,7 +160,7 @@ class Ablation(ReproduceRun):
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the scores of another checkpoint are measured, which the published scores are compared with."""
+        """Whether `reproduce` also measures another checkpoint as the baseline of the published scores."""
         return bool(self.suites) and any(setting.startswith("model=") for setting in self.settings)
 
     @property

@@ -58,7 +58,7 @@ def command(
 
 
 def _interrupted(servers: Servers, name: str | None, ended: Sequence[str]) -> Interrupted:
-    """Return the error of an interrupted stop: which servers are stopped, and which still run."""
+    """Return the error of an interrupted stop, which names the stopped and the running servers."""
     alive = {Status.PENDING, Status.RUNNING, Status.UNKNOWN}
     found = (each for each in servers.find(name) if servers.runtime(each).state(each).status in alive)
     left = sorted({each.name for each in found} - set(ended))

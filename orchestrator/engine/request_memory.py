@@ -52,7 +52,7 @@ class StateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestMemory:
-    """What requests keep on one GPU of a replica; `requests` is the most that run at once."""
+    """Per-request memory on one GPU of a replica; `requests` is the maximum number of running requests."""
 
     each: int  # bytes of a state, or of a request
     slots: int

@@ -15,7 +15,7 @@ _MEMORY: Final = (6 * 10**9, 20 * 10**9)  # per GPU
 
 @dataclass(frozen=True, kw_only=True)
 class HostNeeds:
-    """CPUs and bytes: what the server holds, and the most that it uses.
+    """The CPUs and bytes that a server requests, and their limits.
 
     The most includes its weights: the page cache holds them while each rank reads its part.
     """

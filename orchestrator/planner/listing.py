@@ -27,7 +27,7 @@ class InvalidEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileEntry:
-    """A valid profile. `workload` is the one that `bench` uses."""
+    """A valid profile; `workload` is what `bench` measures."""
 
     name: str
     hardware: str

@@ -69,7 +69,7 @@ class LoadedProfile:
 
     @property
     def shown_capacity(self) -> Capacity:
-        """Return the capacity to show: without a workload, for the one that `bench` takes by default."""
+        """Return the capacity for display. A profile without a workload gets the default of `bench`."""
         load = self.load or _read_load(DEFAULT_WORKLOAD, self.catalog, "")
         return capacity_of(self.profile, profile_serving(self.profile), load)
 
