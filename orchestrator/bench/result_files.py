@@ -50,7 +50,7 @@ def provenance_of(run: RunDir, plan: Plan | None) -> ServerProvenance:
         patch_receipt=run.read("patches.json") or None,
         host=run.read("preflight.json") or None,
         gpu=plan.hardware.name if plan else None,
-        gpus=len(plan.gpus) if plan else None,
+        gpus=plan.gpu_count if plan else None,
     )
 
 

@@ -340,14 +340,6 @@ _FOREIGN_BACKENDS: Final[Mapping[str, re.Pattern[str]]] = {
 }
 
 
-def _one_node(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """Reject several nodes: sglang would wait for them forever; server_args.py:6632 also divides by their number."""
-    for name, only in (("nnodes", 1), ("node-rank", 0)):
-        if given.number(name) not in {None, only}:
-            message = f"`--{name}` is {only}: a profile is one node's, and none joins it"
-            yield ArgumentProblem(name=name, message=message, hint="leave it out")
-
-
 def _model_overrides(given: ServerArgs) -> Iterator[ArgumentProblem]:
     """Require a JSON object as model overrides: the parser accepts any text.
 
@@ -391,6 +383,6 @@ def _number(word: str) -> float | None:
 
 _CHECKS: Final[Sequence[Check]] = (
     _names_differ, _in_range, _chunks, _sparse_attention, _context, _drafts, _ngrams, _pipeline, _parallel, _pairs,
-    _one_node, _model_overrides, _quantized_as_stored, _words, _serves_alone, _senseless, _kernels_of_another_vendor,
+    _model_overrides, _quantized_as_stored, _words, _serves_alone, _senseless, _kernels_of_another_vendor,
     _has_a_draft, _device, _rank_port, _numa_nodes,
 )  # fmt: skip

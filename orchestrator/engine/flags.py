@@ -32,6 +32,8 @@ RESERVED: Mapping[str, str] = {
     "expert-parallel-size": "layout.ep",
     "ep": "layout.ep",
     "enable-dp-attention": "layout.dp_attention",
+    "nnodes": "layout.nodes",
+    "node-rank": "layout.nodes",
     "api-key": "server.api_key_env",
     "admin-api-key": "server.api_key_env",
     "config": "flags",  # a file of further options, which no check here would see

@@ -29,7 +29,13 @@ PROFILE_KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "attn-dp-size": ("layout", "dp"),
     "ep-size": ("layout", "ep"),
     "enable-dp-attention": ("layout", "dp_attention"),
+    "nnodes": ("layout", "nodes"),
+    "node-rank": ("layout", "nodes"),
+    "dist-init-addr": ("layout", "nodes"),
 }
+# Words of a launch line that differ between the nodes of a server: `rank_argv` and each runtime replace them.
+NODE_RANK: Final = "$(NODE_RANK)"
+HEAD_ADDRESS: Final = "$(HEAD_ADDRESS)"
 # The first to deprecate `--dp-size N --enable-dp-attention`: after 2026-12-31 `--dp-size` counts whole replicas
 # (0.5.22, srt/arg_groups/parallel_hook.py, handle_deprecated_dp_attention).
 _ATTENTION_DP: Final = Version("0.5.22")
@@ -53,6 +59,8 @@ class Launch:
     dp_attention: bool
     version: str  # of sglang
     flags: Sequence[tuple[str, Sequence[str]]] = ()
+    nodes: int = 1
+    rank_port: int = 0  # on the node of rank 0; for several nodes
 
 
 def launch_argv(launch: Launch, *, python: str) -> tuple[str, ...]:
@@ -67,7 +75,24 @@ def launch_argv(launch: Launch, *, python: str) -> tuple[str, ...]:
     argv += _spread(launch)
     for name, values in launch.flags:
         argv += [f"--{name}", *values]
+    if launch.nodes > 1:
+        argv += ["--nnodes", str(launch.nodes), "--node-rank", NODE_RANK]
+        argv += ["--dist-init-addr", f"{HEAD_ADDRESS}:{launch.rank_port}"]
     return tuple(argv)
+
+
+def rank_argv(argv: Sequence[str], *, rank: int, head: str) -> tuple[str, ...]:
+    """Return the command line of one rank of a server; `head` is the address of the node with rank 0.
+
+    The ports of the ranks differ, since two may share a host; only that of rank 0 serves requests. The command line of
+    a server on one node is unchanged.
+    """
+    if NODE_RANK not in argv:
+        return tuple(argv)
+    words = [word.replace(NODE_RANK, str(rank)).replace(HEAD_ADDRESS, head) for word in argv]
+    port = words.index("--port") + 1
+    words[port] = str(int(words[port]) + rank)
+    return tuple(words)
 
 
 def has_attention_dp(version: str) -> bool:

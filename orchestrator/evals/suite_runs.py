@@ -72,7 +72,7 @@ def suite_runs(suite: str, *, limit: int | None, seeds: int | None) -> tuple[Sui
 def published_pace(plan: Plan, published: Published) -> EvalPace:
     """Return the lowest published throughput of the model, host and layout of a plan."""
     models = {load(run.profile).plan.model.name for run in published.reproduce.runs}
-    system, layout = f"{len(plan.gpus)}×{plan.hardware.name}".lower(), plan.layout.label
+    system, layout = f"{plan.gpu_count}×{plan.hardware.name}".lower(), plan.layout.label
     rows = [row for row in published.layouts if (row.system.lower(), row.layout) == (system, layout)]
     if plan.model.name not in models or plan.replicas > 1 or not rows:
         return EvalPace(tok_s=None, source=f"nothing published for {plan.model.name}, {layout} on {system}")

@@ -115,6 +115,7 @@ def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: Pl
             dp=profile.layout.dp.value,
             ep=profile.layout.ep.value,
             dp_attention=profile.layout.dp_attention.value,
+            nodes=profile.layout.nodes.value,
         ),
         replicas=profile.replicas,
         gateway=planned_gateway(profile, one_node=settings.one_node, same_port=settings.same_port),

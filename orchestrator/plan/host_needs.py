@@ -32,8 +32,8 @@ def mebibytes(size: int) -> int:
 
 
 def host_needs(plan: Plan) -> HostNeeds:
-    """Return the needs of a replica; of several, all have the same."""
-    ranks = max(plan.layout.gpus * plan.serving.stages, 1)
+    """Return the needs of a replica on each node; of several replicas, all have the same."""
+    ranks = max(plan.layout.gpus * plan.serving.stages // plan.layout.nodes, 1)
     held = (plan.hardware.container.shm_bytes or 0) + plan.serving.host_cache_bytes * ranks
     weights = plan.model.weight_bytes
     return HostNeeds(

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from orchestrator.core.origin import Origin
 from orchestrator.engine.serving import ServingFacts, serving_facts
-from orchestrator.plan.units import UnitPlan, unit_plans
+from orchestrator.plan.units import UnitPlan, rank_port, unit_plans
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
@@ -173,16 +173,18 @@ class Layout:
     dp: int
     ep: int
     dp_attention: bool
+    nodes: int = 1
 
     @property
     def gpus(self) -> int:
-        """GPUs this layout occupies (sglang 0.5.14, data_parallel_controller.py:271-298)."""
+        """GPUs this layout occupies on all nodes (sglang 0.5.14, data_parallel_controller.py:271-298)."""
         return self.tp if self.dp_attention else self.tp * self.dp
 
     @property
     def label(self) -> str:
-        """The layout in short, `TP8` or `TP4×DP2`."""
-        return f"TP{self.tp}×DP{self.dp}" if self.dp > 1 else f"TP{self.tp}"
+        """The layout in short: `TP8`, `TP4×DP2`, `TP16 on 2 nodes`."""
+        nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"TP{self.tp}×DP{self.dp}{nodes}" if self.dp > 1 else f"TP{self.tp}{nodes}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,10 +300,20 @@ class Plan:
 
     @property
     def gpus(self) -> range:
-        """The indexes of the GPUs in use; empty on a CPU."""
+        """The indexes of the GPUs in use on each node; empty on a CPU."""
         first, step = self.serving.first_gpu, self.serving.gpu_step
-        count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * self.serving.stages
+        count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * self.serving.stages // self.layout.nodes
         return range(first, first + count * self.replicas * step, step)
+
+    @property
+    def gpu_count(self) -> int:
+        """The number of GPUs in use on all nodes."""
+        return len(self.gpus) * self.layout.nodes
+
+    @property
+    def rank_port(self) -> int:
+        """The port at which the ranks of several nodes find each other, on the node of rank 0."""
+        return rank_port(self.server.port)
 
     @property
     def units(self) -> tuple[UnitPlan, ...]:

@@ -52,10 +52,10 @@ def replica_ports(profile: "Profile") -> tuple[int, ...]:
 
 
 def gpus_per_replica(profile: "Profile") -> int:
-    """Return the GPUs of one replica, including its pipeline stages."""
+    """Return the GPUs of one replica on each of its nodes, including its pipeline stages."""
     layout = profile.layout
     ranks = layout.tp.value * (1 if layout.dp_attention.value else layout.dp.value)
-    return ranks * profile_serving(profile).stages
+    return ranks * profile_serving(profile).stages // layout.nodes.value
 
 
 def replica_plans(plan: Plan) -> tuple[Plan, ...]:

@@ -22,6 +22,7 @@ from orchestrator.plan.capacity import Capacity, Load, capacity_of, context_shor
 from orchestrator.plan.known_issues import KnownIssue
 from orchestrator.plan.replicas import LOOPBACK, gpus_per_replica, replica_ports
 from orchestrator.plan.serving import profile_serving
+from orchestrator.plan.units import rank_port
 from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import Profile
 
@@ -75,6 +76,7 @@ def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
             "dp_size": 1 if split else layout.dp.value,
             "ep_size": layout.ep.value,
             "enable_dp_attention": layout.dp_attention.value and not split,
+            "nnodes": layout.nodes.value,
             **({"attn_dp_size": layout.dp.value} if split else {}),
             "port": profile.server.port,
             "served_model_name": profile.model.served_name,
@@ -82,15 +84,17 @@ def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
         quantization=profile.model.quantization,
         mtp_layer=profile.model.mtp_layer is not None,
         port=profile.server.port,
-        ranks=profile.layout.tp.value
-        * (1 if profile.layout.dp_attention.value else profile.layout.dp.value)
-        * profile.replicas,
+        ranks=layout.tp.value
+        * (1 if layout.dp_attention.value else layout.dp.value)
+        * profile.replicas
+        // layout.nodes.value,
     )
 
 
 Rule = Callable[[RuleContext], Iterator[Problem]]
 
 _LAST_PORT: Final = 65535
+_RANK_PORTS: Final = 6  # that sglang derives from the ranks' port with dp-attention (0.5.14, server_args.py:7339)
 VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
 # The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
@@ -117,16 +121,18 @@ def layout_fits(context: RuleContext) -> Iterator[Problem]:
     layout, hardware = context.profile.layout, context.profile.hardware
     tp, dp, ep = layout.tp.value, layout.dp.value, layout.ep.value
     stages, step, first = context.serving.stages, context.serving.gpu_step, context.serving.first_gpu
-    ranks = stages * (tp if layout.dp_attention.value else tp * dp)
+    ranks = gpus_per_replica(context.profile)
     used = first + (ranks - 1) * step + 1
     if hardware.vendor != "cpu" and used > hardware.gpus:
         product = f"tp {tp}" if layout.dp_attention.value or dp == 1 else f"tp {tp} x dp {dp}"
         product += f" x pp {stages}" if stages > 1 else ""
+        per_node = f" on each of {layout.nodes.value} nodes" if layout.nodes.value > 1 else ""
         offset = f", from GPU {first} in steps of {step}," if first or step > 1 else ""
         yield Problem(
-            f"{product}{offset} needs {used} GPUs; the node has {hardware.gpus}",
+            f"{product}{offset} needs {used} GPUs{per_node}; the node has {hardware.gpus}",
             context.location("layout", "tp"),
-            "each of the `dp` workers needs `tp` GPUs unless `layout.dp_attention` is true",
+            "each of the `dp` workers needs `tp` GPUs unless `layout.dp_attention` is true; "
+            "`layout.nodes` spreads them over several nodes",
         )
     if tp % ep:
         yield Problem(f"ep {ep} does not divide tp {tp}", context.location("layout", "ep"))
@@ -134,9 +140,49 @@ def layout_fits(context: RuleContext) -> Iterator[Problem]:
         yield Problem(f"with dp-attention, dp {dp} must divide tp {tp}", context.location("layout", "dp"))
 
 
-def replicas_share_the_node(context: RuleContext) -> Iterator[Problem]:
-    """Check that all replicas fit on one node, for a runtime that starts them on one node."""
+def nodes_share_the_ranks(context: RuleContext) -> Iterator[Problem]:
+    """Check that each node gets as many ranks as the others, and that they find each other.
+
+    sglang gives each node whole pipeline stages, or a part of one (0.5.16, entrypoints/engine.py:1402; 0.5.23: 2062).
+    """
+    layout, stages, nodes = context.profile.layout, context.serving.stages, context.profile.layout.nodes.value
+    if nodes == 1:
+        return
+    location, tp, dp = context.location("layout", "nodes"), layout.tp.value, layout.dp.value
+    if stages % nodes and (nodes % stages or tp % (nodes // stages)):
+        product = f"tp {tp}" + (f" x pp {stages}" if stages > 1 else "")
+        hint = "each node gets whole pipeline stages, or an equal part of one"
+        yield Problem(f"{product} is not divisible by {nodes} nodes", location, hint)
+    if dp > 1 and not layout.dp_attention.value:
+        yield Problem(
+            f"dp {dp} on {nodes} nodes: multi-node data parallel is not supported unless dp attention (sglang 0.5.16, "
+            "server_args.py:7602)",
+            location,
+            "`layout.dp_attention: true`; or `replicas`, each with its own nodes",
+        )
+    if "dist-init-addr" in context.profile.flags:
+        hint = "remove it: the address is that of the first node"
+        yield Problem("`dist-init-addr` cannot be set for several nodes", context.location("flags"), hint)
+    profile = context.profile
+    own = profile.server.port if profile.replicas == 1 else replica_ports(profile)[-1]
+    if (last := rank_port(own) + _RANK_PORTS) > _LAST_PORT:
+        yield Problem(
+            f"`server.port` {profile.server.port} is too high: the ranks need ports up to {last}",
+            context.location("server", "port"),
+            "set a lower port",
+        )
+
+
+def runs_on_one_node(context: RuleContext) -> Iterator[Problem]:
+    """Check that the server and its replicas fit on one node, for a runtime that starts them on one node."""
     profile, facts = context.profile, context.serving
+    if (nodes := profile.layout.nodes.value) > 1:
+        yield Problem(
+            f"the {profile.runtime} runtime starts a server on one node, not on {nodes}",
+            context.location("layout", "nodes"),
+            "`--set runtime=slurm` or `--set runtime=kubernetes`",
+        )
+        return
     count, gpus = profile.replicas, gpus_per_replica(profile)
     used = facts.first_gpu + (count * gpus - 1) * facts.gpu_step + 1
     if count > 1 and profile.hardware.vendor != "cpu" and used > profile.hardware.gpus:
@@ -339,6 +385,7 @@ RULES: Final[Sequence[Rule]] = (
     engine_fits_hardware,
     image_matches_version,
     layout_fits,
+    nodes_share_the_ranks,
     gateway_options_are_known,
     replicas_have_ports,
     heads_divide,

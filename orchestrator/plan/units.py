@@ -2,10 +2,18 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # an import at run time would be circular
     from orchestrator.plan.plan import EnvVar, Flag, Plan
+
+
+_RANK_PORT: Final = 1000  # above the server's port: beyond the ports of 64 replicas
+
+
+def rank_port(port: int) -> int:
+    """Return the port at which the ranks of several nodes find each other, from the port of their server."""
+    return port + _RANK_PORT
 
 
 class Role(StrEnum):
@@ -38,7 +46,7 @@ def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
         UnitPlan(
             role=Role.SERVER,
             number=number,
-            nodes=1,
+            nodes=replica.layout.nodes,
             gpus=replica.gpus,
             port=replica.server.port,
             flags=replica.flags,

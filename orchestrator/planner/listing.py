@@ -166,7 +166,8 @@ def _profile(name: str, catalog: Catalog) -> ProfileEntry:
 def _layout(plan: Plan) -> str:
     """Return the layout in short: `tp4 dp2`, or `tp4 x2` for two replicas."""
     dp, replicas = plan.layout.dp, plan.replicas
-    return f"tp{plan.layout.tp}" + (f" dp{dp}" if dp > 1 else "") + (f" x{replicas}" if replicas > 1 else "")
+    words = [f"tp{plan.layout.tp}", f"dp{dp}" * (dp > 1), f"x{replicas}" * (replicas > 1)]
+    return " ".join(filter(None, [*words, f"on {plan.layout.nodes} nodes" * (plan.layout.nodes > 1)]))
 
 
 def _hardware(name: str, catalog: Catalog) -> HardwareEntry:

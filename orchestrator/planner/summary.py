@@ -94,11 +94,12 @@ def _hardware(plan: Plan) -> _Rows:
     else:
         size = f"{hardware.gpus} x {hardware.arch}, {hardware.vram_bytes / 2**30:.0f} GiB each"
         used = f"{gpus[0]}-{gpus[-1]}" if len(gpus) > 2 and gpus.step == 1 else ", ".join(map(str, gpus))
-        yield "hardware", f"{hardware.name}: {size}; uses GPU {used}"
+        yield "hardware", f"{hardware.name}: {size}; uses GPU {used}{' of each node' * (plan.layout.nodes > 1)}"
     layout, serving = plan.layout, plan.serving
     words = [f"tp {layout.tp}", f"dp {layout.dp}", f"ep {layout.ep}"]
     words += [f"pp {serving.stages}"] if serving.stages > 1 else []
     words += ["dp attention"] if layout.dp_attention else []
+    words += [f"{layout.nodes} nodes"] if layout.nodes > 1 else []
     replicas = f"{plan.replicas} replicas behind a gateway" if plan.gateway else "1 replica"
     yield "parallelism", f"{', '.join(words)}; {replicas}"
 

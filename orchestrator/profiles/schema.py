@@ -341,13 +341,16 @@ class EngineFile(EngineSection):
 class LayoutSection(StrictModel):
     """How the model is spread over the GPUs."""
 
-    tp: CountField = Field(description="GPUs that share one replica's weights")
+    tp: CountField = Field(description="GPUs that share one replica's weights, on all its nodes")
     dp: CountField = Field(
         default=CountSetting(value=1, origin=Origin.INFERRED), description="data-parallel replicas within a server"
     )
     ep: CountField = Field(default=CountSetting(value=1, origin=Origin.INFERRED), description="expert-parallel ranks")
     dp_attention: SwitchField = Field(
         default=SwitchSetting(value=False, origin=Origin.INFERRED), description="dp splits the same GPUs"
+    )
+    nodes: CountField = Field(
+        default=CountSetting(value=1, origin=Origin.INFERRED), description="nodes that share one replica's ranks"
     )
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 
+from orchestrator.engine.launch import rank_argv
 from orchestrator.engine.server_args import ArgumentQuestion, server_arguments
+from orchestrator.plan.replicas import LOOPBACK
 from orchestrator.render.artifacts import Artifacts
 
 
@@ -14,7 +16,7 @@ def argument_question(artifacts: Artifacts, files: Mapping[str, str] | None) -> 
     plan, hardware = artifacts.plan, artifacts.plan.hardware
     servers = artifacts.replicas or (artifacts,)
     return ArgumentQuestion(
-        argv=tuple(server_arguments(server.command.argv) for server in servers),
+        argv=tuple(server_arguments(rank_argv(server.command.argv, rank=0, head=LOOPBACK)) for server in servers),
         platform=plan.engine.platform,
         arch=hardware.arch,
         gpus=hardware.gpus,

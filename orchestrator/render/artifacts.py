@@ -86,6 +86,8 @@ def server_command(
         dp_attention=plan.layout.dp_attention,
         version=plan.engine.version,
         flags=tuple((flag.name, flag.values) for flag in plan.flags),
+        nodes=plan.layout.nodes,
+        rank_port=plan.rank_port,
     )
     env = {variable.name: variable.value for variable in (*found.env, *plan.env)}
     return Command(argv=launch_argv(launch, python=python), env=tuple(sorted(env.items())), in_home=in_home)

@@ -1,12 +1,14 @@
 """Artifacts as files for `deploy render --output` and for run directories: JSON, shell scripts, build context."""
 
 import dataclasses
+import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orchestrator.core.text import printable
+from orchestrator.engine.launch import HEAD_ADDRESS, NODE_RANK
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import EnvVar, Flag, Plan
 from orchestrator.plan.replicas import replica_plans
@@ -14,6 +16,8 @@ from orchestrator.render.artifacts import Artifacts, RenderedFile
 
 IMAGE_FOLDER: Final = "image"  # folder of the build context
 _WIDTH: Final = 120  # columns of wrapped comments
+_RANK: Final = "${NODE_RANK:?0 on the first node, 1 on the next}"
+_HEAD: Final = "${HEAD_ADDRESS:?the address of the first node}"
 SHELL_HOME: Final = (
     '"${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"'  # same rule as orchestrator.core.paths
 )
@@ -60,7 +64,14 @@ def server_script(artifacts: Artifacts) -> str:
         lines += [f"CDPATH= cd -- {SHELL_HOME}", "export PYTHONSAFEPATH=1  # nothing in that folder is imported"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
     lines += artifacts.command.script
-    return "\n".join([*lines, *_executed(artifacts)])
+    return _ranked("\n".join([*lines, *_executed(artifacts)]))
+
+
+def _ranked(text: str) -> str:
+    """Replace what differs between the nodes of a server by shell variables: all nodes run the same script."""
+    for word, variable in ((NODE_RANK, _RANK), (HEAD_ADDRESS, _HEAD)):
+        text = re.sub(rf"'{re.escape(word)}([^']*)'", rf'"{variable}\1"', text)
+    return text
 
 
 def gateway_script(artifacts: Artifacts) -> str:

@@ -148,7 +148,7 @@ class Sweep:
     def usd_per_hour(self) -> float | None:
         """The price of all GPUs of the server in USD per hour; None without a price."""
         price = self.request.usd_per_gpu_hour
-        return price * len(self.plan.gpus) if price is not None else None
+        return price * self.plan.gpu_count if price is not None else None
 
     def refusal(self, point: dict[str, int]) -> str:
         """Return the reason why a point cannot run; "" if it can. Warnings of the original profile do not count."""

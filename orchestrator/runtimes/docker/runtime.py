@@ -72,10 +72,10 @@ class DockerRuntime(Runtime):
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
-        from orchestrator.plan.rules import replicas_share_the_node
+        from orchestrator.plan.rules import runs_on_one_node
         from orchestrator.runtimes.image import has_image
 
-        return (has_image, replicas_share_the_node)
+        return (has_image, runs_on_one_node)
 
     @classmethod
     def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:

@@ -72,10 +72,10 @@ class ProcessRuntime(Runtime):
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
-        from orchestrator.plan.rules import replicas_share_the_node
+        from orchestrator.plan.rules import runs_on_one_node
         from orchestrator.runtimes.process.rules import has_interpreter
 
-        return (has_interpreter, replicas_share_the_node)
+        return (has_interpreter, runs_on_one_node)
 
     @classmethod
     def checks(cls) -> Sequence[Check]:

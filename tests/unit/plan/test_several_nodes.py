@@ -1,0 +1,91 @@
+"""`layout.nodes: N`: one server whose ranks share several nodes, the line of each rank, and what is refused."""
+
+import pytest
+from plan_samples import plan_of
+
+from orchestrator.core.errors import ProfileError
+from orchestrator.engine.launch import rank_argv
+from orchestrator.engine.server_args import server_arguments
+from orchestrator.plan.host_needs import host_needs
+from orchestrator.planner.planning import load
+from orchestrator.render.arguments import argument_question
+from orchestrator.render.scripts import server_script
+from orchestrator.runtimes import runtime_class
+
+SLURM = ("runtime=slurm", "server.allow_unauthenticated=true", "engine.python=python3")
+TWO = (*SLURM, "layout.nodes=2")
+PIPELINE = ("flags.pp-size=2", "flags.disable-overlap-schedule=true", "flags.speculative-algorithm=null")
+NO_DRAFTS = tuple(f"flags.speculative-{name}=null" for name in ("num-steps", "eagle-topk", "num-draft-tokens"))
+
+
+def refused(profile: str, *overrides: str) -> dict[str, str]:
+    """Each problem with its hint."""
+    with pytest.raises(ProfileError) as error:
+        load(profile, overrides=overrides)
+    return {problem.message: problem.hint for problem in error.value.problems_or_self()}
+
+
+def test_two_nodes_share_the_ranks_of_one_unit() -> None:
+    plan = plan_of("mi355x-tp8", *TWO, "layout.tp=16")
+    [unit] = plan.units
+    assert (unit.nodes, unit.gpus, plan.gpu_count) == (2, range(8), 16)
+    assert plan.layout.label == "TP16 on 2 nodes"
+    assert host_needs(plan) == host_needs(plan_of("mi355x-tp8", *SLURM))  # of each node
+
+
+@pytest.mark.parametrize("parallel", [("layout.tp=8", *PIPELINE, *NO_DRAFTS), ("layout.tp=16", "layout.ep=16")])
+def test_pipeline_stages_and_experts_are_spread_too(parallel: tuple[str, ...]) -> None:
+    plan = plan_of("mi355x-tp8", *TWO, *parallel)
+    assert (plan.gpus, plan.gpu_count) == (range(8), 16)
+
+
+def test_a_rank_has_its_number_its_port_and_the_address_of_the_first_node() -> None:
+    plan = plan_of("mi355x-tp8", *TWO, "layout.tp=16", "server.port=31000")
+    argv = runtime_class("slurm").render(plan, {}).command.argv
+    first, second = (rank_argv(argv, rank=rank, head="10.0.0.1") for rank in (0, 1))
+    assert first[-6:] == ("--nnodes", "2", "--node-rank", "0", "--dist-init-addr", "10.0.0.1:32000")
+    assert second[-6:] == ("--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "10.0.0.1:32000")
+    assert [line[line.index("--port") + 1] for line in (first, second)] == ["31000", "31001"]
+    assert len([word for one, other in zip(first, second, strict=True) if one != other for word in (one,)]) == 2
+
+
+def test_a_server_of_one_node_has_none_of_these_words() -> None:
+    argv = runtime_class("slurm").render(plan_of("mi355x-tp8", *SLURM), {}).command.argv
+    assert not {"--nnodes", "--node-rank", "--dist-init-addr"} & {*argv}
+    assert rank_argv(argv, rank=1, head="10.0.0.1") == argv
+
+
+def test_a_script_asks_for_what_differs_between_nodes() -> None:
+    text = server_script(runtime_class("slurm").render(plan_of("mi355x-tp8", *TWO, "layout.tp=16"), {}))
+    assert '--node-rank "${NODE_RANK:?' in text
+    assert '--dist-init-addr "${HEAD_ADDRESS:?the address of the first node}:31000"' in text
+
+
+def test_sglang_checks_the_line_of_the_first_rank() -> None:
+    artifacts = runtime_class("slurm").render(plan_of("mi355x-tp8", *TWO, "layout.tp=16"), {})
+    [argv] = argument_question(artifacts, None).argv
+    assert argv == server_arguments(rank_argv(artifacts.command.argv, rank=0, head="127.0.0.1"))
+    assert argv[argv.index("--node-rank") + 1] == "0"
+
+
+def test_a_replica_has_nodes_of_its_own() -> None:
+    plan = plan_of("mi355x-tp4x2", *TWO, "layout.tp=16")
+    assert [unit.nodes for unit in plan.units] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "hint"),
+    [
+        (("layout.nodes=3",), "tp 8 is not divisible by 3 nodes", "equal part"),
+        (("layout.nodes=3", *PIPELINE, *NO_DRAFTS), "tp 8 x pp 2 is not divisible by 3 nodes", "whole pipeline stages"),
+        (("layout.tp=32",), "tp 32 needs 16 GPUs on each of 2 nodes; the node has 8", "`layout.nodes`"),
+        (("layout.dp=2",), "multi-node data parallel is not supported unless dp attention", "`replicas`"),
+        (("flags.dist-init-addr=10.0.0.1:5000",), "`dist-init-addr` cannot be set for several nodes", "first node"),
+        (("server.port=64600",), "the ranks need ports up to 65606", "lower port"),
+        (("runtime=docker",), "the docker runtime starts a server on one node, not on 2", "runtime=slurm"),
+        (("runtime=process",), "the process runtime starts a server on one node, not on 2", "runtime=slurm"),
+    ],
+)
+def test_what_sglang_would_refuse_or_wait_for_is_refused(settings: tuple[str, ...], message: str, hint: str) -> None:
+    found = refused("mi355x-tp8", *TWO, *settings)
+    assert [True for text, said in found.items() if message in text and hint in said], found
