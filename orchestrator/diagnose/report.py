@@ -1,10 +1,10 @@
 """Diagnosis of a log: the matched signatures and their evidence, as text and JSON."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from orchestrator.diagnose.signatures import Effect, Signature
+from orchestrator.diagnose.signatures import MEANING, Effect, Signature
 
 TAIL_LINES: Final = 40
 _RANK: Final = {Effect.FATAL: 0, Effect.DEGRADED: 1, Effect.NOTICE: 2, Effect.SYMPTOM: 3}
@@ -69,6 +69,12 @@ class MatchOutput:
     evidence: tuple[Evidence, ...]
 
 
+def legend(matches: Iterable[Match]) -> str:
+    """Define the effects of the matches, in one line."""
+    effects = {match.signature.effect for match in matches}
+    return "; ".join(f"`{effect}`: {MEANING[effect]}" for effect in Effect if effect in effects)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """Diagnosis of a log of `lines` lines; `tail` is its end. Secrets are redacted."""
@@ -96,6 +102,7 @@ class Diagnosis:
         """Format the matches, causes first; without a cause also the end of the log."""
         explained = self.cause is not None
         parts = [found.to_text(brief=explained and found.signature.effect is Effect.SYMPTOM) for found in self.matches]
+        parts += [legend(self.matches)] if parts else []
         if self.cause is None:
             known = "no known cause of a failure" if parts else "no known signature"
             parts.append("\n".join([f"{known}; the last {len(self.tail)} of {self.lines} lines:", *self.tail]))

@@ -1,6 +1,7 @@
 """Catalog of failure signatures: `signatures.yaml`."""
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -15,12 +16,20 @@ CATALOG: Final = Path(__file__).with_name("signatures.yaml")
 
 
 class Effect(StrEnum):
-    """Effect of a matched failure on the server."""
+    """Effect of a matched failure on the server. `MEANING` has their definitions."""
 
-    FATAL = "fatal"  # a cause: the server stopped, or never started, because of it
-    DEGRADED = "degraded"  # the server runs with a fault: fails a smoke test
-    NOTICE = "notice"  # information
-    SYMPTOM = "symptom"  # shows a failure without its cause
+    FATAL = "fatal"
+    DEGRADED = "degraded"
+    NOTICE = "notice"
+    SYMPTOM = "symptom"
+
+
+MEANING: Final[Mapping[Effect, str]] = {
+    Effect.FATAL: "a known cause of the failure, recognized by its log lines (the first one is the most likely)",
+    Effect.DEGRADED: "the server runs with this fault",
+    Effect.NOTICE: "information, no fault",
+    Effect.SYMPTOM: "a consequence of a failure, not its cause",
+}
 
 
 class LinePattern(StrictModel):

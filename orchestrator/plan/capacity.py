@@ -5,6 +5,7 @@ bytes.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -286,10 +287,34 @@ def _load_fit(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache)
     )
 
 
-def context_shortage(capacity: Capacity, location: Callable[[str, str], str]) -> Iterator[Problem]:
+def fraction_for_context(profile: Profile, facts: ServingFacts, capacity: Capacity) -> tuple[float, int] | None:
+    """Return the smallest safe static fraction, in hundredths, whose cache holds the context, and the cache's tokens.
+
+    If none does, the largest safe one. None if the memory or the cache is unknown.
+    """
+    if (memory := capacity.memory) is None or capacity.cache is None:
+        return None
+    page = capacity.cache.page
+
+    def tokens(hundredths: int) -> int:
+        cache = capacity_of(profile, replace(facts, memory_fraction=hundredths / 100), None).cache
+        return (cache.tokens or 0) if cache else 0
+
+    goal = min(facts.context, facts.cache_tokens or facts.context)
+    safe = round(100 * memory.safe_fraction)
+    found = 1 + bisect_left(range(1, safe), goal - page + 1, key=tokens)
+    return found / 100, tokens(found)
+
+
+def context_shortage(
+    capacity: Capacity,
+    location: Callable[[str, str], str],
+    larger: Callable[[], tuple[float, int] | None] = lambda: None,
+) -> Iterator[Problem]:
     """Yield a problem if the cache of a replica is smaller than the context: sglang rejects longer requests.
 
-    `location` gives `file:line` of a key. Source: sglang 0.5.16, srt/managers/tp_worker.py, max_req_len.
+    `location` gives `file:line` of a key; `larger` is `fraction_for_context`. Source: sglang 0.5.16,
+    srt/managers/tp_worker.py, max_req_len.
     """
     cap, page = capacity.max_tokens, capacity.cache.page if capacity.cache else 1
     tokens = cap if capacity.cache is None else capacity.cache.tokens
@@ -298,10 +323,8 @@ def context_shortage(capacity: Capacity, location: Callable[[str, str], str]) ->
     capped = cap is not None and tokens + page > cap
     key = Meaning.CACHE_TOKENS if capped else Meaning.CONTEXT
     raised = f"raise `flags.{Meaning.CACHE_TOKENS}`" if capped else "raise `layout.tp`"
-    if (memory := capacity.memory) is not None and not capped:
-        needed = memory.weights_bytes + memory.cache_bytes * (capacity.context + page) / tokens
-        if (fraction := math.ceil(100 * needed / memory.free_bytes) / 100) <= memory.safe_fraction:
-            raised = f"raise `{Meaning.MEMORY_FRACTION}` to at least {fraction:g}"
+    if not capped and (found := larger()) is not None and found[1] + page > capacity.context:
+        raised = f"raise `{Meaning.MEMORY_FRACTION}` to at least {found[0]:g}"
     yield Problem(
         f"the cache of a replica holds {tokens:,} tokens, less than one request of the context of {capacity.context:,}",
         location("flags", key),

@@ -1,10 +1,11 @@
 """The compatibility rules of a plan. A rule yields the problems of a profile; all rules always run."""
 
 import ipaddress
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from orchestrator.core.errors import Problem
@@ -18,7 +19,7 @@ from orchestrator.engine.launch import has_attention_dp
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.serving import ServingFacts
 from orchestrator.patches.schema import Patch
-from orchestrator.plan.capacity import Capacity, Load, capacity_of, context_shortage
+from orchestrator.plan.capacity import Capacity, Load, capacity_of, context_shortage, fraction_for_context
 from orchestrator.plan.known_issues import KnownIssue
 from orchestrator.plan.replicas import LOOPBACK, gpus_per_replica, replica_ports
 from orchestrator.plan.serving import profile_serving
@@ -251,7 +252,7 @@ def weights_fit(context: RuleContext) -> Iterator[Problem]:
         room, least = memory.free_bytes * memory.fraction, memory.weights_bytes / memory.free_bytes
         hint = "raise `layout.tp`, or choose a smaller quantization"
         if least < memory.safe_fraction:
-            hint = f"raise `{Meaning.MEMORY_FRACTION}` above {least:.2f}, to at most {memory.safe_fraction:g}"
+            hint = _larger_fraction(context, least=least, safe=memory.safe_fraction)
         yield Problem(
             f"the weights leave no room for a cache: they need {memory.weights_bytes / 1e9:.1f} GB per GPU at tp "
             f"{context.profile.layout.tp.value}; sglang may use {room / 1e9:.1f} GB, {memory.fraction:g} of the "
@@ -261,9 +262,21 @@ def weights_fit(context: RuleContext) -> Iterator[Problem]:
         )
 
 
+def _larger_fraction(context: RuleContext, *, least: float, safe: float) -> str:
+    """Return the hint that makes room for weights and, if possible, a request of the profile's context."""
+    name, asked = Meaning.MEMORY_FRACTION, min(context.serving.context, context.serving.cache_tokens or math.inf)
+    fraction, tokens = fraction_for_context(context.profile, context.serving, context.capacity) or (None, 0)
+    if fraction is None:
+        return f"raise `{name}` above {least:.2f}, to at most {safe:g}"
+    if tokens + context.serving.page > asked:
+        return f"raise `{name}` to at least {fraction:g}, at most {safe:g}"
+    return f"raise `layout.tp`, or set `{name}` to {safe:g} and `flags.{Meaning.CONTEXT}` to {tokens:,} or less"
+
+
 def cache_holds_a_context(context: RuleContext) -> Iterator[Problem]:
     """Check that the cache of a replica holds one request of the profile's context."""
-    yield from context_shortage(context.capacity, context.location)
+    larger = partial(fraction_for_context, context.profile, context.serving, context.capacity)
+    yield from context_shortage(context.capacity, context.location, larger)
 
 
 def engine_fits_hardware(context: RuleContext) -> Iterator[Problem]:

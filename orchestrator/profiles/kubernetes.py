@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from orchestrator.core.validation import AbsolutePath, StrictModel, Word
-from orchestrator.profiles.sizes import Size
+from orchestrator.profiles.sizes import Quantity
 
 # Valid names and labels of the API server (apimachinery, pkg/util/validation/validation.go).
 _NAME: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
@@ -64,9 +64,9 @@ class KubernetesSection(StrictModel):
     )
     run_as_user: int = Field(default=1000, ge=1, le=2**31 - 1, description="user id of pods that are `restricted`")
     cpu: float | None = Field(default=None, gt=0, description="requested CPU cores; default: 2 per GPU, limit 10")
-    memory: Size | None = Field(
+    memory: Quantity | None = Field(
         default=None,
-        description="requested memory, also the limit; default: from the plan, 6 to 20 GB per GPU and more",
+        description="requested memory, also the limit, such as `512Gi`; default: 6 to 20 GB per GPU and more",
     )
     runtime_class: ObjectName | None = Field(default=None, description="RuntimeClass of the pod, such as `nvidia`")
     service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(

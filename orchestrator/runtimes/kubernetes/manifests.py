@@ -178,9 +178,9 @@ def _key_mount(plan: Plan) -> Mapping[str, str]:
 def _resources(plan: Plan, cluster: KubernetesSection) -> Manifest:
     """Return the resources of the server's container and, without GPUs, those of its init containers."""
     needs = host_needs(plan)
-    cpu, memory = cluster.cpu or needs.cpus, cluster.memory or needs.memory
-    requests = {"cpu": f"{cpu:g}", "memory": f"{mebibytes(memory)}Mi"}
-    limits = {"cpu": f"{max(cpu, needs.max_cpus):g}", "memory": f"{mebibytes(cluster.memory or needs.max_memory)}Mi"}
+    cpu, memory = cluster.cpu or needs.cpus, cluster.memory
+    requests = {"cpu": f"{cpu:g}", "memory": memory or f"{mebibytes(needs.memory)}Mi"}
+    limits = {"cpu": f"{max(cpu, needs.max_cpus):g}", "memory": memory or f"{mebibytes(needs.max_memory)}Mi"}
     resource, count = gpus_asked(plan)
     gpus = {resource: str(count)} if count else {}  # the limit is also the request
     return {

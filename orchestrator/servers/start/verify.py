@@ -14,6 +14,7 @@ from orchestrator.core.errors import DeployError, HostError, NotReadyError, Smok
 from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
+from orchestrator.diagnose.report import legend
 from orchestrator.engine.client import EngineClient, Timeouts
 from orchestrator.engine.endpoints import MODELS
 from orchestrator.engine.foreign import UNKNOWN, is_foreign, read_engine, require_engine
@@ -247,4 +248,5 @@ def explain_failure(runtime: ServerGroup, handle: RunningServer, detail: str) ->
         matches = diagnose(log).matches
     except (DeployError, OSError, KeyboardInterrupt) as error:
         return f"diagnosis: cannot read the log: {str(error) or 'interrupted'}"
-    return "\n\n".join(found.to_text() for found in matches) or "diagnosis: no known signature in the log"
+    parts = [*(found.to_text() for found in matches), legend(matches)] if matches else []
+    return "\n\n".join(parts) or "diagnosis: no known signature in the log"

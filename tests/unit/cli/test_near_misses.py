@@ -37,14 +37,6 @@ def test_a_number_in_quotes_and_a_tab_are_named(tmp_path: Path) -> None:
     assert (error.message, error.location) == ("invalid YAML: a tab where YAML needs spaces", f"{profile}:3:1")
 
 
-def test_a_fraction_that_is_too_small_is_to_be_raised() -> None:
-    error = refused("show", "mi355x-tp8", "--set", "flags.mem-fraction-static=0.05")
-    assert isinstance(error, ProfileError)
-    assert "raise `mem-fraction-static` above 0.18, to at most 0.8" in [
-        problem.hint for problem in error.problems_or_self()
-    ]
-
-
 def test_coverage_of_a_model_without_such_kernels_is_no_failure() -> None:
     done = CliRunner().invoke(app, ["kernels", "coverage", "cpu-tiny"])
     assert (done.exit_code, done.stdout) == (0, "")

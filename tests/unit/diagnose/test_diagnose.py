@@ -1,5 +1,6 @@
 """Reading a log: first causes first, the proof with its line numbers, bounded memory."""
 
+import re
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from orchestrator.core.text import line_shapes
 from orchestrator.diagnose.match import _by_piece, _Search, _SignatureState, diagnose
 from orchestrator.diagnose.report import TAIL_LINES
-from orchestrator.diagnose.signatures import LinePattern, load_catalog
+from orchestrator.diagnose.signatures import MEANING, Effect, LinePattern, load_catalog
 
 LOGS = Path(__file__).with_name("logs")
 
@@ -52,6 +53,21 @@ def test_for_people_a_consequence_is_brief_once_its_cause_is_known() -> None:
     text = diagnose(lines_of("no-weights/match-real-0.5.14.log")).to_text()
     assert text.count("hint: ") == 1
     assert "symptom: scheduler-exception\n  line " in text
+
+
+def test_the_words_for_the_effects_are_defined_where_they_are_printed() -> None:
+    *_, last = diagnose(lines_of("no-weights/match-real-0.5.14.log")).to_text().splitlines()
+    assert re.findall("`(.+?)`: ", last) == ["fatal", "symptom"]
+    assert "the first one is the most likely" in last
+    assert (
+        "`degraded`: the server runs with this fault"
+        in diagnose(lines_of("cuda-runtime-header/match-fallback.log")).to_text()
+    )
+    page = (Path(__file__).parents[3] / "docs/how-to/operate.md").read_text(encoding="utf-8")
+    assert MEANING.keys() == {*Effect}
+    assert [
+        f"| `{effect}` | {meaning} |" for effect, meaning in MEANING.items() if f"`{effect}` | {meaning}" not in page
+    ] == []
 
 
 def test_of_two_causes_the_earlier_one_is_the_first() -> None:

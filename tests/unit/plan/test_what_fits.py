@@ -192,6 +192,36 @@ def test_a_cache_of_less_than_one_context_is_refused(
     assert problem.hint.startswith(hint)
 
 
+def fraction_hints(profile: str, *overrides: str) -> list[str]:
+    try:
+        load(profile, overrides=overrides)
+    except ProfileError as error:
+        return [problem.hint for problem in error.problems_or_self()]
+    return []
+
+
+@pytest.mark.parametrize("profile", ["mi355x-tp8", "mi355x-glm-5.3-flash-tp4", "h200-tiny", "mi355x-gpt-oss-120b-tp8"])
+def test_the_fraction_of_the_first_hint_is_enough(profile: str) -> None:
+    [hint] = fraction_hints(profile, "flags.mem-fraction-static=0.00001")
+    found = re.match(r"raise `mem-fraction-static` to at least (0\.\d+)(, at most|, or set) ", hint)
+    assert found, hint
+    named = float(found[1])
+    assert fraction_hints(profile, f"flags.mem-fraction-static={named}") == []
+    assert named == 0.01 or fraction_hints(profile, f"flags.mem-fraction-static={named - 0.01:g}")
+
+
+def test_where_no_fraction_holds_the_context_the_hint_names_a_context_that_fits() -> None:
+    [hint] = fraction_hints("mi300x-tp8", "flags.context-length=1048576", "flags.mem-fraction-static=0.05")
+    found = re.match(
+        r"raise `layout.tp`, or set `mem-fraction-static` to (.+) and `flags.context-length` to (.+) or less$", hint
+    )
+    assert found, hint
+    fraction, context = found[1], found[2].replace(",", "")
+    assert (
+        fraction_hints("mi300x-tp8", f"flags.mem-fraction-static={fraction}", f"flags.context-length={context}") == []
+    )
+
+
 @pytest.mark.parametrize("written", ["0.93", ".93", "9.3e-1"])
 def test_a_fraction_that_leaves_too_little_is_told(written: str) -> None:
     told = warnings("mi355x-tp8", f"flags.mem-fraction-static={written}", "flags.chunked-prefill-size=65536")

@@ -82,8 +82,9 @@ def test_no_container_is_the_first_to_be_evicted() -> None:
     requests, limits = {"cpu": "16", "memory": "62161Mi"}, {"cpu": "80", "memory": "586714Mi"}
     assert found["containers"][0]["resources"] == {"requests": requests, "limits": {**limits, "amd.com/gpu": "8"}}
     assert found["initContainers"][0]["resources"] == {"requests": requests, "limits": limits}
-    own = container("cpu-tiny", "kubernetes.cpu=0.5", "kubernetes.memory=2GiB")["resources"]
-    assert own == {"requests": {"cpu": "0.5", "memory": "2048Mi"}, "limits": {"cpu": "10", "memory": "2048Mi"}}
+    for written, stands in (("512Gi", "512Gi"), ("64G", "64G"), ("1.5TB", "1.5T"), ("2GiB", "2Gi"), ("1024", "1024")):
+        own = container("cpu-tiny", "kubernetes.cpu=0.5", f"kubernetes.memory={written}")["resources"]
+        assert own == {"requests": {"cpu": "0.5", "memory": stands}, "limits": {"cpu": "10", "memory": stands}}
     for each in all_objects(cluster_plan("mi355x-tp4x2", HOST_PATH)):
         for part in each["spec"]["template"]["spec"]["containers"] if each["kind"] == "Deployment" else ():
             assert {"cpu", "memory"} <= part["resources"]["requests"].keys() & part["resources"]["limits"].keys()
