@@ -1,29 +1,27 @@
 """Staging: download of a checkpoint from the hub, resumable at any byte, then verification."""
 
+import json
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from orchestrator.checkpoints.config import CONFIG
-from orchestrator.checkpoints.hub import DISK_FULL, Hub, Listing, list_files
+from orchestrator.checkpoints.hub import Hub, Listing, download_url, list_files
 from orchestrator.checkpoints.profile_match import require_profile_match
-from orchestrator.checkpoints.remote_fetch import arrived_bytes
 from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions, verify_fresh
 from orchestrator.core import subprocesses
-from orchestrator.core.disk_space import require_disk_space
+from orchestrator.core.disk_space import disk_full_error
 from orchestrator.core.errors import HostError
-from orchestrator.core.secrets import HUB_TOKEN
+from orchestrator.core.safe_paths import UnsafeValueError, byte_count
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.plan.plan import Model
 
 OTHER_DIRECTORY: Final = "use another directory: `--dir DIR`"
-_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-_TICK = 1.0
-_WINDOW = 30  # ticks of the rate's moving average
+_WINDOW: Final = 30  # samples of the rate's moving average, one a second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,6 @@ def stage_checkpoint(
     listing = list_files(model.checkpoint.path, model.checkpoint.revision, hub)
     ignore_sigpipe()
     directory.mkdir(parents=True, exist_ok=True)
-    require_disk_space(directory, listing.size - _arrived(directory, listing), hint=OTHER_DIRECTORY)
     _download(directory, listing, hub, lambda seen: _check_progress(seen, directory, model, listing, progress))
     sizes = {name: file.size for name, file in listing.files.items()}
     return verify_fresh(directory, model, replace(options, revision=listing.commit, sizes=sizes))
@@ -74,51 +71,82 @@ def _check_progress(
         require_profile_match(directory, model)
 
 
-def _arrived(directory: Path, listing: Listing) -> int:
-    return arrived_bytes(listing.contents, listing.commit, directory)
-
-
 def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[DownloadProgress], None]) -> None:
-    argv = subprocesses.python_module_argv("orchestrator.checkpoints.fetch", str(directory))
-    env = {**_QUIET, "HF_ENDPOINT": hub.endpoint, HUB_TOKEN: hub.token.reveal() if hub.token else None}
-    request, window = listing.to_json().encode(), rate_window()
+    argv = subprocesses.python_module_argv("orchestrator.checkpoints.remote_fetch")
+    request = json.dumps({**download_request(str(directory.absolute()), listing, hub), "here": True}) + "\n"
     with (
         tempfile.TemporaryFile() as log,
-        subprocesses.start(argv, env=env, stdin=request, output=log, tied=True) as child,
+        subprocesses.start(argv, stdin=subprocesses.PIPE, output=subprocesses.PIPE, errors=log, tied=True) as program,
     ):
-        code = None
-        while code is None:
-            progress(progress_from(window, _arrived(directory, listing), listing.size))
-            code = child.wait_for(_TICK)
-        progress(progress_from(window, _arrived(directory, listing), listing.size))
-        if code:
+        program.feed(request)
+        transfer = Transfer(str(directory), listing.size, progress)
+        if not any("end" in message for message in transfer.messages(program)):
+            code = program.wait()
             log.seek(0)
-            lines = log.read().decode(errors="replace").strip().splitlines()
-            raise download_interrupted(
-                str(directory),
-                reason=lines[-1] if lines else f"exit code {code}",
-                full=code == DISK_FULL,
-                done=_arrived(directory, listing),
-                total=listing.size,
-            )
+            raise transfer.interrupted(log.read().decode(errors="replace"), code)
 
 
-def progress_from(window: deque[tuple[float, int]], done: int, total: int) -> DownloadProgress:
-    """Compute the progress of a download; `window` holds the samples of the last half minute."""
-    window.append((time.monotonic(), done))
-    (start, before), (now, _) = window[0], window[-1]
-    return DownloadProgress(done=done, total=total, rate=(done - before) / (now - start) if now > start else 0.0)
+def download_request(directory: str, listing: Listing, hub: Hub) -> dict[str, object]:
+    """Return the request for the download program."""
+    address, headers = download_url(listing, hub)
+    files, commit = listing.contents, listing.commit
+    return {"directory": directory, "files": files, "commit": commit, "address": address, "headers": headers}
 
 
-def rate_window() -> deque[tuple[float, int]]:
-    """Return an empty window of samples for `progress_from`."""
-    return deque(maxlen=_WINDOW)
+class Transfer:
+    """The progress of a download program; `location` is its directory in messages."""
+
+    def __init__(self, location: str, total: int, progress: Callable[[DownloadProgress], None]) -> None:
+        """Begin a transfer of `total` bytes."""
+        self.location, self.total, self.done = location, total, 0
+        self._progress = progress
+        self._samples = deque[tuple[float, int]](maxlen=_WINDOW)
+
+    def messages(self, program: subprocesses.Program) -> Iterator[Mapping[str, object]]:
+        """Yield the messages of the program, except its progress.
+
+        Raises HostError if the disk is full or the download fails.
+        """
+        for line in program.lines():
+            try:
+                message = json.loads(line)
+            except ValueError:
+                continue  # a line of a login script
+            if not isinstance(message, dict):
+                continue
+            if "done" in message:
+                self._show(byte_count_or_0(message["done"]))
+            elif "error" in message:
+                raise self._error(str(message["error"]), full=bool(message.get("full")))
+            elif isinstance(space := message.get("room"), dict):
+                needed, free = byte_count_or_0(space.get("missing")), byte_count_or_0(space.get("free"))
+                raise disk_full_error(self.location, needed=needed, free=free, hint=OTHER_DIRECTORY)
+            else:
+                yield message
+
+    def interrupted(self, stderr: str, code: int) -> HostError:
+        """Return the error for a program that exited early."""
+        lines = stderr.strip().splitlines()
+        return self._error(lines[-1] if lines else f"exit code {code}", full=False)
+
+    def _show(self, done: int) -> None:
+        self.done = done
+        self._samples.append((time.monotonic(), done))
+        (start, before), (now, _) = self._samples[0], self._samples[-1]
+        rate = (done - before) / (now - start) if now > start else 0.0
+        self._progress(DownloadProgress(done=done, total=self.total, rate=rate))
+
+    def _error(self, reason: str, *, full: bool) -> HostError:
+        hint = f"run the same command again: it resumes at {self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB"
+        if full:
+            hint = f"free {(self.total - self.done) / 1e9:.1f} GB, then {hint}"
+            return HostError("the disk is full", location=self.location, hint=hint)
+        return HostError(f"the download failed: {reason}", location=self.location, hint=hint)
 
 
-def download_interrupted(location: str, *, reason: str, full: bool, done: int, total: int) -> HostError:
-    """Return the error for an interrupted download."""
-    hint = f"run the same command again: it resumes at {done / 1e9:.1f} of {total / 1e9:.1f} GB"
-    if full:
-        hint = f"free {(total - done) / 1e9:.1f} GB, then {hint}"
-        return HostError("the disk is full", location=location, hint=hint)
-    return HostError(f"the download failed: {reason}", location=location, hint=hint)
+def byte_count_or_0(value: object) -> int:
+    """Return a size in bytes; 0 for any other value."""
+    try:
+        return byte_count(value)
+    except UnsafeValueError:
+        return 0

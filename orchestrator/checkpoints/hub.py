@@ -1,11 +1,9 @@
 """Client of the hub: the commit of a revision, and the files of a repository with their sizes."""
 
-import errno
-import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile, RepoFolder
 
-DISK_FULL: Final = errno.ENOSPC  # exit code of a download on a full disk
 _ABBREVIATED: Final = re.compile(r"[0-9a-f]{7,39}")  # commit
 _FULL_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S: Final = 30.0  # for one response
@@ -70,18 +67,6 @@ class Listing:
     def contents(self) -> dict[CheckpointFile, tuple[int, ContentHash]]:
         """Size and identity by path, as plain data."""
         return {path: (file.size, file.identity) for path, file in self.files.items()}
-
-    def to_json(self) -> str:
-        """Format the listing for `from_json` in another process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Listing":
-        """Parse the text of `to_json`. Raises ValueError."""
-        data = json.loads(text)
-        files = {CheckpointFile(p): HubFile.parse(file["size"], file["identity"]) for p, file in data["files"].items()}
-        repository, commit = RepositoryId(data["repository"]), CommitHash(data["commit"])
-        return cls(repository=repository, commit=commit, files=files, gated=data["gated"])
 
 
 def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:

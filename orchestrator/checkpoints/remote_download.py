@@ -8,25 +8,18 @@ host.
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from orchestrator.checkpoints import remote_fetch
-from orchestrator.checkpoints.download import (
-    OTHER_DIRECTORY,
-    DownloadProgress,
-    download_interrupted,
-    progress_from,
-    rate_window,
-)
-from orchestrator.checkpoints.hub import Hub, Listing, download_url, list_files
+from orchestrator.checkpoints.download import DownloadProgress, Transfer, download_request
+from orchestrator.checkpoints.hub import Hub, Listing, list_files
 from orchestrator.checkpoints.receipt import read_receipt, receipt_path
 from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions, verify_checkpoint, verify_fresh
 from orchestrator.core import safe_paths
-from orchestrator.core.disk_space import disk_full_error
 from orchestrator.core.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -71,7 +64,9 @@ class RemoteDownload:
         """
         source, hub = self.model.checkpoint, self.hub
         listing = list_files(source.path, source.revision, hub) if hub and source.source == "hub" else None
-        program.feed(json.dumps(self._request(listing, hub)) + "\n")
+        verify_only: dict[str, object] = {"directory": self.directory, "files": {}}
+        request = download_request(self.directory, listing, hub) if listing and hub else verify_only
+        program.feed(json.dumps(request) + "\n")
         with self._temporary_dir() as folder:
             mirror = Path(folder) / "checkpoint"
             mirror.mkdir()
@@ -90,35 +85,14 @@ class RemoteDownload:
         self.mirror.parent.mkdir(parents=True, exist_ok=True)
         return TemporaryDirectory(prefix=".deploy-mirror-", dir=self.mirror.parent)
 
-    def _request(self, listing: Listing | None, hub: Hub | None) -> dict[str, object]:
-        if listing is None or hub is None:
-            return {"directory": self.directory, "files": {}}
-        address, headers = download_url(listing, hub)
-        return {
-            "directory": self.directory,
-            "files": listing.contents,
-            "commit": listing.commit,
-            "address": address,
-            "headers": headers,
-        }
-
     def _receive(self, program: Program, mirror: Path, listing: Listing | None, read_stderr: Callable[[], str]) -> str:
         """Process messages until the end; return the full path of the directory on the host."""
-        done, total, window = 0, listing.size if listing else 0, rate_window()
-        for message in _messages(program):
-            if "done" in message:
-                done = _number(message["done"])
-                self.progress(progress_from(window, done, total))
-            elif "receipt" in message:
+        transfer = Transfer(f"{self.host}: {self.directory}", listing.size if listing else 0, self.progress)
+        for message in transfer.messages(program):
+            if "receipt" in message:
                 write_cache(receipt_path(mirror), str(message["receipt"]))
             elif "file" in message:
                 _write(mirror, message)
-            elif "error" in message:
-                reason, full = str(message["error"]), bool(message.get("full"))
-                raise download_interrupted(self._location, reason=reason, full=full, done=done, total=total)
-            elif isinstance(space := message.get("room"), dict):
-                needed, free = _number(space.get("missing")), _number(space.get("free"))
-                raise disk_full_error(self._location, needed=needed, free=free, hint=OTHER_DIRECTORY)
             elif "nothing" in message:
                 raise CheckpointNotFoundError(
                     f"no checkpoint of `{self.model.name}` found",
@@ -127,7 +101,7 @@ class RemoteDownload:
                 )
             elif "end" in message:
                 return self._checked_path(message.get("directory"))
-        raise self._exit_error(program.wait(), read_stderr().strip(), done, total)
+        raise self._exit_error(program.wait(), read_stderr().strip(), transfer)
 
     def _checked_path(self, directory: object) -> str:
         """Return the full path of the requested directory; reject any other."""
@@ -137,18 +111,17 @@ class RemoteDownload:
             raise HostError(f"{self.host} returned `{display(directory)}` instead of `{self.directory}`")
         return directory
 
-    def _exit_error(self, code: int, stderr: str, done: int, total: int) -> HostError:
+    def _exit_error(self, code: int, stderr: str, transfer: Transfer) -> HostError:
         """Return the error for a program that exited early: no Python, no connection, killed."""
         if code == _NO_PROGRAM:
             return HostError(
                 f"no `python3` found on {self.host}",
                 hint="run `apt-get install python3` on that host: staging needs Python 3.8 or newer",
             )
-        if done == 0:
+        if transfer.done == 0:
             hint = "check that ssh connects without a prompt (key, agent, known host) and runs `python3 --version`"
             return HostError(f"cannot stage on {self.host}", details=stderr[-2000:], hint=hint)
-        reason = stderr.splitlines()[-1] if stderr else f"exit code {code}"
-        return download_interrupted(self._location, reason=reason, full=False, done=done, total=total)
+        return transfer.interrupted(stderr, code)
 
     def _verify(self, mirror: Path, directory: str, listing: Listing | None) -> VerifiedCheckpoint:
         try:
@@ -176,21 +149,6 @@ class RemoteDownload:
     def _hint(self) -> str:
         return f"`deploy stage PROFILE --host {self.host}` downloads missing files"
 
-    @property
-    def _location(self) -> str:
-        return f"{self.host}: {self.directory}"
-
-
-def _messages(program: Program) -> Iterator[Mapping[str, object]]:
-    """Yield the messages; skip lines of login scripts."""
-    for line in program.lines():
-        try:
-            message = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(message, dict):
-            yield message
-
 
 def _write(mirror: Path, message: Mapping[str, object]) -> None:
     """Write one sparse file of the mirror: its beginning, size and mtime."""
@@ -201,10 +159,3 @@ def _write(mirror: Path, message: Mapping[str, object]) -> None:
     except (binascii.Error, UnsafeValueError, OSError) as error:  # OSError: a file that is also a folder
         name, reason = display(message.get("file")), error if isinstance(error, UnsafeValueError) else "bad message"
         raise CheckpointError(f"cannot read `{name}` from the remote host: {reason}") from error
-
-
-def _number(value: object) -> int:
-    try:
-        return byte_count(value)
-    except UnsafeValueError:
-        return 0

@@ -1,4 +1,4 @@
-"""Download program for a remote host, sent as text and run with `python3 -c`.
+"""Download program: run here as a module, or sent as text to a remote host and run there with `python3 -c`.
 
 It needs Python 3.8, the standard library, and `core/safe_paths.py`, which is sent too. The first line of stdin is the
 request as JSON, with the token, which thus appears in no command line and no file. Each line of stdout is a message:
@@ -11,8 +11,9 @@ request as JSON, with the token, which thus appears in no command line and no fi
     {"file": …, "size": …, "time": …, "data": …}     each file at the end, with the data to verify it
     {"end": true}
 
-The second line of stdin is the receipt, saved next to the checkpoint. Files grow below `.parts/<commit>` and are moved
-when they are complete; `fetch.py` does the same, so each resumes the other's download.
+The second line of stdin is the receipt, saved next to the checkpoint. With `here` in the request no file and no receipt
+is sent. The process can be killed at any byte and resumes: files grow below `.parts/<commit>` and are moved when they
+are complete. (huggingface_hub's `snapshot_download` restarts a file since its PR 4228.)
 """
 
 from __future__ import annotations
@@ -285,7 +286,7 @@ def main() -> None:
             os._exit(0)
         elif _receipt(directory).is_file():
             _send(receipt=_receipt(directory).read_text())
-        for record in _file_records(directory):
+        for record in () if request.get("here") else _file_records(directory):
             _send(**record)
         _send(end=True, directory=str(directory))
         if receipt := sys.stdin.readline():
