@@ -7,7 +7,6 @@ The user's files are in the tool's home, in the same folders as in the repositor
 import filecmp
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -25,13 +24,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][\w.+-]{0,99}(/[A-Za-z0-9_][\w.+-]{0,99}
 
 _MOST: Final = 4 << 20  # bytes; the largest file that ships has 0.1 MB
 _AWAY: Final = "remove it to use the one that ships, or put a file in its place"
-_KINDS: Final = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 _LONGEST: Final = 400  # characters of a name, including its folders
 
 
@@ -124,17 +116,10 @@ def _is_entry(root: Path, path: Path) -> bool:
     if not os.path.lexists(path):
         return False
     if not path.is_file():
-        raise ProfileError(f"`{path}` is {_what(path)}, not a file", hint=_AWAY)
+        raise ProfileError(f"`{path}` is not a file", hint=_AWAY)
     if (size := path.stat().st_size) > _MOST:
         raise ProfileError(f"`{path}` has {size:,} bytes, more than {_MOST:,}", hint=_AWAY)
     return True
-
-
-def _what(path: Path) -> str:
-    try:
-        return _KINDS.get(stat.S_IFMT(path.stat().st_mode), "something else")
-    except OSError as error:
-        return f"a link to `{path.readlink()}` ({error.strerror})" if path.is_symlink() else str(error.strerror)
 
 
 def _names(root: Path, kind: EntryKind) -> Iterator[str]:

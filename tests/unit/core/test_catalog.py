@@ -82,11 +82,11 @@ def put_sparse(path: Path) -> None:
 
 
 ODD_ENTRIES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a dangling link": (put_link, "is a link to `/nonexistent/cpu.yaml` (No such file or directory), not a file"),
-    "a FIFO": (os.mkfifo, "is a FIFO, not a file"),
-    "a directory": (Path.mkdir, "is a directory, not a file"),
-    "a socket": (lambda path: os.mknod(path, stat.S_IFSOCK), "is a socket, not a file"),
-    "a device": (lambda path: path.symlink_to("/dev/zero"), "is a device, not a file"),
+    "a dangling link": (put_link, "is not a file"),
+    "a FIFO": (os.mkfifo, "is not a file"),
+    "a directory": (Path.mkdir, "is not a file"),
+    "a socket": (lambda path: os.mknod(path, stat.S_IFSOCK), "is not a file"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "is not a file"),
     "8 GiB of nothing": (put_sparse, "has 8,589,934,592 bytes, more than 4,194,304"),
 }
 
