@@ -57,7 +57,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "kernels": "Inspect, build and tune MoE kernel tables",
         "kernels coverage": "Show which token counts have a tuned kernel",
         "kernels build": "Build a profile's merged kernel table",
-        "kernels tune": "Run the engine's tuner for missing kernels",
+        "kernels tune": "Run aiter's tuner for missing kernels",
         "kernels check": "Find untuned kernels in a log",
         "monitoring": "Write Prometheus rules and a Grafana dashboard",
         "patches": "List patches and check which ones sources need",
@@ -107,7 +107,7 @@ RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "bench": {"--in": "--input-tokens", "--out": "--output-tokens", "--rates": "--request-rate"},
     "build": {"--at-once": "--parallel", "--give": "--input", **_UNTUNED},
     "eval": {"--data": "--dataset"},
-    "kernels tune": {"--every": "--full-search", "--rekeyed": "--retune-derived"},
+    "kernels tune": {"--rekeyed": "--retune-derived"},
     "logprobs": {
         "--against": "--reference",
         "--limit": "--tolerance",

@@ -19,7 +19,7 @@ from orchestrator.kernels.log_gate import GateReport, gate_report
 from orchestrator.kernels.plan_coverage import RowSources, needs_table, require_moe, staged_moe, tables_in_image
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import Table, assemble
-from orchestrator.kernels.triton import TritonReport, triton_report, uses_triton_configs
+from orchestrator.kernels.triton import TRITON_HINT, TritonReport, triton_report, uses_triton_configs
 from orchestrator.plan.plan import Plan
 from orchestrator.render.dockerfile import base_reference
 from orchestrator.runs.run_dir import RunDir
@@ -121,7 +121,7 @@ def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) ->
     if not report.misses:
         note(text)
         return
-    hint = _triton_hint() if isinstance(report, TritonReport) else _aiter_hint(report, run)
+    hint = TRITON_HINT if isinstance(report, TritonReport) else _aiter_hint(report, run)
     if strict:
         raise KernelsError(text, hint=hint)
     warn(text, hint=hint)
@@ -133,12 +133,4 @@ def _aiter_hint(report: GateReport, run: RunDir) -> str:
     return (
         "`deploy kernels coverage PROFILE` shows the gap, `deploy kernels build PROFILE` fills what is known, "
         f"`deploy kernels tune PROFILE` measures the rest; missed keys: {untuned}"
-    )
-
-
-def _triton_hint() -> str:
-    """Return the next command for missing configurations."""
-    return (
-        "`deploy kernels tune PROFILE` measures them with sglang's own tuner once the GPU is free, and "
-        "prints how to use them"
     )

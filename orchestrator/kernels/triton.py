@@ -19,6 +19,10 @@ _OTHER_VERSION: Final = re.compile(
 )
 _MISSED: Final = re.compile(r"Using default MoE kernel config\. .*Config file not found at (?P<path>.+?\.json)")
 _OPTIONAL: Final = "_down.json"
+TRITON_HINT: Final = (
+    "sglang's benchmark/kernels/fused_moe_triton/tuning_fused_moe_triton.py makes them; the server reads a folder by "
+    "`--set env.SGLANG_MOE_CONFIG_DIR=…`"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

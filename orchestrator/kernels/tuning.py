@@ -1,4 +1,4 @@
-"""`deploy kernels tune`: aiter's tuner for untuned keys, or sglang's tuner for Triton on CUDA."""
+"""`deploy kernels tune`: aiter's tuner for untuned keys."""
 
 import os
 import secrets
@@ -8,26 +8,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.checkpoints.config import CONFIG
-from orchestrator.checkpoints.verify import checkpoint_directory
-from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.hosts.venvs.venv import engine_python
 from orchestrator.kernels.disk.image import read_digest
-from orchestrator.kernels.disk.pins import read_pins, read_tuner_pins
+from orchestrator.kernels.disk.pins import read_pins
 from orchestrator.kernels.disk.run_limited import TunerTimeouts
 from orchestrator.kernels.disk.store import RowProvenance, Store
-from orchestrator.kernels.disk.triton_tuner import TOKENS, TritonJob, TritonTuned, triton_job, tune_triton
 from orchestrator.kernels.disk.tuner import Tuned, TuningJob, container_runner, tune, tuner_command
-from orchestrator.kernels.disk.upstream import upstream_file
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.plan_coverage import RowSources, compute_coverage, require_moe, tables_in_image
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.plan.plan import Plan
 
 _GPU_DEVICE = Path("/dev/kfd")
-_NVIDIA_DEVICE = Path("/dev/nvidiactl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +83,7 @@ def _keys_to_tune(plan: Plan, sources: RowSources, home: Home, *, retune_derived
 
 def run_tuning(tuning: Tuning, progress: Callable[[int, int], None]) -> Tuned:
     """Run aiter's tuner. Raises HostError without an AMD GPU."""
-    _require_device(_GPU_DEVICE)
+    _require_gpu()
     provenance = RowProvenance(
         host=socket.gethostname(),
         image=read_digest(tuning.image),
@@ -102,43 +95,9 @@ def run_tuning(tuning: Tuning, progress: Callable[[int, int], None]) -> Tuned:
     )
 
 
-def prepare_triton_tuning(
-    plan: Plan, home: Home, *, tokens: Sequence[int], full_search: bool, hours: float
-) -> TritonJob:
-    """Prepare to tune the shape of one rank of a CUDA server; `tokens` defaults to the tuner's own.
-
-    Raises UsageError without the checkpoint's config.json, BuildError.
-    """
-    model = checkpoint_directory(plan.model, home)
-    if not (model / CONFIG).is_file():
-        raise UsageError(
-            f"no `{CONFIG}` of `{plan.model.name}` found in `{model}`",
-            hint="`deploy stage PROFILE` downloads it; `deploy up PROFILE` makes a generated one",
-        )
-    return triton_job(
-        plan,
-        program=(
-            engine_python(plan.engine, home),
-            str(Catalog.of(home).path(EntryKind.IMAGE_FILE, "tune_fused_moe.py")),
-        ),
-        model=model,
-        kernels=home.kernels,
-        tokens=tokens or TOKENS,
-        full_search=full_search,
-        hours=hours,
-    )
-
-
-def run_triton_tuning(job: TritonJob, home: Home, progress: Callable[[int, int], None]) -> TritonTuned:
-    """Run sglang's tuner. Raises HostError without an NVIDIA GPU, KernelsError if the tuner cannot be downloaded."""
-    _require_device(_NVIDIA_DEVICE)
-    files = {pin.name: upstream_file(pin, home.kernels / "upstream").read_bytes() for pin in read_tuner_pins()}
-    return tune_triton(job, files, progress=progress)
-
-
-def _require_device(device: Path) -> None:
-    if not device.exists():
+def _require_gpu() -> None:
+    if not _GPU_DEVICE.exists():
         raise HostError(
-            f"no `{device}` found: tuning needs the server's GPU",
+            f"no `{_GPU_DEVICE}` found: tuning needs the server's GPU",
             hint="run this on the server's host; `--dry-run` shows the command anywhere",
         )

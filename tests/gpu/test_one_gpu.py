@@ -59,21 +59,6 @@ class TestOneServer:
 
 
 @pytest.mark.usefixtures("free")
-def test_a_missing_configuration_is_tuned_and_given_to_the_server(line: Line, results: Path) -> None:
-    tuned = line.run("kernels", "tune", NAME, *SETTINGS, "--tokens", "8,24,48,96,384,2048", within=1200)
-    assert tuned.code == 0
-    assert len(re.findall(r"^\d+ .* x$", tuned.text, re.MULTILINE)) == 6
-    given = re.search(r"--set (env\.SGLANG_MOE_CONFIG_DIR=\S+)`", tuned.text)
-    assert given
-    up = line.up(NAME, given[1])
-    assert up.code == 0
-    assert "fused MoE configurations: 1 found, 0 missing" in up.text
-    assert line.run("bench", NAME, *MEASURED, "--output", str(results / "tuned")).code == 0
-    assert line.run("compare", *map(str, sorted(results.iterdir()))).code == 0
-    assert line.run("down", NAME).code == 0
-
-
-@pytest.mark.usefixtures("free")
 def test_drafts_that_are_never_right_turn_the_smoke_test_red(line: Line) -> None:
     done = line.up(NAME, "model=glm4-moe-wrong-mtp")
     assert done.code == 8

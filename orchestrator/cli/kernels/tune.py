@@ -1,6 +1,6 @@
 """The command `deploy kernels tune`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -11,16 +11,12 @@ from orchestrator.bench.published import split_currency
 from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
 from orchestrator.cli.options import PriceOption, ProfileArgument, SetOption
 from orchestrator.core.console import Progress, note, print_data, say
-from orchestrator.core.console import table as table_of
 from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import quote
-from orchestrator.kernels.disk.triton_tuner import CONFIG_DIR_VARIABLE
 from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.kernels.rows import write_untuned
-from orchestrator.kernels.triton import uses_triton_configs
-from orchestrator.kernels.tuning import prepare_triton_tuning, prepare_tuning, run_triton_tuning, run_tuning
-from orchestrator.plan.plan import Plan
+from orchestrator.kernels.tuning import prepare_tuning, run_tuning
 from orchestrator.planner.planning import load
 
 
@@ -34,25 +30,19 @@ def command(
         float, typer.Option(min=0.01, metavar="HOURS", help="maximum duration (hours); finished keys are kept")
     ] = 12,
     retune_derived: Annotated[
-        bool, typer.Option("--retune-derived", help="aiter: also tune keys that have derived rows")
+        bool, typer.Option("--retune-derived", help="also tune keys that have derived rows")
     ] = False,
-    tokens: Annotated[str, typer.Option(metavar="N,N", help="token counts to tune; default: all (CUDA: 18)")] = "",
-    full_search: Annotated[
-        bool, typer.Option("--full-search", help="CUDA: try all 1,920 configurations of the tuner")
-    ] = False,
+    tokens: Annotated[str, typer.Option(metavar="N,N", help="token counts to tune; default: all")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print command, keys and cost, and stop")] = False,
     price: PriceOption = None,
     set_: SetOption = None,
 ) -> None:
-    """Run the engine's tuner for missing kernels. On ROCm that is aiter's, on CUDA sglang's for Triton.
+    """Run aiter's tuner for missing kernels.
 
     Needs a host with the profile's GPU, which nothing else may use. The same command resumes an interrupted tuning.
     """
     plan = load(profile, overrides=set_ or ()).plan
     counts = _counts(tokens)
-    if uses_triton_configs(plan):
-        _tune_triton(plan, counts, full_search=full_search, hours=hours, dry_run=dry_run)
-        return
     given = RowSources(tables=tuple(tables or ()), image=image, model=model)
     tuning = prepare_tuning(
         plan, given, Home.from_environment(), hours=hours, retune_derived=retune_derived, tokens=counts
@@ -74,29 +64,6 @@ def command(
     if tuned.remaining or tuned.problems:
         raise KernelsError("tuning is incomplete", problems=tuned.problems, hint="repeat the command to continue")
     note("next: `deploy kernels build PROFILE`; measure accuracy with the new table before you use it")
-
-
-def _tune_triton(plan: Plan, tokens: Sequence[int], *, full_search: bool, hours: float, dry_run: bool) -> None:
-    """Run sglang's Triton tuner."""
-    home = Home.from_environment()
-    job = prepare_triton_tuning(plan, home, tokens=tokens, full_search=full_search, hours=hours)
-    if dry_run:
-        print_data(quote(job.command))
-        return
-    with _progress("counts of tokens are tuned") as progress:
-        tuned = run_triton_tuning(job, home, progress)
-    rows = [
-        (str(one.tokens), f"{one.untuned_us:.1f}", f"{one.us:.1f}", f"{one.untuned_us / one.us:.2f} x")
-        for one in tuned.measured
-    ]
-    print_data(table_of(("tokens", "today, us", "tuned, us", "faster"), rows))
-    if tuned.remaining or tuned.problems:
-        raise KernelsError(
-            f"tuning is incomplete: {len(tuned.remaining)} token counts left",
-            problems=tuned.problems,
-            hint="repeat the command to continue",
-        )
-    note(f"next: `deploy up PROFILE --set env.{CONFIG_DIR_VARIABLE}={job.target}`")
 
 
 def _counts(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Pins of upstream files: aiter's newer table and kernel names (`aiter.yaml`), sglang's tuner (`triton.yaml`)."""
+"""Pins of upstream files: aiter's newer table and kernel names (`aiter.yaml`)."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -96,17 +96,6 @@ class Pins:
         if commit is None or len(commit) < 7:
             return None
         return next((names for names in self.names if names.commit.startswith(commit)), None)
-
-
-class _TunerPins(StrictModel):
-    tuner: tuple[PinnedFile, ...]
-
-
-def read_tuner_pins() -> tuple[PinnedFile, ...]:
-    """Read the pins of sglang's tuner for Triton. Raises KernelsError if the file is invalid."""
-    catalog = Catalog.from_environment()
-    path = catalog.path(EntryKind.KERNELS, "triton")
-    return read_model(path, _TunerPins, catalog.shown(path), fault=KernelsError).tuner
 
 
 def read_pins(catalog: Catalog | None = None) -> Pins:

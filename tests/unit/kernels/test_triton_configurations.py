@@ -50,7 +50,7 @@ def test_the_gate_of_an_nvidia_server_warns_keeps_the_report_and_fails_where_tha
     kernel_gate(LogTail(H200)(), plan=plan, run=run, strict=False)
     said = capsys.readouterr().err
     assert f"missing: {MISSING}" in said
-    assert "`deploy kernels tune PROFILE`" in said
+    assert "tuning_fused_moe_triton.py" in said
     assert [Path(str(path)).name for path in run.read("kernels.json")["misses"]] == [MISSING]  # type: ignore[attr-defined]
     with pytest.raises(KernelsError, match=MISSING):
         kernel_gate(LogTail(H200)(), plan=plan, run=run, strict=True)
