@@ -18,6 +18,7 @@ from orchestrator.bench.counters import concurrency_capped
 from orchestrator.bench.endpoint import Endpoint, check_fits, discover
 from orchestrator.bench.energy import EnergyReader
 from orchestrator.bench.load_generator import LoadResult, RequestRecord
+from orchestrator.bench.prompts import Source
 from orchestrator.bench.result import (
     RESULT_FILE,
     RESULT_SCHEMA,
@@ -33,8 +34,10 @@ from orchestrator.bench.result import (
 )
 from orchestrator.bench.run_point import PointRunner
 from orchestrator.bench.steady_state import knee
+from orchestrator.bench.text_prompts import count_words, takes_token_ids
 from orchestrator.bench.workload import MIN_TEXT_TOKENS, Workload
 from orchestrator.core.command_hints import left_running
+from orchestrator.core.console import note
 from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.safe_paths import FileName
@@ -62,6 +65,7 @@ class BenchRequest:
     engine: str | None = None  # named by the user; None: detected
     directory: Path
     text: str  # source of text prompts
+    text_prompts: bool = False  # send text also to an endpoint that takes token ids
     previous: BenchResult | None  # result to resume; its complete points are reused
     replica_urls: tuple[str, ...] = ()  # base URLs of the replicas if `url` is a gateway
     stop_when: Callable[[BenchResult], BenchEnding | None] = lambda _: None  # called after each point; not None: stop
@@ -112,10 +116,10 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
             endpoint = await discover(
                 connections, address, api=request.api, engine=request.engine, replicas=tuple(replicas)
             )
+            check_fits(request.workload, endpoint)
+            endpoint, text = await _prompt_source(request, endpoint)
         except asyncio.CancelledError as error:
             raise Interrupted("interrupted before the first measurement", hint=_left_running(request)) from error
-        check_fits(request.workload, endpoint)
-        text = await _tokenize_text(request, endpoint)
         result = _begin(request, endpoint.facts)
         _write(request, result)
         runner = PointRunner(
@@ -132,6 +136,16 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
     finally:
         for endpoint_connections in (connections, *replicas):
             endpoint_connections.close()
+
+
+async def _prompt_source(request: BenchRequest, endpoint: Endpoint) -> tuple[Endpoint, Source]:
+    """Return the endpoint with the form of its prompts, and their source: token ids, unless it refuses them."""
+    timeout_s = request.workload.timeout_s
+    if not request.text_prompts and await takes_token_ids(endpoint, timeout_s=timeout_s):
+        return endpoint, await _tokenize_text(request, endpoint)
+    note("prompts are sent as text, with the token counts of the endpoint")
+    endpoint = replace(endpoint, facts=replace(endpoint.facts, prompts_as="text"))
+    return endpoint, await count_words(endpoint, request.text, timeout_s=timeout_s)
 
 
 async def _tokenize_text(request: BenchRequest, endpoint: Endpoint) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from orchestrator.engine import endpoints, foreign
 from orchestrator.engine.liveness import MOST_METRICS_BYTES, RANK_FIELD
 from orchestrator.engine.metrics import Metrics, read_metrics
 from orchestrator.engine.options import Meaning
-from orchestrator.engine.requests import Api, benchmark_body, tokenize_body
+from orchestrator.engine.requests import Api, benchmark_body, completion_body, generate_body, tokenize_body
 from orchestrator.engine.responses import (
     Json,
     NoResponseError,
@@ -57,10 +57,17 @@ class Endpoint:
             tokens=workload.output_tokens,
             temperature=workload.temperature,
             rank=rank if self.is_sglang else None,
+            text=self.facts.prompts_as == "text",
         )
         header = None if self.is_sglang or rank is None else self.rank_field
         headers = {header: str(rank)} if header else {}
         return (self.connections.head("POST", Api(self.facts.api).path, sum(map(len, body)), headers), *body)
+
+    async def generate_one(self, prompt: str | Sequence[int], *, timeout_s: float) -> tuple[int, bytearray]:
+        """Request one token after a prompt; return status and body. Raises NoResponseError."""
+        api, model = Api(self.facts.api), self.facts.served_model
+        body = generate_body(prompt, tokens=1) if api is Api.GENERATE else completion_body(model, prompt, tokens=1)
+        return await self.connections.fetch("POST", api.path, content=json.dumps(body).encode(), timeout_s=timeout_s)
 
     async def metrics(self) -> Metrics | None:
         """Read the current metrics, summed over replicas; None if a replica exports none or does not respond."""

@@ -4,41 +4,60 @@ Random numbers come from SHAKE-128 over a label. Request 17 at 2.25 rps is there
 rates were run (`--resume`), and no prompt suffix repeats within a run.
 
 Text prompts are passages of one text, which wraps around. No two suffixes of a point start at the same token.
+For an endpoint that takes no token ids, prompts are words with counted tokens: see `text_prompts.py`.
 """
 
 import hashlib
+import json
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 from orchestrator.bench.workload import Workload
+
+_OPENING_WORDS: Final = 4
+FIRST_WORD: Final = "The"  # of each prompt of words: it follows no space, so its tokens may differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """Text with token counts: words of one token, and passages of the text of a workload with text prompts."""
+
+    first_tokens: int  # of FIRST_WORD, with the tokens that the endpoint adds
+    single: tuple[str, ...]
+    passages: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """Token ids as the inside of a JSON array; requests with the same prefix share its bytes."""
+    """Token ids as the inside of a JSON array, or text of a JSON string; equal prefixes share their bytes."""
 
     prefix: bytes
     suffix: bytes
+    separator: bytes = b","
 
     @property
     def fragments(self) -> tuple[bytes, ...]:
-        """The inside of the JSON array, in fragments."""
-        return (self.prefix, b",", self.suffix) if self.prefix else (self.suffix,)
+        """The inside of the JSON array or string, in fragments."""
+        return (self.prefix, self.separator, self.suffix) if self.prefix else (self.suffix,)
 
 
-def prompts(workload: Workload, label: str, count: int, text: Sequence[int] = ()) -> Iterator[Prompt]:
-    """Draw `count` prompts of exactly `input_tokens` ids for the point `label`, with uniformly random prefixes.
+Source = Sequence[int] | Words
 
-    `text` is the tokenized text of a workload with text prompts.
+
+def prompts(workload: Workload, label: str, count: int, text: Source = ()) -> Iterator[Prompt]:
+    """Draw `count` prompts of exactly `input_tokens` tokens for the point `label`, with uniformly random prefixes.
+
+    `text` is the tokenized text of a workload with text prompts, or the words of an endpoint that takes no ids.
     """
     choices = (choice % _prefixes(workload) for choice in _random_words(workload, f"{label}/choice", count))
     return _with_prefixes(workload, label, choices, text)
 
 
-def warmup_prompts(workload: Workload, label: str, text: Sequence[int] = ()) -> Iterator[Prompt]:
+def warmup_prompts(workload: Workload, label: str, text: Source = ()) -> Iterator[Prompt]:
     """Draw one prompt for each prefix, of the same shape as the measured prompts."""
     return _with_prefixes(workload, f"{label}/warm-up", range(_prefixes(workload)), text)
 
@@ -48,11 +67,46 @@ def _prefixes(workload: Workload) -> int:
     return workload.num_prefixes if workload.prefix_tokens else 1
 
 
-def _with_prefixes(workload: Workload, label: str, choices: Iterable[int], text: Sequence[int]) -> Iterator[Prompt]:
+def _with_prefixes(workload: Workload, label: str, choices: Iterable[int], text: Source) -> Iterator[Prompt]:
+    if isinstance(text, Words):
+        yield from _prompts_of_words(workload, label, choices, text)
+        return
     prefix = cache(lambda choice: _token_ids(workload, "prefix", choice, workload.prefix_tokens, text))
     suffix_tokens = workload.input_tokens - workload.prefix_tokens
     for index, choice in enumerate(choices):
         yield Prompt(prefix=prefix(choice), suffix=_token_ids(workload, label, index, suffix_tokens, text))
+
+
+def _prompts_of_words(workload: Workload, label: str, choices: Iterable[int], words: Words) -> Iterator[Prompt]:
+    @cache
+    def prefix(choice: int) -> bytes:
+        count = workload.prefix_tokens - words.first_tokens
+        return _json_text(FIRST_WORD + _words(workload, "prefix", choice, count, words))
+
+    suffix_tokens = workload.input_tokens - max(workload.prefix_tokens, words.first_tokens)
+    for index, choice in enumerate(choices):
+        suffix = _json_text(_words(workload, label, index, suffix_tokens, words))
+        yield Prompt(prefix=prefix(choice), suffix=suffix, separator=b"")
+
+
+def _words(workload: Workload, label: str, index: int, count: int, words: Words) -> str:
+    """Return text of `count` tokens: random words, with passages of the text between them if the workload has one.
+
+    Each text begins with random words, so that passages that repeat find nothing in a prefix cache.
+    """
+    passages, left = list[str](), count - _OPENING_WORDS
+    if workload.prompts == "text" and words.passages:
+        at = _random_words(workload, label, 1)[0] + index * _stride(len(words.passages))
+        while left >= (passage := words.passages[at % len(words.passages)])[1]:
+            passages.append(passage[0])
+            left, at = left - passage[1], at + 1
+    drawn = _random_words(workload, f"{label}/{index}", max(left, 0) + _OPENING_WORDS)
+    single = [words.single[word % len(words.single)] for word in drawn][: max(count, 0)]
+    return "".join(f" {each}" for each in (*single[:_OPENING_WORDS], *passages, *single[_OPENING_WORDS:]))
+
+
+def _json_text(text: str) -> bytes:
+    return json.dumps(text)[1:-1].encode()
 
 
 def arrival_times(workload: Workload, rate_rps: float, count: int) -> list[float]:

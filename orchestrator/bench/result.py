@@ -202,6 +202,7 @@ class EndpointFacts:
     url: str
     api: str  # completions | generate
     served_model: str
+    prompts_as: str = "token ids"  # token ids | text
     engine: str = UNKNOWN  # sglang | vllm | atom | unknown
     engine_version: str | None = None
     replicas: Number = 1  # data-parallel replicas, each with its own prefix cache

@@ -72,6 +72,7 @@ class BenchOptions:
     tokens: tuple[int | None, int | None]  # input, output
     changes: WorkloadChanges
     api: str
+    text_prompts: bool = False  # send text also where token ids are taken
     usd_per_gpu_hour: float | None
     label: str | None = None  # name in reports
     directory: Path | None
@@ -124,6 +125,7 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
     request = BenchRequest(
         url=target.url,
         api=_api(target, options),
+        text_prompts=options.text_prompts,
         key=target.key,
         workload_name=name,
         workload=workload,
@@ -148,7 +150,7 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
 
 def _api(target: BenchTarget, options: BenchOptions) -> str:
     """Return the API to use: sglang's gateway accepts token ids only in the `generate` API."""
-    if target.replica_urls and options.api == Api.COMPLETIONS:
+    if target.replica_urls and options.api == Api.COMPLETIONS and not options.text_prompts:
         note("the gateway accepts token ids only in sglang's own API; using `--api generate`")
         return Api.GENERATE
     return options.api

@@ -18,7 +18,7 @@ from orchestrator.bench.load_generator import (
     run_closed_loop,
     run_open_loop,
 )
-from orchestrator.bench.prompts import Prompt, arrival_times, prompts, warmup_prompts
+from orchestrator.bench.prompts import Prompt, Source, arrival_times, prompts, warmup_prompts
 from orchestrator.bench.result import Energy, Point, Price
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
@@ -35,7 +35,7 @@ class PointRunner:
     """The runner of the points on one endpoint; `progress` receives the activity and its state."""
 
     workload: Workload
-    text: tuple[int, ...]  # token ids of the prompt text
+    text: Source  # token ids of the prompt text, or words
     endpoint: Endpoint
     gpus: int | None
     price: Price | None
@@ -155,7 +155,7 @@ def check_warmup(workload: Workload, records: tuple[RequestRecord, ...]) -> None
             raise BenchError(f"warm-up failed: {record.failure}", details=record.failure_example, hint=_hint(record))
         if record.prompt_tokens != workload.input_tokens:
             raise BenchError(
-                f"the endpoint counted {record.prompt_tokens} prompt tokens for {workload.input_tokens} token ids",
+                f"the endpoint counted {record.prompt_tokens} prompt tokens; {workload.input_tokens} were sent",
                 hint="an endpoint that changes or re-tokenizes prompts cannot be measured",
             )
         if record.output_tokens != workload.output_tokens:
@@ -169,7 +169,7 @@ def _hint(record: RequestRecord) -> str:
     if record.failure == "timeout":
         return "increase `timeout_s` of the workload, or check the server log"
     if (record.failure or "").startswith("http-4"):
-        return "check that the endpoint takes token ids as a prompt, and that ids and lengths fit the model"
+        return "check that the prompts fit the model: the lengths of the workload, and its `token_ids`"
     return "check the server log, for example with `deploy logs`"
 
 

@@ -100,6 +100,7 @@ def command(
     engine: EngineOption = None,
     price: Annotated[float | None, typer.Option(metavar="USD", help="price per GPU hour (USD)")] = None,
     label: Annotated[str | None, typer.Option(metavar="TEXT", help="name of the result in a report")] = None,
+    text_prompts: Annotated[bool, typer.Option("--text-prompts", help="send text instead of token ids")] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="directory of the result; default: results/WORKLOAD-TIME")
     ] = None,
@@ -116,6 +117,7 @@ def command(
             request_rates=read_rates(request_rate), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
         ),
         api=api,
+        text_prompts=text_prompts,
         usd_per_gpu_hour=price,
         label=label,
         directory=output,

@@ -1,4 +1,4 @@
-"""Request bodies: greedy requests that verify a server, and streamed token ids that measure its performance."""
+"""Request bodies: greedy requests that verify a server, and streamed ones that measure its performance."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Body = dict[str, object]
 
 
 class Api(StrEnum):
-    """The two APIs that take token ids: OpenAI completions (any engine), and sglang's own."""
+    """The two APIs that are measured: OpenAI completions (any engine), and sglang's own."""
 
     COMPLETIONS = "completions"
     GENERATE = "generate"
@@ -73,19 +73,27 @@ def tokenize_body(model: str, text: str) -> Body:
 
 
 def benchmark_body(
-    api: Api, ids: Sequence[bytes], *, model: str, tokens: int, temperature: float, rank: int | None = None
+    api: Api,
+    prompt: Sequence[bytes],
+    *,
+    model: str,
+    tokens: int,
+    temperature: float,
+    rank: int | None = None,
+    text: bool = False,
 ) -> tuple[bytes, ...]:
     """Return the chunks of the body of a measured request, which streams exactly `tokens` tokens.
 
-    `ids` are the chunks of the content of a JSON array, so that prompts with a common prefix share its bytes. `rank`
-    pins the request to one data-parallel rank of sglang. `completions` streams only new text. `generate` repeats the
-    whole text in every chunk, which costs both sides CPU, unless the server runs with --incremental-streaming-output.
+    `prompt` holds the chunks of the inside of a JSON array of token ids, or of a JSON string if it is `text`, so that
+    prompts with a common prefix share its bytes. `rank` pins the request to one data-parallel rank of sglang.
+    `completions` streams only new text. `generate` repeats the whole text in every chunk, which costs both sides CPU,
+    unless the server runs with --incremental-streaming-output.
     """
     sampling: Body = {"temperature": temperature, "ignore_eos": True}
     pinned: Body = {} if rank is None else {RANK_FIELD: rank}
     if api is Api.GENERATE:
         settings = {"sampling_params": {**sampling, "max_new_tokens": tokens}, "stream": True, **pinned}
-        name = "input_ids"
+        name = "text" if text else "input_ids"
     else:
         # continuous_usage_stats: every chunk counts the output tokens, as with speculation a chunk may hold several
         usage = {"include_usage": True, "continuous_usage_stats": True}
@@ -99,4 +107,5 @@ def benchmark_body(
         }
         name = "prompt"
     opening = json.dumps(settings).removesuffix("}")
-    return (f'{opening}, "{name}": ['.encode(), *ids, b"]}")
+    opened, closed = ('"', '"') if text else ("[", "]")
+    return (f'{opening}, "{name}": {opened}'.encode(), *prompt, f"{closed}}}".encode())

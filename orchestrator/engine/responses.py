@@ -305,6 +305,12 @@ def read_chat_events(events: Iterable[bytes]) -> ChatResponse:
     )
 
 
+def read_prompt_tokens(content: bytes | bytearray) -> int:
+    """Parse the number of prompt tokens of a completion, of sglang's own API too. Raises UnexpectedResponseError."""
+    data = read_object(content, path=COMPLETIONS)
+    return number(get_object(data, "meta_info" if "meta_info" in data else "usage"), "prompt_tokens")
+
+
 def read_token_ids(content: bytes | bytearray) -> tuple[int, ...]:
     """Parse the response of `/tokenize`: the token ids of a text. Raises UnexpectedResponseError."""
     return token_ids(read_object(content, path=TOKENIZE), "tokens")

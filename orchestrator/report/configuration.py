@@ -16,6 +16,7 @@ from orchestrator.report.compare import UNKNOWN_LAYOUT, Comparison, engine_name
 
 # Groups of differing values, the most important first, by patterns of keys. A wildcard's value is shown with its name.
 _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Prompts sent as": ("prompts_sent_as",),
     "Model": ("model.name", "endpoint.model"),
     "Hardware": ("hardware", "hardware.name", "hardware.gpus"),
     "Layout": ("layout", "layout.*", "replicas*"),
@@ -105,6 +106,7 @@ def _telling(values: Mapping[str, str]) -> dict[str, str]:
 def _reported(comparison: Comparison) -> dict[str, str]:
     """Return what the endpoint of a result reports, its workload, and its layout and hardware if known."""
     values = _telling(flat_known({**_endpoint(comparison.result), "workload": comparison.result.run.workload}))
+    values["prompts_sent_as"] = comparison.result.run.endpoint.prompts_as
     values |= {"hardware": comparison.system} if comparison.result.run.provenance.gpu else {}
     return values | ({"layout": comparison.layout} if comparison.layout != UNKNOWN_LAYOUT else {})
 
@@ -131,7 +133,7 @@ def same_load(one: Comparison, other: Comparison) -> bool:
 def configuration_of(result: BenchResult) -> dict[str, str]:
     """Return the configuration of a result by dotted key: server, host and workload."""
     run = result.run
-    more: dict[str, object] = {"workload": run.workload}
+    more: dict[str, object] = {"workload": run.workload, "prompts_sent_as": run.endpoint.prompts_as}
     if run.provenance.plan is None:
         more |= _endpoint(result) | {"hardware": {"name": run.provenance.gpu, "gpus": run.provenance.gpus}}
     return {**started_with(run.provenance), **flat_known(more)}

@@ -47,7 +47,14 @@ for _ in sys.stdin:
 """
 
 
-def bench(server: CpuServer, directory: Path, *, workload: Workload = WORKLOAD, api: str = "completions") -> Point:
+def bench(
+    server: CpuServer,
+    directory: Path,
+    *,
+    workload: Workload = WORKLOAD,
+    api: str = "completions",
+    text_prompts: bool = False,
+) -> Point:
     order = BenchRequest(
         url=server.url,
         api=api,
@@ -63,6 +70,7 @@ def bench(server: CpuServer, directory: Path, *, workload: Workload = WORKLOAD, 
         directory=directory,
         text=read_text(workload),
         previous=None,
+        text_prompts=text_prompts,
     )
     result = measure(order, lambda _text, _far: None)
     assert {mark.kind for mark in result.comparability_issues} <= {
@@ -97,6 +105,22 @@ def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: Cpu
         sent = [int(word) for word in next(prompts(workload, "4", 1, tokens)).suffix.split(b",")]
         passage = client.post("/detokenize", {"model": "tiny", "tokens": sent})["text"]
     assert passage.strip() in text
+
+
+@pytest.mark.parametrize(("kind", "api"), [("random", "completions"), ("text", "completions"), ("text", "generate")])
+def test_prompts_sent_as_text_have_exactly_the_tokens_that_were_asked_for(
+    server: CpuServer, tmp_path: Path, kind: str, api: str
+) -> None:
+    """By the server's own counters; the first half of each comes from the cache, and no more."""
+    changes = {"prompts": kind, "requests": 8, "output_tokens": 4, "input_tokens": 700}
+    point = bench(server, tmp_path, workload=WORKLOAD.model_copy(update=changes), api=api, text_prompts=True)
+    counted = point.server
+    assert counted is not None
+    assert counted.prompt_tokens == point.input_tokens == 8 * 700
+    assert point.succeeded == 8
+    assert point.cache is not None
+    assert point.cache.usage_share == pytest.approx(WORKLOAD.cache_hit_rate, abs=0.01)
+    assert load_result(tmp_path).run.endpoint.prompts_as == "text"
 
 
 @pytest.mark.usefixtures("precedence")

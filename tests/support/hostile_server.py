@@ -132,9 +132,9 @@ BEHAVIORS: Mapping[str, Behavior] = {
 class HostileServer:
     """Serves by rules: path, or path and key, to what is done there."""
 
-    def __init__(self, rules: Mapping[str, str], *, model: str = "tiny") -> None:
+    def __init__(self, rules: Mapping[str, str], *, model: str = "tiny", api: EngineApi | None = None) -> None:
         self._rules = rules
-        self._api = EngineApi(model=model)
+        self._api = api or EngineApi(model=model)
         self.asked: list[str] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -223,13 +223,15 @@ def stand_in(folder: Path, *rules: str) -> str:
 
 
 @contextmanager
-def hostile(rules: Mapping[str, str], *, model: str = "tiny") -> Iterator[str]:
-    """The URL of a server with these rules, on a thread of its own."""
+def hostile(rules: Mapping[str, str], *, model: str = "tiny", api: EngineApi | None = None) -> Iterator[str]:
+    """The URL of a server with these rules, on a thread of its own; `api` answers politely."""
     begun, urls = threading.Event(), []
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     async def main() -> None:
-        server = await asyncio.start_server(HostileServer(rules, model=model).serve, "127.0.0.1", 0, limit=1 << 26)
+        server = await asyncio.start_server(
+            HostileServer(rules, model=model, api=api).serve, "127.0.0.1", 0, limit=1 << 26
+        )
         loops.append((asyncio.get_running_loop(), asyncio.Event()))
         urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         begun.set()

@@ -1,0 +1,87 @@
+"""Prompts as text, of an exact length, for endpoints that take no token ids: their `usage` counts the tokens.
+
+A tokenizer of language models does not merge tokens across a space before a word, so that the counts of words add up.
+The warm-up checks the sum.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from orchestrator.bench.endpoint import Endpoint
+from orchestrator.bench.prompts import FIRST_WORD, Words
+from orchestrator.core.errors import BenchError
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_prompt_tokens
+
+_PROBE: Final = (100, 101, 102)  # token ids in every vocabulary
+_REFUSED: Final = frozenset({400, 422})  # sglang's gateway in disaggregation mode: 400; pydantic in FastAPI: 422
+_AT_ONCE: Final = 8
+_PASSAGE_WORDS: Final = 16
+_MIN_WORDS: Final = 8
+# Common words and letters, most of which are one token in any vocabulary.
+_CANDIDATES: Final = (
+    "a about after again all also an and any are as at away back be because been before big but by can come could day "
+    "did do down each even every few find first for from get give go good great had has have he help her here him his "
+    "home how if in into is it its just keep know last life light like line little long look made make man many may me "
+    "men more most much must my name never new next no not now of off old on one only or other our out over own part "
+    "people place put right said same see she should so some still such take than that the their them then there these "
+    "they thing think this through time to too two under up us use very was way we well were what when where which "
+    "while who why will with word work world would year you your b c d e f g h i j k l m n o p q r s t u v w x y z"
+)
+
+
+async def takes_token_ids(endpoint: Endpoint, *, timeout_s: float) -> bool:
+    """Return whether the endpoint takes token ids: all do that do not refuse a request with them."""
+    try:
+        status, _ = await endpoint.generate_one(_PROBE, timeout_s=timeout_s)
+    except NoResponseError:
+        return True  # the warm-up reports the failure
+    return status not in _REFUSED
+
+
+async def count_words(endpoint: Endpoint, text: str, *, timeout_s: float) -> Words:
+    """Return words of one token, and passages of `text` with their token counts, as the endpoint counts them.
+
+    Raises BenchError if it does not count, or too few words have one token.
+    """
+    first = await _count(endpoint, FIRST_WORD, timeout_s)
+    candidates = _CANDIDATES.split()
+    counted = await _count_all(endpoint, [f"{FIRST_WORD} {word}" for word in candidates], timeout_s)
+    single = tuple(word for word, count in zip(candidates, counted, strict=True) if count == first + 1)
+    if len(single) < _MIN_WORDS:
+        raise BenchError(
+            f"cannot make prompts of an exact length: of {len(candidates)} words {len(single)} have one token",
+            location=endpoint.facts.url,
+            hint="the endpoint takes no token ids, and its `usage` must count the tokens of a text",
+        )
+    words = text.split()
+    passages = [" ".join(words[at : at + _PASSAGE_WORDS]) for at in range(0, len(words), _PASSAGE_WORDS)]
+    lengths = await _count_all(endpoint, [f"{FIRST_WORD} {passage}" for passage in passages], timeout_s)
+    return Words(
+        first_tokens=first,
+        single=single,
+        passages=tuple((each, length - first) for each, length in zip(passages, lengths, strict=True)),
+    )
+
+
+async def _count_all(endpoint: Endpoint, texts: Sequence[str], timeout_s: float) -> list[int]:
+    free = asyncio.Semaphore(_AT_ONCE)
+
+    async def count(text: str) -> int:
+        async with free:
+            return await _count(endpoint, text, timeout_s)
+
+    return await asyncio.gather(*map(count, texts))
+
+
+async def _count(endpoint: Endpoint, text: str, timeout_s: float) -> int:
+    """Return the number of prompt tokens of a text. Raises BenchError."""
+    try:
+        status, content = await endpoint.generate_one(text, timeout_s=timeout_s)
+        if status != 200:
+            message = f"the endpoint takes neither token ids nor text: status {status}"
+            raise BenchError(message, location=endpoint.facts.url, details=content.decode(errors="replace")[:500])
+        return read_prompt_tokens(content)
+    except (NoResponseError, UnexpectedResponseError) as error:
+        message = f"cannot count the tokens of a text: {error}"
+        raise BenchError(message, location=endpoint.facts.url) from error

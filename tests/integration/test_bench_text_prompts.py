@@ -1,0 +1,109 @@
+"""Prompts as text: of exactly the tokens that were asked for, at an endpoint that takes no token ids."""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_api import Answer, EngineApi
+from hostile_server import hostile
+
+from orchestrator.bench.benchmark import BenchRequest, measure
+from orchestrator.bench.prompts import Words, prompts
+from orchestrator.bench.published import PriceBook
+from orchestrator.bench.result import BenchResult, ServerProvenance
+from orchestrator.bench.workload import Workload, read_text
+from orchestrator.core.errors import BenchError
+from orchestrator.report.compare import compare
+from orchestrator.report.configuration import differing
+
+WORKLOAD = Workload(
+    input_tokens=120, output_tokens=4, cache_hit_rate=0.5, num_prefixes=2, request_rates=(50.0,), requests=8
+)
+REFUSAL = "prompt: data did not match any variant of untagged enum StringOrArray"  # sglang's gateway, disaggregated
+BOS = 1
+PASSAGES = (("one two", 2), ("three four five", 3))
+
+
+def tokens_of(text: str) -> list[int]:
+    """A token at the beginning, one for each word of up to four letters, and one more for each further letter."""
+    words = re.findall(r" ?[^ ]+", text)
+    return [BOS, *(sum(word.encode()) + at for word in words for at in range(max(1, len(word.strip()) - 3)))]
+
+
+@dataclass
+class TextOnly(EngineApi):
+    """An engine that takes text only, and has none of sglang's own paths."""
+
+    status: int = 400
+    counts_tokens: bool = True
+
+    def answer(self, path: str, content: bytes = b"", authorization: str | None = None) -> Answer:
+        if path in {"/server_info", "/get_server_info", "/tokenize", "/metrics", "/generate", "/flush_cache"}:
+            return Answer(404, [{"detail": "Not Found"}])
+        body: dict[str, Any] = json.loads(content) if content else {}
+        if "prompt" in body:
+            if not isinstance(body["prompt"], str):
+                return Answer(self.status, [{"error": REFUSAL}])
+            tokens = tokens_of(body["prompt"]) if self.counts_tokens else [BOS]
+            content = json.dumps({**body, "prompt": tokens}).encode()
+        return super().answer(path, content, authorization)
+
+
+def measured(api: EngineApi, folder: Path, workload: Workload = WORKLOAD, *, text_prompts: bool = False) -> BenchResult:
+    with hostile({}, api=api) as url:
+        request = BenchRequest(
+            url=url, api="completions", key=None, workload_name="a test", workload=workload, overridden=(), command="",
+            provenance=ServerProvenance(), kernel_gate=lambda: None, price=None, read_energy=None, directory=folder,
+            text=read_text(workload), previous=None, text_prompts=text_prompts,
+        )  # fmt: skip
+        return measure(request, lambda _text, _far: None)
+
+
+@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize("kind", ["random", "text"])
+def test_an_endpoint_that_takes_text_only_gets_text_of_the_exact_length(
+    tmp_path: Path, kind: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = measured(TextOnly(status=status), tmp_path, WORKLOAD.model_copy(update={"prompts": kind}))
+    point = result.points[0]
+    assert point.succeeded == 8
+    assert point.input_tokens == 8 * 120
+    assert result.run.endpoint.prompts_as == "text"
+    assert "prompts are sent as text" in capsys.readouterr().err
+
+
+def test_an_endpoint_that_takes_token_ids_gets_them(tmp_path: Path) -> None:
+    assert measured(EngineApi(), tmp_path).run.endpoint.prompts_as == "token ids"
+
+
+def test_an_endpoint_that_does_not_count_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="0 have one token"):
+        measured(TextOnly(counts_tokens=False), tmp_path)
+
+
+def test_an_endpoint_that_takes_neither_is_refused_with_its_words(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="takes neither token ids nor text: status 400"):
+        measured(EngineApi(refuses_to_generate=True), tmp_path)
+
+
+def test_no_two_prompts_begin_with_the_same_words_but_those_of_one_prefix() -> None:
+    words = Words(
+        first_tokens=2, single=tuple("abcdefghijklmnopqrstuvwxyz"), passages=(("one two", 2), ("three four five", 3))
+    )
+    for kind in ("random", "text"):
+        drawn = [*prompts(WORKLOAD.model_copy(update={"prompts": kind}), "1", 60, words)]
+        assert len({each.prefix for each in drawn}) == 2
+        assert len({each.suffix for each in drawn}) == 60
+        assert {len(each.prefix.split()) for each in drawn} == {59}  # its first word has two tokens
+        assert {len(each.suffix.split()) for each in drawn} == {60}
+        assert ("three four five" in drawn[0].suffix.decode()) == (kind == "text")
+
+
+def test_results_say_that_their_prompts_were_sent_in_two_ways(tmp_path: Path) -> None:
+    result = measured(EngineApi(), tmp_path)
+    text = replace(result, run=replace(result.run, endpoint=replace(result.run.endpoint, prompts_as="text")))
+    found = differing(tuple(compare(each, None, PriceBook(user_prices={}, published=())) for each in (result, text)))
+    assert [(each.key, each.values) for each in found] == [("prompts_sent_as", ("token ids", "text"))]
