@@ -12,8 +12,9 @@ from orchestrator.core.console import note, print_data, say, table, terminal_wid
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
+from orchestrator.hosts.survey import local
 from orchestrator.planner.add.file import EntryOutput
-from orchestrator.planner.add.profile import next_command
+from orchestrator.planner.add.host_profile import next_command
 from orchestrator.planner.planning import load
 from orchestrator.planner.quantize import QuantizationRequest, cost, recipe_rows
 from orchestrator.planner.quantize import quantize as carry_out
@@ -122,5 +123,5 @@ def _show(source: Path, home: Home, *, json: bool) -> None:
 
 def _show_next(name: str, path: Path, home: Home) -> None:
     say(f"wrote {path}")
-    if following := next_command(name, home):
+    if following := next_command(name, home, local):
         say(f"next: `{following}`")

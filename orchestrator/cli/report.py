@@ -20,7 +20,9 @@ OUTPUT: Final = JsonOutput(Report, omits_null=True)
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="directory of the results of `bench` and `eval`")],
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RESULT", help="directories or files of results of `bench` and `eval`")
+    ],
     *,
     published: PublishedOption = None,
     price: PriceOption = None,
@@ -40,21 +42,23 @@ def command(
     timeline_rate: Annotated[
         float | None, typer.Option(metavar="RPS", help="request rate of the timeline (requests/s); default: the knee")
     ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="directory for the report; default: DIR")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="directory for the report; default: the first RESULT's")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write an HTML, Markdown and JSON report. The HTML page is self-contained."""
-    evals = find_evals(directory, baseline or ())
-    results = find_results([directory], wanted=not evals)
+    evals = find_evals(results, baseline or ())
+    benchmarks = find_results(results, wanted=not evals)
     details = Details(
         title=title,
-        requests=find_requests(results, timeline_rate),
+        requests=find_requests(benchmarks, timeline_rate),
         evals=evals,
         power=NodePower.given(node_watts or (), electricity_price, pue),
     )
-    made = make_report(results, published=published, prices=price or (), details=details)
+    made = make_report(benchmarks, published=published, prices=price or (), details=details)
     try:
-        written = write_report(made, output or directory)
+        written = write_report(made, output or (results[0] if results[0].is_dir() else results[0].parent))
     except OSError as error:
         raise BenchError(f"cannot write the report: {error.strerror}", location=str(error.filename)) from error
     if json:

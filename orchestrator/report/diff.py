@@ -19,7 +19,7 @@ from orchestrator.plan.diff import Difference, differences
 from orchestrator.plan.lock import LOCK_FILE
 from orchestrator.report.configuration import DERIVED, configuration_of, started_with
 from orchestrator.report.history import RunSummary, summarize_run
-from orchestrator.report.side_by_side import ONE_RUN_EACH, change_text, changes_between, estimate_text
+from orchestrator.report.side_by_side import SideBySide, change_text, compare_two, estimate_text, noise_of_one_run_each
 from orchestrator.runs.run_dir import RunDir, find_run, known_names, latest_run, load_lock, require_version
 
 if TYPE_CHECKING:
@@ -83,13 +83,17 @@ class DifferentReason:
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """All differences by area, with reasons; `unknown` names the groups that only one side has."""
+    """All differences by area, with reasons; `unknown` names the groups that only one side has.
+
+    `alike`: the results behind the figures are of one configuration, as `deploy compare` tells it.
+    """
 
     a: str
     b: str
     differences: tuple[tuple[str, Difference], ...]
     reasons: tuple[DifferentReason, ...]
     figures: tuple[DifferentFigure, ...]
+    alike: bool = False
     unknown: tuple[str, ...] = field(default=())
 
     def to_output(self) -> "DiffOutput":
@@ -113,13 +117,17 @@ class DifferentValue:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffOutput:
-    """The sides `a` and `b`, and their differences; `unknown` names the groups that only one side has."""
+    """The sides `a` and `b`, and their differences; `unknown` names the groups that only one side has.
+
+    `alike` tells whether the results behind the figures are of one configuration.
+    """
 
     a: str
     b: str
     differences: tuple[DifferentValue, ...]
     reasons: tuple[DifferentReason, ...]
     figures: tuple[DifferentFigure, ...]
+    alike: bool
     unknown: tuple[str, ...]
 
 
@@ -166,12 +174,18 @@ def diff(a: DiffSide, b: DiffSide) -> Differences:
     told = tuple(
         DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
     )
-    measured = tuple(_figures(a.results, b.results))
+    compared = _last_of_each_workload(a.results, b.results)
     unknown = [f"{'B' if a.knows(group) else 'A'} has no record of its {_word(group)}" for group in one_sided]
     if bool(a.results) != bool(b.results):
         unknown.append(f"{'B' if a.results else 'A'} has no measurement")
     return Differences(
-        a=a.label, b=b.label, differences=tuple(placed), reasons=told, figures=measured, unknown=tuple(unknown)
+        a=a.label,
+        b=b.label,
+        differences=tuple(placed),
+        reasons=told,
+        figures=tuple(_figures(compared)),
+        alike=bool(compared) and all(each.alike for each in compared.values()),
+        unknown=tuple(unknown),
     )
 
 
@@ -187,7 +201,7 @@ def diff_text(found: Differences, *, width: int | None = None) -> str:
     if found.figures:
         figure_rows = [(each.workload, each.load, each.figure, each.a, each.b, each.change) for each in found.figures]
         parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), figure_rows, width=width))
-        parts.append(f"{ONE_RUN_EACH} `deploy compare` accepts several.\n{explanation(found)}")
+        parts.append(explanation(found))
     parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
     return "\n\n".join(parts)
 
@@ -208,16 +222,22 @@ def _reason_lines(each: DifferentReason, width: int | None) -> Iterator[str]:
 
 
 def explanation(found: Differences) -> str:
-    """Explain which of the known differences can have caused the changes of the metrics."""
+    """Tell the noise of the metrics, and which of the known differences can have caused their changes."""
+    noise = noise_of_one_run_each(same=found.alike)
     causes = [each.key for area, each in found.differences if area in _CAUSES]
+    if found.alike:
+        return noise
     if any(area == "load" for area, _ in found.differences):
-        return "The loads differ, so the metrics are not comparable, whatever else differs."
+        return f"{noise}\nThe loads differ, so the metrics are not comparable, whatever else differs."
+    noise += " `deploy compare` accepts several."
     if not causes:
-        return "Both record the same configuration: the differences are noise, or have a cause that neither records."
+        return noise
     if len(causes) == 1:
-        return f"Only `{causes[0]}` can explain differences beyond noise."
+        return f"{noise}\nOnly `{causes[0]}` can explain differences beyond noise."
     shown = ", ".join(f"`{key}`" for key in causes[:_MOST_NAMED]) + (", …" if len(causes) > _MOST_NAMED else "")
-    return f"{len(causes)} differences can explain the metrics ({shown}): measure with only one of them changed."
+    return (
+        f"{noise}\n{len(causes)} differences can explain the metrics ({shown}): measure with only one of them changed."
+    )
 
 
 def _comparable(side: DiffSide, one_sided: Sequence[str]) -> dict[str, str]:
@@ -319,11 +339,15 @@ def _outcome(start: RunSummary) -> Iterator[tuple[str, str]]:
         yield "ended", start.ended
 
 
-def _figures(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> Iterator[DifferentFigure]:
-    """Yield the metrics of the last result of each workload that both sides have."""
+def _last_of_each_workload(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> dict[str, SideBySide]:
+    """Compare the last results of each workload that both sides have."""
     last = [{result.run.workload_name: result for result in _by_time(side)} for side in (a, b)]
-    for workload in sorted(last[0].keys() & last[1].keys()):
-        for row in changes_between(last[0][workload], last[1][workload]):
+    return {name: compare_two(last[0][name], last[1][name]) for name in sorted(last[0].keys() & last[1].keys())}
+
+
+def _figures(compared: Mapping[str, SideBySide]) -> Iterator[DifferentFigure]:
+    for workload, sides in compared.items():
+        for row in sides.rows:
             figure, (one, other) = _FIGURES[row.figure], row.estimates
             changed = row.changes[1]
             yield DifferentFigure(

@@ -14,6 +14,7 @@ from orchestrator.report.compare import Comparison, RateRow, compare
 from orchestrator.report.configuration import same_configuration, same_load
 
 ONE_RUN_EACH: Final = "One run each: the noise is unknown. Measure each several times."
+_SAME: Final = "Both have the same configuration: the differences are noise, or a change that no result records."
 _PAIR: Final = 2  # runs; the interval of two runs would be twelve times as wide as their difference
 
 
@@ -56,11 +57,14 @@ class SideBySide:
         """One sentence about the noise of the metrics; "" if there is no comparison."""
         if any(len(side.runs) > 1 for side in self.sides):
             return "± and the ranges behind changes are 95 % intervals, from several runs of one configuration."
-        if self.alike:
-            return "Both have the same configuration: the differences are noise, or a change that no result records."
-        if any(each is not None for row in self.rows for each in row.changes):
-            return ONE_RUN_EACH
+        if self.alike or any(each is not None for row in self.rows for each in row.changes):
+            return noise_of_one_run_each(same=self.alike)
         return ""
+
+
+def noise_of_one_run_each(*, same: bool) -> str:
+    """Return one sentence about the noise of two runs, of the `same` configuration or of two."""
+    return _SAME if same else ONE_RUN_EACH
 
 
 def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
@@ -80,10 +84,10 @@ def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
     return SideBySide(sides=sides, rows=tuple(_rows(members)), alike=alike)
 
 
-def changes_between(one: BenchResult, other: BenchResult) -> tuple[SideRow, ...]:
-    """Return the rows for two results of any configuration, with the changes from `one` to `other`."""
+def compare_two(one: BenchResult, other: BenchResult) -> SideBySide:
+    """Compare two results, without published figures."""
     prices = PriceBook(user_prices={}, published=())
-    return tuple(_rows([[compare(one, None, prices)], [compare(other, None, prices)]]))
+    return side_by_side((compare(one, None, prices), compare(other, None, prices)))
 
 
 def _side(runs: tuple[int, ...], members: list[Comparison]) -> ConfigurationGroup:

@@ -42,15 +42,17 @@ def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, .
     return tuple(dict.fromkeys(found))
 
 
-def find_evals(directory: Path, baselines: Sequence[Path]) -> tuple[tuple[EvalResult | None, EvalResult], ...]:
-    """Return pairs of baseline and eval result for the results of `deploy eval` below a directory.
+def find_evals(
+    directories: Sequence[Path], baselines: Sequence[Path]
+) -> tuple[tuple[EvalResult | None, EvalResult], ...]:
+    """Return pairs of baseline and eval result for the results of `deploy eval` below directories.
 
     The baseline is the given one of the same suite, else the one saved in `baseline/` next to the result, else None.
     """
     known = {(outcome := load_eval_result(path)).suite: outcome for path in baselines}
     named = {path.resolve() for path in baselines}
     found = []
-    for path in sorted(directory.rglob("eval-*.json")):
+    for path in dict.fromkeys(path for each in directories for path in sorted(each.rglob("eval-*.json"))):
         beside = path.parent / BASELINE_DIR / path.name
         is_beside = path.parent.name == BASELINE_DIR and (path.parent.parent / path.name).exists()
         if path.resolve() not in named and not is_beside:

@@ -10,9 +10,10 @@ from orchestrator.cli.options import Json, RevisionOption
 from orchestrator.core.console import note, print_data, say, table, terminal_width
 from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
+from orchestrator.hosts.survey import local
 from orchestrator.planner.add.file import CatalogFile, EntryOutput
+from orchestrator.planner.add.host_profile import next_command
 from orchestrator.planner.add.model import add_model
-from orchestrator.planner.add.profile import next_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ def command(
     """
     home = Home.from_environment()
     found = add_model(checkpoint, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
-    following = next_command(found.name, home)
+    following = next_command(found.name, home, local)
     if json:
         OUTPUT.show(ModelOutput(**fields_of(found.to_output()), next=following))
     else:

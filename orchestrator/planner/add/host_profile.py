@@ -17,7 +17,14 @@ from orchestrator.hosts.gpus import ALL_SECTIONS, inventories
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib
 from orchestrator.hosts.survey import Runner, survey
 from orchestrator.planner.add.model import add_model
-from orchestrator.planner.add.profile import ProfileRequest, Proposal, default_name, propose_profile, write_proposal
+from orchestrator.planner.add.profile import (
+    ProfileRequest,
+    Proposal,
+    command_for_node,
+    default_name,
+    propose_profile,
+    write_proposal,
+)
 from orchestrator.planner.planning import read_profile
 from orchestrator.profiles.schema import HardwareFile, ModelFile
 
@@ -82,12 +89,25 @@ def profile_on_host(
 
 def detect_hardware(runner: Runner, catalog: Catalog) -> HostHardware:
     """Return the hardware entry of a host. Raises HostError if none or several describe it, or if its GPUs differ."""
-    inventory = next((each for each in inventories(survey(runner, ALL_SECTIONS)) if each.gpus), None)
+    inventory = _inventory(runner)
     # Without Docker, an engine that is a list of packages is proposed. For AMD there is none.
     docker = (inventory is not None and inventory.vendor == "amd") or runner(("docker", "version")).ok
     if inventory is None:
         return HostHardware(name="cpu", gpus=0, docker=docker)
     return HostHardware(name=match_hardware(inventory, catalog), gpus=len(inventory.gpus), docker=docker)
+
+
+def next_command(model: str, home: Home, runner: Runner) -> str:
+    """Return the command that proposes a profile of a model on this host's GPUs, else on a node; "" for none."""
+    catalog, found = Catalog.of(home), None
+    with suppress(HostError):
+        if (inventory := _inventory(runner)) is not None:
+            found = (match_hardware(inventory, catalog), len(inventory.gpus))
+    return command_for_node(model, home, first=found)
+
+
+def _inventory(runner: Runner) -> GpuInventory | None:
+    return next((each for each in inventories(survey(runner, ALL_SECTIONS)) if each.gpus), None)
 
 
 def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:

@@ -150,23 +150,27 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     raise _does_not_fit(request, tried, need)
 
 
-def next_command(model: str, home: Home) -> str:
+def command_for_node(model: str, home: Home, *, first: tuple[str, int] | None) -> str:
     """Return the command that proposes a profile of a model on the first node that can hold it; "" for none.
 
-    AMD nodes come first, and among them those with the most memory.
+    `first` is the hardware and the number of GPUs of the host at hand. Of the catalog, AMD nodes come first, and among
+    them those with the most memory.
     """
     catalog = Catalog.of(home)
     nodes = {name: _node(catalog, name) for name in sorted(catalog.names(EntryKind.HARDWARE), reverse=True)}
-    for hardware in sorted(nodes, key=lambda name: (nodes[name].vendor, -nodes[name].vram)):
-        if nodes[hardware].vendor == "cpu":
-            continue
-        request = ProfileRequest(model=model, hardware=hardware)
+    names = sorted(nodes, key=lambda name: (nodes[name].vendor, -nodes[name].vram))
+    whole = [(name, nodes[name].gpus) for name in names if nodes[name].vendor != "cpu"]
+    for hardware, gpus in [first, *whole] if first else whole:
+        some = None if gpus == nodes[hardware].gpus else gpus
         try:
-            found = propose_profile(request, home, name=None, replace_it=True)
+            found = propose_profile(
+                ProfileRequest(model=model, hardware=hardware, gpus=some), home, name=None, replace_it=True
+            )
         except (ProfileError, UsageError):
             continue
+        of = f" --gpus {some}" if some else ""
         again = " --replace" if catalog.find(EntryKind.PROFILE, found.name) else ""
-        return f"deploy add profile --model {model} --hardware {hardware}{again}"
+        return f"deploy add profile --model {model} --hardware {hardware}{of}{again}"
     return ""
 
 

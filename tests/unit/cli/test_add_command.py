@@ -15,6 +15,8 @@ from orchestrator.core.errors import DeployError
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("orchestrator.planner.add.host_profile.inventories", lambda _: ())
+    monkeypatch.setattr("orchestrator.planner.add.host_profile.survey", lambda *_: None)
 
 
 def deploy(line: str) -> Result:

@@ -11,7 +11,7 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner.add.model import add_model
-from orchestrator.planner.add.profile import ProfileRequest, Proposal, next_command, propose_profile, write_proposal
+from orchestrator.planner.add.profile import ProfileRequest, Proposal, command_for_node, propose_profile, write_proposal
 from orchestrator.planner.planning import load
 
 PUBLIC = ("GLM-5.2-FP8", "GLM-4.7-Flash", "Kimi-K2-Instruct", "gpt-oss-120b", "Llama-3.3-70B-Instruct")
@@ -209,5 +209,5 @@ def test_a_name_that_is_taken_is_kept(home: Home) -> None:
 
 
 def test_the_next_command_names_a_node_that_holds_it(home: Home) -> None:
-    command = next_command("own-kimi-k2-instruct", home)
+    command = command_for_node("own-kimi-k2-instruct", home, first=("h200", 1))  # one H200 does not hold it
     assert command == "deploy add profile --model own-kimi-k2-instruct --hardware mi355x"

@@ -13,8 +13,10 @@ from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.gpus import inventories
 from orchestrator.hosts.gpus.inventory import GIB, Gpu, GpuInventory
+from orchestrator.hosts.survey import Survey
 from orchestrator.planner.add import host_profile
-from orchestrator.planner.add.host_profile import HostHardware, match_hardware, profile_on_host
+from orchestrator.planner.add.host_profile import HostHardware, match_hardware, next_command, profile_on_host
+from orchestrator.planner.add.model import add_model
 from orchestrator.planner.planning import load
 
 
@@ -127,3 +129,19 @@ def test_a_shipped_model_keeps_its_entry_and_names_its_profiles(home: Home, monk
     found = profile_on_host("amd/GLM-5.2-MXFP4", home, no_program, {})
     assert found.name == "mi355x-glm-5.2-mxfp4"
     assert "mi355x-tp4dp2" in found.similar
+
+
+@pytest.mark.parametrize(
+    ("machine", "named"),
+    [
+        ("h200-idle", "--hardware h200 --gpus 1"),
+        ("mi300x-rocm-6.2", "--hardware mi300x --gpus 2"),
+        ("", "--hardware mi355x"),  # no GPU
+    ],
+)
+def test_the_next_command_is_for_the_machine_at_hand(
+    machine: str, named: str, home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_profile, "survey", lambda *_: survey_of(machine) if machine else Survey({}))
+    model = add_model(checkpoint, home, name="glm-own", environ={}).name
+    assert next_command(model, home, no_program) == f"deploy add profile --model glm-own {named}"

@@ -16,6 +16,8 @@ from orchestrator.core.errors import DeployError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.plan.diff import render_diff
 from orchestrator.report.diff import Differences, DiffSide, diff, diff_text, resolve_side
+from orchestrator.report.text import comparison_text
+from orchestrator.report.write import make_report
 from orchestrator.runs.run_dir import RunDir
 
 
@@ -108,6 +110,18 @@ def test_two_results_have_their_figures_compared(home: Home, tmp_path: Path) -> 
     assert rows["TTFT p50 s", "2.4 rps"] == ("0.84", "-", "")
     assert "One run each: the noise is unknown." in diff_text(found)
     assert json.loads(json.dumps(OUTPUT.data(found.to_output())))["figures"][0]["workload"] == "wafer-20k-1k"
+
+
+def test_two_results_of_one_configuration_differ_by_the_noise_as_compare_tells(home: Home, tmp_path: Path) -> None:
+    """Also with another seed of the prompts, which is no other load."""
+    other = tp8()
+    seeded = replace(other.run, workload={**other.run.workload, "seed": 7}, started_at="2026-07-02T00:00:00Z")
+    files = [save(result, tmp_path / name) for name, result in (("a", tp8()), ("b", replace(other, run=seeded)))]
+    found = between(home, *map(str, files))
+    [sentence] = [line for line in diff_text(found).splitlines() if "noise" in line]
+    assert sentence.startswith("Both have the same configuration")
+    assert sentence in comparison_text(make_report(files, published="none", prices=())).splitlines()
+    assert found.alike
 
 
 def test_runs_bring_the_last_measurement_of_each_workload_that_both_have(home: Home, tmp_path: Path) -> None:

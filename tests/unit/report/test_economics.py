@@ -66,12 +66,12 @@ def test_power_and_electricity(tmp_path: Path) -> None:
 
 def test_electricity_is_told_in_the_currency_that_it_is_paid_in(tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "one")
-    report_command(tmp_path, node_watts=["10000"], electricity_price="0.30EUR")
+    report_command([tmp_path], node_watts=["10000"], electricity_price="0.30EUR")
     text = (tmp_path / "report.md").read_text()
     assert "| electricity alone, EUR per million output tokens | 0.35 |" in text
     assert "- electricity: 0.3 EUR a kWh, PUE 1, given: 3.00 EUR an hour" in text
     with pytest.raises(UsageError, match="invalid price `--electricity-price cheap`"):
-        report_command(tmp_path, node_watts=["10000"], electricity_price="cheap")
+        report_command([tmp_path], node_watts=["10000"], electricity_price="cheap")
 
 
 def test_what_is_not_known_is_not_measured_and_never_zero(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_single_stream_has_no_knee_and_no_cost(tmp_path: Path) -> None:
 
 def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "one")
-    report_command(tmp_path, node_watts=["10000"], electricity_price="0.2", pue=1.3)
+    report_command([tmp_path], node_watts=["10000"], electricity_price="0.2", pue=1.3)
     details = Details(power=NodePower(watts={"": 10_000}))
     made = make_report([tmp_path / "one" / "result.json"], published=None, prices=(), details=details)
 

@@ -41,7 +41,7 @@ def measured(tmp_path: Path) -> Path:
 
 
 def test_the_requests_of_the_knee_are_drawn(measured: Path) -> None:
-    report_command(measured)
+    report_command([measured])
     page = (measured / "report.html").read_text()
     (drawn,) = json.loads((measured / "report.json").read_text())["over_time"]
 
@@ -55,16 +55,16 @@ def test_the_requests_of_the_knee_are_drawn(measured: Path) -> None:
 
 
 def test_another_rate_is_drawn_where_asked_and_a_rate_that_nobody_has_is_refused(measured: Path) -> None:
-    report_command(measured, timeline_rate=2.0)
+    report_command([measured], timeline_rate=2.0)
     assert json.loads((measured / "report.json").read_text())["over_time"][0]["load"] == "2 rps"
     with pytest.raises(UsageError, match="no result has a rate of 7 rps") as caught:
-        report_command(measured, timeline_rate=7.0)
+        report_command([measured], timeline_rate=7.0)
     assert caught.value.hint == "--timeline-rate one of 2, 2.4"
 
 
 def test_without_the_file_there_is_no_such_section(measured: Path) -> None:
     (measured / "own" / "requests-2.4.jsonl").unlink()
-    report_command(measured)
+    report_command([measured])
     assert "Requests over time" not in (measured / "report.html").read_text()
 
 

@@ -178,7 +178,7 @@ def test_what_was_measured_nowhere_has_no_column_and_no_plot(tmp_path: Path) -> 
 
 def test_a_title_of_ones_own(tmp_path: Path) -> None:
     save(own(1.0), tmp_path / "one")
-    report_command(tmp_path, title="Owls <at> night")
+    report_command([tmp_path], title="Owls <at> night")
 
     assert "<h1>Owls &lt;at&gt; night</h1>" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "report.json").read_text())["title"] == "Owls <at> night"

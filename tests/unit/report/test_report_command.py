@@ -35,9 +35,17 @@ def test_compare_prints_json_for_programs(results: Path, capsys: pytest.CaptureF
 
 
 def test_report_writes_three_files_and_no_other(results: Path, tmp_path: Path) -> None:
-    report(results, output=tmp_path / "out", price=["2.10"])
+    report([results], output=tmp_path / "out", price=["2.10"])
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["report.html", "report.json", "report.md"]
     assert "$2.10 per GPU-hour, given" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_report_takes_several_directories_and_files(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report([results / "tp8", results / "tp4dp2/wafer-20k-1k/result.json", results / "tp8"], json=True)
+    assert len(json.loads(capsys.readouterr().out)["comparisons"]) == 3
+    assert (results / "tp8/report.html").exists()
+    with pytest.raises(UsageError, match="no result of `deploy bench` found"):
+        report([results / "tp8", results / "empty"])
 
 
 def kept(folder: Path, model: str, *, wrong: int, suite: str = "gsm8k") -> None:
@@ -53,16 +61,24 @@ def kept(folder: Path, model: str, *, wrong: int, suite: str = "gsm8k") -> None:
 def test_report_finds_evaluations_and_their_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept(results, "mxfp4", wrong=12)
     kept(results / "base", "fp8", wrong=2)
-    report(results, baseline=[results / "base" / "eval-gsm8k.json"], json=True)
+    report([results], baseline=[results / "base" / "eval-gsm8k.json"], json=True)
     (row,) = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
     assert (row["baseline_label"], row["candidate_label"]) == ("fp8", "mxfp4")
     assert (row["judgment"]["lost"], row["judgment"]["gained"], row["judgment"]["significant"]) == (10, 0, True)
 
 
+def test_report_finds_the_evaluations_of_each_directory(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(results / "tp8", "mxfp4", wrong=12)
+    kept(results / "tp4dp2", "fp8", wrong=2)
+    report([results / "tp8", results / "tp4dp2"], json=True)
+    rows = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
+    assert [*dict.fromkeys(row["candidate_label"] for row in rows)] == ["mxfp4", "fp8"]
+
+
 def test_the_server_that_was_asked_beside_is_the_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept(results, "mxfp4", wrong=12)
     kept(results / "baseline", "fp8", wrong=2)
-    report(results, json=True)
+    report([results], json=True)
     (row,) = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
     assert (row["baseline_label"], row["candidate_label"]) == ("fp8", "mxfp4")
 
@@ -70,7 +86,7 @@ def test_the_server_that_was_asked_beside_is_the_baseline(results: Path, capsys:
 def test_evaluations_alone_make_a_report_beside_the_published_scores(tmp_path: Path) -> None:
     kept(tmp_path, "amd/GLM-5.2-MXFP4", wrong=12)
     kept(tmp_path, "tiny", wrong=20, suite="gpqa-diamond")
-    report(tmp_path)
+    report([tmp_path])
     text = (tmp_path / "report.md").read_text()
     assert "# evaluations: measured beside published" in text
     assert "gsm8k, exact_match: 0.7000, against 0.9550 (MXFP4, published): worse: -0.255" in text
@@ -81,7 +97,7 @@ def test_evaluations_alone_make_a_report_beside_the_published_scores(tmp_path: P
 
 def test_a_directory_without_results_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no result"):
-        report(tmp_path)
+        report([tmp_path])
 
 
 def test_a_damaged_result_is_an_error(tmp_path: Path) -> None:
