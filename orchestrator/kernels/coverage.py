@@ -152,7 +152,7 @@ def coverage_of(
     row_by_key = _index(rows, set(shapes))
     return Coverage(
         profile=plan.profile,
-        layout=_layout(plan),
+        layout=plan.layout.label + (f"×EP{plan.layout.ep}" if plan.layout.ep > 1 else ""),
         gpu=f"{plan.hardware.arch}, {plan.hardware.compute_units} CUs",
         aiter=aiter_commit or plan.engine.aiter_commit,
         names_checked=names is not None or not is_mxfp4(plan),  # FP8 uses aiter's own rows only
@@ -211,16 +211,6 @@ def _bucket(key: Key, row_by_key: Mapping[Key, TunedRow], names: KernelNames | N
     return Bucket(key=key, state=BucketState.DERIVED if match.origin is RowOrigin.DERIVED else state, row=match)
 
 
-def _layout(plan: Plan) -> str:
-    layout = plan.layout
-    parts = [f"TP{layout.tp}"]
-    if layout.dp > 1:
-        parts.append(f"DP{layout.dp}")
-    if layout.ep > 1:
-        parts.append(f"EP{layout.ep}")
-    return "×".join(parts)
-
-
 @dataclass(frozen=True, kw_only=True)
 class BucketOutput:
     """A count of tokens, whether a tuned kernel runs for it, and its row in the tables."""
@@ -236,10 +226,7 @@ class BucketOutput:
 class ShapeOutput:
     """One shape; `looked_up` is null if it depends on the checkpoint."""
 
-    model_dim: int
-    inter_dim: int
-    expert: int
-    topk: int
+    shape: Shape
     fused: bool
     looked_up: bool | None
     buckets: tuple[BucketOutput, ...]
@@ -247,62 +234,55 @@ class ShapeOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class CoverageOutput:
-    """Coverage of a plan: `untuned` is a number of keys, `workload` are the token counts of the plan's workload.
+    """Coverage of a plan by its `tables`; not `known` if only an image can tell, and was not read.
 
-    What only an image can tell is null.
+    `untuned` is a number of keys; `workload` are the token counts of the plan's workload.
     """
 
     profile: str
     layout: str
     gpu: str
     aiter: str | None
+    tables: str
+    known: bool
     kernel_names_checked: bool
-    shared_expert_fused: bool | None
-    reason: str
-    hint: str
+    fusion: Fusion
     untuned: int | None
     workload: tuple[int, ...]
     untuned_in_workload: tuple[int, ...] | None
     keys: tuple[ShapeOutput, ...]
 
 
-def to_output(coverage: Coverage) -> CoverageOutput:
+def to_output(coverage: Coverage, *, tables: str, known: bool = True) -> CoverageOutput:
     """Return the coverage for JSON."""
     return CoverageOutput(
         profile=coverage.profile,
         layout=coverage.layout,
         gpu=coverage.gpu,
         aiter=coverage.aiter,
+        tables=tables,
+        known=known,
         kernel_names_checked=coverage.names_checked,
-        shared_expert_fused=coverage.fusion.fused,
-        reason=coverage.fusion.reason,
-        hint=coverage.fusion.hint,
-        untuned=len(coverage.untuned),
+        fusion=coverage.fusion,
+        untuned=len(coverage.untuned) if known else None,
         workload=coverage.workload,
-        untuned_in_workload=coverage.untuned_in_workload,
-        keys=tuple(_shape_output(key) for key in coverage.keys),
+        untuned_in_workload=coverage.untuned_in_workload if known else None,
+        keys=tuple(map(_shape_output, coverage.keys)) if known else (),
     )
 
 
 def _shape_output(key: KeyCoverage) -> ShapeOutput:
-    return ShapeOutput(
-        model_dim=key.shape.model_dim,
-        inter_dim=key.shape.inter_dim,
-        expert=key.shape.expert,
-        topk=key.shape.topk,
-        fused=key.fused,
-        looked_up=key.expected,
-        buckets=tuple(
-            BucketOutput(
-                token=bucket.key.token,
-                state=bucket.state,
-                origin=bucket.row.origin if bucket.row else None,
-                location=bucket.row.location if bucket.row else None,
-                kernels=bucket.row.kernels if bucket.row else (),
-            )
-            for bucket in key.buckets
-        ),
+    buckets = tuple(
+        BucketOutput(
+            token=bucket.key.token,
+            state=bucket.state,
+            origin=bucket.row.origin if bucket.row else None,
+            location=bucket.row.location if bucket.row else None,
+            kernels=bucket.row.kernels if bucket.row else (),
+        )
+        for bucket in key.buckets
     )
+    return ShapeOutput(shape=key.shape, fused=key.fused, looked_up=key.expected, buckets=buckets)
 
 
 def to_text(coverage: Coverage, *, tables: str) -> str:

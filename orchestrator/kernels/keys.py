@@ -1,5 +1,6 @@
 """The lookup key of aiter's fused MoE, and its buckets of tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,25 +82,28 @@ class Key:
     use_g1u1: bool
     doweight_stage1: bool
 
+    @classmethod
+    def read(
+        cls, gfx: str, *, number: Callable[[str], int], text: Callable[[str], str], switch: Callable[[str], bool]
+    ) -> "Key":
+        """Return the key whose parts the functions give by name of the column."""
+        return cls(
+            gfx=gfx,
+            cu_num=number("cu_num"),
+            token=number("token"),
+            shape=Shape(**{name: number(name) for name in ("model_dim", "inter_dim", "expert", "topk")}),
+            dtype=text("dtype"),
+            q_dtype_a=text("q_dtype_a"),
+            q_dtype_w=text("q_dtype_w"),
+            q_type=text("q_type"),
+            use_g1u1=switch("use_g1u1"),
+            doweight_stage1=switch("doweight_stage1"),
+        )
+
     def cells(self, act_type: str = "ActivationType.Silu") -> dict[str, str]:
         """Return the cells of a table row, by column name."""
-        shape = self.shape
-        return {
-            "gfx": self.gfx,
-            "cu_num": str(self.cu_num),
-            "token": str(self.token),
-            "model_dim": str(shape.model_dim),
-            "inter_dim": str(shape.inter_dim),
-            "expert": str(shape.expert),
-            "topk": str(shape.topk),
-            "act_type": act_type,
-            "dtype": self.dtype,
-            "q_dtype_a": self.q_dtype_a,
-            "q_dtype_w": self.q_dtype_w,
-            "q_type": self.q_type,
-            "use_g1u1": str(int(self.use_g1u1)),
-            "doweight_stage1": str(int(self.doweight_stage1)),
-        }
+        values = {**vars(self), **vars(self.shape), "act_type": act_type}
+        return {name: str(int(value) if isinstance(value := values[name], bool) else value) for name in KEY_COLUMNS}
 
 
 def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING) -> Shape:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
-from orchestrator.kernels.keys import BLOCK_SCALED, Key, Shape, bucket
+from orchestrator.kernels.keys import BLOCK_SCALED, Key, bucket
 from orchestrator.kernels.rows import write_untuned
 
 _MAX_FAMILIES: Final = 200
@@ -83,12 +83,14 @@ class GateReport:
 
     def to_output(self) -> "GateOutput":
         """Return the report for JSON."""
+        keys = (self.hits, self.misses, self.inconsistent, self.other_quantizations)
+        hits, misses, inconsistent, others = (tuple(key.cells() for key in each) for each in keys)
         return GateOutput(
             has_lookups=self.has_lookups,
-            hits=tuple(key.cells() for key in self.hits),
-            misses=tuple(key.cells() for key in self.misses),
-            inconsistent=tuple(key.cells() for key in self.inconsistent),
-            other_quantizations=tuple(key.cells() for key in self.other_quantizations),
+            hits=hits,
+            misses=misses,
+            inconsistent=inconsistent,
+            other_quantizations=others,
             families=dict(self.families),
             truncated=self.truncated,
         )
@@ -154,7 +156,12 @@ class GateReader:
         if match is None or not _consistent(match):
             self._truncated += bool(_ANY_VERB.match(line, start))
             return
-        key = _key(match)
+        key = Key.read(
+            match["gfx"] or "",
+            number=lambda name: int(match[name]),
+            text=lambda name: match[name],
+            switch=lambda name: match[name] in {"True", "1"},
+        )
         if key.q_type != BLOCK_SCALED:
             self._other_quantizations.add(key)
         elif match["first"] and (match["first"], match["second"]) != ("''", "''"):
@@ -185,23 +192,3 @@ def _consistent(match: re.Match[str]) -> bool:
     matches = tail.startswith(ends[kind]) if kind else not tail
     token = int(match["token"])
     return matches and token == bucket(token)
-
-
-def _key(match: re.Match[str]) -> Key:
-    return Key(
-        gfx=match["gfx"] or "",
-        cu_num=int(match["cu_num"]),
-        token=int(match["token"]),
-        shape=Shape(
-            model_dim=int(match["model_dim"]),
-            inter_dim=int(match["inter_dim"]),
-            expert=int(match["expert"]),
-            topk=int(match["topk"]),
-        ),
-        dtype=match["dtype"],
-        q_dtype_a=match["q_dtype_a"],
-        q_dtype_w=match["q_dtype_w"],
-        q_type=match["q_type"],
-        use_g1u1=match["use_g1u1"] in {"True", "1"},
-        doweight_stage1=match["doweight_stage1"] in {"True", "1"},
-    )

@@ -1,7 +1,7 @@
 """Coverage of a plan by tuned kernels, computed before the server is started."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -69,10 +69,9 @@ class PlanCoverage:
         """The number of untuned keys; 0 if unknown."""
         return len(self.coverage.untuned) if self.known else 0
 
-    def to_output(self) -> "PlanCoverageOutput":
+    def to_output(self) -> CoverageOutput:
         """Return the coverage for JSON."""
-        found = PlanCoverageOutput(**vars(to_output(self.coverage)), tables=self.tables, known=self.known)
-        return found if self.known else replace(found, untuned=None, untuned_in_workload=None, keys=())
+        return to_output(self.coverage, tables=self.tables, known=self.known)
 
     def to_text(self) -> str:
         """Format the coverage as text; if unknown, the command that computes it."""
@@ -80,17 +79,6 @@ class PlanCoverage:
             return to_text(self.coverage, tables=self.tables)
         found = self.coverage
         return f"{found.profile}: {found.layout} on {found.gpu}\ntuned kernels: {self.how_to_check}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanCoverageOutput(CoverageOutput):
-    """The coverage of a plan by its `tables`; not `known` if only an image can tell, and was not read.
-
-    `untuned` is a number of keys; `workload` are the token counts of the plan's workload.
-    """
-
-    tables: str
-    known: bool
 
 
 def compute_coverage(plan: Plan, sources: RowSources, home: Home) -> PlanCoverage:
@@ -140,8 +128,8 @@ def _known_rows(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[li
     names = [] if shipped is None else [f"tables of `{image}`, read by `deploy add engine`"]
     rows = shipped or []
     if not uses_tuned_table(plan):
-        if not names and (keys := pins.builtin_keys(plan)) is not None:
-            return [*builtin_rows(plan, keys, moe)], [f"tables of {_aiter_label(plan)}"]
+        if not names and (tokens := pins.builtin_tokens(plan)) is not None:
+            return [*builtin_rows(plan, tokens, moe)], [f"tables of {_aiter_label(plan)}"]
         return rows, names
     if known := pins.names_of(plan.engine.aiter_commit):
         rows += expected_rows(plan, pins.upstream_keys, known, moe)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from orchestrator.core.errors import Problem
@@ -115,24 +116,11 @@ def _padded(fields: list[str], header: Sequence[str]) -> list[str]:
 
 
 def _row(cells: dict[str, str], location: str, origin: RowOrigin) -> TunedRow:
-    cu_num = _integer(cells, "cu_num")
     gfx = cells.get("gfx", "")
-    key = Key(
-        gfx=_GFX_OF_COMPUTE_UNITS.get(cu_num, "") if gfx in _NA or gfx == "0" else gfx,
-        cu_num=cu_num,
-        token=_integer(cells, "token"),
-        shape=Shape(
-            model_dim=_integer(cells, "model_dim"),
-            inter_dim=_integer(cells, "inter_dim"),
-            expert=_integer(cells, "expert"),
-            topk=_integer(cells, "topk"),
-        ),
-        dtype=_nonempty(cells, "dtype"),
-        q_dtype_a=_nonempty(cells, "q_dtype_a"),
-        q_dtype_w=_nonempty(cells, "q_dtype_w"),
-        q_type=_nonempty(cells, "q_type"),
-        use_g1u1=_boolean(cells, "use_g1u1"),
-        doweight_stage1=_boolean(cells, "doweight_stage1"),
+    if gfx in _NA or gfx == "0":
+        gfx = _GFX_OF_COMPUTE_UNITS.get(_integer(cells, "cu_num"), "")
+    key = Key.read(
+        gfx, number=partial(_integer, cells), text=partial(_nonempty, cells), switch=partial(_boolean, cells)
     )
     tag = cells.get("_tag", "")
     if origin is RowOrigin.FILE and cells.get("us") == "":  # as `write_table` writes a derived row

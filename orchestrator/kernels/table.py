@@ -30,6 +30,7 @@ class ShapeConstraint:
 
     prefix: str
     shapes: tuple[Shape, ...]
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,23 +112,14 @@ class UpstreamKeys:
     tokens: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuiltinKeys:
-    """The keys of the tables that come with an aiter, for one kind of GPU: tokens by shape."""
-
-    gfx: str
-    cu_num: int
-    tokens: Mapping[Shape, tuple[int, ...]]
-
-
-def builtin_rows(plan: Plan, builtin: Iterable[BuiltinKeys], moe: Moe | None = None) -> tuple[TunedRow, ...]:
+def builtin_rows(
+    plan: Plan, tokens_by_shape: Mapping[Shape, tuple[int, ...]], moe: Moe | None = None
+) -> tuple[TunedRow, ...]:
     """Return placeholder rows, without kernels, for aiter's own keys that the plan's server may look up."""
-    shapes = rank_shapes(plan, moe)
     return tuple(
         _placeholder(key_of(plan, shape, token=token), RowOrigin.IMAGE, "aiter's own tables")
-        for keys in builtin
-        for shape in shapes
-        for token in keys.tokens.get(shape, ())
+        for shape in rank_shapes(plan, moe)
+        for token in tokens_by_shape.get(shape, ())
     )
 
 

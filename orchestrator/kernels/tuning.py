@@ -6,15 +6,15 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.kernels.disk.image import read_digest
 from orchestrator.kernels.disk.pins import read_pins
-from orchestrator.kernels.disk.run_limited import TunerTimeouts
 from orchestrator.kernels.disk.store import RowProvenance, Store
-from orchestrator.kernels.disk.tuner import Tuned, TuningJob, container_runner, tune, tuner_command
+from orchestrator.kernels.disk.tuner import Tuned, TunerTimeouts, TuningJob, run_with_limits, tune, tuner_command
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.plan_coverage import RowSources, compute_coverage, require_moe, tables_in_image
 from orchestrator.kernels.rows import RowOrigin
@@ -90,9 +90,8 @@ def run_tuning(tuning: Tuning, progress: Callable[[int, int], None]) -> Tuned:
         aiter_commit=tuning.aiter_commit,
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-    return tune(
-        tuning.job, run=container_runner(tuning.container), store=tuning.store, provenance=provenance, progress=progress
-    )
+    run = partial(run_with_limits, container=tuning.container)
+    return tune(tuning.job, run=run, store=tuning.store, provenance=provenance, progress=progress)
 
 
 def _require_gpu() -> None:

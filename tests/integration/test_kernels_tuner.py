@@ -14,9 +14,8 @@ from patience import wait_for
 from orchestrator.core.errors import HostError
 from orchestrator.core.polling import poll_until
 from orchestrator.kernels.disk.pins import read_pins
-from orchestrator.kernels.disk.run_limited import TunerTimeouts, run_with_limits
 from orchestrator.kernels.disk.store import RowProvenance, Store
-from orchestrator.kernels.disk.tuner import Tuned, TuningJob, tune
+from orchestrator.kernels.disk.tuner import Tuned, TunerTimeouts, TuningJob, run_with_limits, tune
 from orchestrator.kernels.rows import RowOrigin
 
 STANDIN = Path(__file__).parents[1] / "support" / "tuner_standin.py"
@@ -84,7 +83,7 @@ def test_a_tuner_that_exits_0_with_errors_printed_is_not_believed(tmp_path: Path
 def test_at_the_time_limit_what_is_finished_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit comes when the tuner has written its first rows."""
     clock = partial(poll_until, clock=lambda: 3600.0 * written(tmp_path))
-    monkeypatch.setattr("orchestrator.kernels.disk.run_limited.poll_until", clock)
+    monkeypatch.setattr("orchestrator.kernels.disk.tuner.poll_until", clock)
     tuned = run(tmp_path, "stops", total=3600)
     assert [problem.message for problem in tuned.problems] == ["the tuner reached its time limit"]
     assert measured(tmp_path) == [1, 2]
@@ -109,3 +108,9 @@ def test_a_tuner_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     limits = TunerTimeouts(total=1, shutdown=1, poll=0.1, grace=1)
     with pytest.raises(HostError, match="there is no program `no-such-program`"):
         run_with_limits(("no-such-program",), log=tmp_path / "log", limits=limits, finished=lambda: False)
+
+
+def test_an_exit_code_is_told(tmp_path: Path) -> None:
+    limits = TunerTimeouts(total=60, shutdown=1, poll=0.1, grace=1)
+    fault = run_with_limits(("sh", "-c", "exit 3"), log=tmp_path / "log", limits=limits, finished=lambda: False)
+    assert fault == "the tuner failed with exit code 3"

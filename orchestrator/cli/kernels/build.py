@@ -57,6 +57,6 @@ def command(
     say(built.summary)
     if json:
         rows = {origin.value: count for origin, count in built.table.origins.items()}
-        OUTPUT.show(TableOutput(path=built.path, rows=rows, coverage=to_output(built.coverage)))
+        OUTPUT.show(TableOutput(path=built.path, rows=rows, coverage=to_output(built.coverage, tables=str(built.path))))
     else:
         print_data(str(built.path))

@@ -14,9 +14,8 @@ from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.hosts.daemon import remote_host
-from orchestrator.kernels.coverage import queries_aiter_tables
+from orchestrator.kernels.coverage import CoverageOutput, queries_aiter_tables
 from orchestrator.kernels.plan_coverage import (
-    PlanCoverageOutput,
     RowSources,
     compute_coverage,
     derived_hint,
@@ -26,7 +25,7 @@ from orchestrator.kernels.plan_coverage import (
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, usable_plans
 
-OUTPUT: Final = JsonOutput(tuple[PlanCoverageOutput, ...])
+OUTPUT: Final = JsonOutput(tuple[CoverageOutput, ...])
 
 
 def command(

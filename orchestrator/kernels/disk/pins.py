@@ -1,8 +1,7 @@
 """Pins of upstream files: aiter's newer table and kernel names (`aiter.yaml`)."""
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from pydantic import Field
@@ -11,7 +10,7 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.validation import StrictModel, read_model
 from orchestrator.kernels.keys import Shape, buckets
-from orchestrator.kernels.table import BuiltinKeys, KernelNames, ShapeConstraint, UpstreamKeys
+from orchestrator.kernels.table import KernelNames, ShapeConstraint, UpstreamKeys
 from orchestrator.plan.plan import Plan
 
 
@@ -40,12 +39,6 @@ class _Names(StrictModel):
     exclude: Mapping[int, tuple[int, ...]] = {}
 
 
-class _Constraint(StrictModel):
-    prefix: str
-    source: str
-    shapes: tuple[Shape, ...]
-
-
 class _BuiltinKeys(StrictModel):
     model_dim: int
     inter_dim: int
@@ -54,6 +47,14 @@ class _BuiltinKeys(StrictModel):
     first: int = Field(default=1, alias="from")
     to: int
     exclude: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(model_dim=self.model_dim, inter_dim=self.inter_dim, expert=self.expert, topk=self.topk)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(size for size in buckets(self.to) if size >= self.first and size not in self.exclude)
 
 
 class _Gpu(StrictModel):
@@ -67,63 +68,44 @@ class _BlockFp8(StrictModel):
     gpus: tuple[_Gpu, ...]
 
 
-class _Pins(StrictModel):
+class Pins(StrictModel):
+    """The content of `aiter.yaml`. Commits may be abbreviated to at least seven digits."""
+
     upstream: PinnedFile
     upstream_keys: UpstreamKeys
     names: tuple[_Names, ...]
-    shape_bound: tuple[_Constraint, ...]
+    shape_bound: tuple[ShapeConstraint, ...]
     block_fp8: tuple[_BlockFp8, ...] = ()
 
-
-@dataclass(frozen=True, kw_only=True)
-class Pins:
-    """The content of `aiter.yaml`."""
-
-    upstream: PinnedFile
-    upstream_keys: UpstreamKeys
-    names: tuple[KernelNames, ...]
-    block_fp8: Mapping[str, tuple[BuiltinKeys, ...]]  # by commit
-
-    def builtin_keys(self, plan: Plan) -> tuple[BuiltinKeys, ...] | None:
-        """Return the keys of the plan's aiter for block-scaled FP8 on its GPU; None if unknown."""
-        commit, gpu = plan.engine.aiter_commit or "", (plan.hardware.arch, plan.hardware.compute_units)
-        pinned = self.block_fp8.items() if len(commit) > 6 else ()
-        builtin = next((keys for full, keys in pinned if full.startswith(commit)), ())
-        return tuple(keys for keys in builtin if (keys.gfx, keys.cu_num) == gpu) or None
+    def builtin_tokens(self, plan: Plan) -> Mapping[Shape, tuple[int, ...]] | None:
+        """Return the tokens by shape in the block-scaled FP8 tables of the plan's aiter and GPU; None if unknown."""
+        gpu = (plan.hardware.arch, plan.hardware.compute_units)
+        groups = (group for group in self.block_fp8 if _commit_in(group.commits, plan.engine.aiter_commit))
+        known = next((each for group in groups for each in group.gpus if (each.gfx, each.cu_num) == gpu), None)
+        tokens: dict[Shape, tuple[int, ...]] = {}
+        for keys in known.keys if known else ():
+            tokens[keys.shape] = (*tokens.get(keys.shape, ()), *keys.tokens)
+        return tokens if known else None
 
     def names_of(self, commit: str | None) -> KernelNames | None:
-        """Return the kernel names of an aiter commit, abbreviated to at least seven digits; None if unknown."""
-        if commit is None or len(commit) < 7:
-            return None
-        return next((names for names in self.names if names.commit.startswith(commit)), None)
+        """Return the kernel names of an aiter commit; None if unknown."""
+        for group in self.names:
+            if full := _commit_in(group.commits, commit):
+                patterns, constraints = tuple(map(re.compile, group.patterns)), self.shape_bound
+                return KernelNames(
+                    commit=full, patterns=patterns, constraints=constraints, excluded_tokens=group.exclude
+                )
+        return None
+
+
+def _commit_in(commits: Iterable[str], commit: str | None) -> str | None:
+    """Return the full commit that an abbreviated one stands for."""
+    known = commits if commit and len(commit) > 6 else ()
+    return next((full for full in known if full.startswith(commit or "")), None)
 
 
 def read_pins(catalog: Catalog | None = None) -> Pins:
     """Read the pins of aiter. Raises KernelsError if the file is invalid."""
     catalog = catalog or Catalog.from_environment()
     path = catalog.path(EntryKind.KERNELS, "aiter")
-    raw = read_model(path, _Pins, catalog.shown(path), fault=KernelsError)
-    constraints = tuple(ShapeConstraint(prefix=each.prefix, shapes=each.shapes) for each in raw.shape_bound)
-    names = tuple(
-        KernelNames(
-            commit=commit,
-            patterns=tuple(re.compile(pattern) for pattern in group.patterns),
-            constraints=constraints,
-            excluded_tokens=group.exclude,
-        )
-        for group in raw.names
-        for commit in group.commits
-    )
-    block_fp8 = {commit: tuple(_builtin_keys(group)) for group in raw.block_fp8 for commit in group.commits}
-    return Pins(upstream=raw.upstream, upstream_keys=raw.upstream_keys, names=names, block_fp8=block_fp8)
-
-
-def _builtin_keys(group: _BlockFp8) -> Iterator[BuiltinKeys]:
-    for gpu in group.gpus:
-        tokens = {
-            Shape(model_dim=key.model_dim, inter_dim=key.inter_dim, expert=key.expert, topk=key.topk): tuple(
-                size for size in buckets(key.to) if size >= key.first and size not in key.exclude
-            )
-            for key in gpu.keys
-        }
-        yield BuiltinKeys(gfx=gpu.gfx, cu_num=gpu.cu_num, tokens=tokens)
+    return read_model(path, Pins, catalog.shown(path), fault=KernelsError)

@@ -9,16 +9,17 @@ import contextlib
 import grp
 import math
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
+from orchestrator.core import subprocesses
 from orchestrator.core.errors import Problem
-from orchestrator.core.files import atomic_write, move, remove_file
-from orchestrator.core.subprocesses import run_or_127
-from orchestrator.kernels.disk.run_limited import ExitReason, ProgramExit, TunerRunner, TunerTimeouts, run_with_limits
+from orchestrator.core.files import atomic_write, move, open_to_append, remove_file
+from orchestrator.core.polling import poll_until
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows, write_untuned
@@ -35,6 +36,21 @@ _PRINTED: Final = re.compile(
     re.MULTILINE,
 )
 _MAX_LINES: Final = 10
+
+
+TIME_LIMIT: Final = "the tuner reached its time limit"
+# Runs `argv` within `limits`, appends its output to `log`, asks `finished` about its work; returns its problem.
+TunerRunner: TypeAlias = Callable[..., str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunerTimeouts:
+    """Seconds: for the work, from its end to the exit, between two polls, from SIGTERM to SIGKILL."""
+
+    total: float
+    shutdown: float
+    poll: float
+    grace: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +98,28 @@ def tuner_command(
     return (*docker, image, *tuner)
 
 
-def container_runner(name: str) -> TunerRunner:
-    """Return a TunerRunner for a command that starts the container `name`; it always removes the container."""
+def run_with_limits(
+    argv: Sequence[str], *, log: Path, limits: TunerTimeouts, finished: Callable[[], bool], container: str | None = None
+) -> str:
+    """Run a tuner as a process, and always stop it and its `container`; return its problem, "" without one.
 
-    def run(argv: Sequence[str], *, log: Path, limits: TunerTimeouts, finished: Callable[[], bool]) -> ProgramExit:
-        try:
-            return run_with_limits(argv, log=log, limits=limits, finished=finished)
-        finally:
-            run_or_127(["docker", "rm", "--force", name], timeout=60)
+    Raises ProgramMissingError if the program is missing.
+    """
+    with contextlib.ExitStack() as stack:
+        if container is not None:
+            stack.callback(subprocesses.run_or_127, ["docker", "rm", "--force", container], timeout=60)
+        output = stack.enter_context(open_to_append(log))
+        program = stack.enter_context(subprocesses.start(argv, output=output))
+        stack.callback(program.end, signal.SIGTERM, grace=limits.grace)  # the whole group: it has a worker per GPU
 
-    return run
+        def ends() -> bool:
+            return program.wait_for(limits.poll) is not None or finished()
+
+        done = poll_until(bool, ends, within=limits.total, pause=0)  # `wait_for` waits between two polls
+        code = program.wait_for(limits.shutdown if done else 0)
+    if code:
+        return f"the tuner failed with exit code {code}"
+    return TIME_LIMIT if code is None and not done else ""  # it may hang after its work
 
 
 def tune(
@@ -121,14 +149,16 @@ def tune(
         return done == len(remaining)
 
     try:
-        end = run(job.argv, log=log, limits=job.limits, finished=finished)
+        fault = run(job.argv, log=log, limits=job.limits, finished=finished)
     finally:
         new = _collect(job, store, provenance)
     accepted = (*earlier.accepted, *new.accepted)
+    hint = "run the same command again to continue" if fault == TIME_LIMIT else ""
+    exit_problems = [Problem(fault, str(log), hint)] if fault else []
     return Tuned(
         accepted=accepted,
         remaining=_without(job.keys, accepted),
-        problems=(*earlier.problems, *new.problems, *_exit_problems(end, log), *_printed_problems(log)),
+        problems=(*earlier.problems, *new.problems, *exit_problems, *_printed_problems(log)),
     )
 
 
@@ -183,14 +213,6 @@ def _read(path: Path, problems: list[Problem]) -> list[TunedRow]:
             return list(read_rows(lines, name=str(path), origin=RowOrigin.MEASURED, problems=problems))
     except FileNotFoundError:
         return []
-
-
-def _exit_problems(end: ProgramExit, log: Path) -> list[Problem]:
-    if end.reason is ExitReason.TIME_LIMIT:
-        return [Problem("the tuner reached its time limit", str(log), "run the same command again to continue")]
-    if end.code:
-        return [Problem(f"the tuner failed with exit code {end.code}", str(log))]
-    return []
 
 
 def _printed_problems(log: Path) -> list[Problem]:

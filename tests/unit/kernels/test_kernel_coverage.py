@@ -184,7 +184,9 @@ def test_a_derived_row_is_called_so_in_the_table_the_counts_and_json() -> None:
     derived = derive_unfused(rows([line(32768), line(16)]), fused=FUSED_TP8, unfused=UNFUSED_TP8)
     given = read_rows(write_table(derived).splitlines(), name="given", origin=RowOrigin.FILE, problems=[])
     for found in (coverage_of(glm_plan(), derived, names=NAMES), coverage_of(glm_plan(), given, names=NAMES)):
-        assert [bucket.state for bucket in to_output(found).keys[1].buckets if bucket.location] == ["derived"] * 3
+        assert [bucket.state for bucket in to_output(found, tables="").keys[1].buckets if bucket.location] == [
+            "derived"
+        ] * 3
         assert found.keys[1].counts == "0 tuned, 3 derived, 0 fallback, 14 untuned"
         assert found.keys[1].summary.endswith("; 3 derived, 14 untuned")
         cells = [words for row in to_text(found, tables="").splitlines() if (words := row.split())]
@@ -226,7 +228,7 @@ def test_a_measured_row_is_preferred_to_a_rekeyed_one() -> None:
     measured = of(rows([line(16, shape=UNFUSED_TP8)]), RowOrigin.MEASURED)
     table = assemble(glm_plan(), [*every_bucket(FUSED_TP8), *measured], names=NAMES)
     found = coverage_of(glm_plan(), table.rows, names=NAMES)
-    assert [bucket.origin for bucket in to_output(found).keys[1].buckets][3:5] == ["derived", "measured"]
+    assert [bucket.origin for bucket in to_output(found, tables="").keys[1].buckets][3:5] == ["derived", "measured"]
 
 
 def test_a_name_is_matched_whole() -> None:

@@ -7,9 +7,8 @@ import pytest
 from kernel_samples import HEADER, STAGE1, STAGE1_KW, STAGE2, UNFUSED_TP8, glm_plan, line, rows
 
 from orchestrator.kernels.disk.pins import read_pins
-from orchestrator.kernels.disk.run_limited import ExitReason, ProgramExit, TunerTimeouts
 from orchestrator.kernels.disk.store import RowProvenance, Store
-from orchestrator.kernels.disk.tuner import TuningJob, check_rows, tune, tuner_command
+from orchestrator.kernels.disk.tuner import TIME_LIMIT, TunerTimeouts, TuningJob, check_rows, tune, tuner_command
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.rows import RowOrigin
 
@@ -27,16 +26,14 @@ def job(folder: Path, keys: tuple[Key, ...] = KEYS, commit: str = "9127c94a") ->
     )
 
 
-def leaving(
-    *lines: str, printed: str = "", code: int | None = 0, ending: ExitReason = ExitReason.EXITED
-) -> Callable[..., ProgramExit]:
+def leaving(*lines: str, printed: str = "", fault: str = "") -> Callable[..., str]:
     """A TunerRunner that writes these rows where the tuner writes them."""
 
-    def run(_argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: TunerTimeouts) -> ProgramExit:
+    def run(_argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: TunerTimeouts) -> str:
         log.write_text(printed)
         (log.parent / "tuned.csv").write_text("\n".join((HEADER, *lines)) + "\n")
         finished()
-        return ProgramExit(reason=ending, code=code)
+        return fault
 
     return run
 
@@ -116,23 +113,24 @@ def test_a_complete_tuning_is_kept_with_its_provenance(tmp_path: Path) -> None:
     ],
 )
 def test_a_printed_error_is_told_whatever_the_exit_code(tmp_path: Path, printed: str) -> None:
-    run = leaving(line(16), printed=f"Start tuning\n{printed}\n", code=0)
+    run = leaving(line(16), printed=f"Start tuning\n{printed}\n")
     tuned = tune(job(tmp_path), run=run, store=Store(tmp_path / "store"), provenance=WHO)
     assert [key.token for key in tuned.remaining] == [32]
     assert [problem.location for problem in tuned.problems] == [f"{tmp_path / 'tuner.log'}:2"]
 
 
-def test_an_exit_code_is_told_and_a_hang_after_the_last_row_is_not(tmp_path: Path) -> None:
-    failed = tune(job(tmp_path), run=leaving(code=1), store=Store(tmp_path / "a"), provenance=WHO)
-    assert [problem.message for problem in failed.problems] == ["the tuner failed with exit code 1"]
-    hung = leaving(line(16), line(32), code=None, ending=ExitReason.HUNG)
-    assert tune(job(tmp_path), run=hung, store=Store(tmp_path / "b"), provenance=WHO).problems == ()
+@pytest.mark.parametrize(
+    ("fault", "hint"), [("exit code 1", ""), (TIME_LIMIT, "run the same command again to continue")]
+)
+def test_a_fault_of_the_tuner_is_told(tmp_path: Path, fault: str, hint: str) -> None:
+    failed = tune(job(tmp_path), run=leaving(fault=fault), store=Store(tmp_path / "a"), provenance=WHO)
+    assert [(problem.message, problem.hint) for problem in failed.problems] == [(fault, hint)]
 
 
 def test_an_interruption_keeps_what_is_finished_and_the_next_run_asks_for_the_rest(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
 
-    def interrupted(argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: TunerTimeouts) -> ProgramExit:
+    def interrupted(argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: TunerTimeouts) -> str:
         leaving(line(16))(argv, log=log, finished=finished)
         raise KeyboardInterrupt
 

@@ -18,7 +18,7 @@ from orchestrator.planner.planning import load
 from orchestrator.profiles.schema import EngineFile, HardwareFile, ModelFile, Profile
 
 FILES = (
-    Profile, HardwareFile, ModelFile, EngineFile, Workload, WorkloadShape, KnownIssues, Patch, SpaceFile, pins._Pins
+    Profile, HardwareFile, ModelFile, EngineFile, Workload, WorkloadShape, KnownIssues, Patch, SpaceFile, pins.Pins
 )  # fmt: skip
 
 
