@@ -67,7 +67,7 @@ def test_fp8_is_looked_up_by_blocks_and_in_the_gpu_s_own_type(
     assert deploy(monkeypatch, "coverage", "mi325x-tp8", "--table", str(path), "--json") == 9
     told = capsys.readouterr()
     (found,) = json.loads(told.out)
-    assert (found["untuned"], found["untuned_in_workload"], found["shared_expert_fused"]) == (2, [131072], True)
+    assert (found["untuned"], found["untuned_in_workload"], found["fusion"]["fused"]) == (2, [131072], True)
     missed = [bucket["token"] for bucket in found["keys"][0]["buckets"] if bucket["state"] == "untuned"]
     assert missed == [32768, 131072]
     assert "tables are made and tuned for MXFP4 alone" in told.err
@@ -93,7 +93,7 @@ def test_full_coverage_exits_with_0_and_is_readable_by_programs(
 ) -> None:
     assert deploy(monkeypatch, "coverage", "-p", "mi355x-tp8", "--table", str(covering), "--json", *NEWER) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert (found["known"], found["untuned"], found["shared_expert_fused"]) == (True, 0, None)
+    assert (found["known"], found["untuned"], found["fusion"]["fused"]) == (True, 0, None)
     assert [bucket["state"] for bucket in found["keys"][0]["buckets"]][-2:] == ["tuned", "fallback"]
 
 
