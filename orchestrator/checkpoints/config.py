@@ -28,7 +28,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "moe.intermediate_size": ("moe_intermediate_size",),
     "moe.routed_experts": ("n_routed_experts", "num_experts", "num_local_experts"),
     "moe.shared_experts": ("n_shared_experts",),
-    "moe.experts_per_token": ("num_experts_per_tok",),
+    "moe.experts_per_token": ("num_experts_per_tok", "num_experts_per_token"),
     "kv_cache.head_dim": ("head_dim",),
     "kv_cache.v_head_dim": ("v_head_dim",),
     "kv_cache.kv_lora_rank": ("kv_lora_rank",),
