@@ -19,15 +19,14 @@ PROFILES = profile_names(Catalog.shipped())
 # Copied as they are from images/; a golden copy would only have to be kept in step.
 COPIED = ("image/patches/apply_patches.py", "image/patches/read_sources.py")
 # Profiles that are kept whole. The others are compared with what they extend; one that extends nothing is its command.
-WHOLE = ["mi355x-tp8", "mi355x-tp4dp2", "mi325x-tp8", "b200-tp8", "cpu-tiny", "h200-glm-mtp", "h200-tiny"]
-SIMILAR = {"h200x4-tp4": "h200-glm-mtp", "h200x4-tp2dp2": "h200x4-tp4"}
+WHOLE = ["mi355x-tp8", "mi355x-tp4dp2", "mi325x-tp8", "b200-tp8", "cpu-tiny"]
 DERIVED = sorted({*PROFILES} - {*WHOLE})
 
 
 def base_of(profile: str) -> str | None:
     """What a profile extends, if that leads to one that is kept whole."""
     path = Catalog.shipped().path(EntryKind.PROFILE, profile)
-    base = yaml.safe_load(path.read_text()).get("extends") or SIMILAR.get(profile)
+    base = yaml.safe_load(path.read_text()).get("extends")
     return base if base in WHOLE or (base and base_of(base)) else None
 
 

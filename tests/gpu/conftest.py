@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from line import Line, assert_free, schedulers
+from own_profiles import add_profiles
 
 
 @pytest.fixture(scope="session")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
-    """`deploy` with its home."""
-    return Line(Path(os.environ.get("DEPLOY_HOME") or tmp_path_factory.mktemp("home")))
+    """`deploy` with its home, which has the profiles of the tests."""
+    return Line(add_profiles(Path(os.environ.get("DEPLOY_HOME") or tmp_path_factory.mktemp("home"))))
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ import httpx
 import pytest
 from command_line import CommandLine, Running, processes_with
 from cpu_server import CpuEngine
+from own_profiles import add_profiles
 from patience import wait_for
 from ports import free_port
 from proc_files import environ_of, proc_files
@@ -36,6 +37,7 @@ KEY = "wJ4-an-API-key-of-the-test"
 def deploy(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> Iterator[CommandLine]:
     """`deploy`, whose jobs are all cancelled after the test."""
     assert cpu_engine.python.exists()
+    add_profiles(slurm_home.root)
     yield CommandLine(slurm_home, {"THE_KEY": KEY})
     for number in slurm_cluster.queue():
         slurm_cluster.run("scancel", number)

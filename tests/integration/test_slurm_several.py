@@ -12,6 +12,7 @@ import httpx
 import pytest
 from command_line import CommandLine, processes_with
 from cpu_server import CpuEngine
+from own_profiles import add_profiles
 from patience import PATIENCE, wait_for
 from ports import free_port
 from proc_files import environ_of
@@ -65,6 +66,7 @@ class Pair:
 def pair(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> Iterator[Pair]:
     """All jobs are cancelled after the test."""
     assert cpu_engine.python.exists()
+    add_profiles(slurm_home.root)
     yield Pair(CommandLine(slurm_home, {"PAIR_KEY": KEY}), slurm_cluster, free_port())
     for number in slurm_cluster.queue():
         slurm_cluster.run("scancel", number)

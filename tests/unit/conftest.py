@@ -1,12 +1,25 @@
-"""Unit tests touch no network and start no program: what tries to, fails."""
+"""Unit tests touch no network and start no program: what tries to, fails. Their home has the profiles of the tests."""
 
 import socket
 import subprocess
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from own_profiles import add_profiles
 
 from orchestrator.core.command_hints import set_invocation
+
+
+@pytest.fixture(scope="session")
+def home_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with nothing but the profiles of the tests."""
+    return add_profiles(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(autouse=True)
+def _not_the_users_home(home_of_tests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(home_of_tests))
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from own_profiles import add_profiles
 
 from orchestrator.cli.show import command as show
 from orchestrator.core.paths import Home
@@ -61,7 +62,7 @@ def test_a_dry_run_says_it_in_one_line(
         host=None, image=None, replace=False,
         keep_failed=False, stage=True, allow_untuned=False, strict_kernels=False, timeout=None,
     )  # fmt: skip
-    preview(request, Home(tmp_path)).report()
+    preview(request, Home(add_profiles(tmp_path))).report()
     said = capsys.readouterr().err
     assert said.count("concurrent requests of `random-4k-256` need") == len(settings)
     (line,) = [line for line in said.splitlines() if "capacity of" in line]

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from own_profiles import OWN
 
 from orchestrator.bench.workload import load_workload
 from orchestrator.cli.main import main
@@ -193,3 +194,9 @@ def test_a_broken_profile_does_not_keep_a_command_from_the_others(
 def test_what_is_not_there_is_called_what_it_is(home: Path) -> None:
     with pytest.raises(ProfileError, match=r"no image file `small_model\.py` found"):
         Catalog.of(Home(home)).path(EntryKind.IMAGE_FILE, "small_model.py")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in OWN.glob("*.yaml")))
+def test_the_profiles_of_the_tests_are_known_from_the_home_and_do_not_ship(name: str) -> None:
+    assert load(name).plan.profile == name
+    assert name not in profile_names(Catalog.shipped())
