@@ -225,7 +225,8 @@ class _FactReader:
         found = parsers_of(self.name, self.config.model_type, self.summary.chat_template)
         for flag in PARSERS:
             if flag not in {parser.flag for parser in found} and not self.is_overridden(f"flags.{flag}"):
-                self.notes.append(f"no default `{flag}` for this checkpoint: `--set flags.{flag}=NAME`")
+                use = "reasons" if flag == Meaning.REASONING_PARSER else "calls tools"
+                self.notes.append(f"no default `{flag}` is known; if this model {use}: `--set flags.{flag}=NAME`")
         if "auto_map" in self.config.data and not self.is_overridden(f"flags.{Meaning.CHECKPOINT_CODE}"):
             self.notes.append(
                 f"{CONFIG} names code of the checkpoint (`auto_map`); if sglang does not support the architecture, "

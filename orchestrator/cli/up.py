@@ -37,7 +37,7 @@ from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.up import up
 
 ModelOption: TypeAlias = Annotated[
-    str | None, typer.Option("--model", metavar="DIR|HUB_ID", help="checkpoint to serve on this host's GPUs")
+    str | None, typer.Option("--model", metavar="DIR|HUB_ID", help="checkpoint to serve on this host; writes a profile")
 ]
 FromOption: TypeAlias = Annotated[
     str | None,

@@ -20,6 +20,7 @@ _STAGES: Final = {
     "server_args=serverargs(": "starting",
     "init torch distributed begin": "connecting ranks",
     "load weight begin": "loading weights",
+    "load weight end": "allocating the KV cache",  # on a CPU this takes minutes, and is logged when it is done
     "kv cache is allocated": "allocating the KV cache",
     "memory pool end": "allocating the KV cache",
     "capture ": "capturing",

@@ -51,7 +51,8 @@ def _words(found: Capacity) -> Iterator[str]:
     if not cache:
         yield found.unknown[0]
     elif cache.tokens is None and memory is None:
-        yield f"tokens per replica unknown on a CPU: `--set flags.{Meaning.CACHE_TOKENS}=N` sets them"
+        limit = f"`--set flags.{Meaning.CACHE_TOKENS}={found.context}` limits it"
+        yield f"the cache takes most of the machine's memory; {limit}"
 
 
 def _memory(found: Capacity) -> Iterator[tuple[str, str, str]]:

@@ -159,5 +159,6 @@ def _ready_image(image: str) -> UpStep:
 
 
 def _start(plan: Plan) -> UpStep:
-    what = f"{plan.model.weight_bytes / 1e9:.1f} GB loaded, kernels compiled, graphs captured, smoke test"
+    done = "" if plan.hardware.vendor == "cpu" else "kernels compiled, graphs captured, "
+    what = f"{plan.model.weight_bytes / 1e9:.3g} GB loaded, {done}smoke test"
     return UpStep(name="start", what=what, about=startup_seconds(plan))

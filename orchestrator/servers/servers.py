@@ -146,6 +146,8 @@ class Servers:
             raise HostError(f"no server `{name}` was found, and {unasked}", hint=near)
         if any(runs_with_smoke(self.home, name)):
             near = f"`deploy restart {name}` starts its last ready run"
+        elif latest_run(self.home, name) is not None:
+            near = f"`deploy diagnose {name}` tells why its last start failed"
         raise StartError(
             f"no server `{name}` found",
             hint=near or "`deploy status` lists what runs, `deploy profiles` what `deploy up` can start",

@@ -126,9 +126,7 @@ class _Wait:
         quiet = self._clock() - self._moved
         answer = f"; {self._answer}" if self._answer else ""
         if quiet >= silence:
-            hint = (
-                "`deploy diagnose` names known causes; raise `timeouts.progress_deadline` in the profile to wait longer"
-            )
+            hint = "raise `timeouts.progress_deadline` in the profile to wait longer"
             raise self._error(f"no progress for {quiet:.0f} s while {doing}{answer}", hint=hint)
         if timeout is not None and self.elapsed >= timeout:
             raise self._error(
@@ -198,6 +196,6 @@ class _Wait:
         lines = "\n".join(self.reader.last_lines) or "(the log is empty)"
         return NotReadyError(
             redact(message),
-            hint=hint or "`deploy diagnose` names known causes",
+            hint=hint,
             details=redact(lines),
         )

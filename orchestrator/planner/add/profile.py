@@ -323,6 +323,10 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
         why = f"leaves activations and graphs {memory.activation_bytes / 1e9:.1f} GB; an estimate"
         draft.set("flags", *flag_for(Meaning.MEMORY_FRACTION, memory.safe_fraction), why)
         valid = draft.valid()
+    if memory is None:
+        most = valid.capacity.context
+        draft.settings.setdefault(("flags", Meaning.CACHE_TOKENS.value), (most, _why_capped(valid.capacity, most)))
+        valid = draft.valid()
     served = valid.capacity.load_fit
     if memory is not None and served is not None and served.concurrent:
         most = graph_requests(valid.profile, profile_serving(valid.profile))
@@ -337,6 +341,11 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
         if problems := tuple(problem for problem in error.problems_or_self() if problem.message not in short):
             return draft, LayoutAttempt(tp=tp, capacity=None, problems=problems)
     return draft, LayoutAttempt(tp=tp, capacity=valid.capacity, problems=())
+
+
+def _why_capped(capacity: Capacity, tokens: int) -> str:
+    size = f", {capacity.cache.actual_token_bytes * tokens / 1e9:.1f} GB" if capacity.cache else ""
+    return f"one longest request{size}; sglang would otherwise take the machine's memory for its cache"
 
 
 def _many(profile: Profile, tp: int, dp: int) -> str:

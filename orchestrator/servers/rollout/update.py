@@ -78,7 +78,7 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
             update.record_ended_runs()
         if len(chosen) < len(numbers):
             note(f"{update.progress_summary()}; {update.next_commands()}")
-            return UpResult(handle=servers.open(start.name).found, smoke=update.report(()), seconds=update.seconds)
+            return update.result(update.report(()))
         report = update.report(update.remaining_checks())
         run.save(SMOKE_FILE, report.to_dict())
         report.require()
@@ -90,7 +90,7 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
         raise failure from error
     note_gateway(run, update.seconds)
     start.on_verified()
-    return UpResult(handle=servers.open(start.name).found, smoke=report, seconds=update.seconds)
+    return update.result(report)
 
 
 @dataclass(kw_only=True)
@@ -258,6 +258,11 @@ class _RollingUpdate:
         """Return the results of all checks, in the order of the replicas, then `more`."""
         checks = [check for _, found in sorted(self._checks.items()) for check in found]
         return SmokeReport(url=self.workers.url, served_name=self._plan.model.served_name, checks=(*checks, *more))
+
+    def result(self, report: SmokeReport) -> UpResult:
+        """Return the running server."""
+        found = self.servers.open(self.start.name).found
+        return UpResult(handle=found, served_name=self._plan.model.served_name, smoke=report, seconds=self.seconds)
 
     def record_ended_runs(self) -> None:
         """Record the exit of each old run that has no replica left."""

@@ -36,6 +36,7 @@ class UpResult:
     """A running server; `smoke` is None if it ran before."""
 
     handle: RunningServer
+    served_name: str  # the model of requests
     smoke: SmokeReport | None
     seconds: float | None  # from start to ready
 
@@ -115,7 +116,7 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
             if failure is error:
                 raise
             raise failure from error
-    return UpResult(handle=handle, smoke=report, seconds=seconds)
+    return UpResult(handle=handle, served_name=plan.model.served_name, smoke=report, seconds=seconds)
 
 
 def _started(runtime: ServerGroup, name: str, run: RunDir) -> RunningServer | None:
@@ -152,6 +153,7 @@ def _give_up(
     elif interrupted and not _might_run(runtime, handle):
         failure.hint = f"`{handle.name}` was stopped; {_NOTHING_LEFT}"
     if not interrupted:
+        failure.hint = failure.hint or f"`deploy logs {handle.name}` shows the whole log"
         failure.details = "\n\n".join(filter(None, [failure.details, diagnose_failure(runtime, handle, detail)]))
     return failure
 

@@ -152,7 +152,7 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
                 f"`{name}` is running this plan but unhealthy: {error.message}",
                 hint=f"see `deploy diagnose {name}` and `deploy logs {name}`; {hint}",
             ) from error
-        return UpResult(handle=handle, smoke=None, seconds=None)
+        return UpResult(handle=handle, served_name=plan.model.served_name, smoke=None, seconds=None)
     return None
 
 

@@ -141,7 +141,10 @@ def test_a_template_without_thinking_or_tools_needs_no_parser(tmp_path: Path) ->
     )
     found = described(tmp_path / "plain")
     assert not {key for key in found.facts if key.startswith("flags.")}
-    assert "no default `reasoning-parser` for this checkpoint: `--set flags.reasoning-parser=NAME`" in found.notes
+    assert (
+        "no default `reasoning-parser` is known; if this model reasons: `--set flags.reasoning-parser=NAME`"
+        in found.notes
+    )
     (tmp_path / "plain/chat_template.jinja").write_text("<think></think>{{ tools }}")
     assert values(described(tmp_path / "plain"))["flags.reasoning-parser"] == "glm45"
 

@@ -10,6 +10,9 @@ import pytest
 
 from orchestrator.cli.exit_codes import run_and_exit
 from orchestrator.cli.main import main
+from orchestrator.cli.up_result import show_up
+from orchestrator.servers.group import RunningServer
+from orchestrator.servers.start.launch import UpResult
 
 
 def deploy(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
@@ -163,3 +166,11 @@ def test_a_fault_of_the_tool_is_a_sentence_where_no_file_can_be_made(
     said = capsys.readouterr().err
     assert "error: a fault of this tool: KeyError: 'x'" in said
     assert "No such file or directory" in said
+
+
+def test_up_ends_with_the_url_and_the_model_of_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    handle = RunningServer(
+        runtime="process", name="owl", profile="p", plan_digest="", url="http://h:1", run_dir="", runtime_id=""
+    )
+    show_up(UpResult(handle=handle, served_name="my-model", smoke=None, seconds=None), json=False)
+    assert capsys.readouterr().err == "`owl` is already up at http://h:1 (model `my-model`)\n"

@@ -56,7 +56,7 @@ def test_the_last_plan_that_came_up_is_started_whatever_its_profile_says_now(
 
 def test_a_server_that_is_gone_names_the_command_that_brings_it_back(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    for came_up, hint in ((False, "`deploy status` lists"), (True, "`deploy restart owl` starts it")):
+    for came_up, hint in ((False, "`deploy diagnose owl` tells why"), (True, "`deploy restart owl` starts it")):
         ran(home, request_of(), came_up=came_up)
         with pytest.raises(StartError, match="no server `owl` found") as raised:
             Servers(home, {}).open("owl")
