@@ -27,7 +27,6 @@ _SHOWN = 80  # characters of a refused value in a message
 _MAX_SIZE = (1 << 63) - 1  # bytes of a file (off_t)
 _COMMIT = re.compile("[0-9a-f]{40}")
 _CONTENT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 # As huggingface_hub.utils.validate_repo_id: one or two names of at most 96 characters, without `--` and `..`.
 _REPOSITORY = re.compile(
     r"(?:[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?/)?[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?", re.ASCII
@@ -73,16 +72,6 @@ class ContentHash(str):
     def __new__(cls, value: object) -> Self:
         """Parse the digest of a file. Raises UnsafeValueError."""
         return super().__new__(cls, _match(_CONTENT, value, "a sha1 or sha256 (40 or 64 hexadecimal digits)"))
-
-
-class ImageDigest(str):
-    """The digest of an image or a blob in a registry: `sha256:` and 64 hexadecimal digits."""
-
-    __slots__ = ()
-
-    def __new__(cls, value: object) -> Self:
-        """Parse a digest. Raises UnsafeValueError."""
-        return super().__new__(cls, _match(_DIGEST, value, "a digest (`sha256:` and 64 hexadecimal digits)"))
 
 
 class RepositoryId(str):

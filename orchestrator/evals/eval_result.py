@@ -3,9 +3,8 @@
 Scores and shares are between 0 and 1.
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -101,17 +100,6 @@ class EvalResult:
         for item in self.items:
             answers[item.id].add(item.answer)
         return len(self.by_seed) > 1 and all(len(texts) == 1 and "" not in texts for texts in answers.values())
-
-    def pass_hat(self) -> Iterator[tuple[int, tuple[Sequence[float], ...]]]:
-        """Yield k and, by group, the probabilities that k trials of a task all succeed.
-
-        It is C(correct, k) / C(trials, k), as in tau2's `metrics/agent_metrics.py`, up to the fewest trials.
-        """
-        for k in range(1, min(map(len, self.answers.values())) + 1):
-            chances = defaultdict[str, list[float]](list)
-            for question, answers in self.answers.items():
-                chances[question.group].append(math.comb(sum(answers), k) / math.comb(len(answers), k))
-            yield k, tuple(chances.values())
 
 
 def effective_items(groups: Sequence[Sequence[Fraction | float]]) -> float:

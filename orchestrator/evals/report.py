@@ -1,6 +1,6 @@
 """Eval results compared with a baseline or published scores, as text and as JSON data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import stdev
@@ -8,7 +8,7 @@ from statistics import stdev
 from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import EvalResult
 from orchestrator.evals.run import compare_with_baseline, compare_with_published
-from orchestrator.evals.significance import Interval, SignificanceTest, pass_interval, score_interval
+from orchestrator.evals.significance import Interval, SignificanceTest, score_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,6 @@ class SuiteScore:
         """Yield the result as text lines."""
         result = self.result
         yield f"{result.suite}: {result.score:.4f} of {_describe_sample(result)}, {result.metric}, {result.harness}"
-        if result.suite == tau2.NAME:
-            yield "; ".join(f"pass^{k} {_interval(*pass_interval(groups))}" for k, groups in result.pass_hat())
         if not (tests := self.tests()):
             yield f"nothing is published for `{result.model}`; `--baseline` compares with a result or a server"
         for name, test in tests:
@@ -41,7 +39,6 @@ class SuiteScore:
     def to_output(self) -> "ScoreOutput":
         """Return the result for JSON."""
         result = self.result
-        passed = result.pass_hat() if result.suite == tau2.NAME else ()
         return ScoreOutput(
             suite=result.suite,
             score=result.score,
@@ -55,7 +52,6 @@ class SuiteScore:
             against=tuple(
                 Judgment(what=name, test=test, sentence=test.sentence if test else None) for name, test in self.tests()
             ),
-            pass_hat={str(k): PassHat.of(groups) for k, groups in passed},
         )
 
 
@@ -69,21 +65,8 @@ class Judgment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassHat(Interval):
-    """The share of tasks that pass all of k trials, with its confidence interval."""
-
-    share: float
-
-    @classmethod
-    def of(cls, groups: Sequence[Sequence[float]]) -> "PassHat":
-        """Compute the share from the probability of each task, by group."""
-        share, interval = pass_interval(groups)
-        return cls(share=share, low=interval.low, high=interval.high)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScoreOutput:
-    """The score of a suite, a share of 1 in all and by seed; `pass_hat` by k, only for tau2."""
+    """The score of a suite, a share of 1 in all and by seed."""
 
     suite: str
     score: float
@@ -95,7 +78,6 @@ class ScoreOutput:
     metric: str
     harness: str
     against: tuple[Judgment, ...]
-    pass_hat: dict[str, PassHat]
 
 
 def _describe_sample(result: EvalResult) -> str:
@@ -110,7 +92,3 @@ def _describe_sample(result: EvalResult) -> str:
         f"spread {stdev(scores):.3f}), 95 % interval {interval.low:.3f} to {interval.high:.3f}, "
         f"clustered by {unit}: effective sample size {result.effective_items:.0f}"
     )
-
-
-def _interval(share: float, interval: Interval) -> str:
-    return f"{share:.3f} ({interval.low:.3f} to {interval.high:.3f})"

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from statistics import NormalDist, fmean
+from statistics import NormalDist
 from typing import Final
 
-from orchestrator.evals.eval_result import EvalResult, QuestionKey, effective_items
+from orchestrator.evals.eval_result import EvalResult, QuestionKey
 
 CONFIDENCE: Final = 0.95
 POWER: Final = 0.80
@@ -81,12 +81,6 @@ def independent_interval(*, baseline: float, candidate: float, items: tuple[floa
 def score_interval(result: EvalResult) -> Interval:
     """Return the Wilson interval of a score at its effective sample size."""
     return wilson(result.score, result.effective_items)
-
-
-def pass_interval(groups: Sequence[Sequence[float]]) -> tuple[float, Interval]:
-    """Return the mean probability over tasks (groups with equal weight) and its interval, clustered by task."""
-    share = fmean(fmean(each) for each in groups)
-    return share, wilson(share, effective_items(groups))
 
 
 def paired_interval(groups: Sequence[Sequence[Fraction]], *, confidence: float = CONFIDENCE) -> Interval:

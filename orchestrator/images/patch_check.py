@@ -7,7 +7,6 @@ import sys
 import tempfile
 import uuid
 import zipfile
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from orchestrator.core.errors import BuildError, HostError, UsageError
 from orchestrator.core.files import move, unpack
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.subprocesses import CompletedProgram, python_module_argv, quote, run
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import parse_json
 from orchestrator.images.client import DockerCli
 from orchestrator.images.sources import program_paths
@@ -27,7 +27,6 @@ from orchestrator.patches.ledger import manifest, read_diffs, read_ledger
 from orchestrator.patches.schema import Patch
 
 _VERSIONS: Final = re.compile(r"\(from versions: ([^)]+)\)")  # pip's message if no version satisfies a requirement
-_NEAR: Final = 2  # versions shown on each side of a missing one
 _WHEEL: Final = "such as 0.5.15.post1, or a wheel file"
 _VERSION_LINE: Final = re.compile(r"^__version__ = .*'(.+)'$", re.MULTILINE)  # as images/apply_patches.py reads it
 _CHECK: Final = ("check", "--manifest", "-")
@@ -180,29 +179,17 @@ def wheel_version(wheel: Path) -> str | None:
 
 
 def _no_wheel(version: str, said: str) -> UsageError:
-    """Return the error for a failed download: the nearest versions if the version is missing, else pip's output."""
+    """Return the error for a failed download: the most similar version if this one is missing, else pip's output."""
     listed = _VERSIONS.search(said)
-    if listed is None or not (near := _nearest(Version(version), listed[1].split(", "))):
-        download = quote(["pip", "download", f"sglang=={version}"])
-        return UsageError(
-            f"cannot download a wheel of sglang {version}",
-            details=said.strip()[-2000:],
-            hint=f"download the wheel with `{download}`, then name the file",
-        )
-    names = ", ".join(f"`{each}`" for each in near)
+    known = [each for each in listed[1].split(", ") if each != "none"] if listed else []
+    if known:
+        hint = f"{did_you_mean(version, known)} Or name a wheel file"
+        return UsageError(f"the package index has no sglang {version}", hint=hint)
     return UsageError(
-        f"the package index has no sglang {version}", hint=f"the nearest versions: {names}; or name a wheel file"
+        f"cannot download a wheel of sglang {version}",
+        details=said.strip()[-2000:],
+        hint=f"download the wheel with `{quote(['pip', 'download', f'sglang=={version}'])}`, then name the file",
     )
-
-
-def _nearest(version: Version, listed: Sequence[str]) -> list[str]:
-    """Return the closest listed versions below and above a version, in ascending order."""
-    try:
-        ordered = sorted(map(Version, listed))
-    except InvalidVersion:
-        return []
-    at = bisect_left(ordered, version)
-    return [str(each) for each in ordered[max(at - _NEAR, 0) : at + _NEAR]]
 
 
 def fetch_wheel(version: str, folder: Path) -> Path:

@@ -21,9 +21,7 @@ from orchestrator.core.paths import data_root
 
 ROOT: Final = data_root()
 PATHS: Final = {"pathlib.Path", "pathlib.PurePath", "pathlib.PurePosixPath"}
-CHECKED: Final = {
-    f"orchestrator.core.safe_paths.{name}" for name in ("RelativePath", "CommitHash", "ContentHash", "ImageDigest")
-}
+CHECKED: Final = {f"orchestrator.core.safe_paths.{name}" for name in ("RelativePath", "CommitHash", "ContentHash")}
 DIVISIONS: Final = {"__truediv__", "__rtruediv__"}
 OF_A_PATH: Final = {"name", "stem", "suffix"}  # a part of a path that is one already
 # The first joins what it has checked itself; the other is a program that is alone in a container of others.

@@ -11,7 +11,6 @@ from orchestrator.core.safe_paths import (
     CommitHash,
     ContentHash,
     FileName,
-    ImageDigest,
     ImageReference,
     RelativePath,
     RepositoryId,
@@ -103,7 +102,7 @@ def test_a_hostile_name_is_no_file_of_a_checkpoint_and_no_path() -> None:
 
 
 def test_a_hostile_hash_is_none() -> None:
-    assert taken(CommitHash, COMMITS) == taken(ImageDigest, COMMITS) == taken(ContentHash, CONTENTS) == []
+    assert taken(CommitHash, COMMITS) == taken(ContentHash, CONTENTS) == []
 
 
 def test_a_hostile_size_is_none() -> None:

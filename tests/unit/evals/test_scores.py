@@ -3,7 +3,6 @@
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
-from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -192,12 +191,6 @@ def test_seeds_that_repeat_one_answer_word_for_word_have_sampled_nothing() -> No
     assert not of_items(replace(alike[0], answer="b"), *alike[1:]).is_deterministic
     assert not of_items(*seeded("++-", "++-")).is_deterministic, "of answers that were not kept nothing is known"
     assert not of_items(*alike[:3]).is_deterministic, "one seed repeats nothing"
-
-
-def test_all_of_k_trials_is_what_tau2_computes() -> None:
-    """Of 4 trials 3 right: C(3, 2) / C(4, 2) = 1/2; all right: 1. pass^1 = 7/8, pass^2 = 3/4, pass^4 = 1/2."""
-    passed = {k: fmean(groups[0]) for k, groups in of_items(*seeded("++", "++", "++", "-+")).pass_hat()}
-    assert passed == {1: 7 / 8, 2: 3 / 4, 3: 5 / 8, 4: 1 / 2}
 
 
 def test_no_number_of_items_shows_no_difference() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.evals.significance import compare_results, pass_interval
+from orchestrator.evals.significance import compare_results, score_interval
 from orchestrator.evals.tau2 import COMMIT, Tau2Request, read_simulations, tau2_script
 
 RECORDED = Path(__file__).parent / "recorded" / "tau2" / "results.json"
@@ -31,14 +31,13 @@ def run_of(folder: Path, name: str, domain: str, **changes: object) -> Path:
     return file
 
 
-def test_pass_hat_is_what_tau2_printed_of_its_own_run() -> None:
-    """`Pass^1 0.250`, `Pass^2 0.217`, `Pass^3 0.200`, `Pass^4 0.200`, 40 simulations of 10 tasks."""
+def test_the_score_is_the_pass_1_that_tau2_printed_of_its_own_run() -> None:
+    """`Pass^1 0.250`, 40 simulations of 10 tasks."""
     outcome = read_simulations(RECORDED, "glm", "deploy eval glm").result
-    passed = {k: pass_interval(groups) for k, groups in outcome.pass_hat()}
-    assert {k: round(share, 3) for k, (share, _) in passed.items()} == {1: 0.25, 2: 0.217, 3: 0.2, 4: 0.2}
     assert (outcome.score, len(outcome.items), len(outcome.answers)) == (0.25, 40, 10)
     assert (outcome.model, outcome.task) == ("glm-5.2", "mock; user hosted_vllm/user")
-    assert all(span.low < share < span.high for share, span in passed.values())
+    span = score_interval(outcome)
+    assert span.low < 0.25 < span.high
     assert 10 <= outcome.effective_items < 40, "four trials of a task are no four tasks"
 
 
@@ -65,7 +64,6 @@ def test_a_simulation_that_never_ran_is_left_out_as_tau2_does(tmp_path: Path) ->
     (tmp_path / "results.json").write_text(json.dumps(data))
     runs = read_simulations(tmp_path, "glm", "")
     assert (runs.skipped, len(runs.result.items)) == (1, 39)
-    assert [k for k, _ in runs.result.pass_hat()] == [1, 2, 3]
 
 
 def test_an_agent_that_broke_off_without_a_reward_has_failed(tmp_path: Path) -> None:

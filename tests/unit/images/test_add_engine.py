@@ -101,7 +101,7 @@ def test_of_a_version_that_is_not_there_nothing_else_is_asked(home: Home, monkey
         lambda _, **__: CompletedProgram(argv=(), code=1, stdout="", stderr=stderr),
     )
     [only] = refused("0.5.21", fault=UsageError)
-    assert only.startswith("the package index has no sglang 0.5.21 | the nearest versions: `0.5.20`, `0.5.22`")
+    assert only.startswith("the package index has no sglang 0.5.21 | did you mean `0.5.22`?")
     assert written(home) == []
 
 
