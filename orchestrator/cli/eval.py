@@ -16,8 +16,8 @@ from orchestrator.cli.options import HostOption, Json, PriceOption, TargetArgume
 from orchestrator.core.console import note, print_data, say
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.evals.evaluation import EvalPlan, forecast_eval, run_suites, tau2_commands_for
-from orchestrator.evals.forecast import EvalForecast, ForecastOutput
+from orchestrator.evals.evaluation import EvalPlan, forecast_eval, run_suites, tau2_commands
+from orchestrator.evals.forecast import EvalForecast
 from orchestrator.evals.report import ScoreOutput, SuiteScore
 from orchestrator.evals.run import EvalOptions
 from orchestrator.servers.targets import resolve_target
@@ -62,7 +62,7 @@ class ScoresOutput:
     suites: tuple[ScoreOutput, ...]
 
 
-OUTPUT: Final = JsonOutput[ScoreOutput | ScoresOutput | ForecastOutput](ScoreOutput, ScoresOutput, ForecastOutput)
+OUTPUT: Final = JsonOutput[ScoreOutput | ScoresOutput | EvalForecast](ScoreOutput, ScoresOutput, EvalForecast)
 
 
 def command(
@@ -103,7 +103,7 @@ def command(
     )
     expected = forecast_eval(request, home, planned=dry_run)
     if dry_run and json:
-        OUTPUT.show(expected.to_output())
+        OUTPUT.show(expected)
         return
     _preview(expected, asked=dry_run, sized=dataset is None)
     if dry_run:
@@ -111,7 +111,7 @@ def command(
     with ExitStack() as stack:  # an ssh tunnel stays open until the last question is answered
         reach = partial(resolve_target, stack=stack, home=home, host=host, api_key_env=api_key_env)
         if request.prints_commands:
-            print_data(tau2_commands_for(request, home, reach), end="")
+            print_data(tau2_commands(request, home, reach), end="")
         else:
             _tell(run_suites(request, home, reach, say), several=request.is_all_published, json=json)
 
@@ -130,10 +130,10 @@ def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
 
 def _preview(expected: EvalForecast, *, asked: bool, sized: bool) -> None:
     """Print the significance, time and cost of an evaluation; on standard output for `--dry-run`."""
-    if expected.runs and (asked or expected.has_duration):
+    if expected.suites and (asked or expected.pace.tok_s is not None):
         (print_data if asked else say)(expected.to_table())
     if sized:
-        for told in expected.sensitivities():
-            note(told)
-    for term in expected.terms():
+        for each in expected.suites:
+            note(each.tells)
+    for term in expected.terms:
         note(term)

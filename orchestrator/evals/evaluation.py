@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.bench.run import BenchTarget
+from orchestrator.bench.run import BenchTarget, is_url
+from orchestrator.core.console import warn
 from orchestrator.core.paths import Home
+from orchestrator.engine.options import Meaning
 from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import EvalResult
 from orchestrator.evals.forecast import EvalForecast, forecast, plan_of_target
@@ -17,7 +19,7 @@ from orchestrator.evals.run import (
     read_tau2,
     require_no_earlier_result,
     require_runnable,
-    tau2_commands,
+    served_model,
 )
 from orchestrator.evals.suite_runs import PUBLISHED, SuiteRun, suite_runs, tau2_note
 
@@ -125,7 +127,19 @@ def _score_tau2(request: EvalPlan, simulations: Path, baseline: EvalResult | Non
     return SuiteScore(result=result, file=file, baseline=baseline, baseline_name=request.baseline)
 
 
-def tau2_commands_for(request: EvalPlan, home: Home, open_target: OpenTarget) -> str:
-    """Return the commands that run tau2 against a server. Raises what `open_target` and `tau2_commands` raise."""
+def tau2_commands(request: EvalPlan, home: Home, open_target: OpenTarget) -> str:
+    """Return the commands that run tau2 against a server; warn if the server parses no tool calls.
+
+    Raises what `open_target` and `served_model` raise.
+    """
     plan = plan_of_target(request.target, home, planned=False)
-    return tau2_commands(open_target(request.target), request.target, plan, request.seeds)
+    if plan is not None and plan.serving.tool_parser is None:
+        warn("the server parses no tool calls", hint=f"`--set flags.{Meaning.TOOL_PARSER}=…` at `up`")
+    target = open_target(request.target)
+    return tau2.tau2_script(
+        target.url,
+        served_model(target),
+        key_env=plan.server.api_key_env if plan else None,
+        name="server" if is_url(request.target) else request.target,
+        trials=request.seeds or tau2.TRIALS,
+    )

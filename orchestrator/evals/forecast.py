@@ -21,101 +21,49 @@ from orchestrator.runs.run_dir import latest_run, read_plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalForecast:
-    """The forecast of each suite; `skipped` lists skipped suites with reasons."""
-
-    runs: tuple[SuiteRun, ...]
-    expected_scores: Mapping[str, float | None]  # by suite
-    sides: int  # 2 with a baseline server, else 1
-    pace: EvalPace
-    cost: CostEstimate
-    skipped: tuple[str, ...]
-
-    def seconds(self, run: SuiteRun) -> float | None:
-        """Return the estimated seconds of a suite on all sides, or None if unknown."""
-        seconds = run.seconds(self.pace)
-        return seconds * self.sides if seconds is not None else None
-
-    @property
-    def has_duration(self) -> bool:
-        """Whether the duration is known."""
-        return self.pace.tok_s is not None
-
-    def sensitivities(self) -> Iterator[str]:
-        """Yield the sensitivity of each suite as text."""
-        for run in self.runs:
-            expected, full = self.expected_scores[run.suite.name], self.seconds(replace(run, limit=None))
-            text = describe_sensitivity(run.suite, limit=run.limit, expected=expected, seeds=run.seeds)
-            yield f"{text}, in about {format_duration(full)}" if full and full != self.seconds(run) else text
-
-    def to_table(self) -> str:
-        """Return the suites as a table."""
-        rows = []
-        for run in self.runs:
-            seconds = self.seconds(run)
-            cells = [format_duration(seconds), self.cost.format_cost(seconds)] if seconds is not None else ["-", "-"]
-            questions = f"{run.answers // run.seeds:,}{f' x {run.seeds} seeds' if run.seeds > 1 else ''}"
-            rows.append((run.suite.name, questions, f"{run.suite.max_tokens:,}", *cells))
-        known = [seconds for seconds in map(self.seconds, self.runs) if seconds is not None]
-        if len(known) > 1:
-            rows.append(("total", "", "", format_duration(sum(known)), self.cost.format_cost(sum(known))))
-        return table(("suite", "questions", "maximum tokens", "about", f"about {self.cost.currency}"), rows)
-
-    def terms(self) -> Iterator[str]:
-        """Yield the assumptions of the forecast."""
-        if self.runs and self.pace.tok_s is None:
-            yield f"duration unknown: {self.pace.source}"
-        elif self.runs:
-            twice = ", twice" if self.sides == 2 else ""
-            formula = f"answers x maximum tokens / {self.pace.tok_s:,.0f} tok/s + {HARNESS:.0f} s a seed{twice}"
-            yield f"{formula}: most answers are shorter; tok/s {self.pace.source}"
-            yield self.cost.terms
-        yield from self.skipped
-
-    def to_output(self) -> "ForecastOutput":
-        """Return the forecast for JSON."""
-        suites = []
-        for run, sensitivity in zip(self.runs, self.sensitivities(), strict=True):
-            seconds = self.seconds(run)
-            suite = SuiteForecast(
-                suite=run.suite.name,
-                questions=run.answers // run.seeds,
-                seeds=run.seeds,
-                tells=sensitivity,
-                about_s=seconds,
-                cost=self.cost.cost_of(seconds) if seconds is not None else None,
-            )
-            suites.append(suite)
-        return ForecastOutput(
-            parts=tuple(suites),
-            currency=self.cost.currency,
-            pace=self.pace,
-            sides=self.sides,
-            terms=tuple(self.terms()),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class SuiteForecast:
     """A suite: the effect that its sample can show, its estimated seconds and its cost; null if unknown."""
 
     suite: str
     questions: int
     seeds: int
+    max_tokens: int
     tells: str
     about_s: float | None
     cost: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastOutput:
+class EvalForecast:
     """With `--dry-run`: the suites, costs in `currency`, for one or two `sides`, and the terms of the estimate."""
 
-    parts: tuple[SuiteForecast, ...]
+    suites: tuple[SuiteForecast, ...]
     currency: str
     pace: EvalPace
-    sides: int
+    sides: int  # 2 with a baseline server
     terms: tuple[str, ...]
+
+    def to_table(self) -> str:
+        """Return the suites as a table."""
+        rows = [
+            (
+                each.suite,
+                f"{each.questions:,}{f' x {each.seeds} seeds' if each.seeds > 1 else ''}",
+                f"{each.max_tokens:,}",
+                *_cells(each.about_s, each.cost),
+            )
+            for each in self.suites
+        ]
+        known = [each for each in self.suites if each.about_s is not None]
+        if len(known) > 1:
+            costs = [each.cost for each in known if each.cost is not None]
+            seconds = sum(each.about_s or 0 for each in known)
+            rows.append(("total", "", "", *_cells(seconds, sum(costs) if costs else None)))
+        return table(("suite", "questions", "maximum tokens", "about", f"about {self.currency}"), rows)
+
+
+def _cells(seconds: float | None, cost: float | None) -> tuple[str, str]:
+    return "-" if seconds is None else format_duration(seconds), "-" if cost is None else f"{cost:.2f}"
 
 
 def forecast(
@@ -130,20 +78,39 @@ def forecast(
 ) -> EvalForecast:
     """Forecast an evaluation of a server with this plan; `results` may hold its measurements.
 
-    `before` holds saved baseline results by suite; `prices` are values of `--price`.
+    `saved_baselines` holds baseline results by suite; `prices` are values of `--price`; `skipped` are reasons.
     """
     currency, plain = split_currency(prices)
-    node = plan.hardware if plan else None
+    node, pace = plan.hardware if plan else None, find_pace(plan, results)
     bill = CostEstimate.for_gpus(node.name if node else "", node.gpus if node else 0, plain, currency)
-    names = [part.suite.name for part in runs]
-    return EvalForecast(
-        runs=tuple(runs),
-        expected_scores={name: expected_score(name, (saved_baselines or {}).get(name)) for name in names},
-        sides=sides,
-        pace=find_pace(plan, results),
-        cost=bill,
-        skipped=(*_obstacles(runs, plan), *skipped),
-    )
+    suites = []
+    for run in runs:
+        seconds, full = (each and each * sides for each in (run.seconds(pace), replace(run, limit=None).seconds(pace)))
+        expected = expected_score(run.suite.name, (saved_baselines or {}).get(run.suite.name))
+        tells = describe_sensitivity(run.suite, limit=run.limit, expected=expected, seeds=run.seeds)
+        suites.append(
+            SuiteForecast(
+                suite=run.suite.name,
+                questions=run.answers // run.seeds,
+                seeds=run.seeds,
+                max_tokens=run.suite.max_tokens,
+                tells=f"{tells}, in about {format_duration(full)}" if full and full != seconds else tells,
+                about_s=seconds,
+                cost=bill.cost_of(seconds) if seconds is not None else None,
+            )
+        )
+    terms = (*(_terms(pace, bill, sides) if runs else ()), *_obstacles(runs, plan), *skipped)
+    return EvalForecast(suites=tuple(suites), currency=bill.currency, pace=pace, sides=sides, terms=terms)
+
+
+def _terms(pace: EvalPace, bill: CostEstimate, sides: int) -> Iterator[str]:
+    """Yield the assumptions of a forecast."""
+    if pace.tok_s is None:
+        yield f"duration unknown: {pace.source}"
+        return
+    formula = f"answers x maximum tokens / {pace.tok_s:,.0f} tok/s + {HARNESS:.0f} s a seed{', twice' * (sides == 2)}"
+    yield f"{formula}: most answers are shorter; tok/s {pace.source}"
+    yield bill.terms
 
 
 def _obstacles(parts: Sequence[SuiteRun], plan: Plan | None) -> Iterator[str]:

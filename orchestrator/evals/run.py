@@ -14,7 +14,6 @@ from orchestrator.core.paths import Home, data_root
 from orchestrator.core.secrets import redact
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.foreign import choose_model
-from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import (
@@ -29,7 +28,7 @@ from orchestrator.evals.quality import compare_with_published_score
 from orchestrator.evals.significance import SignificanceTest, compare_results, minimum_detectable_difference
 from orchestrator.evals.suites import Suite, find_suite
 from orchestrator.hosts.venvs.venv import ensure_venv
-from orchestrator.plan.plan import GREEDY_SPECULATION, Plan
+from orchestrator.plan.plan import GREEDY_SPECULATION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,23 +132,6 @@ def merge_seeds(before: EvalResult, after: EvalResult, *, location: str) -> Eval
             message = f"the {name} changed from `{old}` to `{new}`"
             raise BenchError(message, location=location, hint="choose another `--output`")
     return replace(after, items=(*before.items, *after.items))
-
-
-def tau2_commands(target: BenchTarget, name: str, plan: Plan | None, trials: int | None) -> str:
-    """Return the commands that run tau2 against a server; warn if the server parses no tool calls.
-
-    Raises what `served_model` raises.
-    """
-    if plan is not None and plan.serving.tool_parser is None:
-        warn("the server parses no tool calls", hint=f"`--set flags.{Meaning.TOOL_PARSER}=…` at `up`")
-    request = tau2.Tau2Request(
-        url=target.url,
-        model=served_model(target),
-        key_env=plan.server.api_key_env if plan else None,
-        name="server" if is_url(name) else name,
-        trials=trials or tau2.TRIALS,
-    )
-    return tau2.tau2_script(request)
 
 
 def read_tau2(folder: Path, name: str, options: EvalOptions, *, require_name: bool) -> tuple[EvalResult, Path]:

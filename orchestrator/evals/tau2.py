@@ -32,17 +32,6 @@ _NEVER_RAN: Final = "infrastructure_error"  # excluded from tau2's metrics
 _NEARLY: Final = 1e-6  # tolerance of a reward of 1, as in `is_successful`
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tau2Request:
-    """The server to test: URL, model, variable of the API key, and name of the results."""
-
-    url: str
-    model: str
-    key_env: str | None
-    name: str
-    trials: int
-
-
 class _Part(BaseModel):
     """The used fields of a tau2 file; others are ignored."""
 
@@ -88,11 +77,14 @@ class Tau2Runs:
     skipped: int
 
 
-def tau2_script(request: Tau2Request) -> str:
-    """Return the commands that run all domains; the API key is in no argument or result."""
-    url, name = shlex.quote(f"{request.url.rstrip('/')}/v1"), shlex.quote(request.name)
-    key = f'export HOSTED_VLLM_API_KEY="${request.key_env}"' if request.key_env else "unset HOSTED_VLLM_API_KEY"
-    agent = shlex.quote(f"hosted_vllm/{request.model}")
+def tau2_script(url: str, model: str, *, key_env: str | None, name: str, trials: int) -> str:
+    """Return the commands that run all domains and save their results under `name`.
+
+    The API key, in the variable `key_env`, is in no argument or result.
+    """
+    url, name = shlex.quote(f"{url.rstrip('/')}/v1"), shlex.quote(name)
+    key = f'export HOSTED_VLLM_API_KEY="${key_env}"' if key_env else "unset HOSTED_VLLM_API_KEY"
+    agent = shlex.quote(f"hosted_vllm/{model}")
     return f"""\
 # tau2-bench v1.0.1 needs git, uv and Python 3.12. It is on no package index: `tau2` on PyPI is another project.
 git clone https://github.com/sierra-research/tau2-bench
@@ -103,7 +95,7 @@ export HOSTED_VLLM_API_BASE={url}
 export OPENAI_API_KEY  # of the user's model, if it is one of OpenAI's
 for domain in {" ".join(DOMAINS)}; do
   uv run tau2 run --domain "$domain" --agent-llm {agent} --user-llm {_USER} \\
-    --num-trials {request.trials} --max-concurrency {_CONCURRENCY} --save-to {name}-"$domain" --auto-resume
+    --num-trials {trials} --max-concurrency {_CONCURRENCY} --save-to {name}-"$domain" --auto-resume
 done
 deploy eval {name} --suite tau2 --simulations data/simulations
 """

@@ -316,8 +316,8 @@ def test_what_all_that_was_published_tells_takes_and_costs(
     assert "this tool does not run `tau2`" in said.err
     evaluate("mi355x-tp4dp2", suite="published", dry_run=True, json=True, baseline="http://127.0.0.1:2")
     told = json.loads(capsys.readouterr().out)
-    assert [round(part["about_s"]) for part in told["parts"]] == [225, 13590], "both sides are asked"
-    assert told["parts"][1]["cost"] == pytest.approx(2 * 6794.9 / 3600 * 8 * 1.48, rel=1e-4)
+    assert [round(part["about_s"]) for part in told["suites"]] == [225, 13590], "both sides are asked"
+    assert told["suites"][1]["cost"] == pytest.approx(2 * 6794.9 / 3600 * 8 * 1.48, rel=1e-4)
 
 
 def test_a_measured_rate_of_this_plan_goes_before_a_published_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.evals.significance import compare_results, score_interval
-from orchestrator.evals.tau2 import COMMIT, Tau2Request, read_simulations, tau2_script
+from orchestrator.evals.tau2 import COMMIT, read_simulations, tau2_script
 
 RECORDED = Path(__file__).parent / "recorded" / "tau2" / "results.json"
 
@@ -124,11 +124,11 @@ def test_an_empty_folder_names_the_command_that_fills_it(tmp_path: Path) -> None
 
 
 def test_the_commands_hold_no_key() -> None:
-    request = Tau2Request(url="http://h:1/", model="glm 5", key_env="GLM_KEY", name="mine", trials=4)
-    script = tau2_script(request)
+    script = tau2_script("http://h:1/", "glm 5", key_env="GLM_KEY", name="mine", trials=4)
     assert f"git checkout {COMMIT}" in script
     assert "HOSTED_VLLM_API_BASE=http://h:1/v1\n" in script
     assert 'HOSTED_VLLM_API_KEY="$GLM_KEY"' in script
     assert "--agent-llm 'hosted_vllm/glm 5'" in script
     assert script.endswith("deploy eval mine --suite tau2 --simulations data/simulations\n")
-    assert 'HOSTED_VLLM_API_KEY="' not in tau2_script(Tau2Request(**{**vars(request), "key_env": None}))
+    without = tau2_script("http://h:1/", "glm 5", key_env=None, name="mine", trials=4)
+    assert 'HOSTED_VLLM_API_KEY="' not in without
