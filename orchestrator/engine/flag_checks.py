@@ -271,13 +271,6 @@ def _words(given: ServerArgs) -> Iterator[ArgumentProblem]:
             yield ArgumentProblem(name=name, message=f"the bounds of `--{name}` ascend", hint="each above the last")
 
 
-def _serves_alone(given: ServerArgs) -> Iterator[ArgumentProblem]:
-    """Reject disaggregation: one half of such a server answers no request (server_args.py, `disaggregation_mode`)."""
-    if (mode := given.text("disaggregation-mode")) not in {None, "null"}:
-        message = f"a server with `--disaggregation-mode {mode}` answers nobody without its other half and a router"
-        yield ArgumentProblem(name="disaggregation-mode", message=message, hint="leave it out: a profile is one server")
-
-
 def _pairs(given: ServerArgs) -> Iterator[ArgumentProblem]:
     for (first, second), why in _EXCLUDED.items():
         if given.has(first, second):
@@ -383,6 +376,6 @@ def _number(word: str) -> float | None:
 
 _CHECKS: Final[Sequence[Check]] = (
     _names_differ, _in_range, _chunks, _sparse_attention, _context, _drafts, _ngrams, _pipeline, _parallel, _pairs,
-    _model_overrides, _quantized_as_stored, _words, _serves_alone, _senseless, _kernels_of_another_vendor,
+    _model_overrides, _quantized_as_stored, _words, _senseless, _kernels_of_another_vendor,
     _has_a_draft, _device, _rank_port, _numa_nodes,
 )  # fmt: skip

@@ -34,6 +34,9 @@ RESERVED: Mapping[str, str] = {
     "enable-dp-attention": "layout.dp_attention",
     "nnodes": "layout.nodes",
     "node-rank": "layout.nodes",
+    "disaggregation-mode": "layout.prefill` and `layout.decode",
+    "disaggregation-transfer-backend": "layout.transfer.backend",
+    "disaggregation-bootstrap-port": "server.port",
     "api-key": "server.api_key_env",
     "admin-api-key": "server.api_key_env",
     "config": "flags",  # a file of further options, which no check here would see

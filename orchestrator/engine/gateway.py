@@ -35,6 +35,7 @@ _RESERVED: Final[Mapping[str, str]] = {
     "port": "server.port",
     "api-key": "server.api_key_env",
     "worker-urls": "replicas",
+    **dict.fromkeys(("pd-disaggregation", "prefill", "decode"), "layout.prefill` and `layout.decode"),
     "prometheus-port": "server.port",
     **dict.fromkeys(
         ("service-discovery", "selector", "service-discovery-port", "service-discovery-namespace"), "runtime"
@@ -64,8 +65,10 @@ def _takes(
     )
 
 
+POLICIES: Final = ("cache_aware", "round_robin", "random", "power_of_two", "prefix_hash", "consistent_hashing")
 OPTIONS: Final[Mapping[str, FlagSpec]] = {
-    "policy": _takes(choices=("cache_aware", "round_robin", "random", "power_of_two")),
+    "policy": _takes(choices=POLICIES),
+    **{f"{role}-policy": _takes(choices=POLICIES) for role in ("prefill", "decode")},
     **{name: _takes("float") for name in ("cache-threshold", "balance-rel-threshold", "retry-backoff-multiplier")},
     "retry-jitter-factor": _takes("float"),
     **{name: _takes(value=False) for name in ("disable-retries", "disable-circuit-breaker")},
@@ -120,23 +123,28 @@ class PodDiscovery:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayLaunch:
-    """The launch parameters of a gateway. `servers` are base URLs; each of `options` is an option with its values."""
+    """The launch parameters of a gateway. each of `options` is an option with its values."""
 
     host: str
     port: int
     metrics_host: str
     metrics_port: int
-    servers: Sequence[str]  # empty if the gateway discovers pods
+    workers: Sequence[str]  # the options that name its workers; empty if the gateway discovers pods
     grace: int  # seconds for running requests, after SIGTERM
     options: Iterable[Sequence[str]]
     pods: PodDiscovery | None = None
+
+
+def worker_words(servers: Sequence[str]) -> tuple[str, ...]:
+    """Return the option that names equal servers; each is a base URL."""
+    return ("--worker-urls", *servers)
 
 
 def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str = LAUNCHER) -> tuple[str, ...]:
     """Return the whole command line of a gateway."""
     argv = [python, launcher, "--host", launch.host, "--port", str(launch.port)]
     if launch.pods is None:
-        argv += ["--worker-urls", *launch.servers]
+        argv += launch.workers
     else:
         argv += ["--service-discovery", "--service-discovery-namespace", launch.pods.namespace]
         argv += ["--service-discovery-port", str(launch.pods.port)]

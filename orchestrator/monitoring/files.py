@@ -11,7 +11,6 @@ from orchestrator.monitoring.alerts import rules_of, skipped_rules
 from orchestrator.monitoring.dashboard import dashboard
 from orchestrator.monitoring.series import EVERY, SCRAPED, SCRAPED_GATEWAY, MonitoredServer
 from orchestrator.render.artifacts import RenderedFile
-from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.base import PodTargets
 
 
@@ -110,7 +109,7 @@ def _targets(server: MonitoredServer) -> list[dict[str, object]]:
     labels = {"server": server.name, "profile": server.plan.profile}
     several = server.servers > 1
     found: list[dict[str, object]] = [
-        {"targets": [target], "labels": labels | ({"replica": replica_folder(number)} if several else {})}
+        {"targets": [target], "labels": labels | ({"replica": server.plan.server_names[number - 1]} if several else {})}
         for number, target in enumerate(server.targets, start=1)
     ]
     if server.gateway_target:

@@ -11,7 +11,7 @@ from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Load, capacity_warnings
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import with_fusion_flag
-from orchestrator.plan.known_issues import KnownIssues, blocking_issues, matching_issues
+from orchestrator.plan.known_issues import KnownIssue, KnownIssues, blocking_issues, matching_issues
 from orchestrator.plan.patches import PatchFacts, patch_env, select_patches
 from orchestrator.plan.plan import (
     ContainerRequirements,
@@ -26,11 +26,13 @@ from orchestrator.plan.plan import (
     Moe,
     Plan,
     PlannedPatch,
+    PlanWarning,
     SmokeQuestion,
     Ulimit,
 )
-from orchestrator.plan.replicas import LOOPBACK, planned_gateway
-from orchestrator.plan.rules import RULES, Rule, RuleContext
+from orchestrator.plan.replicas import LOOPBACK, planned_gateway, server_count
+from orchestrator.plan.roles import as_role, role_plans, role_profiles, transfer_label, with_transfer_env
+from orchestrator.plan.rules import Rule, RuleContext, plan_problems
 from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.layers import MergedProfile
@@ -78,19 +80,41 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
         blocked_issues=context.known_issues.blocked,
         load=context.load,
     )
-    _require_no_problems(name, (problem for rule in RULES for problem in rule(rule_context)))
+    _require_no_problems(name, dict.fromkeys(plan_problems(rule_context)))
+    servers = role_profiles(profile)
+    by_role = {
+        role: as_role(
+            with_fusion_flag(_assemble(name, profile=each, merged=merged, context=context, facts=facts), facts.experts),
+            role,
+            profile,
+        )
+        for role, each in servers.items()
+    }
     plan = _assemble(name, profile=profile, merged=merged, context=context, facts=facts)
     plan = with_fusion_flag(plan, facts.experts)
-    accepted = profile.allow_known_issues
-    _require_no_problems(
-        name, blocking_issues(context.known_issues.blocked, plan, allowed=accepted, location=merged.place)
+    plan = replace(
+        plan,
+        roles=tuple(role_plans(profile, by_role)),
+        env=tuple(with_transfer_env(plan.env, profile)),
+        transfer=transfer_label(profile),
     )
+    plans, accepted = tuple(by_role.values()) or (plan,), profile.allow_known_issues
+    blocked = [
+        problem
+        for each in plans
+        for problem in blocking_issues(context.known_issues.blocked, each, allowed=accepted, location=merged.place)
+    ]
+    _require_no_problems(name, dict.fromkeys(blocked))
     reports = context.known_issues
+
+    def issues(entries: Sequence[KnownIssue]) -> tuple[PlanWarning, ...]:
+        return tuple(dict.fromkeys(issue for each in plans for issue in matching_issues(entries, each)))
+
     return replace(
         plan,
-        warnings=(*matching_issues(reports.warnings, plan), *capacity_warnings(rule_context.capacity)),
-        wrong_answers=matching_issues(reports.wrong_answers, plan),
-        nondeterministic=matching_issues(reports.nondeterministic, plan),
+        warnings=(*issues(reports.warnings), *capacity_warnings(rule_context.capacity)),
+        wrong_answers=issues(reports.wrong_answers),
+        nondeterministic=issues(reports.nondeterministic),
     )
 
 
@@ -117,7 +141,7 @@ def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: Pl
             dp_attention=profile.layout.dp_attention.value,
             nodes=profile.layout.nodes.value,
         ),
-        replicas=profile.replicas,
+        replicas=server_count(profile),
         gateway=planned_gateway(profile, one_node=settings.one_node, same_port=settings.same_port),
         server=_server(profile),
         flags=_flags(profile),

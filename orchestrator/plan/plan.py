@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from orchestrator.core.origin import Origin
 from orchestrator.engine.serving import ServingFacts, serving_facts
-from orchestrator.plan.units import UnitPlan, rank_port, unit_plans
+from orchestrator.plan.units import Role, UnitPlan, rank_port, server_names, unit_plans
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
@@ -188,6 +188,17 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RolePlan:
+    """The equal servers of one role, prefill or decode."""
+
+    role: Role
+    count: int
+    layout: Layout
+    flags: tuple[Flag, ...]  # of each; a prefill server has its bootstrap port besides
+    bootstrap_ports: tuple[int, ...]  # of each prefill server; none for decode
+
+
+@dataclass(frozen=True, kw_only=True)
 class HttpEndpoint:
     """The HTTP endpoint. A plan has the name of the variable with the API key, never the key."""
 
@@ -283,6 +294,9 @@ class Plan:
     slurm: SlurmSection | None  # None for other runtimes
     prebuilt_image: str | None  # `name@sha256:…`; None: an image is built
     soak: float = 0.0  # minutes of mixed load in the smoke test
+    role: Role = Role.SERVER  # of this server
+    roles: tuple[RolePlan, ...] = ()  # prefill, then decode, if they are apart; `replicas` counts the servers of both
+    transfer: str = ""  # `BACKEND over NETWORK` between the roles
 
     def flag(self, name: str) -> str | None:
         """Return an option's values joined by spaces: "" for a bare switch, None if the plan does not set it."""
@@ -302,8 +316,9 @@ class Plan:
     def gpus(self) -> range:
         """The indexes of the GPUs in use on each node; empty on a CPU."""
         first, step = self.serving.first_gpu, self.serving.gpu_step
-        count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * self.serving.stages // self.layout.nodes
-        return range(first, first + count * self.replicas * step, step)
+        of_roles = sum(role.count * role.layout.gpus for role in self.roles)
+        count = (of_roles or self.layout.gpus * self.replicas) * self.serving.stages // self.layout.nodes
+        return range(first, first + (0 if self.hardware.vendor == "cpu" else count) * step, step)
 
     @property
     def gpu_count(self) -> int:
@@ -319,6 +334,17 @@ class Plan:
     def units(self) -> tuple[UnitPlan, ...]:
         """The units to start, in order."""
         return unit_plans(self)
+
+    @property
+    def server_names(self) -> tuple[str, ...]:
+        """The name of each server behind the gateway, by its number."""
+        return server_names(self)
+
+    def label_of(self, number: int) -> str:
+        """Return the name of a server behind the gateway in a sentence: `replica 1 of 2`, `prefill 1 of 1`."""
+        name = self.server_names[number - 1]
+        kind = name.rpartition("-")[0]
+        return f"{name.replace('-', ' ')} of {sum(each.startswith(kind) for each in self.server_names)}"
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data for JSON."""

@@ -3,12 +3,13 @@
 The plan of a replica has the same class as the plan of a server, so the same code starts and verifies both.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.origin import Origin
-from orchestrator.engine.flags import flag_words
+from orchestrator.engine.disaggregation import BOOTSTRAP_PORT
+from orchestrator.engine.flags import FlagValue, flag_words
 from orchestrator.engine.gateway import DEFAULTS, REQUIREMENTS, VERSION
 from orchestrator.engine.options import Meaning, flag_for
 from orchestrator.plan.plan import Flag, Gateway, Plan
@@ -25,7 +26,8 @@ _PORT_STEP: Final = (
 
 def planned_gateway(profile: "Profile", *, one_node: bool = True, same_port: bool = False) -> Gateway | None:
     """Plan the gateway of a profile with several replicas; defaults become explicit options with their reason."""
-    if profile.replicas == 1:
+    count = server_count(profile)
+    if count == 1:
         return None
     defaults = {
         name: Flag(name=name, values=(value,), origin=Origin.INFERRED, source=reason)
@@ -40,15 +42,28 @@ def planned_gateway(profile: "Profile", *, one_node: bool = True, same_port: boo
         version=VERSION,
         requirements=REQUIREMENTS,
         options=tuple(flag for name, flag in sorted({**defaults, **from_profile}.items()) if name not in off),
-        ports=(profile.server.port,) * profile.replicas if same_port else replica_ports(profile),
+        ports=(profile.server.port,) * count if same_port else replica_ports(profile),
         metrics_port=profile.server.port + 1,
         one_node=one_node,
     )
 
 
+def server_count(profile: "Profile") -> int:
+    """Return the number of servers behind the gateway."""
+    roles = [role for role in (profile.layout.prefill, profile.layout.decode) if role is not None]
+    return sum(role.replicas for role in roles) if roles else profile.replicas
+
+
 def replica_ports(profile: "Profile") -> tuple[int, ...]:
     """Return the ports of the replicas, which follow the gateway's."""
-    return tuple(profile.server.port + _PORT_STEP * number for number in range(1, profile.replicas + 1))
+    return tuple(profile.server.port + _PORT_STEP * number for number in range(1, server_count(profile) + 1))
+
+
+def role_ports(profile: "Profile") -> tuple[int, ...]:
+    """Return the bootstrap port of each prefill server: they follow the ports of all servers."""
+    count, prefill = server_count(profile), profile.layout.prefill
+    first = profile.server.port + _PORT_STEP * (count + 1)
+    return tuple(range(first, first + (prefill.replicas if prefill else 0)))
 
 
 def gpus_per_replica(profile: "Profile") -> int:
@@ -62,6 +77,8 @@ def replica_plans(plan: Plan) -> tuple[Plan, ...]:
     """Return the plan of each replica; it listens on loopback, with the same API key as the gateway."""
     if plan.gateway is None:
         return (plan,)
+    if plan.roles:
+        return tuple(_role_plans(plan, plan.gateway))
     return tuple(
         replace(
             plan,
@@ -79,6 +96,8 @@ def rolling_update_blocker(old: Plan, new: Plan) -> str:
 
     The gateway and the GPUs of each replica must stay the same.
     """
+    if (old.roles or new.roles) and old != new:
+        return "prefill and decode servers of two plans do not understand each other"
     if old.replicas != new.replicas:
         return f"`replicas` changes from {old.replicas} to {new.replicas}"
     common = {
@@ -112,7 +131,39 @@ def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:
         return
     first = gpus[index * len(gpus) // plan.replicas]
     source = f"`replicas`: the GPUs of replica {index + 1} of {plan.replicas}"
-    name, value = flag_for(Meaning.FIRST_GPU, first)
-    base = Flag(name=name, values=flag_words(value), origin=Origin.INFERRED, source=source)
-    flags = {flag.name: flag for flag in plan.flags} | {name: base}
-    yield from (flags[name] for name in sorted(flags))
+    yield from _with_flag(plan.flags, flag_for(Meaning.FIRST_GPU, first), source)
+
+
+def _with_flag(flags: Iterable[Flag], flag: tuple[str, FlagValue], source: str) -> Iterator[Flag]:
+    """Yield flags with one more, or with another value of it, sorted."""
+    name, value = flag
+    added = Flag(name=name, values=flag_words(value), origin=Origin.INFERRED, source=source)
+    known = {each.name: each for each in flags} | {name: added}
+    yield from (known[name] for name in sorted(known))
+
+
+def _role_plans(plan: Plan, gateway: Gateway) -> Iterator[Plan]:
+    """Yield the plan of each prefill server, then of each decode server; on one node each has GPUs of its own."""
+    ports, first = iter(gateway.ports), plan.serving.first_gpu
+    for role in plan.roles:
+        for number in range(role.count):
+            flags: Iterable[Flag] = role.flags
+            if role.bootstrap_ports:
+                source = "`layout.prefill`: decode servers find this one here"
+                flags = _with_flag(flags, (BOOTSTRAP_PORT, role.bootstrap_ports[number]), source)
+            if plan.gpus and gateway.one_node and first != plan.serving.first_gpu:
+                source = f"`layout`: the GPUs of {role.role} {number + 1} of {role.count}"
+                flags = _with_flag(flags, flag_for(Meaning.FIRST_GPU, first), source)
+            server = replace(plan.server, host=LOOPBACK, port=next(ports))
+            each = replace(
+                plan,
+                replicas=1,
+                gateway=None,
+                server=server,
+                role=role.role,
+                roles=(),
+                layout=role.layout,
+                flags=tuple(flags),
+            )
+            yield each
+            first = each.gpus[-1] + plan.serving.gpu_step if each.gpus else first

@@ -4,7 +4,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final
 
@@ -21,9 +21,10 @@ from orchestrator.engine.serving import ServingFacts
 from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Capacity, Load, capacity_of, context_shortage, fraction_for_context
 from orchestrator.plan.known_issues import KnownIssue
-from orchestrator.plan.replicas import LOOPBACK, gpus_per_replica, replica_ports
+from orchestrator.plan.placement import nodes_share_the_ranks, replicas_have_ports
+from orchestrator.plan.replicas import LOOPBACK, gpus_per_replica
+from orchestrator.plan.roles import role_profiles, roles_agree
 from orchestrator.plan.serving import profile_serving
-from orchestrator.plan.units import rank_port
 from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import Profile
 
@@ -39,10 +40,14 @@ class RuleContext:
     runtimes: "Mapping[str, Sequence[Rule]]"  # by name, with the rules of each
     blocked_issues: Sequence[KnownIssue]
     load: Load | None  # of the profile's workload
+    role: str = ""  # the section of `layout` whose servers these are
 
     def location(self, *path: str | int) -> str:
-        """Return `file:line` of a key path."""
+        """Return `file:line` of a key path; the section of the role has precedence."""
         key: KeyPath = path
+        of_role = ("layout", self.role, *(path[1:] if path[0] == "layout" else path))
+        if self.role and of_role in self.merged.places:
+            key = of_role
         return self.merged.place(key)
 
     @cached_property
@@ -94,8 +99,6 @@ def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
 
 Rule = Callable[[RuleContext], Iterator[Problem]]
 
-_LAST_PORT: Final = 65535
-_RANK_PORTS: Final = 6  # that sglang derives from the ranks' port with dp-attention (0.5.14, server_args.py:7339)
 VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
 # The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
@@ -141,80 +144,10 @@ def layout_fits(context: RuleContext) -> Iterator[Problem]:
         yield Problem(f"with dp-attention, dp {dp} must divide tp {tp}", context.location("layout", "dp"))
 
 
-def nodes_share_the_ranks(context: RuleContext) -> Iterator[Problem]:
-    """Check that each node gets as many ranks as the others, and that they find each other.
-
-    sglang gives each node whole pipeline stages, or a part of one (0.5.16, entrypoints/engine.py:1402; 0.5.23: 2062).
-    """
-    layout, stages, nodes = context.profile.layout, context.serving.stages, context.profile.layout.nodes.value
-    if nodes == 1:
-        return
-    location, tp, dp = context.location("layout", "nodes"), layout.tp.value, layout.dp.value
-    if stages % nodes and (nodes % stages or tp % (nodes // stages)):
-        product = f"tp {tp}" + (f" x pp {stages}" if stages > 1 else "")
-        hint = "each node gets whole pipeline stages, or an equal part of one"
-        yield Problem(f"{product} is not divisible by {nodes} nodes", location, hint)
-    if dp > 1 and not layout.dp_attention.value:
-        yield Problem(
-            f"dp {dp} on {nodes} nodes: multi-node data parallel is not supported unless dp attention (sglang 0.5.16, "
-            "server_args.py:7602)",
-            location,
-            "`layout.dp_attention: true`; or `replicas`, each with its own nodes",
-        )
-    if "dist-init-addr" in context.profile.flags:
-        hint = "remove it: the address is that of the first node"
-        yield Problem("`dist-init-addr` cannot be set for several nodes", context.location("flags"), hint)
-    profile = context.profile
-    own = profile.server.port if profile.replicas == 1 else replica_ports(profile)[-1]
-    if (last := rank_port(own) + _RANK_PORTS) > _LAST_PORT:
-        yield Problem(
-            f"`server.port` {profile.server.port} is too high: the ranks need ports up to {last}",
-            context.location("server", "port"),
-            "set a lower port",
-        )
-
-
-def runs_on_one_node(context: RuleContext) -> Iterator[Problem]:
-    """Check that the server and its replicas fit on one node, for a runtime that starts them on one node."""
-    profile, facts = context.profile, context.serving
-    if (nodes := profile.layout.nodes.value) > 1:
-        yield Problem(
-            f"the {profile.runtime} runtime starts a server on one node, not on {nodes}",
-            context.location("layout", "nodes"),
-            "`--set runtime=slurm` or `--set runtime=kubernetes`",
-        )
-        return
-    count, gpus = profile.replicas, gpus_per_replica(profile)
-    used = facts.first_gpu + (count * gpus - 1) * facts.gpu_step + 1
-    if count > 1 and profile.hardware.vendor != "cpu" and used > profile.hardware.gpus:
-        yield Problem(
-            f"{count} replicas of {gpus} GPUs need {used} GPUs; the node has {profile.hardware.gpus}",
-            context.location("replicas"),
-            "lower `replicas`, or `layout.tp`",
-        )
-
-
 def gateway_options_are_known(context: RuleContext) -> Iterator[Problem]:
     """Check the options of the gateway, also for one replica, which has no gateway."""
     for name, setting in context.profile.gateway.items():
         yield from gateway_problems(name, setting.value, context.location("gateway", name))
-
-
-def replicas_have_ports(context: RuleContext) -> Iterator[Problem]:
-    """Check that each replica has its own ports; an option that sets a port would apply to all replicas."""
-    profile = context.profile
-    if profile.replicas == 1:
-        return
-    for name in (port.option for port in context.serving.ports):
-        hint = "remove it: sglang then uses a free port"
-        yield Problem(f"`--{name}` sets one port for all replicas", context.location("flags", name), hint)
-    last = replica_ports(profile)[-1]
-    if last > _LAST_PORT or port_problem(last, profile.engine.version):
-        yield Problem(
-            f"`server.port` {profile.server.port} is too high: the last of {profile.replicas} replicas needs {last}",
-            context.location("server", "port"),
-            "set a lower port",
-        )
 
 
 def heads_divide(context: RuleContext) -> Iterator[Problem]:
@@ -395,6 +328,7 @@ def allowed_issues_exist(context: RuleContext) -> Iterator[Problem]:
 
 
 RULES: Final[Sequence[Rule]] = (
+    roles_agree,
     engine_fits_hardware,
     image_matches_version,
     layout_fits,
@@ -412,3 +346,16 @@ RULES: Final[Sequence[Rule]] = (
     skipped_patches_exist,
     allowed_issues_exist,
 )
+# Rules of all servers under one name; the others look at one server, so each role has them.
+_WHOLE: Final = (roles_agree, gateway_options_are_known, replicas_have_ports, runtime_can_start)
+
+
+def plan_problems(context: RuleContext) -> Iterator[Problem]:
+    """Yield the problems of a profile, of each role if it has several."""
+    if not (roles := role_profiles(context.profile)):
+        yield from (problem for rule in RULES for problem in rule(context))
+        return
+    yield from (problem for rule in _WHOLE for problem in rule(context))
+    for name, profile in roles.items():
+        of_role = replace(context, profile=profile, role=name)
+        yield from (problem for rule in RULES if rule not in _WHOLE for problem in rule(of_role))

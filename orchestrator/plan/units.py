@@ -42,17 +42,18 @@ def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
     """Return the units of a plan in the order in which they start: the gateway last."""
     from orchestrator.plan.replicas import replica_plans  # noqa: PLC0415 - see above
 
+    plans = replica_plans(plan)
     servers = tuple(
         UnitPlan(
-            role=Role.SERVER,
-            number=number,
+            role=replica.role,
+            number=[each.role for each in plans[:number]].count(replica.role),
             nodes=replica.layout.nodes,
             gpus=replica.gpus,
             port=replica.server.port,
             flags=replica.flags,
             env=replica.env,
         )
-        for number, replica in enumerate(replica_plans(plan), start=1)
+        for number, replica in enumerate(plans, start=1)
     )
     if plan.gateway is None:
         return servers
@@ -69,5 +70,12 @@ def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
 
 
 def server_numbers(plan: "Plan") -> list[int]:
-    """Return the numbers of a plan's servers, from 1."""
-    return [unit.number for unit in plan.units if unit.role is Role.SERVER]
+    """Return the numbers of a plan's servers, from 1; with roles those of prefill come first."""
+    return list(range(1, plan.replicas + 1))
+
+
+def server_names(plan: "Plan") -> tuple[str, ...]:
+    """Return the name of each server behind the gateway, which its folder has too: `replica-1`, or `prefill-1`."""
+    if not plan.roles:
+        return tuple(f"replica-{number}" for number in server_numbers(plan))
+    return tuple(f"{role.role}-{number}" for role in plan.roles for number in range(1, role.count + 1))

@@ -21,7 +21,7 @@ from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 _DIGEST: Final = r"sha256:[0-9a-f]{64}"
 _FLAGS: Final = "sglang's options, by long name without the leading dashes"
 _ENV: Final = "the server's environment"
-_GATEWAY: Final = "options of SGLang's gateway, by long name without the leading dashes; for several `replicas`"
+_GATEWAY: Final = "options of SGLang's gateway, by long name without the leading dashes; for several servers"
 FILLER: Final = "{filler}"  # in a question: replaced with its filler
 MAX_FILLER: Final = 1 << 17  # words; the largest prefill chunk in a recipe for sglang has as many tokens
 
@@ -338,6 +338,27 @@ class EngineFile(EngineSection):
     env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
 
 
+class RoleSection(StrictModel):
+    """The servers of one role; what is not set here is that of the whole profile."""
+
+    replicas: int = Field(default=1, ge=1, le=32, description="equal servers of this role")
+    tp: CountField | None = Field(default=None, description="GPUs that share one server's weights")
+    dp: CountField | None = Field(default=None, description="data-parallel replicas within a server")
+    ep: CountField | None = Field(default=None, description="expert-parallel ranks")
+    dp_attention: SwitchField | None = Field(default=None, description="dp splits the same GPUs")
+    nodes: CountField | None = Field(default=None, description="nodes that share one server's ranks")
+    flags: dict[Text, FlagField] = Field(default={}, description="flags of this role, before those of the profile")
+
+
+class TransferSection(StrictModel):
+    """How the KV cache crosses from prefill to decode servers."""
+
+    backend: Literal["mooncake", "nixl", "mori"] = Field(default="mooncake", description="mooncake, nixl or mori")
+    network: Literal["tcp", "ainic", "thor2", "connectx"] = Field(
+        description="tcp, or the RDMA NICs (ainic, thor2, connectx); sets the environment"
+    )
+
+
 class LayoutSection(StrictModel):
     """How the model is spread over the GPUs."""
 
@@ -352,6 +373,9 @@ class LayoutSection(StrictModel):
     nodes: CountField = Field(
         default=CountSetting(value=1, origin=Origin.INFERRED), description="nodes that share one replica's ranks"
     )
+    prefill: RoleSection | None = Field(default=None, description="servers that only read prompts; needs `decode`")
+    decode: RoleSection | None = Field(default=None, description="servers that only generate; needs `prefill`")
+    transfer: TransferSection | None = Field(default=None, description="how the KV cache crosses between the roles")
 
 
 class ServerSection(StrictModel):

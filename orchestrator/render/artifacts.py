@@ -4,10 +4,12 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, PodDiscovery, gateway_argv
+from orchestrator.engine.disaggregation import gateway_words
+from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, PodDiscovery, gateway_argv, worker_words
 from orchestrator.engine.launch import Launch, launch_argv
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
+from orchestrator.plan.units import Role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +116,22 @@ def gateway_command(
         port=plan.server.port,
         metrics_host=metrics_host or LOOPBACK,
         metrics_port=plan.gateway.metrics_port,
-        servers=[replica.server.url for replica in replica_plans(plan)],
+        workers=_workers(plan),
         grace=plan.timeouts.termination_grace,
         options=[option.argv for option in plan.gateway.options],
         pods=pods,
     )
     return Command(argv=gateway_argv(launch, python=python, launcher=launcher), env=(), in_home=False)
+
+
+def _workers(plan: Plan) -> tuple[str, ...]:
+    """Return the gateway's options for its workers: equal servers, or those of each role."""
+    servers = replica_plans(plan)
+    if not plan.roles:
+        return worker_words([each.server.url for each in servers])
+    ports = [port for role in plan.roles for port in role.bootstrap_ports]
+    urls = {role: [each.server.url for each in servers if each.role is role] for role in (Role.PREFILL, Role.DECODE)}
+    return tuple(gateway_words(zip(urls[Role.PREFILL], ports, strict=True), urls[Role.DECODE]))
 
 
 def container_options(needs: ContainerRequirements, group: Callable[[str], str | None]) -> Iterator[tuple[str, str]]:

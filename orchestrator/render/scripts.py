@@ -33,16 +33,11 @@ def files(artifacts: Artifacts) -> tuple[RenderedFile, ...]:
         written.append(script_file("gateway.sh", gateway_script(artifacts)))
     else:
         written.append(script_file("server.sh", server_script(artifacts)))
-    for number, replica in enumerate(artifacts.replicas, start=1):
-        written += [dataclasses.replace(file, path=f"{replica_folder(number)}/{file.path}") for file in files(replica)]
+    for folder, replica in zip(artifacts.plan.server_names, artifacts.replicas, strict=False):
+        written += [dataclasses.replace(file, path=f"{folder}/{file.path}") for file in files(replica)]
     if artifacts.build is not None:
         written += [dataclasses.replace(file, path=f"{IMAGE_FOLDER}/{file.path}") for file in artifacts.build.files]
     return tuple(written)
-
-
-def replica_folder(number: int) -> str:
-    """Return the name of a replica and of its folder; `number` counts from 1."""
-    return f"replica-{number}"
 
 
 def text_file(path: str, text: str) -> RenderedFile:

@@ -17,7 +17,7 @@ from typing import Final
 from orchestrator.plan.units import Role
 from orchestrator.runtimes.base import Unit
 
-_REPLICA: Final = re.compile(r"replica-[1-9][0-9]?")  # the name that `render.scripts.replica_folder` gives
+_REPLICA: Final = re.compile(r"(replica|prefill|decode)-[1-9][0-9]?")  # the names of `plan.units.server_names`
 
 
 def run_root(run_dir: Path) -> Path:
@@ -40,15 +40,34 @@ def replica_number(replica: str) -> int:
     return int(replica.rpartition("-")[2]) if is_replica(replica) else 0
 
 
+def in_order(folder: str) -> tuple[bool, int]:
+    """Return the key that sorts servers behind a gateway: by number, prefill before decode."""
+    return folder.startswith(Role.DECODE), replica_number(folder)
+
+
+def role_of(folder: str) -> Role:
+    """Return the role of a server behind a gateway by the name of its folder."""
+    kind = folder.rpartition("-")[0]
+    return Role(kind) if kind in {Role.PREFILL, Role.DECODE} else Role.SERVER
+
+
 def with_roles(units: Iterable[Unit]) -> tuple[Unit, ...]:
     """Return units sorted for a list. A unit in the run directory itself is the gateway if its name has replicas."""
     known = sorted(
-        units, key=lambda unit: (unit.name, bool(replica_name(Path(unit.run_dir))), unit.number, unit.run_dir)
+        units,
+        key=lambda unit: (
+            unit.name,
+            bool(replica_name(Path(unit.run_dir))),
+            in_order(Path(unit.run_dir).name),
+            unit.run_dir,
+        ),
     )
     several = {unit.name for unit in known if replica_name(Path(unit.run_dir))}
     return tuple(
         replace(unit, role=Role.GATEWAY)
         if unit.name in several and unit.runtime_id and not replica_name(Path(unit.run_dir))
+        else replace(unit, role=role_of(replica_name(Path(unit.run_dir))))
+        if replica_name(Path(unit.run_dir))
         else unit
         for unit in known
     )

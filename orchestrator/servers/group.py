@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.runs.run_dir import RunDir, read_plan, require_plan
 from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
-from orchestrator.runtimes.replicas import replica_name, replica_number, run_root
+from orchestrator.runtimes.replicas import in_order, replica_name, run_root
 
 if TYPE_CHECKING:
     from orchestrator.core.secrets import Secret
@@ -191,7 +191,8 @@ def _start(units: Sequence[RunningServer]) -> RunningServer:
     """Join the units of one run."""
     own = next((unit for unit in units if not replica_name(Path(unit.run_dir))), None)
     behind = [unit for unit in units if unit is not own]
-    return own if own is not None and not behind else join_replicas(own, sorted(behind, key=lambda unit: unit.number))
+    in_turn = sorted(behind, key=lambda unit: in_order(Path(unit.run_dir).name))
+    return own if own is not None and not behind else join_replicas(own, in_turn)
 
 
 def join_replicas(gateway: RunningServer | None, servers: Sequence[RunningServer]) -> RunningServer:
@@ -223,8 +224,8 @@ def joined(found: Sequence[RunningServer]) -> list[RunningServer]:
     if len(gateways) != 1 or not without:
         return list(found)
     starts = sorted((gateways[0], *without), key=lambda start: start.run_dir)
-    newest = {replica_number(Path(server.run_dir).name): server for start in starts for server in start.replicas}
-    whole = join_replicas(gateways[0], [server for _, server in sorted(newest.items())])
+    newest = {Path(server.run_dir).name: server for start in starts for server in start.replicas}
+    whole = join_replicas(gateways[0], [newest[name] for name in sorted(newest, key=in_order)])
     return [whole, *(server for server in found if server not in starts)]
 
 

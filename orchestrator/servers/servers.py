@@ -18,7 +18,6 @@ from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.launch import process_names
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import (
     RunDir,
     known_names,
@@ -271,18 +270,17 @@ def _started_again(state: ServerState, run: RunDir) -> str:
 
 def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
     """Return the replicas with another plan, as `replica 2 of 2 has another`; "" if there are none."""
-    planned = {replica_folder(number): each.digest for number, each in enumerate(replica_plans(plan), start=1)}
+    planned = {name: each.digest for name, each in zip(plan.server_names, replica_plans(plan), strict=True)}
     others = [server for server in handle.replicas if server.plan_digest != planned.get(Path(server.run_dir).name)]
     return ", ".join(f"{Path(other.run_dir).name.replace('-', ' ')} of {plan.replicas} has another" for other in others)
 
 
 def _lost_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
     """Yield the dead replicas of a gateway, and the dead processes of running replicas."""
-    plan = handle.plan
-    count = plan.replicas if plan else len(handle.replicas)
     known = {Path(server.run_dir).name: server for server in handle.replicas}
-    for number in range(1, count + 1):
-        which, server = f"replica {number} of {count}", known.get(replica_folder(number))
+    plan = handle.plan
+    for number, name in enumerate(plan.server_names if plan else sorted(known), start=1):
+        which, server = plan.label_of(number) if plan else name.replace("-", " "), known.get(name)
         if server is None:
             yield f"{which} has no readable record"
         elif (state := runtime.state(server)).status is not Status.RUNNING:

@@ -12,6 +12,7 @@ from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
 from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES, LAUNCHER
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
 from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import (
     Artifacts,
     BuildContext,
@@ -20,7 +21,7 @@ from orchestrator.render.artifacts import (
     gateway_command,
     server_command,
 )
-from orchestrator.render.scripts import SHELL_HOME, replica_folder, script_file, wrap_argv
+from orchestrator.render.scripts import SHELL_HOME, script_file, wrap_argv
 from orchestrator.runtimes.labels import NAME, PART, RUN_DIR, record_of
 
 LOG_DRIVER: Final = "json-file"  # Docker's default; it keeps an unlimited log, and rotated files are read as one
@@ -75,12 +76,13 @@ def render(
 ) -> Artifacts:
     """Return the artifacts of a plan. A container listens on all its addresses; publishing selects the host's address.
 
-    Replicas are published on loopback only. Their gateway runs in the host's network, from the same image, which
-    contains it. So a host needs nothing but Docker, a remote host included.
+    Replicas are published on loopback only. The servers of roles use the host's network, because their transfers choose
+    ports, and so does the gateway. It runs from the same image, so a host needs nothing but Docker.
     """
     if plan.gateway is not None:
         return _several(plan, build, image, found)
-    command = server_command(plan, model_path=container_model(plan), host="0.0.0.0", found=found)  # noqa: S104
+    host = "0.0.0.0" if plan.role is Role.SERVER else plan.server.host  # noqa: S104
+    command = server_command(plan, model_path=container_model(plan), host=host, found=found)
     return Artifacts(plan=plan, command=command, build=build, spec=container_spec(plan, image, found))
 
 
@@ -110,8 +112,7 @@ def spec_of(artifacts: Artifacts) -> ContainerSpec:
 
 def docker_run_files(artifacts: Artifacts, name: str) -> Iterator[RenderedFile]:
     """Yield `docker-run.sh`, the `docker run` command as a script; with replicas, one each and one for the gateway."""
-    for number, server in enumerate(artifacts.replicas, start=1):
-        folder = replica_folder(number)
+    for folder, server in zip(artifacts.plan.server_names, artifacts.replicas, strict=False):
         yield _script(f"{folder}/docker-run.sh", docker_run_line(server, name, folder))
     yield _script("docker-run.sh", docker_run_line(artifacts, name))
 
@@ -124,13 +125,19 @@ def container_spec(plan: Plan, image: str, found: DetectedPatches = NO_DETECTED_
     """Return the spec of a plan's container: hardware needs, read-only checkpoint, caches of this image and GPU."""
     return ContainerSpec(
         image=image,
-        needs=plan.hardware.container,
+        needs=_needs(plan),
         mounts=_mounts(plan, found),
         caches=_caches(plan, image),
-        publish=(plan.server.host, plan.server.port, plan.server.port),
+        publish=(plan.server.host, plan.server.port, plan.server.port) if plan.role is Role.SERVER else None,
         restarts=MAX_RESTARTS,
         stop_grace=plan.timeouts.termination_grace,
     )
+
+
+def _needs(plan: Plan) -> ContainerRequirements:
+    """Return what the hardware needs, and the RDMA devices if a role transfers over them."""
+    needs, rdma = plan.hardware.container, plan.role is not Role.SERVER and not plan.transfer.endswith("over tcp")
+    return replace(needs, devices=(*needs.devices, "/dev/infiniband")) if rdma else needs
 
 
 def container_name(name: str, part: str = "") -> str:

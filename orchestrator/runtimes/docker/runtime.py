@@ -72,7 +72,7 @@ class DockerRuntime(Runtime):
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
-        from orchestrator.plan.rules import runs_on_one_node
+        from orchestrator.plan.placement import runs_on_one_node
         from orchestrator.runtimes.image import has_image
 
         return (has_image, runs_on_one_node)

@@ -13,7 +13,6 @@ from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Plan
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, RenderedFile
-from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.kubernetes.claim import how_to_fill
 from orchestrator.runtimes.kubernetes.manifests import Manifest, objects_of
 from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
@@ -35,7 +34,7 @@ def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """
     plan, image = artifacts.plan, image_of_pods(artifacts)
     parts = [
-        *((each, replica_folder(number)) for number, each in enumerate(artifacts.replicas, start=1)),
+        *zip(artifacts.replicas, plan.server_names, strict=False),
         (artifacts, ""),
     ]
     found = chain.from_iterable(objects_of(each, image.reference, name, part) for each, part in parts)

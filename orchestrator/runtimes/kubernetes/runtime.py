@@ -82,10 +82,11 @@ class KubernetesRuntime(Runtime):
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
+        from orchestrator.plan.placement import servers_are_equal
         from orchestrator.runtimes.image import has_image
         from orchestrator.runtimes.kubernetes.spec import asks_for_a_key, weights_have_a_place
 
-        return (has_image, weights_have_a_place, asks_for_a_key)
+        return (has_image, weights_have_a_place, asks_for_a_key, servers_are_equal)
 
     @classmethod
     def built_image_problems(cls, profile: Profile) -> Iterator[Problem]:

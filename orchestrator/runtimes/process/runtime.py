@@ -72,7 +72,7 @@ class ProcessRuntime(Runtime):
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
-        from orchestrator.plan.rules import runs_on_one_node
+        from orchestrator.plan.placement import runs_on_one_node
         from orchestrator.runtimes.process.rules import has_interpreter
 
         return (has_interpreter, runs_on_one_node)

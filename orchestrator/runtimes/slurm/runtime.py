@@ -30,7 +30,6 @@ from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts, RenderedFile
-from orchestrator.render.scripts import replica_folder
 from orchestrator.runtimes.base import (
     LOG,
     Cache,
@@ -312,7 +311,7 @@ def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Unit]) -> Ar
         return artifacts
     behind = {Path(unit.run_dir): unit.url for unit in found}
     for number, replica in enumerate(replica_plans(plan), start=1):
-        if not (url := behind.get(run_dir / FileName(replica_folder(number)))):
+        if not (url := behind.get(run_dir / FileName(plan.server_names[number - 1]))):
             raise StartError(
                 f"replica {number} has lost its node", hint=f"see `squeue --me` and the log in `{run_dir}`"
             )

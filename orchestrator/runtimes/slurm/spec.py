@@ -12,7 +12,7 @@ from orchestrator.core.secrets import redact
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts, RenderedFile, gateway_command, server_command
-from orchestrator.render.scripts import replica_folder, script_file
+from orchestrator.render.scripts import script_file
 from orchestrator.runtimes.base import ExternalImage, HostRef, PreparedRun
 from orchestrator.runtimes.slurm.script import SCRIPT, container_script, container_words, job_name, job_of, job_script
 from orchestrator.runtimes.supervisor import prepare as supervisor
@@ -74,11 +74,11 @@ def _contained(plan: Plan, home: str | None) -> Artifacts:
 
 def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """Return the job files of the server, or those of the gateway and of each replica in its folder."""
-    plan, replicas = artifacts.plan, enumerate(artifacts.replicas, start=1)
+    plan, replicas = artifacts.plan, zip(artifacts.plan.server_names, artifacts.replicas, strict=False)
     own = (script_file(SCRIPT, job_script(plan, job_name(name, plan))), *supervisor.launcher_files(artifacts))
     return own + tuple(
-        script_file(f"{replica_folder(number)}/{SCRIPT}", job_script(each.plan, job_name(name, each.plan, number)))
-        for number, each in replicas
+        script_file(f"{folder}/{SCRIPT}", job_script(each.plan, job_name(name, each.plan, number)))
+        for number, (folder, each) in enumerate(replicas, start=1)
     )
 
 

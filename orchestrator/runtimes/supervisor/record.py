@@ -15,7 +15,7 @@ from orchestrator.core.procfs import ProcessMarkers, is_identity
 from orchestrator.core.record_version import RECORD_VERSION, read_versioned
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.text import parse_json
-from orchestrator.runtimes.replicas import is_replica, replica_number, run_root
+from orchestrator.runtimes.replicas import in_order, is_replica, run_root
 
 FILE: Final = "process.json"
 UNREADABLE: Final = FileName(f"{FILE}.unreadable")  # an unreadable record that was moved away
@@ -59,7 +59,7 @@ def parts_of(run_dir: Path) -> tuple[Path, ...]:
             found = [entry.name for entry in entries if is_replica(entry.name)]
     except OSError:
         found = []
-    return (run_dir, *(run_dir / FileName(name) for name in sorted(found, key=replica_number)))
+    return (run_dir, *(run_dir / FileName(name) for name in sorted(found, key=in_order)))
 
 
 def run_marker(run_dir: Path) -> str:

@@ -16,7 +16,6 @@ from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup
@@ -57,10 +56,10 @@ class ReplicatedStart:
         Raises NotReadyError as soon as one exits, SmokeError if one fails its smoke test.
         """
         for number, replica in enumerate(self.artifacts.replicas, start=1):
-            folder = self.run.path / FileName(replica_folder(number))
+            folder = self.run.path / FileName(self._plan.server_names[number - 1])
             started = self.runtime.start(replica, name=self.name, run_dir=folder, secrets=secrets)
             self._servers.append(started)
-            say(f"started replica {number} of `{self.name}`; log: {RunDir(folder).log}")
+            say(f"started {self._plan.label_of(number)} of `{self.name}`; log: {RunDir(folder).log}")
         for number, replica in enumerate(self.artifacts.replicas):
             others = partial(self._require_others, self._servers[number])
             self._servers[number] = self.runtime.wait_for_placement(
@@ -77,7 +76,7 @@ class ReplicatedStart:
                 state=lambda server=server: self._state(server),  # type: ignore[misc]
             )
             self._seconds += seconds  # the next one has started in the meantime
-            say(f"replica {number} of {len(self._servers)} is ready")
+            say(f"{self._plan.label_of(number)} is ready")
         for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
             self._checks += prefix_replica(
                 number, run_smoke_test(server, self.runtime, plan=replica.plan, key=self.key)
@@ -113,5 +112,5 @@ class ReplicatedStart:
             state = self.runtime.state(other)
             if state.unschedulable or state.status not in {Status.RUNNING, Status.PENDING}:
                 raise NotReadyError(
-                    f"replica {number} exited: {state.exit_summary}", hint="`deploy diagnose` names causes"
+                    f"{self._plan.label_of(number)} exited: {state.exit_summary}", hint="`deploy diagnose` names causes"
                 )

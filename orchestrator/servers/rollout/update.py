@@ -22,7 +22,6 @@ from orchestrator.plan.replicas import rolling_update_blocker
 from orchestrator.plan.units import server_numbers
 from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_room
 from orchestrator.runtimes.base import HostRef, Status
 from orchestrator.servers.exit_record import failure_reason, record_exit, stop_server
@@ -122,15 +121,15 @@ class _RollingUpdate:
         return server.url if apart and server is not None and server.url else planned
 
     def _folder(self, number: int) -> Path:
-        return self.run.path / FileName(replica_folder(number))
+        return self.run.path / FileName(self._plan.server_names[number - 1])
 
     def _label(self, number: int) -> str:
-        return f"replica {number} of {self._plan.replicas}"
+        return self._plan.label_of(number)
 
     def set_running(self, running: RunningServer) -> None:
         """Set the replicas that run now."""
         of_folder = {Path(server.run_dir).name: server for server in running.replicas}
-        numbers = {number: of_folder.get(replica_folder(number)) for number in server_numbers(self._plan)}
+        numbers = {number: of_folder.get(name) for number, name in enumerate(self._plan.server_names, start=1)}
         self._running = {number: server for number, server in numbers.items() if server is not None}
         self._old_runs = {run_dir_of(server) for server in self._running.values()}
 

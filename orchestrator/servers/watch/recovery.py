@@ -17,7 +17,6 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import redact
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render.scripts import replica_folder
 from orchestrator.runs.run_dir import (
     RunDir,
     is_locked,
@@ -86,8 +85,8 @@ def snapshot_of(servers: Servers, name: str) -> ServerSnapshot:
 def _replica_urls(plan: Plan, handle: RunningServer | None) -> Iterator[str]:
     """Yield the URLs of the replicas: as found, else as planned."""
     found = {Path(server.run_dir).name: server.url for server in handle.replicas} if handle else {}
-    for number, each in enumerate(replica_plans(plan), start=1):
-        yield found.get(replica_folder(number)) or each.server.url
+    for folder, each in zip(plan.server_names, replica_plans(plan), strict=True):
+        yield found.get(folder) or each.server.url
 
 
 def require_watchable(home: Home, names: Sequence[str]) -> None:

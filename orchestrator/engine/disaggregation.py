@@ -1,0 +1,88 @@
+"""Prefill and decode in servers of their own: sglang's options for each role, and how the KV cache crosses.
+
+A prefill server reads a prompt and hands its KV cache to a decode server, which generates. A router (SGLang's gateway)
+sends each request to both; the decode server finds the prefill server at its bootstrap port. Alone, either refuses a
+request: `400 Disaggregated request received without bootstrap room id` (0.5.14).
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
+MODE: Final = "disaggregation-mode"
+BACKEND: Final = "disaggregation-transfer-backend"
+BOOTSTRAP_PORT: Final = "disaggregation-bootstrap-port"
+DECODE_CACHE: Final = "disaggregation-decode-enable-radix-cache"  # a decode server has no prefix cache without it
+NO_HIP: Final = "MC_DISABLE_HIP"
+# Policies of the gateway that send equal prefixes to the same server (smg 1.13.0). With two prefill servers and others,
+# 151 prefixes were saved to the host tier and none was read again (ROCm/ATOM, recipes/DeepSeek-V4-Agentic-PD-Max.md).
+PREFIX_AFFINE: Final = ("cache_aware", "prefix_hash", "consistent_hashing")
+
+_INFERENCEX: Final = "SemiAnalysisAI/InferenceX 843c6254, amd_utils/env.sh: MI355X"
+_CVS: Final = "ROCm/cvs dddd9143: MI355X with AINIC"
+_NO_HIP: Final = "Mooncake 3b5a5941, multi_transport.cpp: HIP IPC cannot cross nodes (sglang #30190)"
+_MORI: Final[Mapping[str, tuple[str, str]]] = {
+    "MORI_IO_SQ_BACKOFF_TIMEOUT_US": ("50000", _INFERENCEX),
+    "MORI_IO_QP_MAX_SEND_WR": ("16384", _INFERENCEX),
+    "MORI_IO_QP_MAX_CQE": ("32768", _INFERENCEX),
+    "MORI_IO_QP_MAX_SGE": ("2", _INFERENCEX),
+    "MORI_SHMEM_MODE": ("ISOLATION", _INFERENCEX),
+    "MORI_EP_LAUNCH_CONFIG_MODE": ("AUTO", _INFERENCEX),
+}
+# The environment of both roles by backend and network, each variable with its value and source.
+_ENV: Final[Mapping[tuple[str, str], Mapping[str, tuple[str, str]]]] = {
+    ("mooncake", "tcp"): {"MC_FORCE_TCP": ("1", "sglang 0.5.14, mooncake_transfer_engine.py:127")},
+    ("nixl", "tcp"): {"UCX_TLS": ("tcp,cuda_copy,self,sm", "measured: nixl 1.5.1 on one H200, sglang 0.5.16")},
+    ("mooncake", "ainic"): {NO_HIP: ("1", _CVS), "MC_GID_INDEX": ("1", _CVS)},
+    ("mooncake", "thor2"): {NO_HIP: ("1", _NO_HIP)},
+    ("mori", "ainic"): _MORI,
+}
+
+# Lines of a server's log: TCP where RDMA was meant is 5 to 20 times slower, and nothing else says so (AMD-AGI/Infera).
+_TCP: Final = re.compile(r"MC_FORCE_TCP|TcpTransport: listen|GID is NULL")
+_RDMA: Final = re.compile(r"installTransport, type=rdma")  # of Mooncake
+
+# Counters of finished transfers by server; any of them grows when a request crosses (0.5.14 and 0.5.16, seen).
+TRANSFERS: Final = ("sglang:kv_transfer_latency_ms_count", "sglang:kv_transfer_alloc_ms_count")
+# sglang's own health check of a role uses this bootstrap address: nothing is transferred (0.5.14, http_server.py).
+_FAKE_HOST: Final = "2.2.2.2"
+
+
+def transfer_env(backend: str, network: str) -> Mapping[str, tuple[str, str]]:
+    """Return the environment of a backend on a network: the value and the source of each variable."""
+    return _ENV.get((backend, network), {})
+
+
+def gateway_words(prefill: Iterable[tuple[str, int]], decode: Iterable[str]) -> Iterator[str]:
+    """Yield the gateway's options for its workers; a prefill server has a URL and a bootstrap port."""
+    yield "--pd-disaggregation"
+    for url, port in prefill:
+        yield from ("--prefill", url, str(port))
+    for url in decode:
+        yield from ("--decode", url)
+
+
+def worker_fields(role: str, bootstrap_port: int | None) -> dict[str, object]:
+    """Return the fields that tell the gateway the role of a worker that is added."""
+    port = {} if bootstrap_port is None else {"bootstrap_port": bootstrap_port}
+    return {"worker_type": role, **port}
+
+
+def fake_bootstrap() -> dict[str, object]:
+    """Return the fields that let a role answer a request by itself, as sglang's own health check does."""
+    return {"bootstrap_host": _FAKE_HOST, "bootstrap_room": 0}
+
+
+def transfer_fault(log: Iterable[str], *, backend: str, tcp: bool) -> str:
+    """Return what the log of a server says against the network of its profile; "" if nothing does."""
+    over_tcp = over_rdma = ""
+    for line in log:
+        over_tcp = over_tcp or (line.strip() if _TCP.search(line) else "")
+        over_rdma = over_rdma or (line.strip() if _RDMA.search(line) else "")
+    if tcp:
+        return f"the profile says TCP, and the log: {over_rdma}" if over_rdma else ""
+    if over_tcp:
+        return f"the KV cache crosses over TCP: {over_tcp}"
+    return "no line of the log says that RDMA is in use" if backend == "mooncake" and not over_rdma else ""

@@ -1,0 +1,99 @@
+"""Rules of where servers run: on which nodes, with which GPUs and ports."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.errors import Problem
+from orchestrator.engine.flag_checks import port_problem
+from orchestrator.plan.replicas import gpus_per_replica, replica_ports, role_ports, server_count
+from orchestrator.plan.roles import role_count, role_profiles
+from orchestrator.plan.units import rank_port
+
+if TYPE_CHECKING:  # an import at run time would be circular
+    from orchestrator.plan.rules import RuleContext
+
+_LAST_PORT: Final = 65535
+_RANK_PORTS: Final = 6  # that sglang derives from the ranks' port with dp-attention (0.5.14, server_args.py:7339)
+
+
+def nodes_share_the_ranks(context: "RuleContext") -> Iterator[Problem]:
+    """Check that each node gets as many ranks as the others, and that they find each other.
+
+    sglang gives each node whole pipeline stages, or a part of one (0.5.16, entrypoints/engine.py:1402; 0.5.23: 2062).
+    """
+    layout, stages, nodes = context.profile.layout, context.serving.stages, context.profile.layout.nodes.value
+    if nodes == 1:
+        return
+    location, tp, dp = context.location("layout", "nodes"), layout.tp.value, layout.dp.value
+    if stages % nodes and (nodes % stages or tp % (nodes // stages)):
+        product = f"tp {tp}" + (f" x pp {stages}" if stages > 1 else "")
+        hint = "each node gets whole pipeline stages, or an equal part of one"
+        yield Problem(f"{product} is not divisible by {nodes} nodes", location, hint)
+    if dp > 1 and not layout.dp_attention.value:
+        yield Problem(
+            f"dp {dp} on {nodes} nodes: multi-node data parallel is not supported unless dp attention (sglang 0.5.16, "
+            "server_args.py:7602)",
+            location,
+            "`layout.dp_attention: true`; or `replicas`, each with its own nodes",
+        )
+    if "dist-init-addr" in context.profile.flags:
+        hint = "remove it: the address is that of the first node"
+        yield Problem("`dist-init-addr` cannot be set for several nodes", context.location("flags"), hint)
+    profile = context.profile
+    own = profile.server.port if profile.replicas == 1 else replica_ports(profile)[-1]
+    if (last := rank_port(own) + _RANK_PORTS) > _LAST_PORT:
+        yield Problem(
+            f"`server.port` {profile.server.port} is too high: the ranks need ports up to {last}",
+            context.location("server", "port"),
+            "set a lower port",
+        )
+
+
+def runs_on_one_node(context: "RuleContext") -> Iterator[Problem]:
+    """Check that the server and its replicas fit on one node, for a runtime that starts them on one node."""
+    profile, facts = context.profile, context.serving
+    roles = [(role_count(profile, name), name, each) for name, each in role_profiles(profile).items()]
+    if (nodes := max(each.layout.nodes.value for each in (profile, *(each for _, _, each in roles)))) > 1:
+        yield Problem(
+            f"the {profile.runtime} runtime starts a server on one node, not on {nodes}",
+            context.location("layout", "nodes"),
+            "`--set runtime=slurm` or `--set runtime=kubernetes`",
+        )
+        return
+    count, gpus = profile.replicas, gpus_per_replica(profile)
+    whole = sum(number * gpus_per_replica(each) for number, _, each in roles) or count * gpus
+    used = facts.first_gpu + (whole - 1) * facts.gpu_step + 1
+    if (count > 1 or roles) and profile.hardware.vendor != "cpu" and used > profile.hardware.gpus:
+        shares = " and ".join(f"{number} {name} of {gpus_per_replica(each)}" for number, name, each in roles)
+        yield Problem(
+            f"{shares or f'{count} replicas of {gpus}'} GPUs need {used} GPUs; the node has {profile.hardware.gpus}",
+            context.location("layout" if roles else "replicas"),
+            "lower `replicas`, or `layout.tp`",
+        )
+
+
+def servers_are_equal(context: "RuleContext") -> Iterator[Problem]:
+    """Refuse prefill and decode apart, for a runtime that starts equal servers only."""
+    if role_profiles(context.profile):
+        yield Problem(
+            f"the {context.profile.runtime} runtime does not start prefill and decode apart",
+            context.location("layout"),
+            "`--set runtime=docker` or `--set runtime=process`, on one node",
+        )
+
+
+def replicas_have_ports(context: "RuleContext") -> Iterator[Problem]:
+    """Check that each replica has its own ports; an option that sets a port would apply to all replicas."""
+    profile, count = context.profile, server_count(context.profile)
+    if count == 1:
+        return
+    for name in (port.option for port in context.serving.ports):
+        hint = "remove it: sglang then uses a free port"
+        yield Problem(f"`--{name}` sets one port for all replicas", context.location("flags", name), hint)
+    last = max(replica_ports(profile) + role_ports(profile))
+    if last > _LAST_PORT or port_problem(last, profile.engine.version):
+        yield Problem(
+            f"`server.port` {profile.server.port} is too high: the last of {count} replicas needs {last}",
+            context.location("server", "port"),
+            "set a lower port",
+        )

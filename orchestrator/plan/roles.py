@@ -1,0 +1,153 @@
+"""Prefill and decode apart: the profile and the plan of each role, and what both must agree on."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.errors import Problem
+from orchestrator.core.origin import Origin
+from orchestrator.engine.disaggregation import (
+    BACKEND,
+    DECODE,
+    DECODE_CACHE,
+    MODE,
+    PREFILL,
+    PREFIX_AFFINE,
+    transfer_env,
+)
+from orchestrator.engine.gateway import DEFAULTS
+from orchestrator.plan.plan import EnvVar, Flag, Plan, RolePlan
+from orchestrator.plan.replicas import role_ports
+from orchestrator.plan.serving import profile_serving
+from orchestrator.plan.units import Role
+
+if TYPE_CHECKING:
+    from orchestrator.plan.rules import RuleContext
+    from orchestrator.profiles.schema import Profile
+
+_SPREAD: Final = ("tp", "dp", "ep", "dp_attention", "nodes")
+
+
+def role_profiles(profile: "Profile") -> "dict[str, Profile]":
+    """Return the profile of a server of each role, with its own layout and flags; empty without roles."""
+    whole = profile.layout
+    found: dict[str, Profile] = {}
+    for name, section in ((PREFILL, whole.prefill), (DECODE, whole.decode)):
+        if section is not None:
+            own = {key: value for key in _SPREAD if (value := getattr(section, key)) is not None}
+            layout = whole.model_copy(update={**own, "prefill": None, "decode": None, "transfer": None})
+            flags = {**profile.flags, **section.flags}
+            found[name] = profile.model_copy(update={"layout": layout, "replicas": 1, "flags": flags})
+    return found
+
+
+def role_count(profile: "Profile", name: str) -> int:
+    """Return the number of servers of a role."""
+    section = {PREFILL: profile.layout.prefill, DECODE: profile.layout.decode}[name]
+    return section.replicas if section else 0
+
+
+def role_plans(profile: "Profile", plans: Mapping[str, Plan]) -> Iterator[RolePlan]:
+    """Yield the plan of each role; `plans` has that of one server of each."""
+    for name, plan in plans.items():
+        ports = role_ports(profile) if name == PREFILL else ()
+        count = role_count(profile, name)
+        yield RolePlan(role=Role(name), count=count, layout=plan.layout, flags=plan.flags, bootstrap_ports=ports)
+
+
+def as_role(plan: Plan, name: str, profile: "Profile") -> Plan:
+    """Return the plan of one server with the options and the environment of its role."""
+    transfer = profile.layout.transfer
+    if transfer is None:  # refused by `roles_agree`
+        return plan
+    source = f"`layout.{name}`"
+    flags = {flag.name: flag for flag in plan.flags}
+    for option, value in ((MODE, name), (BACKEND, transfer.backend)):
+        flags[option] = Flag(name=option, values=(value,), origin=Origin.INFERRED, source=source)
+    env = {variable.name: variable for variable in with_transfer_env(plan.env, profile)}
+    return replace(plan, flags=tuple(flags[key] for key in sorted(flags)), env=tuple(env[key] for key in sorted(env)))
+
+
+def with_transfer_env(env: Iterable[EnvVar], profile: "Profile") -> Iterator[EnvVar]:
+    """Yield the variables of both roles' transfer, and those of `env`, which have precedence."""
+    transfer = profile.layout.transfer
+    of_transfer = transfer_env(transfer.backend, transfer.network) if transfer else {}
+    known = {
+        name: EnvVar(name=name, value=value, origin=Origin.INFERRED, source=source)
+        for name, (value, source) in of_transfer.items()
+    }
+    known |= {variable.name: variable for variable in env}
+    yield from (known[name] for name in sorted(known))
+
+
+def transfer_label(profile: "Profile") -> str:
+    """Return how the KV cache crosses: `mooncake over tcp`; "" without roles."""
+    transfer = profile.layout.transfer
+    return f"{transfer.backend} over {transfer.network}" if transfer and role_profiles(profile) else ""
+
+
+def roles_agree(context: "RuleContext") -> Iterator[Problem]:
+    """Check that both roles are there and agree: else requests hang or get wrong answers, and no error says so.
+
+    Sources: SemiAnalysisAI/InferenceX `amd_utils` (MTP, context), ROCm/ATOM recipes/DeepSeek-V4-Agentic-PD-Max.md
+    (prefixes), sglang 0.5.14 server_args.py (no prefix cache in a decode server).
+    """
+    profile, layout = context.profile, context.profile.layout
+    roles = role_profiles(profile)
+    if not roles:
+        if layout.transfer is not None:
+            yield Problem("`layout.transfer` needs `layout.prefill` and `layout.decode`", context.location("layout"))
+        return
+    for missing, other in ((PREFILL, DECODE), (DECODE, PREFILL)):
+        if missing not in roles:
+            hint = f"add `layout.{missing}: {{}}`, or remove `layout.{other}`"
+            yield Problem(
+                f"`layout.{other}` answers nobody without `layout.{missing}`", context.location("layout", other), hint
+            )
+            return
+    if layout.transfer is None:
+        hint = "`layout.transfer: {backend: mooncake, network: tcp}`, or the NICs: ainic, thor2, connectx"
+        yield Problem("`layout.transfer` is missing: how the KV cache crosses", context.location("layout"), hint)
+    if profile.replicas > 1:
+        hint = "set `layout.prefill.replicas` and `layout.decode.replicas`"
+        yield Problem("`replicas` is for equal servers", context.location("replicas"), hint)
+    yield from _same_drafts_and_context(context, roles)
+    yield from _prefixes_find_their_server(context)
+    decode = roles[DECODE]
+    if DECODE_CACHE in context.table.flags and DECODE_CACHE not in decode.flags:
+        yield Problem(
+            "a decode server has no prefix cache unless the profile says so",
+            context.location("layout", DECODE),
+            f"set `layout.decode.flags.{DECODE_CACHE}` to true, or to false if it needs none",
+        )
+
+
+def _same_drafts_and_context(context: "RuleContext", roles: "Mapping[str, Profile]") -> Iterator[Problem]:
+    for (first, one), (second, other) in pairwise(roles.items()):
+        facts, others = profile_serving(one), profile_serving(other)
+        if facts.drafts != others.drafts:
+            only = first if facts.drafts else second
+            what = "differs between prefill and decode" if facts.drafts and others.drafts else f"is set for {only} only"
+            hint = "set the same `speculative-…` flags for both, in `flags` of the profile"
+            yield Problem(f"speculative decoding {what}", context.location("layout", only), hint)
+        if facts.context != others.context:
+            yield Problem(
+                f"the context is {facts.context} tokens for {first} and {others.context} for {second}: requests hang",
+                context.location("layout", second),
+                "set `context-length` once, in `flags` of the profile",
+            )
+
+
+def _prefixes_find_their_server(context: "RuleContext") -> Iterator[Problem]:
+    prefill, options = context.profile.layout.prefill, context.profile.gateway
+    if prefill is None or prefill.replicas == 1:
+        return
+    policy = options.get(f"{PREFILL}-policy") or options.get("policy")
+    if (value := policy.value if policy else DEFAULTS["policy"][0]) not in PREFIX_AFFINE:
+        key = f"{PREFILL}-policy" if f"{PREFILL}-policy" in options else "policy"
+        yield Problem(
+            f"policy `{value}` sends a prefix to any of {prefill.replicas} prefill servers, which compute it again",
+            context.location("gateway", key),
+            f"set `gateway.{key}` to {', '.join(f'`{each}`' for each in PREFIX_AFFINE)}",
+        )

@@ -1,0 +1,132 @@
+"""Prefill and decode apart: the plan of each role, its launch line, and what is refused."""
+
+import pytest
+from plan_samples import plan_of
+
+from orchestrator.core.errors import Problem, ProfileError
+from orchestrator.engine.disaggregation import transfer_fault
+from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import replica_plans, rolling_update_blocker
+from orchestrator.plan.units import Role
+from orchestrator.planner.planning import load, render_artifacts
+
+PAIR = ("layout.prefill.tp=4", "layout.decode.tp=4", "layout.transfer.backend=mori", "layout.transfer.network=ainic")
+SAID = "layout.decode.flags.disaggregation-decode-enable-radix-cache=true"
+GPUS = "mi355x-tp8"
+CPU = "cpu-tiny-1p1d"
+
+
+def refused(profile: str, *overrides: str) -> dict[str, Problem]:
+    with pytest.raises(ProfileError) as caught:
+        load(profile, overrides=overrides)
+    return {problem.message: problem for problem in caught.value.problems}
+
+
+def flags_of(plan: Plan) -> dict[str, tuple[str, ...]]:
+    return {flag.name: flag.values for flag in plan.flags}
+
+
+def test_each_role_has_gpus_flags_and_ports_of_its_own() -> None:
+    plan = plan_of(GPUS, *PAIR, SAID, "layout.prefill.flags.max-running-requests=7", "server.port=21000")
+    prefill, decode = replica_plans(plan)
+    assert [(unit.role, unit.number, unit.gpus, unit.port) for unit in plan.units] == [
+        (Role.PREFILL, 1, range(4), 21008),
+        (Role.DECODE, 1, range(4, 8), 21016),
+        (Role.GATEWAY, 1, range(0), 21000),
+    ]
+    assert plan.gpus == range(8)
+    first, second = flags_of(prefill), flags_of(decode)
+    assert first["disaggregation-bootstrap-port"] == ("21024",)
+    assert (first["disaggregation-mode"], second["disaggregation-mode"]) == (("prefill",), ("decode",))
+    assert first["max-running-requests"] == ("7",) != second["max-running-requests"]
+    assert second["base-gpu-id"] == ("4",)
+    assert "disaggregation-decode-enable-radix-cache" in second.keys() - first.keys()
+    assert first["speculative-algorithm"] == second["speculative-algorithm"]  # shared flags are stated once
+
+
+def test_the_router_is_told_the_role_and_the_bootstrap_port_of_each_server() -> None:
+    more = ("layout.prefill.replicas=2", "server.port=21000")
+    artifacts = render_artifacts(plan_of(CPU, *more))
+    words = " ".join(artifacts.command.argv)
+    assert "--pd-disaggregation --prefill http://127.0.0.1:21008 21032" in words
+    assert "--prefill http://127.0.0.1:21016 21033 --decode http://127.0.0.1:21024" in words
+    assert "--worker-urls" not in words
+    assert artifacts.plan.server_names == ("prefill-1", "prefill-2", "decode-1")
+
+
+def test_the_transfer_brings_its_environment_with_its_source() -> None:
+    [variable] = [each for each in plan_of(CPU).env if each.name == "MC_FORCE_TCP"]
+    assert (variable.value, "sglang" in variable.source) == ("1", True)
+    env = {each.name: each.value for each in replica_plans(plan_of(GPUS, *PAIR, SAID))[1].env}
+    assert env["MORI_IO_QP_MAX_SEND_WR"] == "16384"
+
+
+@pytest.mark.parametrize(
+    ("profile", "settings", "message", "hint"),
+    [
+        (GPUS, (*PAIR[:1], *PAIR[2:]), "`layout.prefill` answers nobody without `layout.decode`", "`layout.decode: {}`"),
+        (GPUS, (*PAIR[1:], SAID), "`layout.decode` answers nobody without `layout.prefill`", "`layout.prefill: {}`"),
+        (GPUS, (*PAIR[:2], SAID), "`layout.transfer` is missing: how the KV cache crosses", "network: tcp"),
+        (GPUS, PAIR, "a decode server has no prefix cache unless the profile says so", "to true, or to false"),
+        (
+            GPUS,
+            (*PAIR, SAID, *(f"layout.prefill.flags.speculative-{name}=false" for name in (
+                "algorithm", "num-steps", "eagle-topk", "num-draft-tokens"))),
+            "speculative decoding is set for decode only",
+            "for both",
+        ),
+        (
+            CPU,
+            ("layout.decode.flags.context-length=1024",),
+            "the context is 32768 tokens for prefill and 1024 for decode: requests hang",
+            "once",
+        ),
+        (
+            CPU,
+            ("layout.prefill.replicas=2", "gateway.policy=random"),
+            "policy `random` sends a prefix to any of 2 prefill servers, which compute it again",
+            "`cache_aware`",
+        ),
+        (CPU, ("replicas=2",), "`replicas` is for equal servers", "layout.prefill.replicas"),
+        (GPUS, (*PAIR, SAID, "layout.decode.tp=8"), "1 prefill of 4 and 1 decode of 8 GPUs need 12 GPUs; the node has 8", "tp"),
+        (CPU, ("runtime=slurm",), "the slurm runtime does not start prefill and decode apart", "runtime=docker"),
+        (CPU, ("runtime=kubernetes",), "the kubernetes runtime does not start prefill and decode apart", "docker"),
+    ],
+)  # fmt: skip
+def test_what_fails_silently_is_refused_with_its_remedy(
+    profile: str, settings: tuple[str, ...], message: str, hint: str
+) -> None:
+    problems = refused(profile, *settings)
+    assert hint in problems[message].hint
+    assert problems[message].location
+
+
+def test_mooncake_on_rocm_needs_hip_off_which_the_nics_bring() -> None:
+    mooncake = ("layout.transfer.backend=mooncake", SAID)
+    assert plan_of(GPUS, *PAIR, *mooncake).roles
+    problems = refused(GPUS, *PAIR, *mooncake, "env.MC_DISABLE_HIP=0")
+    assert any("hipIpcOpenMemHandle" in message for message in problems)
+    assert any("MC_DISABLE_HIP=1" in problem.hint for problem in problems.values())
+
+
+def test_two_plans_never_serve_one_request() -> None:
+    old, new = plan_of(CPU), plan_of(CPU, "flags.max-running-requests=3")
+    assert rolling_update_blocker(old, old) == ""
+    assert "do not understand each other" in rolling_update_blocker(old, new)
+
+
+@pytest.mark.parametrize(
+    ("lines", "backend", "tcp", "fault"),
+    [
+        (["TcpTransport: listen on port 16161"], "mooncake", True, ""),
+        (["TcpTransport: listen on port 16161"], "mooncake", False, "crosses over TCP"),
+        (["x", "installTransport, type=rdma"], "mooncake", False, ""),
+        (["installTransport, type=rdma"], "mooncake", True, "the profile says TCP"),
+        (["x"], "mooncake", False, "no line of the log says that RDMA is in use"),
+        (["x"], "mori", False, ""),
+    ],
+)
+def test_the_log_tells_the_network(lines: list[str], backend: str, *, tcp: bool, fault: str) -> None:
+    found = transfer_fault(lines, backend=backend, tcp=tcp)
+    assert bool(found) == bool(fault)
+    assert fault in found
