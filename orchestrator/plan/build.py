@@ -80,7 +80,7 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
         blocked_issues=context.known_issues.blocked,
         load=context.load,
     )
-    _require_no_problems(name, dict.fromkeys(plan_problems(rule_context)))
+    _require_no_problems(name, plan_problems(rule_context))
     servers = role_profiles(profile)
     by_role = {
         role: as_role(
@@ -104,7 +104,7 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
         for each in plans
         for problem in blocking_issues(context.known_issues.blocked, each, allowed=accepted, location=merged.place)
     ]
-    _require_no_problems(name, dict.fromkeys(blocked))
+    _require_no_problems(name, blocked)
     reports = context.known_issues
 
     def issues(entries: Sequence[KnownIssue]) -> tuple[PlanWarning, ...]:
@@ -119,8 +119,17 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
 
 
 def _require_no_problems(name: str, problems: Iterable[Problem]) -> None:
-    if found := truncate_problems(problems):
+    if found := truncate_problems(_once(problems)):
         raise ProfileError(f"cannot plan profile `{name}`", problems=found)
+
+
+def _once(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield each problem once: two roles may have the same."""
+    seen: set[Problem] = set()
+    for problem in problems:
+        if problem not in seen:
+            seen.add(problem)
+            yield problem
 
 
 def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: PlanningContext, facts: Facts) -> Plan:

@@ -10,7 +10,7 @@ A profile names a catalog entry by name or path, overrides single values of one 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
 from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.origin import Origin
@@ -27,8 +27,13 @@ _IMAGE: Final = ("engine", "image")
 _OF_AN_IMAGE: Final = ("image_digest", "image_fallbacks", "aiter_commit")  # keys of an engine that describe its image
 
 
+_SECTIONS: Final[tuple[KeyPath, ...]] = (("layout", "prefill"), ("layout", "decode"), ("layout", "transfer"))
+
+
 def is_setting(path: KeyPath) -> bool:
     """Return whether a key path is that of a value with its own origin."""
+    if path[:2] in _SECTIONS:  # of `layout`: its keys are settings, or those of its `flags`
+        return len(path) == (4 if path[2:3] == ("flags",) else 3) and path[1] != "transfer" and path[2] != "replicas"
     return len(path) == 2 and path[0] in SETTINGS
 
 
@@ -311,22 +316,23 @@ def _apply_override(data: dict[str, Data], places: dict[KeyPath, str], override:
         hint = "what `--set` says is yours, and is shown as yours"
         raise ProfileError("the source of a file's facts is not set", location=place, hint=hint)
     value = override.value
-    if is_setting(path[:2]) and (value is not None or len(path) > 2):
-        value = _of_user(data, override)
-        path = path[:2]
+    depth = next((depth for depth in range(2, len(path) + 1) if is_setting(path[:depth])), None)
+    if depth is not None and (value is not None or len(path) > depth):
+        path = path[:depth]
+        value = _of_user(data, override, path)
     _merge(data, places, path, value, _Placer(Document(place, {}, {}), len(path), ()))
 
 
-def _of_user(data: Mapping[str, Data], override: Override) -> Data:
-    """Return the setting that an override names or reaches into, with the user as its only origin."""
-    section, key, *leaf = override.path
-    holder = data.get(section)
-    old = holder.get(key) if isinstance(holder, dict) else None
+def _of_user(data: Mapping[str, Data], override: Override, path: KeyPath) -> Data:
+    """Return the setting at `path` that an override names or reaches into, with the user as its only origin."""
+    leaf, old = override.path[len(path) :], cast("Data", data)
+    for key in path:
+        old = old.get(str(key)) if isinstance(old, dict) else None
     setting: dict[str, Data] = dict(old) if isinstance(old, dict) else {} if old is None else {"value": old}
     for name in ("source", "note"):
         setting.pop(name, None)
     setting[".".join(leaf) or "value"] = override.value
-    return {**setting, "origin": Origin.USER.value, "source": f"{_OPTION}{section}.{key}"}
+    return {**setting, "origin": Origin.USER.value, "source": f"{_OPTION}{'.'.join(map(str, path))}"}
 
 
 def _show(value: Data) -> str:

@@ -125,7 +125,7 @@ def container_spec(plan: Plan, image: str, found: DetectedPatches = NO_DETECTED_
     """Return the spec of a plan's container: hardware needs, read-only checkpoint, caches of this image and GPU."""
     return ContainerSpec(
         image=image,
-        needs=_needs(plan),
+        needs=_role_needs(plan),
         mounts=_mounts(plan, found),
         caches=_caches(plan, image),
         publish=(plan.server.host, plan.server.port, plan.server.port) if plan.role is Role.SERVER else None,
@@ -134,7 +134,7 @@ def container_spec(plan: Plan, image: str, found: DetectedPatches = NO_DETECTED_
     )
 
 
-def _needs(plan: Plan) -> ContainerRequirements:
+def _role_needs(plan: Plan) -> ContainerRequirements:
     """Return what the hardware needs, and the RDMA devices if a role transfers over them."""
     needs, rdma = plan.hardware.container, plan.role is not Role.SERVER and not plan.transfer.endswith("over tcp")
     return replace(needs, devices=(*needs.devices, "/dev/infiniband")) if rdma else needs

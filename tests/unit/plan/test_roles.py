@@ -13,6 +13,7 @@ from orchestrator.planner.planning import load, render_artifacts
 PAIR = ("layout.prefill.tp=4", "layout.decode.tp=4", "layout.transfer.backend=mori", "layout.transfer.network=ainic")
 SAID = "layout.decode.flags.disaggregation-decode-enable-radix-cache=true"
 GPUS = "mi355x-tp8"
+FULL = "1 prefill of 4 and 1 decode of 8 GPUs need 12 GPUs; the node has 8"
 CPU = "cpu-tiny-1p1d"
 
 
@@ -64,7 +65,7 @@ def test_the_transfer_brings_its_environment_with_its_source() -> None:
 @pytest.mark.parametrize(
     ("profile", "settings", "message", "hint"),
     [
-        (GPUS, (*PAIR[:1], *PAIR[2:]), "`layout.prefill` answers nobody without `layout.decode`", "`layout.decode: {}`"),
+        (GPUS, (*PAIR[:1], *PAIR[2:]), "`layout.prefill` answers nobody without `layout.decode`", "`layout.decode"),
         (GPUS, (*PAIR[1:], SAID), "`layout.decode` answers nobody without `layout.prefill`", "`layout.prefill: {}`"),
         (GPUS, (*PAIR[:2], SAID), "`layout.transfer` is missing: how the KV cache crosses", "network: tcp"),
         (GPUS, PAIR, "a decode server has no prefix cache unless the profile says so", "to true, or to false"),
@@ -88,7 +89,7 @@ def test_the_transfer_brings_its_environment_with_its_source() -> None:
             "`cache_aware`",
         ),
         (CPU, ("replicas=2",), "`replicas` is for equal servers", "layout.prefill.replicas"),
-        (GPUS, (*PAIR, SAID, "layout.decode.tp=8"), "1 prefill of 4 and 1 decode of 8 GPUs need 12 GPUs; the node has 8", "tp"),
+        (GPUS, (*PAIR, SAID, "layout.decode.tp=8"), FULL, "lower"),
         (CPU, ("runtime=slurm",), "the slurm runtime does not start prefill and decode apart", "runtime=docker"),
         (CPU, ("runtime=kubernetes",), "the kubernetes runtime does not start prefill and decode apart", "docker"),
     ],
