@@ -14,6 +14,8 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.safe_paths import RepositoryId
 from orchestrator.core.validation import AbsolutePath, Image, ImageName, StrictModel, Text, VariableName, Word
 from orchestrator.profiles.kubernetes import KubernetesSection
+from orchestrator.profiles.layout import LayoutSection
+from orchestrator.profiles.settings import EnvField, FlagField
 from orchestrator.profiles.sizes import Size
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
@@ -24,71 +26,6 @@ _ENV: Final = "the server's environment"
 _GATEWAY: Final = "options of SGLang's gateway, by long name without the leading dashes; for several servers"
 FILLER: Final = "{filler}"  # in a question: replaced with its filler
 MAX_FILLER: Final = 1 << 17  # words; the largest prefill chunk in a recipe for sglang has as many tokens
-
-
-def _scalar_or_list(value: object) -> object:
-    """Raise ValueError for other values, with one message: each member of the union would add its own."""
-    items = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, bool | int | float | str) for item in items):
-        raise ValueError("expected a value or a list of values")
-    return value
-
-
-def _one_scalar(value: object) -> object:
-    if not isinstance(value, bool | int | float | str):
-        raise ValueError("expected one value")  # noqa: TRY004 - pydantic expects ValueError
-    return value
-
-
-def _setting(value: object) -> object:
-    if isinstance(value, dict):
-        return value
-    return {"value": value, "origin": "user", "source": "the profile's author"}
-
-
-Scalar: TypeAlias = bool | int | float | Text
-
-
-class Setting(StrictModel):
-    """A value with its origin."""
-
-    value: Annotated[Scalar | list[Scalar], BeforeValidator(_scalar_or_list, Scalar | list[Scalar])] = Field(
-        description="the value; `true` is a bare switch, `false` omits the option; a list for several values"
-    )
-    origin: Origin = Field(description="published, recipe, measured, inferred or user")
-    source: Text = Field(default="", description="publication, recipe or measurement behind the value")
-    note: Text = Field(default="", description="the reason, if it is not obvious")
-
-    @model_validator(mode="after")
-    def _has_source(self) -> "Setting":
-        if self.origin in {Origin.PUBLISHED, Origin.RECIPE, Origin.MEASURED} and not self.source:
-            raise ValueError(f"a value with origin `{self.origin}` names its source")
-        return self
-
-
-class EnvSetting(Setting):
-    """A variable of the server's environment."""
-
-    value: Annotated[Scalar, BeforeValidator(_one_scalar, Scalar)] = Field(description="the value, as text")
-
-
-class CountSetting(Setting):
-    """A setting that counts something."""
-
-    value: int = Field(ge=1, description="a number of at least 1")
-
-
-class SwitchSetting(Setting):
-    """A setting that is on or off."""
-
-    value: bool = Field(description="true or false")
-
-
-# A bare value may replace a setting; `null` removes the value of a lower layer.
-FlagField: TypeAlias = Annotated[Setting, BeforeValidator(_setting, Setting | Scalar | list[Scalar] | None)]
-EnvField: TypeAlias = Annotated[EnvSetting, BeforeValidator(_setting, EnvSetting | Scalar | None)]
-CountField: TypeAlias = Annotated[CountSetting, BeforeValidator(_setting, CountSetting | int)]
-SwitchField: TypeAlias = Annotated[SwitchSetting, BeforeValidator(_setting, SwitchSetting | bool)]
 
 
 class UlimitSection(StrictModel):
@@ -336,46 +273,6 @@ class EngineFile(EngineSection):
 
     flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
     env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
-
-
-class RoleSection(StrictModel):
-    """The servers of one role; what is not set here is that of the whole profile."""
-
-    replicas: int = Field(default=1, ge=1, le=32, description="equal servers of this role")
-    tp: CountField | None = Field(default=None, description="GPUs that share one server's weights")
-    dp: CountField | None = Field(default=None, description="data-parallel replicas within a server")
-    ep: CountField | None = Field(default=None, description="expert-parallel ranks")
-    dp_attention: SwitchField | None = Field(default=None, description="dp splits the same GPUs")
-    nodes: CountField | None = Field(default=None, description="nodes that share one server's ranks")
-    flags: dict[Text, FlagField] = Field(default={}, description="flags of this role, before those of the profile")
-
-
-class TransferSection(StrictModel):
-    """How the KV cache crosses from prefill to decode servers."""
-
-    backend: Literal["mooncake", "nixl", "mori"] = Field(default="mooncake", description="mooncake, nixl or mori")
-    network: Literal["tcp", "ainic", "thor2", "connectx"] = Field(
-        description="tcp, or the RDMA NICs (ainic, thor2, connectx); sets the environment"
-    )
-
-
-class LayoutSection(StrictModel):
-    """How the model is spread over the GPUs."""
-
-    tp: CountField = Field(description="GPUs that share one replica's weights, on all its nodes")
-    dp: CountField = Field(
-        default=CountSetting(value=1, origin=Origin.INFERRED), description="data-parallel replicas within a server"
-    )
-    ep: CountField = Field(default=CountSetting(value=1, origin=Origin.INFERRED), description="expert-parallel ranks")
-    dp_attention: SwitchField = Field(
-        default=SwitchSetting(value=False, origin=Origin.INFERRED), description="dp splits the same GPUs"
-    )
-    nodes: CountField = Field(
-        default=CountSetting(value=1, origin=Origin.INFERRED), description="nodes that share one replica's ranks"
-    )
-    prefill: RoleSection | None = Field(default=None, description="servers that only read prompts; needs `decode`")
-    decode: RoleSection | None = Field(default=None, description="servers that only generate; needs `prefill`")
-    transfer: TransferSection | None = Field(default=None, description="how the KV cache crosses between the roles")
 
 
 class ServerSection(StrictModel):

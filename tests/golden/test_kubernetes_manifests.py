@@ -22,8 +22,8 @@ from orchestrator.planner.planning import load, profile_names
 FOLDER = Path(__file__).parent / "kubernetes"
 VERSIONS = ("1.28", "1.32", "1.36")
 SHIPPED = {name: load(name).plan for name in profile_names(Catalog.shipped())}
-# Not those that run where no image is, and those whose checkpoint has to be patched.
-FIT = [name for name, plan in SHIPPED.items() if plan.engine.image and not overlay_path(plan)]
+# Not those that run where no image is, whose checkpoint has to be patched, or whose servers have roles.
+FIT = [name for name, plan in SHIPPED.items() if plan.engine.image and not overlay_path(plan) and not plan.roles]
 
 
 PROGRAMS = (data_root() / "images" / "check_server_args.py", Path(liveness.__file__))  # in a ConfigMap of each case

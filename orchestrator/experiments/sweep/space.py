@@ -12,7 +12,8 @@ from orchestrator.core.validation import StrictModel, Text, VariableName
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.serving import coupled_flags
 from orchestrator.experiments.sweep.objective import Objective
-from orchestrator.profiles.schema import Profile, Scalar
+from orchestrator.profiles.schema import Profile
+from orchestrator.profiles.settings import Scalar
 
 LAYOUT: Final = "layout"  # key of the knob for layouts
 _MAX_VALUES: Final = 1000  # of a range

@@ -32,7 +32,8 @@ from orchestrator.plan.rules import VENDOR_OF, image_arch
 from orchestrator.plan.serving import profile_serving
 from orchestrator.planner.add.file import require_free
 from orchestrator.planner.planning import LoadedProfile, read_draft, read_profile
-from orchestrator.profiles.schema import EngineFile, HardwareFile, Profile, Scalar
+from orchestrator.profiles.schema import EngineFile, HardwareFile, Profile
+from orchestrator.profiles.settings import Scalar
 from orchestrator.profiles.yaml_writer import YamlLine, yaml_text
 
 _MEASURED: Final = {

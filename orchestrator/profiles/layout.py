@@ -1,0 +1,49 @@
+"""The section `layout` of a profile: how the model is spread over GPUs, nodes and roles."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from orchestrator.core.origin import Origin
+from orchestrator.core.validation import StrictModel, Text
+from orchestrator.profiles.settings import CountField, CountSetting, FlagField, SwitchField, SwitchSetting
+
+
+class RoleSection(StrictModel):
+    """The servers of one role; what is not set here is that of the whole profile."""
+
+    replicas: int = Field(default=1, ge=1, le=32, description="equal servers of this role")
+    tp: CountField | None = Field(default=None, description="`layout.tp` of this role")
+    dp: CountField | None = Field(default=None, description="`layout.dp` of this role")
+    ep: CountField | None = Field(default=None, description="`layout.ep` of this role")
+    dp_attention: SwitchField | None = Field(default=None, description="`layout.dp_attention` of this role")
+    nodes: CountField | None = Field(default=None, description="`layout.nodes` of this role")
+    flags: dict[Text, FlagField] = Field(default={}, description="further flags of this role")
+
+
+class TransferSection(StrictModel):
+    """How the KV cache crosses from prefill to decode servers."""
+
+    backend: Literal["mooncake", "nixl", "mori"] = Field(default="mooncake", description="mooncake, nixl or mori")
+    network: Literal["tcp", "ainic", "thor2", "connectx"] = Field(
+        description="tcp, or the RDMA NICs (ainic, thor2, connectx); sets the environment"
+    )
+
+
+class LayoutSection(StrictModel):
+    """How the model is spread over the GPUs."""
+
+    tp: CountField = Field(description="GPUs that share one replica's weights, on all its nodes")
+    dp: CountField = Field(
+        default=CountSetting(value=1, origin=Origin.INFERRED), description="data-parallel replicas within a server"
+    )
+    ep: CountField = Field(default=CountSetting(value=1, origin=Origin.INFERRED), description="expert-parallel ranks")
+    dp_attention: SwitchField = Field(
+        default=SwitchSetting(value=False, origin=Origin.INFERRED), description="dp splits the same GPUs"
+    )
+    nodes: CountField = Field(
+        default=CountSetting(value=1, origin=Origin.INFERRED), description="nodes that share one replica's ranks"
+    )
+    prefill: RoleSection | None = Field(default=None, description="servers that only read prompts; needs `decode`")
+    decode: RoleSection | None = Field(default=None, description="servers that only generate; needs `prefill`")
+    transfer: TransferSection | None = Field(default=None, description="how the KV cache crosses between the roles")
