@@ -24,6 +24,7 @@ class Meaning(StrEnum):
     EXPERT_FUSION = "enforce-shared-experts-fusion"
     NO_EXPERT_FUSION = "disable-shared-experts-fusion"
     API_KEY = "api-key"
+    HEAD = "dist-init-addr"
 
 
 def flag_for(meaning: Meaning, value: float | str) -> tuple[str, float | str]:

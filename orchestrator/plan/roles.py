@@ -17,6 +17,7 @@ from orchestrator.engine.disaggregation import (
     transfer_env,
 )
 from orchestrator.engine.gateway import DEFAULTS
+from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import EnvVar, Flag, Plan, RolePlan
 from orchestrator.plan.replicas import role_ports
 from orchestrator.plan.serving import profile_serving
@@ -135,7 +136,7 @@ def _same_drafts_and_context(context: "RuleContext", roles: "Mapping[str, Profil
             yield Problem(
                 f"the context is {facts.context} tokens for {first} and {others.context} for {second}: requests hang",
                 context.location("layout", second),
-                "set `context-length` once, in `flags` of the profile",
+                f"set `{Meaning.CONTEXT}` once, in `flags` of the profile",
             )
 
 
