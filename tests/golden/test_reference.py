@@ -28,6 +28,7 @@ from orchestrator.core.json_output import DRAFT
 from orchestrator.core.paths import data_root
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.profiles import schema
+from orchestrator.profiles.settings import Setting
 
 ROOT = data_root()
 SCHEMAS = "json-schemas.json"
@@ -84,14 +85,14 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, ...]]:
 
 
 def _default(value: object) -> str:
-    shown = value.value if isinstance(value, schema.Setting) else value
+    shown = value.value if isinstance(value, Setting) else value
     return "" if shown in (None, "", [], {}) else f"`{str(shown).lower() if isinstance(shown, bool) else shown}`"
 
 
 def _section(annotation: object) -> type[BaseModel] | None:
     """The model of a section; a setting is a value, not a section."""
     for part in (annotation, *typing.get_args(annotation)):
-        if isinstance(part, type) and issubclass(part, BaseModel) and not issubclass(part, schema.Setting):
+        if isinstance(part, type) and issubclass(part, BaseModel) and not issubclass(part, Setting):
             return part
     return None
 
