@@ -1,14 +1,13 @@
 """Storage scheme of each module by a checkpoint's quantization config.
 
 As sglang 0.5.16 reads it (srt/layers/quantization): quark/quark.py and quark/utils.py, fp8.py with `is_layer_skipped`
-of utils.py, compressed_tensors/utils.py, `is_layer_excluded` of modelopt_quant.py.
+of utils.py, compressed_tensors/utils.py.
 """
 
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from math import ceil
 from typing import Final, TypeAlias, cast
@@ -19,7 +18,6 @@ FLOATS: Final = frozenset({"BF16", "F16", "F32", "F64"})  # as safetensors heade
 _FP8: Final = frozenset({"F8_E4M3"})
 _INT4: Final = frozenset({"I32"})  # eight per value
 _SCALES: Final = FLOATS | {"F8_E8M0", "U8"}
-_NVFP4_GROUP: Final = 16
 
 Config: TypeAlias = Mapping[str, object]
 ScaleShape: TypeAlias = Callable[[int, int], tuple[int, ...]]  # from the rows and columns of the stored matrix
@@ -54,13 +52,10 @@ class Schemes:
 def read_schemes(config: CheckpointConfig, quantized: CheckpointConfig | None) -> Schemes | str:
     """Read the schemes of a checkpoint; return the method's name if it is unknown or its config is incomplete.
 
-    `quantized` is ModelOpt's own config file.
+    ModelOpt's NVFP4 does not run on ROCm and is not checked; `quantized` is its own config file.
     """
     section, method = config.quantized, str(config.method.value if config.method else "")
-    if not section and quantized is not None:
-        inner = quantized.data.get("quantization")
-        section, method = (inner, "modelopt") if isinstance(inner, dict) else ({}, "")
-    if not method and section.get("quant_algo"):
+    if not method and (section.get("quant_algo") or (not section and quantized is not None)):
         method = "modelopt"
     if not section and not method:
         return Schemes(method="", storage_of=lambda _: None)
@@ -208,44 +203,10 @@ def _compressed_storage(weights: Config, form: str) -> StorageScheme:
     return StorageScheme(label=label, dtypes=dtypes, scale_shape=shapes[granularity])
 
 
-# --- ModelOpt ---------------------------------------------------------------------------------------------------------
-
-_FUSED_TAILS: Final = frozenset({"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"})
-
-
-def _modelopt(section: Config) -> SchemeOf | None:
-    algorithm = str(section.get("quant_algo")).upper()
-    if algorithm == "NVFP4":
-        storage = StorageScheme(
-            label="NVFP4",
-            dtypes=frozenset({"U8"}),
-            scale_dtypes=_FP8,
-            scale_shape=_blocks(1, _number(section.get("group_size")) or _NVFP4_GROUP, packed=2),
-        )
-    elif algorithm == "FP8":
-        storage = StorageScheme(label="FP8", dtypes=_FP8, scale_shape=_per_tensor)
-    else:
-        return None
-    entries = _words(section.get("ignore") or section.get("exclude_modules"))
-    patterns = [re.escape(entry).replace(r"\*", ".*") for entry in entries]
-    pattern = re.compile("|".join(f"(?:{each})" for each in patterns) or r"(?!)")
-    tails = {entry.rpartition(".")[2] for entry in entries} & _FUSED_TAILS
-    excludes = cache(lambda name: bool(pattern.fullmatch(name)))  # most parts of names repeat
-
-    def storage_of(module: str) -> StorageScheme | None:
-        parts = module.split(".")
-        excluded = any(map(excludes, [module, *parts])) or any(tail in parts[-1] for tail in tails)
-        return None if excluded else storage
-
-    return storage_of
-
-
 _READERS: Final[Mapping[str, Callable[[Config], SchemeOf | None]]] = {
     "quark": _quark,
     "fp8": _fp8,
     "compressed-tensors": _compressed,
-    "modelopt": _modelopt,
-    "modelopt-fp4": _modelopt,
 }
 
 # Projections that sglang fuses into one module. With different schemes they do not load (quark/utils.py,

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-from orchestrator.core.command_hints import SHORT_OPTIONS
-
 
 def overridden(
     overrides: Sequence[str] | None, *, revision: str | None = None, runtime: str | None = None
 ) -> tuple[str, ...]:
     """Return the `--set` options, with those for `--revision` and `--runtime`."""
-    stand_ins = dict(zip(SHORT_OPTIONS, (revision, runtime), strict=True))
+    stand_ins = {"model.checkpoint.revision": revision, "runtime": runtime}
     return (*(overrides or ()), *(f"{key}={value}" for key, value in stand_ins.items() if value))

@@ -27,7 +27,7 @@ from orchestrator.cli.commands import (
 )
 from orchestrator.cli.overrides import overridden
 from orchestrator.cli.several_hosts import nodes_of, on_each, several_hosts, split_hosts
-from orchestrator.core.command_hints import SHORT_OPTIONS, left_running, set_invocation
+from orchestrator.core.command_hints import left_running, set_invocation
 from orchestrator.core.console import expect_json
 from orchestrator.core.errors import Interrupted, UsageError
 from orchestrator.core.streams import ignore_sigpipe
@@ -75,11 +75,7 @@ class ProfileCommand(TyperCommand):
         given = ctx.params
         overrides = overridden(given.get("set_"), revision=given.get("revision"), runtime=given.get("runtime"))
         root, verb = ctx.find_root().command, ctx.command_path.partition(" ")[2]
-        by_set = {text.partition("=")[0] for text in given.get("set_") or ()}
-        short = {
-            key: option for key, option in SHORT_OPTIONS.items() if takes(root, verb, option) and key not in by_set
-        }
-        set_invocation(given.get("profile"), overrides, given.get("host"), partial(takes, root), short)
+        set_invocation(given.get("profile"), overrides, given.get("host"), partial(takes, root))
         if verb in NEVER_ENDED_BY_SIGPIPE:
             ignore_sigpipe()
         if _NODES in ctx.meta:

@@ -209,7 +209,6 @@ PACKED = {
     "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["re:.*self_attn.*"],
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}},
 }  # fmt: skip
-NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["*.self_attn*"]}
 
 
 @pytest.mark.parametrize(
@@ -217,9 +216,8 @@ NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "i
     [
         (FP8, [("weight", "F8_E4M3", (256, 600)), ("weight_scale_inv", "F32", (2, 5))], ("F32", (2, 4))),
         (PACKED, [("weight_packed", "I32", (256, 64)), ("weight_scale", "BF16", (256, 16))], ("BF16", (256, 8))),
-        (NVFP4, [("weight", "U8", (256, 256)), ("weight_scale", "F8_E4M3", (256, 32))], ("U8", (256, 32))),
     ],
-    ids=["fp8", "compressed-tensors", "modelopt"],
+    ids=["fp8", "compressed-tensors"],
 )
 def test_other_methods_are_read_as_sglang_reads_them(
     given: dict[str, Any],
@@ -244,6 +242,8 @@ def test_a_method_or_a_scheme_that_is_not_known_is_not_guessed_at(tmp_path: Path
         "the storage of tensors is not checked: unknown quantization method `hqq`",
         False,
     )
+    (found,) = look(tmp_path / "nvfp4", *quantized_as({"quant_algo": "NVFP4"}, ("weight", "U8", (256, 256))))
+    assert "unknown quantization method `modelopt`" in found.message
     config, header = Tiny().quantized("default")
     config["quantization_config"]["global_quant_config"]["weight"] |= {"dtype": "int3"}
     (found,) = look(tmp_path / "int3", config, header)

@@ -59,23 +59,6 @@ def test_profile_settings_and_host_are_filled_in() -> None:
     assert expand_commands("`deploy kernels tune PROFILE`; PROFILE") == f"`deploy kernels tune {given}`; PROFILE"
 
 
-def test_a_hint_names_the_option_that_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
-    both = "`deploy show PROFILE`, `deploy build PROFILE`, `--set runtime=docker`, --set runtime"
-    CliRunner().invoke(app, ["show", "cpu-tiny", "--runtime", "slurm"])
-    assert expand_commands(both) == (
-        "`deploy show cpu-tiny --runtime slurm`, `deploy build cpu-tiny --set runtime=slurm`, "
-        "`--runtime docker`, --runtime"
-    )
-    CliRunner().invoke(app, ["show", "cpu-tiny", "--set", "runtime=slurm"])
-    assert expand_commands(both) == (
-        "`deploy show cpu-tiny --set runtime=slurm`, `deploy build cpu-tiny --set runtime=slurm`, "
-        "`--set runtime=docker`, --set runtime"
-    )
-    CliRunner().invoke(app, ["build", "cpu-tiny"])  # which has no `--runtime`
-    assert expand_commands("`--set runtime=docker`") == "`--set runtime=docker`"
-
-
 def test_what_was_not_asked_is_not_made_up() -> None:
     set_invocation(None, [], None)
     assert expand_commands("`deploy up PROFILE` starts one") == "`deploy up PROFILE` starts one"
@@ -106,7 +89,7 @@ def test_a_command_line_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     CliRunner().invoke(
         app, ["stage", "-p", "mi355x-tp8", "--set", "layout.tp=9", "--revision", "abc", "--host", "ssh://x"]
     )
-    given = "mi355x-tp8 --set layout.tp=9 --revision abc --host ssh://x"
+    given = "mi355x-tp8 --set layout.tp=9 --set model.checkpoint.revision=abc --host ssh://x"
     assert expand_commands("`deploy stage PROFILE`") == f"`deploy stage {given}`"
 
 
