@@ -54,7 +54,7 @@ def flag_table(version: str, folder: Path, home: Home, *, python: Path | None = 
     done = run([str(python or _cpu_python(home)), str(GENERATOR), str(folder), version])
     last = "\n".join(done.stderr.splitlines()[-20:])
     if not done.ok:
-        raise BuildError(f"cannot query the options of sglang {version}", details=last)
+        raise BuildError(f"cannot query the options of sglang {version}", details=last.rpartition("\n")[2])
     try:
         parse_flags(version, done.stdout)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

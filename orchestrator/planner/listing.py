@@ -201,5 +201,5 @@ def _engine(name: str, catalog: Catalog) -> EngineEntry:
         name=name,
         version=engine.version,
         platform=engine.platform,
-        runs_in=engine.image or engine.requirements or engine.python or "",
+        runs_in=engine.image or engine.requirements or engine.python or "no image",
     )

@@ -86,7 +86,7 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
     said = {".".join(each.path) for each in given}
     read = {line.path: line for line in source.lines()}
     lines = _with_template(part_lines(read, given, EngineFile))
-    missing = {key: problem for key, problem in source.asked().items() if not said & {key, *_instead(key)}}
+    missing = {key: problem for key, problem in source.asked().items() if key not in said}
     facts = {line.path[0]: line.value for line in lines}
     require_whole(lines, {**missing, **_contradiction(facts, source.name)}, source.name, EngineFile)
     version = str(facts["version"])
@@ -128,11 +128,6 @@ def next_command(found: AddedEngine, home: Home) -> str:
             continue
         return f"deploy show {profile} --set {choice}"
     return ""
-
-
-def _instead(key: str) -> tuple[str, ...]:
-    """Return the keys that can replace a missing key."""
-    return _RUNS_IN if key in _RUNS_IN else ()
 
 
 def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:
@@ -197,9 +192,11 @@ def _notes(facts: Mapping[str, Data], patches: Sequence[PatchState]) -> Iterator
     for patch in patches:
         if patch.state == CONFLICT:
             yield f"patch `{patch.id}` does not apply, so no image can be built with it: `skip_patches` omits it"
+    if not any(facts.get(key) for key in _RUNS_IN):
+        yield "it has no image: `--set engine.image=NAME:TAG` names one for a start, `deploy add engine IMAGE` for good"
     if facts.get("image") and not facts.get("image_digest"):
         yield "no registry digest of the image found: it is not pinned, and its tag may move"
-    if facts["platform"] == "rocm" and not facts.get("aiter_dir"):
+    if facts["platform"] == "rocm" and facts.get("image") and not facts.get("aiter_dir"):
         yield "its aiter is unknown: pull the image, then `deploy add engine IMAGE` reads it"
 
 

@@ -99,19 +99,8 @@ class _Release:
         yield YamlLine(path=("version",), value=found, comment="sglang/_version.py in its wheel")
 
     def asked(self) -> Mapping[str, Problem]:
-        local = "or give a local image instead of the version: `deploy add engine IMAGE`"
-        return {
-            "platform": Problem(
-                "cannot read `platform`: all platforms have the same wheel",
-                self.name,
-                "`--set platform=rocm`, `cuda` or `cpu`",
-            ),
-            "image": Problem(
-                "cannot read `image`: a wheel has no image",
-                self.name,
-                f"`--set image=NAME:TAG`, or `--set requirements=FILE` for a process; {local}",
-            ),
-        }
+        what = "cannot read `platform`: all platforms have the same wheel"
+        return {"platform": Problem(what, self.name, "`--set platform=rocm`, `cuda` or `cpu`")}
 
     def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:
         return checker.check_wheel(self.wheel)

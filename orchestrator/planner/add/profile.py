@@ -248,7 +248,7 @@ def _engine(
     named = like.composed.names["engine"] if like is not None else ""
     found: list[tuple[Version, bool, str]] = []
     for name, engine in _engines(catalog):
-        usable = request.containers or engine.requirements
+        usable = engine.requirements or engine.python or (request.containers and engine.image)
         if (
             usable
             and VENDOR_OF.get(engine.platform) == node.vendor

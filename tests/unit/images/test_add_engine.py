@@ -106,13 +106,23 @@ def test_of_a_version_that_is_not_there_nothing_else_is_asked(home: Home, monkey
 
 
 def test_a_wheel_is_asked_for_what_it_does_not_say(home: Home) -> None:
-    platform, image = refused("0.5.20")
+    [platform] = refused("0.5.20")
     assert "cannot read `platform`: all platforms have the same wheel | `--set platform=rocm`" in platform
-    assert image.startswith("cannot read `image`")
-    assert "`deploy add engine IMAGE`" in image
-    [only] = refused("0.5.20", "--set", "platform=cpu")
-    assert "`--set requirements=FILE`" in only
     assert written(home) == []
+
+
+@pytest.mark.usefixtures("home")
+def test_an_engine_without_an_image_says_so_and_takes_one_at_a_start() -> None:
+    """A release may have no image yet: its options and the state of its patches are known all the same."""
+    done = deploy("add", "engine", "0.5.20", "--set", "platform=rocm", "--name", "own")
+    assert done.exit_code == 0, done.stderr
+    assert "it has no image: `--set engine.image=NAME:TAG`" in done.stderr
+    with pytest.raises(ProfileError) as caught:
+        load("mi355x-tp8-current", overrides=["engine=own"])
+    [problem] = caught.value.problems_or_self()
+    assert "`engine.image`" in problem.message
+    assert problem.hint.startswith("`--set engine.image=NAME:TAG`")
+    assert load("mi355x-tp8-current", overrides=["engine=own", "engine.image=mine:1"]).plan.engine.image == "mine:1"
 
 
 def test_the_file_says_behind_each_fact_what_says_so(home: Home) -> None:

@@ -163,7 +163,7 @@ def test_the_engine_is_the_newest_for_such_gpus_or_the_one_asked_for(home: Home)
     newest = max(
         (tuple(map(int, name.split("-")[1].split("."))), name)
         for name in catalog.names(EntryKind.ENGINE)
-        if name.endswith("-rocm")
+        if name.endswith("-rocm") and "image:" in catalog.path(EntryKind.ENGINE, name).read_text()
     )[1]
     assert engine_of(proposed(home, "glm-4.7-flash", "mi355x")) == newest
     assert engine_of(proposed(home, "glm-4.7-flash", "mi355x", engine="sglang-0.5.14-rocm")) == "sglang-0.5.14-rocm"
