@@ -18,10 +18,12 @@ needs_sshd = pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="nee
 
 
 @contextmanager
-def ssh_server(folder: Path, *, deploy_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Its URL; `ssh` on the PATH knows it, and DEPLOY_HOME is `deploy_home` at its end."""
+def ssh_server(
+    folder: Path, *, deploy_home: Path, monkeypatch: pytest.MonkeyPatch, home: Path | None = None
+) -> Iterator[str]:
+    """Its URL; `ssh` on the PATH knows it, and DEPLOY_HOME is `deploy_home` at its end; commands begin in `home`."""
     port = free_port()
-    _write_files(folder, port, deploy_home)
+    _write_files(folder, port, deploy_home, home)
     ssh = folder / "bin/ssh"  # ssh reads its configuration from the home of the account, whatever HOME says
     ssh.parent.mkdir()
     ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/client "$@"\n')
@@ -49,7 +51,7 @@ def tunnels() -> list[str]:
     return processes_with(f"/{_TUNNELS}")
 
 
-def _write_files(folder: Path, port: int, deploy_home: Path) -> None:
+def _write_files(folder: Path, port: int, deploy_home: Path, home: Path | None) -> None:
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
@@ -59,5 +61,6 @@ def _write_files(folder: Path, port: int, deploy_home: Path) -> None:
     (folder / "server").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
         "StrictModes no\nPasswordAuthentication no\nUsePAM no\nPidFile none\n"
-        f"SetEnv DEPLOY_HOME={deploy_home}\n"
+        f"SetEnv DEPLOY_HOME={deploy_home}{f' HOME={home}' if home else ''}\n"
+        + ('ForceCommand cd && exec bash -c "$SSH_ORIGINAL_COMMAND"\n' if home else "")
     )

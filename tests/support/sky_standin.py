@@ -1,0 +1,55 @@
+"""What `sky` of SkyPilot does with the files of `deploy render`, on this machine: NODE is the home of the rented node.
+
+    sky_standin.py launch --detach-run --cluster NAME --secret VARIABLE TASK.yaml
+    sky_standin.py down NAME                     stops what the task runs; any other command does nothing
+
+SkyPilot 0.14.1 copies `file_mounts`, runs `setup` to its end and then `run`; a detached one goes on.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+
+def launch(node: Path) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--detach-run", action="store_true", required=True)
+    parser.add_argument("--cluster", required=True)
+    parser.add_argument("--secret", action="append", default=[])
+    parser.add_argument("task", type=Path)
+    given = parser.parse_args(sys.argv[2:])
+    task = yaml.safe_load(given.task.read_text())
+    assert sorted(given.secret) == sorted(task["secrets"])
+    for there, here in task.get("file_mounts", {}).items():
+        target = Path(there.replace("~", str(node), 1))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(here, target, symlinks=True) if Path(here).is_dir() else shutil.copy(here, target)
+    secrets = {name: os.environ[name] for name in given.secret}
+    network = {name: value for name, value in os.environ.items() if not name.startswith(("DEPLOY_", "PYTHON"))}
+    environ = {**network, "HOME": str(node), "PATH": os.environ["NODE_PATH"], **secrets}
+    subprocess.run(["bash", "-c", task["setup"]], env=environ, cwd=node, check=True)
+    with (node / "sky.log").open("wb") as log:
+        run = subprocess.Popen(
+            ["bash", "-c", task["run"]],
+            env=environ, cwd=node, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    (node / "sky.pid").write_text(str(run.pid))
+
+
+def down(node: Path) -> None:
+    """Give the node back: end the job, and the server that would end with the node."""
+    if (record := node / "sky.pid").exists():
+        os.kill(int(record.read_text()), signal.SIGTERM)
+        record.unlink()
+        environ = {"HOME": str(node), "PATH": os.environ["PATH"]}
+        subprocess.run([str(node / ".local/bin/deploy"), "down", sys.argv[2]], env=environ, check=True)
+
+
+if __name__ == "__main__":
+    {"launch": launch, "down": down}.get(sys.argv[1], lambda _: None)(Path(os.environ["NODE"]))
