@@ -1,8 +1,7 @@
-"""Untrusted text: control and invisible characters, JSON, and fast comparison of lines."""
+"""Untrusted text: control and invisible characters, JSON, and shapes of lines."""
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 # Control characters (C0, DEL, C1), Unicode's line ends and bidirectional controls (CVE-2021-42574), and surrogates,
@@ -19,7 +18,6 @@ _IN_LINES: Final = re.compile(f"(?![\\t\\n])[{_HIDDEN}]")
 # Terminal colors and styles (SGR) without parameter 8, which hides text; the group keeps them in a `split`.
 _COLORS: Final = re.compile(r"(\x1b\[(?:(?:[0-79]|[2-49]\d|10[0-7]|[34]8;5;\d{1,3})(?:;(?!m)|(?=m)))*m)")
 _ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
-_REPEATED: Final = 3  # lines per distinct line, on average, from which on text counts as repetitive
 _LOWER_ZEROS: Final = _ZEROS.lower()
 
 
@@ -46,21 +44,6 @@ def line_shapes(text: str, *, lower: bool = False) -> bytes:
     With `lower`, ASCII letters are converted to lower case.
     """
     return text.encode("utf-8", "surrogatepass").translate(_LOWER_ZEROS if lower else _ZEROS)
-
-
-def repetitive(lines: Sequence[bytes]) -> bool:
-    """Return whether enough lines are equal that it pays to process each distinct line once."""
-    return len({*lines}) * _REPEATED <= len(lines)
-
-
-def present_in(text: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Return the pieces that occur in `text`.
-
-    `rfind` is up to three times faster than `in`; looking for a missing byte first is faster still.
-    """
-    pieces = tuple(pieces)
-    missing = frozenset(byte for byte in frozenset(b"".join(pieces)) if byte not in text)
-    return (piece for piece in pieces if missing.isdisjoint(piece) and text.rfind(piece) >= 0)
 
 
 def printable(text: str, *, colors: bool = False) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from orchestrator.core.text import line_shapes
-from orchestrator.diagnose.match import _by_piece, _Search, _SignatureState, diagnose
+from orchestrator.diagnose.match import _Search, _SignatureState, diagnose
 from orchestrator.diagnose.report import TAIL_LINES
 from orchestrator.diagnose.signatures import MEANING, Effect, LinePattern, load_catalog
 
@@ -161,16 +161,6 @@ def test_the_catalog_file_has_each_id_once_and_cites_a_source() -> None:
     entries = load_catalog()
     assert len({entry.id for entry in entries}) == len(entries)
     assert all(entry.source for entry in entries)
-
-
-def test_every_literal_is_found_by_a_piece_of_it_and_all_pieces_cost_less() -> None:
-    literals = frozenset(
-        f"{number} {word} available".encode() for word in ("GPUs", "ranks") for number in ("no", "too few", "all")
-    )
-    by_piece = _by_piece(literals)
-    assert sorted(literal for found in by_piece.values() for literal in found) == sorted(literals)
-    assert all(piece in literal for piece, found in by_piece.items() for literal in found)
-    assert sum(1 / len(piece) for piece in by_piece) < sum(1 / len(literal) for literal in literals)
 
 
 SEARCH = _Search([_SignatureState(signature) for signature in load_catalog()])
