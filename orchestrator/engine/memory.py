@@ -151,6 +151,7 @@ class KvCacheSpec:
     attention: MhaCache | MlaCache
     layers: int
     draft_layers: int
+    counted_drafts: int  # draft layers that sglang counts when it sizes the cache
     ranks: int  # GPUs that share the heads of one replica
     element: int  # bytes of a value
     raw: bool  # sparse attention stores fp8 values without scales
@@ -162,7 +163,7 @@ class KvCacheSpec:
 def token_bytes(needs: KvCacheSpec) -> TokenBytes:
     """Return the bytes of a token in target and draft. Raises TypeError for latent attention with sliding windows.
 
-    Draft layers count like target layers (pool_configurator.py:138).
+    Counted draft layers count like target layers (pool_configurator.py:138).
     """
     attention, layers = needs.attention, needs.layers
     if needs.windows is not None:
@@ -172,10 +173,10 @@ def token_bytes(needs: KvCacheSpec) -> TokenBytes:
     else:
         held = attention.held(needs.element, raw=needs.raw)
         planned = held if Version(needs.version) >= _COUNTS_SCALES else attention.planned(needs.element)
-    drafts = needs.draft_layers
+    drafts, counted = needs.draft_layers, needs.counted_drafts
     keys = 0 if needs.indexer is None else needs.indexer.bytes * (needs.indexer.layers + drafts)
     return TokenBytes(
-        planned=int(planned * layers * (1 + drafts / layers)) + keys, held=held * (layers + drafts) + keys
+        planned=int(planned * layers * (1 + counted / layers)) + keys, held=held * (layers + drafts) + keys
     )
 
 

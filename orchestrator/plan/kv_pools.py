@@ -41,11 +41,14 @@ def token_size(
         return TokenBytes(planned=size, held=size)
     layers = profile.model.layers - (cache.linear.layers if cache.linear else 0)
     prefill, decode = facts.sparse_backends
+    drafts = facts.drafts
+    draft_layers = 1 if drafts is not None and not drafts.by_ngrams else 0
     return token_bytes(
         KvCacheSpec(
             attention=_attention(profile, cache),
             layers=math.ceil(layers / facts.stages),
-            draft_layers=1 if facts.drafts is not None and not facts.drafts.by_ngrams else 0,
+            draft_layers=draft_layers,
+            counted_drafts=draft_layers if cache.counts_draft or (drafts is not None and drafts.own_model) else 0,
             ranks=attention_ranks(profile),
             element=element,
             raw=is_raw(platform=profile.engine.platform, arch=profile.hardware.arch, prefill=prefill, decode=decode),

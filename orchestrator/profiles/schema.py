@@ -163,6 +163,7 @@ class KvCacheSection(StrictModel):
     index_layers: int | None = Field(default=None, ge=1, description="layers with an indexer, if not all")
     index_kpool: int | None = Field(default=None, ge=1, description="tokens per indexer key")
     linear: LinearSection | None = Field(default=None, description="the layers with linear attention")
+    counts_draft: bool = Field(default=True, description="whether sglang counts the MTP layer when it sizes the cache")
     compressed: CompressedSection | None = Field(default=None, description="compressed attention")
     sliding_window: int | None = Field(default=None, ge=1, description="tokens in the sliding window")
     sliding_layers: int | None = Field(

@@ -82,7 +82,9 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
             layer_info=SimpleNamespace(start_layer=0, end_layer=layers, num_effective_layers=layers),
             spec_algorithm=algorithm, pp_size=1, attn_dp_size=1, page_size=256, device="cpu", is_hybrid_swa=True,
             sliding_window_size=getattr(model, "window_size", None),
-            spec_aux_config=SimpleNamespace(eagle_draft_num_layers=1 if drafts else None),
+            spec_aux_config=SimpleNamespace(  # as spec_aux_hidden_state.py:172 reads it for drafts of the checkpoint
+                eagle_draft_num_layers=model.num_nextn_predict_layers if drafts else None
+            ),
             fused_entry_bytes=lambda _: None,
         )  # fmt: skip
         if pools.is_deepseek_v4(model.hf_config):

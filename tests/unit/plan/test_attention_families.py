@@ -38,7 +38,7 @@ def cache(profile: str, *overrides: str) -> KvCache:
         ("mi355x-deepseek-v4-pro-tp8", NO_DRAFTS, 8_918),
         ("mi355x-deepseek-v4-pro-tp8", (), 9_064),
         ("mi355x-qwen3.5-397b-tp4", NO_DRAFTS, 7_680),
-        ("mi355x-qwen3.5-397b-tp4", (), 8_192),
+        ("mi355x-qwen3.5-397b-tp4", (), 7_680),
         ("mi355x-kimi-k2.7-tp4", (), 35_136),
         ("mi355x-minimax-m3-tp8", (FP8,), 15_360 + 14_592),
         ("mi355x-minimax-m3-tp8", (FP8, "engine=sglang-0.5.21-rocm"), 15_360 + 7_296),
