@@ -325,8 +325,8 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
         draft.set("flags", *flag_for(Meaning.MEMORY_FRACTION, memory.safe_fraction), why)
         valid = draft.valid()
     if memory is None:
-        most = valid.capacity.context
-        draft.settings.setdefault(("flags", Meaning.CACHE_TOKENS.value), (most, _why_capped(valid.capacity, most)))
+        capped = (valid.capacity.context, "one request of full length; sglang would otherwise use all memory of the host")
+        draft.settings.setdefault(("flags", Meaning.CACHE_TOKENS.value), capped)
         valid = draft.valid()
     served = valid.capacity.load_fit
     if memory is not None and served is not None and served.concurrent:
@@ -344,16 +344,9 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
     return draft, LayoutAttempt(tp=tp, capacity=valid.capacity, problems=())
 
 
-def _why_capped(capacity: Capacity, tokens: int) -> str:
-    size = f", {capacity.cache.actual_token_bytes * tokens / 1e9:.1f} GB" if capacity.cache else ""
-    return f"one longest request{size}; sglang would otherwise take the machine's memory for its cache"
-
-
 def _many(profile: Profile, tp: int, dp: int) -> str:
-    gpus = f"{tp} GPU{'s' if tp > 1 else ''}"
-    if not profile.hardware.gpus:
-        return ""
-    return f", {dp} replicas of {gpus}" if dp > 1 else f", {gpus}"
+    gpus = f"{tp} GPU{'s' * (tp > 1)}"
+    return f", {dp} replicas of {gpus}" if dp > 1 else f", {gpus}" * bool(profile.hardware.gpus)
 
 
 def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], need: ContextNeed, capacity: Capacity | None) -> None:
@@ -389,9 +382,8 @@ def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], need:
     if common := common_problems(tried):
         message = f"cannot plan a profile of `{request.model}` on `{request.hardware}`"
         return ProfileError(message, problems=[Problem(each.message, hint=each.hint) for each in common])
-    most = longest_context(tried)
     hint = "choose other hardware, or a checkpoint with a smaller quantization"
-    if most:
+    if most := longest_context(tried):
         hint = f"limit requests to {most} tokens with `--max-context {most}`; or choose other hardware"
     return ProfileError(
         f"`{request.model}` does not fit on `{request.hardware}`",

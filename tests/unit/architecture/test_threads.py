@@ -18,7 +18,6 @@ WITH_DEAF_THREADS = {
     "servers/watch/watch.py",
     "core/http.py",
     "core/signals.py",
-    "core/streams.py",
     "verify/soak.py",
 }
 HOLDING = {"bench/benchmark.py", "experiments/sweep/trial.py", "servers/start/launch.py", "runtimes/process/runtime.py"}
