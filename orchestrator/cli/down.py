@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, server_names
+from orchestrator.cli.options import DrainOption, HostOption, Json, server_names
 from orchestrator.core.console import say
 from orchestrator.core.errors import Interrupted, UsageError
 from orchestrator.core.json_output import JsonOutput
@@ -35,19 +35,23 @@ def command(
     all_homes: Annotated[
         bool, typer.Option("--all-homes", help="also stop the servers of other homes on this Docker")
     ] = False,
+    drain: DrainOption = None,
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Stop a server and free its GPUs. Returns when its ports and GPU memory are free."""
+    """Stop a server and free its GPUs. Returns when its ports and GPU memory are free.
+
+    It waits for running and queued requests, aborts those left, and prints how many ended and were aborted.
+    """
     if (name is None) != (all_ or all_homes):
         raise UsageError("no server named", hint="pass a NAME of `deploy status`, or `--all`")
     ended: list[str] = []
     with open_servers(Home.from_environment(), host) as servers:
         try:
             if name is None:
-                down_all(servers, host=host, all_homes=all_homes, ended=ended.append)
+                down_all(servers, host=host, all_homes=all_homes, drain=drain, ended=ended.append)
             else:
-                down(servers, name, host=host)
+                down(servers, name, host=host, drain=drain)
                 say(f"`{name}` is stopped")
                 ended.append(name)
         except KeyboardInterrupt as error:

@@ -146,6 +146,10 @@ WorkloadOption: TypeAlias = Annotated[
         autocompletion=complete_names("WORKLOAD"),
     ),
 ]
+DrainOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option("--drain", metavar="SECONDS", min=0, help="wait for running requests; default: the plan's grace"),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]
 AllowUntuned: TypeAlias = Annotated[
     bool, typer.Option("--allow-untuned", help="start even if the load meets untuned MoE kernels")

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from orchestrator.cli.options import Json, NameArgument
+from orchestrator.cli.options import DrainOption, Json, NameArgument
 from orchestrator.cli.up_result import UP, show_up
 from orchestrator.core.paths import Home
 from orchestrator.servers.restart import restart
@@ -10,6 +10,6 @@ from orchestrator.servers.restart import restart
 OUTPUT: Final = UP
 
 
-def command(name: NameArgument, *, json: Json = False) -> None:
+def command(name: NameArgument, *, drain: DrainOption = None, json: Json = False) -> None:
     """Restart a server with its last plan. A running server is stopped first."""
-    show_up(restart(name, Home.from_environment()), json=json)
+    show_up(restart(name, Home.from_environment(), drain=drain), json=json)

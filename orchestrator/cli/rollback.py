@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from orchestrator.cli.options import Json, NameArgument
+from orchestrator.cli.options import DrainOption, Json, NameArgument
 from orchestrator.cli.up_result import UP, show_up
 from orchestrator.core.paths import Home
 from orchestrator.servers.rollback import rollback
@@ -10,6 +10,6 @@ from orchestrator.servers.rollback import rollback
 OUTPUT: Final = UP
 
 
-def command(name: NameArgument, *, json: Json = False) -> None:
+def command(name: NameArgument, *, drain: DrainOption = None, json: Json = False) -> None:
     """Return a server to its last known good run. If the newest run is verified, use the last one with another plan."""
-    show_up(rollback(name, Home.from_environment()), json=json)
+    show_up(rollback(name, Home.from_environment(), drain=drain), json=json)

@@ -9,6 +9,7 @@ import typer
 
 from orchestrator.cli.options import (
     AllowUntuned,
+    DrainOption,
     GpusOption,
     HostOption,
     ImageOption,
@@ -88,6 +89,7 @@ def command(
         Path | None, typer.Option(metavar="DIR", help="with `--dry-run`: directory for the files")
     ] = None,
     replace: ReplaceOption = False,
+    drain: DrainOption = None,
     max_replicas: MaxReplicasOption = None,
     min_gsm8k: MinGsm8kOption = None,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="keep a failed server for inspection")] = False,
@@ -118,6 +120,7 @@ def command(
         host=host,
         image=image,
         replace=replace,
+        drain=drain,
         max_replicas=max_replicas,
         min_gsm8k=min_gsm8k,
         keep_failed=keep_failed,

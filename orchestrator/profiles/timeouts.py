@@ -16,7 +16,7 @@ class TimeoutsSection(StrictModel):
         default=900, ge=1, le=_WEEK, description="seconds without progress after which a start fails"
     )
     termination_grace: int = Field(
-        default=120, ge=0, le=_WEEK, description="seconds that a stop waits for running requests"
+        default=120, ge=0, le=_WEEK, description="seconds that a stop waits for requests before it aborts them"
     )
     health_deadline: int = Field(
         default=120, ge=0, le=_WEEK, description="seconds that `up` waits for a running server to become healthy"

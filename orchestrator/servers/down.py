@@ -8,7 +8,7 @@ from orchestrator.core.console import note, say
 from orchestrator.core.errors import DeployError, HostError, Problem
 from orchestrator.runs.run_dir import latest_run, name_lock, read_plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.servers.exit_record import stop_server
+from orchestrator.servers.drain import drain_and_stop
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.host import resolve_host_ref, wait_until_released
@@ -16,26 +16,31 @@ from orchestrator.servers.start.host import resolve_host_ref, wait_until_release
 _GRACE: Final = 120.0  # seconds for running requests, if the plan of the server is not in this home
 
 
-def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = True, grace: float | None = None) -> None:
+def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = True, drain: float | None = None) -> None:
     """Stop the server of that name and wait until its ports and VRAM are free.
 
-    `grace` is in seconds; None means the termination grace of its plan. Without `all_homes` only a server of this home
-    is stopped. Raises StartError if there is none, and HostError if another process holds a port or the VRAM.
+    Its requests get `drain` seconds; None means the termination grace of its plan. Without `all_homes` only a server of
+    this home is stopped. Raises StartError if there is none, and HostError if another process holds a port or the VRAM.
     """
     servers.open(name)
     with name_lock(servers.home, name):
         for handle in servers.find(name):
             if all_homes or _is_ours(servers, handle):
-                seconds = grace_of(servers, name) if grace is None else grace
-                if grace is None:
+                seconds = grace_of(servers, name) if drain is None else drain
+                if seconds:
                     say(f"stopping `{name}`: waiting up to {seconds:g} s for its requests")
-                stop_server(servers.runtime(handle), handle, home=servers.home, grace=seconds, reason="stopped")
+                drain_and_stop(servers.runtime(handle), handle, home=servers.home, seconds=seconds, reason="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
             wait_until_released(plan, resolve_host_ref(plan.runtime, servers.home, host))
 
 
 def down_all(
-    servers: Servers, *, host: str | None, all_homes: bool = False, ended: Callable[[str], object] | None = None
+    servers: Servers,
+    *,
+    host: str | None,
+    all_homes: bool = False,
+    drain: float | None = None,
+    ended: Callable[[str], object] | None = None,
 ) -> None:
     """Stop every server of this home; with `all_homes` those of other homes too.
 
@@ -47,7 +52,7 @@ def down_all(
     names = sorted({handle.name for handle in found if all_homes or _is_ours(servers, handle)})
     for name in names:
         try:
-            down(servers, name, host=host, all_homes=all_homes)
+            down(servers, name, host=host, all_homes=all_homes, drain=drain)
             say(f"`{name}` is stopped")
             if ended is not None:
                 ended(name)

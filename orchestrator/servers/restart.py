@@ -12,7 +12,13 @@ from orchestrator.servers.start.launch import UpResult
 from orchestrator.servers.start.up import up
 
 
-def restart(name: str, home: Home, *, on_locked: Callable[[Servers], object] | None = None) -> UpResult:
+def restart(
+    name: str,
+    home: Home,
+    *,
+    drain: float | None = None,
+    on_locked: Callable[[Servers], object] | None = None,
+) -> UpResult:
     """Restart the server of that name with its last plan; a running server is stopped first.
 
     The last plan is that of the newest run that became ready, even if its profile has changed since. `deploy watch`
@@ -25,7 +31,8 @@ def restart(name: str, home: Home, *, on_locked: Callable[[Servers], object] | N
             raise not_started(home, name, hint="`deploy up PROFILE` starts a server")
         require_version(newest)
         raise StartError(f"no previous run of `{name}` to restart", hint="`deploy up PROFILE` starts a server")
-    request = replace(repeatable_request(request), replace=True, run=str(run.path), by_watch=on_locked is not None)
+    again = repeatable_request(request)
+    request = replace(again, replace=True, drain=drain, run=str(run.path), by_watch=on_locked is not None)
     command = f"`deploy restart {name}`"
     if on_locked is None:
         return up(request, home, recovery_command=command)

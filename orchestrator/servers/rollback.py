@@ -25,7 +25,7 @@ from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.up import up
 
 
-def rollback(name: str, home: Home) -> UpResult:
+def rollback(name: str, home: Home, *, drain: float | None = None) -> UpResult:
     """Return a server to its last known good run. Raises StartError if there is none."""
     require_name(name)
     if (run := last_good_run(home, name)) is None:
@@ -35,7 +35,7 @@ def rollback(name: str, home: Home) -> UpResult:
         hint = f"`deploy history {name}` shows each with its smoke test"
         raise StartError(f"no last known good run of `{name}`", hint=hint)
     note(f"back to `{name}/{run.path.name}`")
-    return up(dataclasses.replace(request_from(run), name=name, replace=True), home)
+    return up(dataclasses.replace(request_from(run), name=name, replace=True, drain=drain), home)
 
 
 def request_from(run: RunDir) -> UpRequest:
@@ -82,6 +82,7 @@ def rerun_request(text: str, given: UpRequest, home: Home) -> UpRequest:
         host=given.host or was.host,
         replace=given.replace,
         keep_failed=given.keep_failed,
+        drain=given.drain,
         max_replicas=given.max_replicas,
         min_gsm8k=given.min_gsm8k,
         timeout=given.timeout or was.timeout,

@@ -43,8 +43,8 @@ def protected_runs(home: Home, name: str) -> dict[RunDir, str]:
 
 
 def repeatable_request(request: UpRequest) -> UpRequest:
-    """Return the request without the options of a single rolling update."""
-    return replace(request, max_replicas=None, min_gsm8k=None)
+    """Return the request without the options of a single replacement."""
+    return replace(request, drain=None, max_replicas=None, min_gsm8k=None)
 
 
 def read_request(run: RunDir) -> UpRequest | None:

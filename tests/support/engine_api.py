@@ -11,7 +11,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,7 @@ class EngineApi:
         self._lock = threading.Lock()
         self._prefixes: list[tuple[int, list[int]]] = []
         self._greedy_answers = self._rolled = 0
+        self.open = self.aborts = 0  # requests for tokens that are not answered yet; calls that abort all of them
         self.counts = dict.fromkeys(("prompt_tokens", "generation_tokens", "cached_tokens", "num_requests"), 0)
         self.scored: set[tuple[int, ...]] = set()  # prompts of which log-probabilities were asked
 
@@ -163,6 +165,25 @@ class EngineApi:
         for latency in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
             lines += [f"sglang:{latency}_sum{labels} 0.1", f"sglang:{latency}_count{labels} 1.0"]
         return Answer(200, ["\n".join(lines) + "\n"])
+
+    @contextmanager
+    def while_open(self) -> Iterator[None]:
+        """Count a request for tokens as long as it is answered."""
+        with self._lock:
+            self.open += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.open -= 1
+
+    def _load(self, _: Json) -> Answer:
+        rank = {"dp_rank": 0, "num_reqs": self.open, "num_waiting_reqs": 0, "num_tokens": 0, "num_pending_tokens": 0}
+        return Answer(200, [[rank]])
+
+    def _abort(self, body: Json) -> Answer:
+        self.aborts += body["abort_all"]
+        return Answer(200, [""])
 
     def _flush(self, _: Json) -> Answer:
         self._prefixes.clear()
@@ -421,6 +442,8 @@ def _words(ids: Sequence[int]) -> list[str]:
 _ROUTES: Mapping[str, Callable[[EngineApi, Json], Answer]] = {
     "/health": EngineApi._health,
     "/metrics": EngineApi._metrics,
+    "/get_load": EngineApi._load,
+    "/abort_request": EngineApi._abort,
     "/flush_cache": EngineApi._flush,
     "/v1/models": EngineApi._models,
     "/model_info": EngineApi._model_info,

@@ -8,6 +8,7 @@ import os
 import signal
 import socketserver
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -18,6 +19,7 @@ from urllib.parse import quote
 from engine_api import Answer, EngineApi
 
 UNHEALTHY = os.environ.get("SCRIPTED_UNHEALTHY", "")
+GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
 ENCODINGS: dict[str, Callable[[str], str]] = {
     "plain": str,
     "base64": lambda key: base64.b64encode(key.encode()).decode(),
@@ -49,6 +51,13 @@ class Handler(BaseHTTPRequestHandler):
         say(f'INFO:     127.0.0.1:{self.client_address[1]} - "{line}" {status.value} {status.phrase}')
 
     def _respond(self, content: bytes) -> None:
+        if self.path not in GENERATING:
+            self._answer(content)
+            return
+        with self.server.api.while_open():
+            self._answer(content)
+
+    def _answer(self, content: bytes) -> None:
         if self.path == "/generate" and (mute := content_of(os.environ.get("SCRIPTED_MUTE", ""))):
             while mute == "hangs":
                 time.sleep(0.1)
@@ -77,7 +86,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        aborts = self.server.api.aborts
         for event in (*answer.texts(), "[DONE]"):
+            if self.server.api.aborts != aborts and event != "[DONE]":
+                continue
             time.sleep(self.server.step)
             data = f"data: {event}\n\n".encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
@@ -193,13 +205,18 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
         say(f"[Errno {error.errno}] error while attempting to bind on address {address}: {why}")
         sys.exit(1)
     if not environ.get("SCRIPTED_DEAF"):
-        signal.signal(
-            signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        )  # so sglang ends, once it is idle
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=end_when_idle, args=(api,)).start())
     say(f"INFO:     Uvicorn running on http://{options['host']}:{options['port']} (Press CTRL+C to quit)")
     say("The server is fired up and ready to roll!")
     server.serve_forever()
     sys.exit(0)
+
+
+def end_when_idle(api: EngineApi) -> None:
+    """End as sglang does after SIGTERM, which still answers."""
+    while api.open:
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_with(children: list[int]) -> None:

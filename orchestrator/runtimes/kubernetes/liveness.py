@@ -1,7 +1,9 @@
-"""The liveness probe by which a cluster restarts a hung server. A program in the container checks each rank.
+"""The programs of a server's container: the liveness probe, by which a cluster restarts a hung server, and the drain.
 
-`/health` would not do: it succeeds as soon as any rank emits anything, and fails during a chunk of prefill that takes
-longer than 20 s. The program is `engine.liveness`, with the same rule as `deploy watch`. A ConfigMap carries it.
+The probe checks each rank. `/health` would not do: it succeeds as soon as any rank emits anything, and fails during a
+chunk of prefill that takes longer than 20 s. The program is `engine.liveness`, with the same rule as `deploy watch`.
+`engine.drain` is the preStop hook: a pod that is deleted gets no new requests, and SIGTERM when those that it has are
+done. A ConfigMap carries both.
 """
 
 import inspect
@@ -9,11 +11,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from orchestrator.engine import liveness
+from orchestrator.engine import drain, liveness
 from orchestrator.plan.plan import Plan
 
 FOLDER: Final = "/run/deploy"
 _PROGRAM: Final = "liveness.py"
+_DRAIN: Final = "drain.py"
+_PYTHON: Final = ("python3", "-I", "-S")
 _BETWEEN: Final = 30  # maximum seconds between two probes: each asks every rank for a token
 
 
@@ -35,16 +39,22 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     seconds = max(between * 2 // 3, 1)
     asked = (str(plan.server.port), str(plan.layout.dp), str(seconds), *config_words[1:])
     return {
-        "exec": {"command": ["python3", "-I", "-S", f"{FOLDER}/{_PROGRAM}", *asked]},
+        "exec": {"command": [*_PYTHON, f"{FOLDER}/{_PROGRAM}", *asked]},
         "timeoutSeconds": max(between * 5 // 6, 1),
         "periodSeconds": between,
         "failureThreshold": hang_seconds(plan) // between + 1,  # the first failure only sets the baseline for progress
     }
 
 
-def liveness_program() -> dict[str, str]:
-    """Return the program for the ConfigMap mounted at `FOLDER`."""
-    return {_PROGRAM: inspect.getsource(liveness)}
+def drain_hook(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
+    """Return the preStop hook, which waits for the requests of a server and aborts those left."""
+    asked = (str(plan.server.port), str(plan.timeouts.termination_grace), *config_words[1:])
+    return {"exec": {"command": [*_PYTHON, f"{FOLDER}/{_DRAIN}", *asked]}}
+
+
+def programs() -> dict[str, str]:
+    """Return the programs for the ConfigMap mounted at `FOLDER`."""
+    return {_PROGRAM: inspect.getsource(liveness), _DRAIN: inspect.getsource(drain)}
 
 
 def _between(plan: Plan) -> int:

@@ -20,7 +20,7 @@ from orchestrator.render.artifacts import Artifacts, Command
 from orchestrator.runtimes.kubernetes.arguments import argument_command, argument_files
 from orchestrator.runtimes.kubernetes.claim import how_to_fill
 from orchestrator.runtimes.kubernetes.gateway import command_of_gateway
-from orchestrator.runtimes.kubernetes.liveness import FOLDER, liveness_probe, liveness_program
+from orchestrator.runtimes.kubernetes.liveness import FOLDER, drain_hook, liveness_probe, programs
 from orchestrator.runtimes.kubernetes.pod import (
     CONFIG,
     MODELS,
@@ -132,7 +132,7 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
     missing = f"claim `{claim}` has no `{plan.model.name}`; {how_to_fill(plan)}" if claim else ""
     return {
         **_command(plan, artifacts.command, security),
-        "programs": {**liveness_program(), **argument_files(artifacts)},
+        "programs": {**programs(), **argument_files(artifacts)},
         "programs_at": FOLDER,
         "models_at": models_at,
         "claim": claim,
@@ -143,6 +143,7 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
         **_resources(plan, cluster),
         "readiness": endpoints.HEALTH,
         "liveness": liveness_probe(plan, _config_words(plan)),
+        "drain": drain_hook(plan, _config_words(plan)),
         "shm": {"medium": "Memory"} | ({"sizeLimit": str(needs.shm_bytes)} if needs.shm_bytes else {}),
         "mounts": {**mounts, **_key_mount(plan), "life": FOLDER},
     }

@@ -27,7 +27,7 @@ from orchestrator.verify.gateway import count_workers
 
 _FILE: Final = "gateway.key"
 _ACCEPTED: Final = 202
-_MAX_DRAIN_SECONDS: Final = 30  # the server itself finishes longer requests while it stops
+_MAX_DRAIN_SECONDS: Final = 30  # after that a worker is not listed; `servers.drain` waits for longer requests
 _CHANGE_TIMEOUT: Final = 10.0  # seconds for the gateway to apply a change, on a busy machine
 _ROUTE_TIMEOUT: Final = 60.0  # seconds; smg 1.13.0 adds a healthy worker within 0.2 s
 _POLL_INTERVAL: Final = 0.1
@@ -179,7 +179,7 @@ class DiscoveredWorkers:
         self.runtime.set_routable(new, routable=False)
 
     def drain(self, _: str, old: RunningServer | None) -> None:
-        """Hide a replica and wait until it gets no new requests; its own stop lets running ones finish."""
+        """Hide a replica and wait until it gets no new requests."""
         if old is None or not self.runtime.is_routable(old):
             return
         before, ready = count_workers(self.url), self.runtime.is_ready(old)

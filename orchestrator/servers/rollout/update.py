@@ -2,7 +2,7 @@
 
 ::
 
-    drain a replica ─▶ stop it ─▶ start its successor ─▶ wait until ready, verify ─▶ uncordon it ─▶ the next replica
+    cordon, drain, stop a replica ─▶ start its successor ─▶ wait until ready, verify ─▶ uncordon it ─▶ the next one
                                                             └─ the first failure ends the update
 
 However the update ends, every replica that runs is verified and routed, and the others keep serving.
@@ -24,6 +24,7 @@ from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_room
 from orchestrator.runtimes.base import HostRef, Status
+from orchestrator.servers.drain import Drain
 from orchestrator.servers.exit_record import failure_reason, record_exit, stop_server
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
 from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, GatewayWorkers, open_gateway_workers
@@ -60,8 +61,8 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
     progress and the next commands.
     """
     plan, runtime = start.artifacts.plan, servers.runtime(running)
-    grace = plan.timeouts.termination_grace
-    workers = open_gateway_workers(running, runtime, servers=plan.replicas, key=start.key, grace=grace)
+    seconds = _drain_seconds(start)
+    workers = open_gateway_workers(running, runtime, servers=plan.replicas, key=start.key, grace=seconds)
     if start.request.min_gsm8k is not None:
         from orchestrator.evals.run import prepare_harness  # noqa: PLC0415 - see `_require_score`
 
@@ -173,11 +174,12 @@ class _RollingUpdate:
         plan, old = self._artifacts(number).plan, self._running.get(number)
         say(f"{self._label(number)}: {'draining' if self._is_routed(number) else 'unhealthy, stopping'}")
         step.draining = True
-        self.workers.drain(self._address(number), old)
-        step.drained = True
-        if old is not None:
-            grace = plan.timeouts.termination_grace
-            stop_server(self.runtime, old, home=self.servers.home, grace=grace, reason=_REPLACED)
+        with Drain(self.runtime, old, seconds=_drain_seconds(self.start)) as drain:
+            self.workers.drain(self._address(number), old)
+            drain.wait()
+            step.drained = True
+            if old is not None:
+                stop_server(self.runtime, old, home=self.servers.home, grace=drain.grace, reason=_REPLACED)
         self._running.pop(number, None)
         wait_until_released(plan, self.host_ref)
 
@@ -292,6 +294,12 @@ class _RollingUpdate:
         name = self.start.name
         command = self.start.request.command(name)
         return f"`{command} --replace` continues, `deploy rollback {name}` returns to the last plan"
+
+
+def _drain_seconds(start: StartSpec) -> float:
+    """Return the seconds for the requests of each replica that is replaced."""
+    asked = start.request.drain
+    return start.artifacts.plan.timeouts.termination_grace if asked is None else asked
 
 
 @dataclass(kw_only=True)

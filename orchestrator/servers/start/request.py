@@ -31,6 +31,7 @@ class UpRequest:
     run: str | None = None  # directory of a run whose plan is repeated
     lock: str | None = None  # path of a lockfile
     by_watch: bool = False  # a restart by `deploy watch`
+    drain: float | None = None  # seconds for the requests of a server that is replaced; None: as its plan says
     max_replicas: int | None = None  # of a rolling update, how many replicas are replaced
     min_gsm8k: float | None = None  # of a rolling update, the minimum score of each new replica
 

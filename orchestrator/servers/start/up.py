@@ -28,7 +28,8 @@ from orchestrator.runs.run_dir import (
 )
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.down import grace_of
-from orchestrator.servers.exit_record import STOPPED_FOR_RESTART, stop_server
+from orchestrator.servers.drain import drain_and_stop
+from orchestrator.servers.exit_record import STOPPED_FOR_RESTART
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
@@ -85,7 +86,7 @@ def up(
             if servers.find(name):
                 room.enter_context(_room_for(home, name, made))
             with _recovery_hint(servers, name, recovery_command):
-                _stop_old(servers, name, why=STOPPED_FOR_RESTART if request.by_watch else "replaced")
+                _stop_old(servers, name, request)
                 room.close()
                 machine = require_ready_host(made.plan, host_ref, before)
                 start = replace(start, records={**records, "preflight.json": redact_data(machine.to_dict())})
@@ -191,13 +192,15 @@ def _recovery_hint(servers: Servers, name: str, recovery_command: str = "") -> I
         raise failure from error
 
 
-def _stop_old(servers: Servers, name: str, *, why: str) -> None:
-    """Stop the servers of that name."""
+def _stop_old(servers: Servers, name: str, request: UpRequest) -> None:
+    """Stop the servers of that name, when their requests have ended."""
+    why = STOPPED_FOR_RESTART if request.by_watch else "replaced"
+    seconds = grace_of(servers, name) if request.drain is None else request.drain
     for handle in servers.find(name):
         runtime = servers.runtime(handle)
         if runtime.state(handle).status is Status.RUNNING:
             note(f"stopping `{name}` to replace it")
-        stop_server(runtime, handle, home=servers.home, grace=grace_of(servers, name), reason=why)
+        drain_and_stop(runtime, handle, home=servers.home, seconds=seconds, reason=why)
 
 
 def _recorded_command(home: Home, name: str) -> str | None:

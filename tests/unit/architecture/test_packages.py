@@ -45,6 +45,7 @@ EDGES = {
     "orchestrator.patches.ledger",
     "orchestrator.engine.flags",
     "orchestrator.engine.client",
+    "orchestrator.engine.drain",
     "orchestrator.engine.liveness",
     "orchestrator.engine.health",
 }

@@ -15,6 +15,7 @@ WITH_THREADS = {"servers/status.py", "runtimes/supervisor/main.py", "checkpoints
 WITH_DEAF_THREADS = {
     "cli/exit_codes.py",
     "cli/fanout.py",
+    "servers/drain.py",
     "servers/watch/watch.py",
     "core/http.py",
     "core/signals.py",

@@ -21,7 +21,7 @@ from orchestrator.core.errors import ProfileError
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import data_root
 from orchestrator.core.subprocesses import CompletedProgram
-from orchestrator.engine import liveness
+from orchestrator.engine import drain, liveness
 from orchestrator.plan.plan import NAME, EnvVar
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runtimes.kubernetes import manifests
@@ -136,8 +136,12 @@ def test_each_rank_is_asked_with_the_key_that_the_server_has() -> None:
 
 
 def test_a_stop_waits_for_the_drain_and_a_bit() -> None:
-    plan = cluster_plan(GLM, HOST_PATH)
-    assert pod(plan)["terminationGracePeriodSeconds"] > plan.timeouts.termination_grace
+    """The hook waits for requests before SIGTERM; afterwards sglang looks every 5 s whether it is idle."""
+    plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY", "timeouts.termination_grace=70")
+    assert pod(plan)["terminationGracePeriodSeconds"] == 100
+    command = pod(plan)["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert command[3:] == ["/run/deploy/drain.py", str(plan.server.port), "70", "/run/secrets/deploy/config.yaml"]
+    assert objects(plan)["ConfigMap"]["data"]["drain.py"] == Path(drain.__file__).read_text()
 
 
 def test_the_hardware_says_what_its_pod_is_given() -> None:

@@ -1,0 +1,154 @@
+"""The requests of a server that is about to stop: count them, and abort those that are left after a time limit.
+
+On SIGTERM sglang answers `/health` with 503 at once, still accepts requests, and waits for the running ones without a
+limit (0.5.14, managers/tokenizer_manager.py, `sigterm_watchdog`): the limit comes from here.
+
+This file is also a program, the preStop hook of a server's container in a cluster, beside `liveness.py`. It runs with
+the engine's own Python (3.10 in AMD's images) and the standard library only.
+
+    python3 -I -S drain.py PORT SECONDS [CONFIG]
+"""
+
+import http.client
+import json
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+if __package__:
+    from orchestrator.engine.liveness import key_in
+else:
+    sys.path.append(str(Path(__file__).parent))
+    from liveness import key_in  # type: ignore[import-not-found, no-redef]  # the same, beside this program
+
+ABORT: Final = "/abort_request"
+# The first until 0.5.20. The second answers 500 with fastapi 0.165 and --enable-metrics (0.5.14, srt/utils/common.py).
+LOADS: Final = ("/get_load", "/v1/loads")
+_MOST_BYTES: Final = 1 << 20
+_TIMEOUT: Final = 2.0  # seconds for an answer: neither path waits for the scheduler
+_POLL: Final = 0.5
+_SETTLE: Final = 2  # polls without a request in a row: one may be on its way
+_LAUNCH: Final = b"sglang.launch_server"
+
+
+class UnknownLoadError(Exception):
+    """The server answers, but does not say how many requests it has."""
+
+
+class ServerRequests:
+    """The requests of one server, at most as old as 15 of its decode steps (`load_snapshot_publish_interval`)."""
+
+    def __init__(self, host: str, port: int, *, key: str) -> None:
+        """Count requests at an address. `key` is "" if the server has no API key."""
+        self._host, self._port, self._key = host, port, key
+
+    def count(self) -> int:
+        """Return the number of running and queued requests. Raises OSError without an answer, UnknownLoadError."""
+        status = 0
+        for path in LOADS:
+            status, content = self._ask("GET", path)
+            if status == http.client.OK:
+                return _requests_in(content)
+            if status in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
+                raise UnknownLoadError("its API key is not known here")
+        raise UnknownLoadError(f"it answers {status}")
+
+    def abort(self) -> None:
+        """Abort every request; each client gets the tokens so far. Raises OSError."""
+        self._ask("POST", ABORT, json.dumps({"abort_all": True}))
+
+    def _ask(self, method: str, path: str, body: "str | None" = None) -> "tuple[int, bytes]":
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        if self._key and self._key.isprintable():  # else Python's error about the header would show the key
+            headers["Authorization"] = f"Bearer {self._key}"
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT)
+        try:
+            connection.request(method, path, body=body, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(_MOST_BYTES)
+        except http.client.HTTPException as error:
+            raise OSError(f"no complete response: {type(error).__name__}") from error
+        finally:
+            connection.close()
+
+
+def _requests_in(content: bytes) -> int:
+    """Return the running and queued requests of all ranks in an answer to one of `LOADS`. Raises UnknownLoadError."""
+    try:
+        said: Any = json.loads(content)
+        ranks = said["loads"] if isinstance(said, dict) else said
+        names = ("num_reqs",) if isinstance(said, list) else ("num_running_reqs", "num_waiting_reqs")
+        return sum(int(rank[name]) for rank in ranks for name in names)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UnknownLoadError("its load has an unknown format") from error
+
+
+class RequestTally:
+    """What became of the requests of one server while it drains."""
+
+    def __init__(self, requests: ServerRequests) -> None:
+        """Begin with the requests that the server has now. Raises OSError, UnknownLoadError."""
+        self._requests = requests
+        self.left = self._seen = requests.count()
+        self.aborted = 0
+        self.is_busy = self.left > 0  # and answers
+
+    @property
+    def ended(self) -> int:
+        """The requests that ended by themselves, if those left have ended by now."""
+        return self._seen - self.aborted
+
+    def look(self) -> None:
+        """Count again; without an answer the last count stays."""
+        try:
+            now = self._requests.count()
+        except (OSError, UnknownLoadError):
+            self.is_busy = False
+            return
+        self._seen += max(now - self.left, 0)
+        self.left, self.is_busy = now, now > 0
+
+    def abort(self) -> None:
+        """Abort what is left."""
+        self.look()
+        self.aborted = self.left
+        with suppress(OSError):  # the stop cuts them then
+            self._requests.abort() if self.left else None
+
+    def summary(self, seconds: float) -> str:
+        """Return what became of the requests, as `3 requests ended, 1 aborted after 30 s`."""
+        cut = f", {self.aborted} aborted after {seconds:g} s" if self.aborted else ""
+        return f"{self.ended} request{'' if self.ended == 1 else 's'} ended{cut}"
+
+
+def main(port: str, seconds: str, *config: str) -> None:
+    """Wait for the requests of the server on a port of this host, abort those left, and write a line into its log."""
+    key = key_in(Path(config[0]).read_text(encoding="utf-8")) if config else ""
+    try:
+        tally = RequestTally(ServerRequests("127.0.0.1", int(port), key=key))
+    except (OSError, UnknownLoadError):  # it is dead, hangs or still loads
+        return
+    end, idle = time.monotonic() + float(seconds), 0
+    while idle < _SETTLE and time.monotonic() < end:
+        time.sleep(_POLL)
+        tally.look()
+        idle = 0 if tally.left else idle + 1
+    tally.abort()
+    if tally.ended or tally.aborted:
+        _log(f"drained: {tally.summary(float(seconds))}")
+
+
+def _log(line: str) -> None:
+    """Write a line into the log of the server: nobody reads the output of a hook."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if _LAUNCH in (process / "cmdline").read_bytes():
+                with (process / "fd/1").open("w", encoding="utf-8") as log:
+                    log.write(f"{line}\n")
+                return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""The drain of a server before it stops: its requests get a time limit, and what became of them is printed."""
+
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+from orchestrator.core.console import note, say
+from orchestrator.core.errors import DeployError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.signals import start_thread_without_signals
+from orchestrator.engine.drain import RequestTally, ServerRequests, UnknownLoadError
+from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.replicas import replica_number
+from orchestrator.servers.exit_record import stop_server
+from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.servers import api_key
+
+_POLL: Final = 0.2  # seconds
+_EXIT: Final = 10.0  # seconds for sglang to exit after its last request: it looks every 5 s
+_FLUSH: Final = 2.0  # seconds for the last tokens of aborted requests to reach their clients
+
+
+class Drain:
+    """The requests of a running server, or of its replicas, while the block stops it.
+
+    ::
+
+        with Drain(runtime, server, seconds=30) as drain:  ──▶ counts the requests, in a thread
+            …                                                  aborts those left after 30 s
+        ◀── prints `drained replica 1: 3 requests ended, 1 aborted after 30 s`
+    """
+
+    def __init__(self, runtime: ServerGroup, server: RunningServer | None, *, seconds: float) -> None:
+        """Count the requests that the running units have now."""
+        self._seconds, self._end = seconds, time.monotonic() + seconds
+        self._tallies: dict[str, RequestTally] = {}
+        self._ended, self._expired = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        for engine in (server.replicas or (server,)) if server is not None else ():
+            with suppress(DeployError, OSError):  # dead, or hung: it has no requests that could end
+                number = replica_number(Path(engine.run_dir).name)
+                self._add(runtime, engine, f"replica {number}" if number else f"`{engine.name}`")
+
+    def _add(self, runtime: ServerGroup, engine: RunningServer, label: str) -> None:
+        address = urlsplit(engine.url)
+        if not address.hostname or runtime.state(engine).status is not Status.RUNNING:
+            return
+        try:
+            requests = ServerRequests(address.hostname, address.port or 80, key=_key_of(engine))
+            self._tallies[label] = RequestTally(requests)
+        except UnknownLoadError as error:
+            note(f"cannot count the requests of {label}: {error}")
+
+    @property
+    def grace(self) -> float:
+        """Seconds for the stop of the server: for its requests that are left, and then for its exit."""
+        if self._seconds <= 0:
+            return 0.0
+        return max(self._end - time.monotonic(), 0.0) + (_EXIT if self._tallies else 0.0)
+
+    def wait(self) -> None:
+        """Wait until no request is left. The gateway must send none any more."""
+        idle = 0  # polls in a row: a request may be on its way
+        while idle < 2 and not self._expired.wait(_POLL):
+            idle = 0 if any(tally.is_busy for tally in self._tallies.values()) else idle + 1
+
+    def __enter__(self) -> Self:
+        if self._seconds > 0:
+            start_thread_without_signals(self._thread)
+        else:
+            self._abort()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        self._ended.set()
+        if self._seconds > 0:
+            self._thread.join()
+        for label, tally in self._tallies.items() if error is None else ():
+            if tally.ended or tally.aborted:
+                say(f"drained {label}: {tally.summary(self._seconds)}")
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_POLL) and self._tallies:
+            if time.monotonic() >= self._end:
+                self._abort()
+                return
+            self._look()
+        self._expired.set()
+
+    def _look(self) -> None:
+        for tally in self._tallies.values():
+            tally.look()
+
+    def _abort(self) -> None:
+        """Abort the requests that are left, and wait until their clients have what was generated."""
+        for tally in self._tallies.values():
+            tally.abort()
+        end = time.monotonic() + _FLUSH
+        while any(tally.is_busy for tally in self._tallies.values()) and time.monotonic() < end:
+            time.sleep(_POLL)
+            self._look()
+        self._expired.set()
+
+
+def drain_and_stop(runtime: ServerGroup, server: RunningServer, *, home: Home, seconds: float, reason: str) -> None:
+    """Stop a server when its requests have ended, at most after `seconds`; see `stop_server`."""
+    with Drain(runtime, server, seconds=seconds) as drain:
+        stop_server(runtime, server, home=home, grace=drain.grace, reason=reason)
+
+
+def _key_of(engine: RunningServer) -> str:
+    """Return the API key of a server; "" if it has none or it is not known here."""
+    with suppress(UsageError):
+        key = api_key(engine.plan.server.api_key_env) if engine.plan else None
+        return key.reveal() if key else ""
+    return ""

@@ -1,0 +1,97 @@
+"""Long streams through the gateway while real sglang is replaced and stopped: none is lost, what is cut is counted."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import httpx
+import pytest
+from cpu_server import CpuEngine
+from gateway_pair import KEY, NAME, Pair, pair_in
+from patience import PATIENCE, wait_for
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+
+@pytest.fixture
+def pair(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Pair]:
+    with pair_in(tmp_path) as made:
+        made.deploy.home.models.symlink_to(cpu_engine.home.models)
+        real = replace(made, python=cpu_engine.python)
+        real.up(f"timeouts.progress_deadline={PATIENCE}", f"timeouts.termination_grace={PATIENCE}")
+        yield real
+
+
+@dataclass
+class Stream:
+    """One stream: its tokens so far, and how it ended."""
+
+    tokens: int = 0
+    finished: str = ""
+    done: bool = False
+    thread: threading.Thread | None = field(default=None, repr=False)
+
+    def read(self, url: str, prompt: str, tokens: int) -> None:
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        with (
+            httpx.Client(timeout=PATIENCE, trust_env=False) as client,
+            client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer,
+        ):
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    [choice] = json.loads(line.removeprefix("data: "))["choices"]
+                    self.tokens += 1
+                    self.finished = choice["finish_reason"] or self.finished
+                self.done |= line == "data: [DONE]"
+
+
+def streams(url: str, lengths: list[int]) -> list[Stream]:
+    """Streams of these lengths, all of which have begun."""
+    made = [Stream() for _ in lengths]
+    for number, (stream, tokens) in enumerate(zip(made, lengths, strict=True)):
+        prompt = f"{number} is the number of this stream and of no other one"
+        stream.thread = threading.Thread(target=stream.read, args=(url, prompt, tokens))
+        stream.thread.start()
+    wait_for(lambda: all(stream.tokens for stream in made))
+    return made
+
+
+def joined(made: list[Stream]) -> list[Stream]:
+    for stream in made:
+        assert stream.thread is not None
+        stream.thread.join()
+    return made
+
+
+def counted(said: str) -> tuple[int, int]:
+    """Requests that ended and that were aborted, of all servers, as they were told."""
+    found = re.findall(r"drained replica [12]: (\d+) requests? ended(?:, (\d+) aborted after \d+ s)?", said)
+    return sum(int(ended) for ended, _ in found), sum(int(aborted or 0) for _, aborted in found)
+
+
+def test_a_stream_is_cut_only_after_the_time_it_gets_and_what_is_cut_is_counted(pair: Pair) -> None:
+    """By a rolling update that may wait for it, by one that may not, and by `down`."""
+    open_ones = streams(pair.url, [1500] * 4)
+    waited = pair.deploy.run("restart", NAME)
+    assert waited.returncode == 0, waited.stderr
+    assert {(stream.done, stream.finished) for stream in joined(open_ones)} == {(True, "length")}, open_ones
+    assert counted(waited.stderr)[0] >= 1, waited.stderr
+    assert counted(waited.stderr)[1] == 0, waited.stderr
+
+    open_ones = streams(pair.url, [30_000] * 4)
+    cut = pair.deploy.run("restart", NAME, "--drain", "2")
+    assert cut.returncode == 0, cut.stderr
+    assert [(stream.done, stream.finished) for stream in joined(open_ones)] == [(True, "abort")] * 4, open_ones
+    assert counted(cut.stderr) == (0, 4), cut.stderr
+
+    open_ones = streams(pair.url, [30_000] * 3)
+    down = pair.deploy.run("down", NAME, "--drain", "2")
+    assert down.returncode == 0, down.stderr
+    assert [(stream.done, stream.finished) for stream in joined(open_ones)] == [(True, "abort")] * 3, open_ones
+    assert counted(down.stderr) == (0, 3), down.stderr
+    pair.nothing_left()
+    print(waited.stderr, cut.stderr, down.stderr)

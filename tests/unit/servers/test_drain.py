@@ -1,0 +1,170 @@
+"""What becomes of the requests of a server that stops: waited for, aborted after a time, counted."""
+
+import ast
+import json
+import runpy
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from orchestrator.engine import drain as program
+from orchestrator.engine import liveness
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers import drain as module
+from orchestrator.servers.drain import Drain
+from orchestrator.servers.group import RunningServer
+
+SERVER = RunningServer(
+    runtime="noted",
+    name="owl",
+    profile="p",
+    plan_digest="",
+    url="http://127.0.0.1:1",
+    run_dir="/runs/owl/1",
+    runtime_id="1",
+)
+
+
+@dataclass
+class Engine:
+    """A server that says how many requests it has; these end when the test says so, or are aborted."""
+
+    status: ClassVar = Status.RUNNING
+    path: str = "/get_load"
+    running: int = 0
+    answers: int = 200
+    asked: int = 0
+    aborted: list[int] = field(default_factory=list)
+
+    def state(self, _: RunningServer) -> ServerState:
+        """Of the runtime that it runs in."""
+        return ServerState(status=self.status)
+
+    def ask(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+        self.asked += 1
+        if method == "GET":
+            return (self.answers, json.dumps(self.load()).encode()) if path == self.path else (404, b"")
+        assert (path, json.loads(body or "")) == ("/abort_request", {"abort_all": True})
+        self.aborted.append(self.running)
+        self.running = 0
+        return 200, b""
+
+    def load(self) -> object:
+        if self.path == "/get_load":
+            return [{"dp_rank": rank, "num_reqs": count} for rank, count in enumerate((self.running, 0))]
+        return {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": self.running}]}
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    engine = Engine()
+    monkeypatch.setattr(program.ServerRequests, "_ask", lambda _, *words: engine.ask(*words))
+    for each in (module, program):
+        monkeypatch.setattr(each, "_POLL", 0.01)
+    return engine
+
+
+def drained(engine: Engine, server: RunningServer = SERVER, *, seconds: float, ends: int = 0) -> float:
+    """Wait for the requests of a server, `ends` of which end by themselves; how long its stop may take then."""
+    with Drain(engine, server, seconds=seconds) as drain:  # type: ignore[arg-type]  # as much of a runtime as is asked
+        engine.running -= ends
+        drain.wait()
+        return drain.grace
+
+
+@pytest.mark.parametrize("path", program.LOADS)
+def test_requests_that_end_are_counted_and_nothing_is_aborted(
+    engine: Engine, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.path = path
+    engine.running = 3
+    grace = drained(engine, replace(SERVER, run_dir="/runs/owl/1/replica-2"), seconds=60, ends=3)
+    assert 60 < grace < 60 + module._EXIT
+    assert engine.aborted == []
+    assert capsys.readouterr().err == "drained replica 2: 3 requests ended\n"
+
+
+def test_what_is_left_after_the_time_is_aborted_and_counted(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.running = 4
+    grace = drained(engine, seconds=0.3, ends=3)
+    assert engine.aborted == [1]
+    assert grace == module._EXIT
+    assert capsys.readouterr().err == "drained `owl`: 3 requests ended, 1 aborted after 0.3 s\n"
+
+
+def test_no_time_at_all_aborts_at_once(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.running = 2
+    assert drained(engine, seconds=0) == 0
+    assert engine.aborted == [2]
+    assert capsys.readouterr().err == "drained `owl`: 0 requests ended, 2 aborted after 0 s\n"
+
+
+def test_new_requests_are_waited_for_as_well(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server without a gateway accepts them even while it stops."""
+    engine.running = 1
+    with Drain(engine, SERVER, seconds=60):  # type: ignore[arg-type]  # as above
+        for engine.running in (2, 0):
+            asked = engine.asked
+            while engine.asked < asked + 2:
+                time.sleep(0.01)
+    assert capsys.readouterr().err == "drained `owl`: 2 requests ended\n"
+
+
+def test_an_idle_server_costs_no_wait_and_says_nothing(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    drained(engine, seconds=60)
+    assert time.monotonic() - began < 30
+    assert (engine.aborted, capsys.readouterr().err) == ([], "")
+
+
+def test_a_server_that_does_not_run_is_not_asked(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another one may have its port by now."""
+    engine.running = 5
+    engine.state = lambda _: ServerState(status=Status.EXITED)  # type: ignore[method-assign]
+    assert drained(engine, seconds=0) == 0
+    assert (engine.aborted, capsys.readouterr().err) == ([], "")
+
+
+def test_a_server_that_does_not_say_how_many_it_has_gets_the_time_and_no_more(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for engine.answers, why in ((401, "its API key is not known here"), (500, "it answers 404")):
+        assert drained(engine, seconds=60) <= 60
+        assert capsys.readouterr().err == f"note: cannot count the requests of `owl`: {why}\n"
+    monkeypatch.setattr(engine, "ask", refuse)
+    assert drained(engine, seconds=60) <= 60
+    assert capsys.readouterr().err == ""
+
+
+def refuse(*_: object) -> None:
+    raise ConnectionRefusedError
+
+
+def test_the_hook_of_a_pod_waits_aborts_and_writes_a_line(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(program, "_log", lines.append)
+    engine.running = 2
+    program.main("1", "0.2")
+    program.main("1", "60")
+    assert (engine.aborted, lines) == ([2], ["drained: 0 requests ended, 2 aborted after 0.2 s"])
+    monkeypatch.setattr(engine, "ask", refuse)
+    program.main("1", "60")
+    assert len(lines) == 1
+
+
+def test_the_hook_runs_beside_the_liveness_program_in_an_old_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container it has the standard library, and the other file of its ConfigMap."""
+    for each in (program, liveness):
+        text = Path(str(each.__file__)).read_text(encoding="utf-8")
+        ast.parse(text, feature_version=(3, 10))
+        (tmp_path / Path(str(each.__file__)).name).write_text(text)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    found = runpy.run_path(str(tmp_path / "drain.py"))
+    del sys.modules["liveness"]
+    assert found["key_in"].__code__.co_filename == str(tmp_path / "liveness.py")
