@@ -131,7 +131,8 @@ def _of_the_machine(error: OSError) -> HostError:
     hint = f"free disk space, or {hint}" if place else ""
     if error.errno in _IN_THE_WAY:
         hint = f"move what is there away, or set {variable or 'DEPLOY_HOME'} to another directory"
-    return HostError(error.strerror or str(error), location=place, hint=hint)
+    what = "cannot write: " if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS} else ""
+    return HostError(f"{what}{error.strerror or error}", location=place, hint=hint)
 
 
 def _variable_for(place: str) -> str:

@@ -69,10 +69,10 @@ def command(
     if hardware is not None or model is not None:
         found = chosen_profiles(found, hardware=hardware, model=model)
         if not found.profiles:
-            note("no such profile; `deploy profiles` lists all")
+            note("no such profile; `deploy profiles` lists all, `deploy up --model DIR|HUB_ID` writes one")
     if json:
         OUTPUT.show(found)
-    else:
+    elif found.profiles:
         width = terminal_width()
         print_data("\n\n".join(table(header, rows, width=width) for header, rows in tables(OUTPUT.data(found))))
 

@@ -92,7 +92,9 @@ class Catalog:
         if found := self.find(kind, name):
             return found
         what = kind.name.lower().replace("_", " ")
-        raise ProfileError(f"no {what} `{name}` found", hint=did_you_mean(name, self.names(kind)))
+        raise ProfileError(
+            f"no {what} `{name}` found", hint=did_you_mean(name, self.names(kind)) or "`deploy profiles` lists them"
+        )
 
     def names(self, kind: EntryKind) -> tuple[str, ...]:
         """Return the names of all entries of a kind, sorted."""

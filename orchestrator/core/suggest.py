@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Final
+
+_FEW: Final = 20
 
 
 def closest_match(name: str, known: Iterable[str]) -> str | None:
@@ -12,8 +15,8 @@ def closest_match(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the most similar name, or with all names if none is similar; empty without names."""
+    """Return a hint with the most similar name, or with all names if they are few; else an empty one."""
     candidates = sorted(known)
     if near := closest_match(name, candidates):
         return f"did you mean `{near}`?"
-    return f"known: {', '.join(f'`{candidate}`' for candidate in candidates)}" if candidates else ""
+    return f"known: {', '.join(f'`{candidate}`' for candidate in candidates)}" if 0 < len(candidates) <= _FEW else ""

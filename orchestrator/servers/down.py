@@ -58,6 +58,8 @@ def down_all(
                 ended(name)
         except (DeployError, OSError) as error:
             failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
+    if not names and not servers.unreachable:
+        say("no server of this home runs")
     for name in sorted({handle.name for handle in found} - set(names)):
         note(f"`{name}` was started from another home and is left alone: `deploy down {name}` stops it")
     problems = [Problem(f"cannot query {kind}: {why}") for kind, why in servers.unreachable.items()]

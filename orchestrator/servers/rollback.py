@@ -98,7 +98,7 @@ def decided_before(given: UpRequest, home: Home, *, run: str | None, locked: boo
     if locked:
         return _as_locked(given)
     if not given.profile:
-        raise UsageError("no profile given", hint="`deploy profiles` lists them; `--from RUN` repeats a run")
+        raise UsageError("no profile given", hint="`deploy profiles` lists them; `--model DIR|HUB_ID` writes one")
     return given
 
 

@@ -70,9 +70,9 @@ def add_model(
 def _directory(checkpoint: str) -> Path | None:
     """Return the checkpoint's directory; None for a repository on the hub."""
     path = Path(checkpoint).expanduser()
-    if path.is_dir():
+    if checkpoint and path.is_dir():
         return path.absolute()
-    if path.exists() or not _REPOSITORY.fullmatch(checkpoint):
+    if not checkpoint or path.exists() or not _REPOSITORY.fullmatch(checkpoint):
         hint = "give the directory of a checkpoint, or a repository as `OWNER/NAME`"
         raise UsageError(f"`{checkpoint}` is neither a directory nor the name of a repository", hint=hint)
     return None

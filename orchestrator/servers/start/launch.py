@@ -150,8 +150,11 @@ def _give_up(
         return failure
     if keep:
         failure.hint = f"`{handle.name}` is kept; see `deploy logs {handle.name}`, then `deploy down {handle.name}`"
-    elif interrupted and not _might_run(runtime, handle):
-        failure.hint = f"`{handle.name}` was stopped; {_NOTHING_LEFT}"
+    elif interrupted:
+        left = _might_run(runtime, handle)
+        failure.hint = f"`{handle.name}` " + (
+            f"may still run; `deploy down {handle.name}` stops it" if left else f"was stopped; {_NOTHING_LEFT}"
+        )
     if not interrupted:
         failure.hint = failure.hint or f"`deploy logs {handle.name}` shows the whole log"
         failure.details = "\n\n".join(filter(None, [failure.details, diagnose_failure(runtime, handle, detail)]))

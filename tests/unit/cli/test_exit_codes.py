@@ -162,7 +162,9 @@ def test_a_full_disk_is_answered_with_what_moves_the_file(
     with pytest.raises(SystemExit) as ended:
         run_and_exit(command)
     assert ended.value.code == HOST
-    assert f"hint: free disk space, {hint}" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "error: cannot write: No space left on device" in told
+    assert f"hint: free disk space, {hint}" in told
 
 
 def chained() -> None:

@@ -37,6 +37,17 @@ def test_a_number_in_quotes_and_a_tab_are_named(tmp_path: Path) -> None:
     assert (error.message, error.location) == ("invalid YAML: a tab where YAML needs spaces", f"{profile}:3:1")
 
 
+def test_a_name_like_none_of_many_leads_to_their_list() -> None:
+    """The hint listed 38 names."""
+    assert refused("show", "zzz").hint == "`deploy profiles` lists them"
+    assert (refused("show", "cpu-tinny").hint or "").startswith("did you mean `cpu-tiny`")
+
+
+def test_a_variable_without_a_value_is_no_checkpoint() -> None:
+    """`--model "$MODEL"` took the working directory."""
+    assert refused("add", "model", "").message == "`` is neither a directory nor the name of a repository"
+
+
 def test_coverage_of_a_model_without_such_kernels_is_no_failure() -> None:
     done = CliRunner().invoke(app, ["kernels", "coverage", "cpu-tiny"])
     assert (done.exit_code, done.stdout) == (0, "")

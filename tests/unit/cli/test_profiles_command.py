@@ -45,5 +45,6 @@ def test_a_filter_that_leaves_nothing_says_so() -> None:
     found = deploy("--model", "nope")
     assert (found.exit_code, found.stdout.strip()) == (0, "")
     assert "no such profile; `deploy profiles` lists all" in found.stderr
+    assert found.stdout == ""
     wrong = deploy("--hardware", "mi35")
     assert "no hardware `mi35` found" in str(wrong.exception)

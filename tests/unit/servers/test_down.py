@@ -119,6 +119,11 @@ def test_all_leaves_servers_of_another_home_alone_and_names_them(
     assert "`gone` was started from another home" in said
 
 
+def test_all_of_none_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command.down_all(fleet(Stopping(tmp_path), tmp_path), host=None)
+    assert capsys.readouterr().err == "no server of this home runs\n"
+
+
 def test_all_homes_is_an_explicit_word(tmp_path: Path) -> None:
     runtime = Stopping(tmp_path / "mine", "mine")
     runtime.handles.append(handle("theirs", tmp_path / "theirs/runs/theirs/1"))
