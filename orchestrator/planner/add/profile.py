@@ -325,10 +325,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
         draft.set("flags", *flag_for(Meaning.MEMORY_FRACTION, memory.safe_fraction), why)
         valid = draft.valid()
     if memory is None:
-        capped = (
-            valid.capacity.context,
-            "one request of full length; sglang would otherwise use all memory of the host",
-        )
+        capped = (valid.capacity.context, "one request of full length; sglang would take all memory of the host")
         draft.settings.setdefault(("flags", Meaning.CACHE_TOKENS.value), capped)
         valid = draft.valid()
     served = valid.capacity.load_fit
