@@ -8,7 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import ClassVar, Final, TextIO
 
@@ -114,19 +114,13 @@ def show_error(error: DeployError) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemOutput:
-    """One problem; `location` is a file and line, an address, or empty."""
+class ErrorDetails:
+    """An error with its problems; `location` is a file and line, an address, or empty; `hint` is what to do next."""
 
     message: str
     location: str
     hint: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ErrorDetails(ProblemOutput):
-    """An error with its problems; `hint` is what to do next."""
-
-    problems: tuple[ProblemOutput, ...]
+    problems: tuple[Problem, ...]
     details: str
     exit_code: int
 
@@ -140,21 +134,11 @@ class ErrorOutput:
     @classmethod
     def of(cls, error: DeployError) -> "ErrorOutput":
         """Return an error as data, with the commands in its hints expanded."""
-        problems = tuple(
-            ProblemOutput(
-                message=each.message, location=expand_commands(each.location), hint=expand_commands(each.hint)
-            )
-            for each in error.problems
+        each = (Problem(error.message, error.location, error.hint), *error.problems)
+        own, *problems = (replace(p, location=expand_commands(p.location), hint=expand_commands(p.hint)) for p in each)
+        return cls(
+            error=ErrorDetails(**vars(own), problems=tuple(problems), details=error.details, exit_code=error.exit_code)
         )
-        details = ErrorDetails(
-            message=error.message,
-            location=expand_commands(error.location),
-            hint=expand_commands(error.hint),
-            problems=problems,
-            details=error.details,
-            exit_code=error.exit_code,
-        )
-        return cls(error=details)
 
 
 def _show_place(problem: Problem, indent: str = "  ") -> None:

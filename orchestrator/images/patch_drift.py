@@ -25,7 +25,8 @@ def require_version(receipt: ImageReceipt, engine: Engine) -> None:
     The flags, warnings and known issues of the plan are valid for the engine's release only. A development version
     between two releases is accepted with a warning; sources without a version are accepted.
     """
-    found = next((source.version for name, source in receipt.sources if name == "sglang" and source), None)
+    source = receipt.sources.get("sglang")
+    found = source.version if source else None
     try:
         version, expected = Version(found or ""), Version(engine.version)
     except InvalidVersion:

@@ -153,7 +153,7 @@ def _differences(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
 
 
 def _aiter(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
-    source = dict(image.receipt.sources).get("aiter")
+    source = image.receipt.sources.get("aiter")
     found, pinned = source.commit if source else None, plan.engine.aiter_commit
     if found and pinned and not found.startswith(pinned):
         yield Problem(

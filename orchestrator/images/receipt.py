@@ -57,7 +57,7 @@ class ImageReceipt:
     """The receipt of an image."""
 
     python: str
-    sources: tuple[tuple[str, SourceRecord | None], ...]  # by package; None if the image lacks it
+    sources: Mapping[str, SourceRecord | None]  # by package; None if the image lacks it
     patches: tuple[PatchRecord, ...]
 
     def state(self, patch: str) -> str | None:
@@ -74,32 +74,22 @@ class ImageReceipt:
             [name, source.version or "unknown", (source.commit or "unknown")[:12], source.root]
             if source
             else [name, "not in this image", "", ""]
-            for name, source in self.sources
+            for name, source in sorted(self.sources.items())
         ]
         sources = table(["sources", "version", "commit", "path"], rows)
         patches = [[record.id, record.state, record.upstream] for record in self.patches]
         return sources + "\n\n" + table(["patch", "state", "upstream"], patches) if patches else sources
 
 
-@dataclass(frozen=True, kw_only=True)
-class _JsonReceipt:
-    """The JSON form of a receipt, as images/apply_patches.py writes it."""
-
-    python: str
-    sources: dict[str, SourceRecord | None]
-    patches: tuple[PatchRecord, ...]
-
-
 @cache
-def _adapter() -> TypeAdapter[_JsonReceipt]:
+def _adapter() -> TypeAdapter[ImageReceipt]:
     """Return the validator of receipts, built on first use."""
-    return TypeAdapter(_JsonReceipt)
+    return TypeAdapter(ImageReceipt)
 
 
 def parse_receipt(text: str | bytes) -> ImageReceipt:
-    """Parse and validate a receipt, which is untrusted. Raises ValueError if it is malformed."""
-    data = _adapter().validate_json(text, strict=True)
-    return ImageReceipt(python=data.python, sources=tuple(sorted(data.sources.items())), patches=data.patches)
+    """Parse a receipt as images/apply_patches.py writes it; it is untrusted. Raises ValueError if it is malformed."""
+    return _adapter().validate_json(text, strict=True)
 
 
 def labels(docker: DockerCli, image: str) -> dict[str, str] | None:

@@ -91,7 +91,7 @@ def deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_receipt_says_what_is_in_the_image(docker: DockerCli, image: str) -> None:
     receipt = read_receipt(docker, image)
-    sources = dict(receipt.sources)
+    sources = receipt.sources
 
     assert receipt.state(GUARD) == "applied"
     assert receipt.state("mtp-shared-expert-exclude") == "applied at startup"

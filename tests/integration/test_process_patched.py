@@ -118,7 +118,7 @@ def test_other_sources_get_a_copy_of_their_own(installed: Path, tmp_path: Path) 
 
     second = copy_in(home)
 
-    assert dict(second.receipt.sources)["sglang"].version == "0.5.15"  # type: ignore[union-attr]
+    assert second.receipt.sources["sglang"].version == "0.5.15"  # type: ignore[union-attr]
     assert second.folder != first.folder
 
 

@@ -119,7 +119,7 @@ def test_a_spawned_child_imports_the_patched_files(cpu_environment: venv.Venv, p
         "mtp-shared-expert-exclude": "applied at startup",
         "rocm-cuda-runtime-guard": "applied",
     }
-    assert dict(copy.receipt.sources)["sglang"].version == "0.5.14"  # type: ignore[union-attr]
+    assert copy.receipt.sources["sglang"].version == "0.5.14"  # type: ignore[union-attr]
     script = tmp_path / "child.py"
     script.write_text(CHILD)
     env = {"PYTHONPATH": copy.python_path, "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1"}

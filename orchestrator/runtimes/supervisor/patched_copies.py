@@ -31,7 +31,7 @@ def copies(packages: Path, runtime: Runtime) -> tuple[Cache, ...]:
 def _copy(folder: Path, packages: Path, servers: tuple[str, ...]) -> Cache:
     """Return a copy with its own disk usage and its servers."""
     receipt = receipt_of(folder)
-    source = dict(receipt.sources).get("sglang") if receipt else None
+    source = receipt.sources.get("sglang") if receipt else None
     version = source.version if source else None
     patches = (record.id for record in receipt.patches if record.files) if receipt else ()
     return Cache(

@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A home of the test's own, and a Docker engine that finds every image that is asked of it."""
 
     def found(_docker: object, _engine: object, _context: object, options: object) -> BuiltImage:
-        receipt = ImageReceipt(python="3.10", sources=(), patches=())
+        receipt = ImageReceipt(python="3.10", sources={}, patches=())
         tag = options.tag  # type: ignore[attr-defined]
         return BuiltImage(tag=tag, image_id="sha256:1", receipt=receipt, built=False, builder="classic", seconds=0.0)
 

@@ -25,7 +25,7 @@ def receipt(version: str | None = "0.5.14", **states: str) -> ImageReceipt:
         for name, state in states.items()
     )
     source = SourceRecord(root="/sglang", version=version, commit=None)
-    return ImageReceipt(python="3.10", sources=(("sglang", source),), patches=tuple(records))
+    return ImageReceipt(python="3.10", sources={"sglang": source}, patches=tuple(records))
 
 
 def july() -> Plan:

@@ -63,10 +63,10 @@ def records(plan: Plan, **states: str) -> tuple[PatchRecord, ...]:
 def ready(plan: Plan, *, version: str = "0.5.14", pinned: str | None = None, **states: str) -> PrebuiltImage:
     """An image as the plan's own build would make it."""
     engine = plan.engine
-    sources = (
-        ("aiter", SourceRecord(root="/aiter", version=None, commit=pinned or engine.aiter_commit)),
-        ("sglang", SourceRecord(root="/sglang", version=version, commit=None)),
-    )
+    sources = {
+        "aiter": SourceRecord(root="/aiter", version=None, commit=pinned or engine.aiter_commit),
+        "sglang": SourceRecord(root="/sglang", version=version, commit=None),
+    }
     labels = {BASE_NAME: engine.image or "", BASE_DIGEST: engine.image_digest or ""}
     receipt = ImageReceipt(python="3.10", sources=sources, patches=records(plan, **states))
     return PrebuiltImage(reference="ghcr.io/me/tp8@sha256:1", receipt=receipt, labels=labels)
@@ -195,8 +195,7 @@ def previewed(*overrides: str, allow_untuned: bool = False) -> Plan:
 
 
 def labels_of(image: PrebuiltImage) -> dict[str, str]:
-    receipt = asdict(image.receipt)
-    return {**image.labels, "deploy.receipt": json.dumps({**receipt, "sources": dict(receipt["sources"])})}
+    return {**image.labels, "deploy.receipt": json.dumps(asdict(image.receipt))}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_a_config_patch_acts_where_the_receipt_says_so_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, state: str, acts: bool
 ) -> None:
     record = PatchRecord(id=EXCLUDE, title="", kind="config", state=state, upstream="", evidence=(), files=())
-    receipt = ImageReceipt(python="3.10", sources=(), patches=(record,))
+    receipt = ImageReceipt(python="3.10", sources={}, patches=(record,))
     built = BuiltImage(tag="t:1", image_id="sha256:1", receipt=receipt, built=True, builder="classic", seconds=0.0)
     monkeypatch.setattr(spec, "find_docker", lambda _: None)
     monkeypatch.setattr(spec, "build_image", lambda *_: built)
