@@ -7,6 +7,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from orchestrator.cli.options import (
+    AllowUntuned,
     HostOption,
     InputOption,
     Json,
@@ -59,9 +60,7 @@ def command(
         str | None, typer.Option(metavar="IMAGE", help="base image: NAME:TAG or NAME:TAG@sha256:…")
     ] = None,
     input_: InputOption = None,
-    allow_untuned: Annotated[
-        bool, typer.Option("--allow-untuned", help="build even if no kernel table can be made")
-    ] = False,
+    allow_untuned: AllowUntuned = False,
     tag: TagOption = None,
     push: Annotated[bool, typer.Option("--push", help="push the image as the name of `--tag`")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="rebuild even if the image exists")] = False,

@@ -152,7 +152,7 @@ DrainOption: TypeAlias = Annotated[
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]
 AllowUntuned: TypeAlias = Annotated[
-    bool, typer.Option("--allow-untuned", help="start even if the load meets untuned MoE kernels")
+    bool, typer.Option("--allow-untuned", help="continue even if the load meets untuned MoE kernels")
 ]
 PriceOption: TypeAlias = Annotated[
     list[str] | None,

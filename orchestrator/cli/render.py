@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import (
+    AllowUntuned,
     ImageOption,
     InputOption,
     Json,
@@ -24,7 +25,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.images.sources import input_digests
-from orchestrator.kernels.plan_coverage import report_coverage, report_table, warn_untuned
+from orchestrator.kernels.plan_coverage import check_table, needs_table, report_coverage, warn_untuned
 from orchestrator.patches.schema import MOE_TABLE
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
@@ -68,6 +69,7 @@ def command(
     ] = None,
     set_: SetOption = None,
     input_: InputOption = None,
+    allow_untuned: AllowUntuned = False,
     json: Json = False,
 ) -> None:
     """Write the files that `up` would start. Needs no GPU, Docker or network.
@@ -97,7 +99,7 @@ def command(
         source.valid.note_deprecated()
         missing = artifacts.build.missing_inputs if artifacts.build else ()
         table = inputs.get(MOE_TABLE)
-    _report_kernels(plan, home, missing, table)
+    _check_kernels(plan, home, missing, table, allow_untuned=allow_untuned)
     report_warnings(plan)
     if output is not None:
         write_rendered(output, files)
@@ -108,8 +110,11 @@ def command(
         print_rendered(files)
 
 
-def _report_kernels(plan: Plan, home: Home, missing: Sequence[str], table: bytes | None) -> None:
-    """Report what the table in the build context covers, or the patches whose file the context lacks."""
+def _check_kernels(plan: Plan, home: Home, missing: Sequence[str], table: bytes | None, *, allow_untuned: bool) -> None:
+    """Check the table in the build context, or report the patches whose file the context lacks."""
+    if table is not None and needs_table(plan):
+        check_table(plan, table, home, allow_untuned=allow_untuned)
+        return
     untuned = warn_untuned(plan, home)
     if missing:
         build = "`deploy kernels build PROFILE` makes the table of tuned MoE kernels; then run this command again"
@@ -117,7 +122,5 @@ def _report_kernels(plan: Plan, home: Home, missing: Sequence[str], table: bytes
             f"`docker build` of these files stops: there is no file for patch `{'`, `'.join(missing)}`",
             hint=f"after tuning, {build}" if untuned else build,
         )
-    elif table is not None:
-        report_table(plan, table)
     else:
         report_coverage(plan, home)

@@ -180,21 +180,27 @@ def table_coverage(plan: Plan, table: bytes) -> str:
     return "; ".join(f"{key.label}: {key.counts} of {len(key.buckets)}" for key in covered.keys)
 
 
-def report_table(plan: Plan, table: bytes) -> None:
-    """Print what a given table covers, and warn of batches of the workload without a tuned kernel in it."""
-    covered = _coverage_of_table(plan, table)
-    note(f"tuned kernels of the given table: {covered.summary}")
+def check_table(plan: Plan, table: bytes, home: Home, *, allow_untuned: bool) -> None:
+    """Print what the table of an image covers.
+
+    Raises KernelsError if the plan's workload has batches without a tuned kernel in it, as a start of the image would.
+    """
+    covered = _coverage_of_table(plan, table, staged_moe(plan, NO_SOURCES, home))
+    note(f"tuned kernels of the table: {covered.summary}")
     if untuned := covered.untuned_in_workload:
-        hint = "`deploy kernels build PROFILE` makes a table of every known kernel"
-        warn(f"no tuned MoE kernel in the given table for batches of {', '.join(map(str, untuned))} tokens", hint=hint)
+        message = f"no tuned MoE kernel in the table for batches of {', '.join(map(str, untuned))} tokens"
+        hint = f"{TUNE}; `deploy kernels build PROFILE` makes a table of every known kernel"
+        if not allow_untuned:
+            raise KernelsError(message, hint=f"{hint}; or `--allow-untuned`")
+        warn(message, hint=hint)
 
 
-def _coverage_of_table(plan: Plan, table: bytes) -> Coverage:
+def _coverage_of_table(plan: Plan, table: bytes, checkpoint: MoeCheckpoint | None = None) -> Coverage:
     problems: list[Problem] = []
     lines = table.decode(errors="replace").splitlines()
     rows = [*read_rows(lines, name="table", origin=RowOrigin.FILE, problems=problems)]
     require_readable(problems)
-    return coverage_of(plan, rows, names=read_pins().names_of(plan.engine.aiter_commit))
+    return coverage_of(plan, rows, checkpoint=checkpoint, names=read_pins().names_of(plan.engine.aiter_commit))
 
 
 def derived_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> str:

@@ -16,7 +16,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.hosts.venvs.venv import engine_python
 from orchestrator.kernels.disk.experts import read_experts
-from orchestrator.kernels.plan_coverage import RowSources
+from orchestrator.kernels.plan_coverage import RowSources, check_table, needs_table
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.patches.schema import MOE_TABLE, ConfigTransform
@@ -96,7 +96,7 @@ def plan_to_build(
     """Return the plan of an image build and its input files, with the kernel table that `up` would make.
 
     A table in `given` replaces it. `base` replaces the base image of the engine; `host` is where the image is built.
-    Raises as `make_table`.
+    Raises as `make_table` and `check_table`.
     """
     overrides = (*overrides, *(base_overrides(base) if base else ()))
     source = profile_source(profile, overrides, home, given=given)
@@ -104,9 +104,11 @@ def plan_to_build(
     source.valid.note_deprecated()
     host_ref = resolve_host_ref(plan.runtime, home, host)
     tables = partial(builtin_tables, plan, home, host_ref)
-    if MOE_TABLE in given or not make_table(plan, home, tables, allow_untuned=allow_untuned):
-        return plan, inputs
-    return source.planned()
+    if MOE_TABLE not in given and make_table(plan, home, tables, allow_untuned=allow_untuned):
+        plan, inputs = source.planned()
+    if MOE_TABLE in inputs and needs_table(plan):
+        check_table(plan, inputs[MOE_TABLE], home, allow_untuned=allow_untuned)
+    return plan, inputs
 
 
 def builtin_tables(plan: Plan, home: Home, host_ref: HostRef) -> RowSources:

@@ -1,23 +1,26 @@
 """`deploy build`: the image it makes is the one that `deploy up` starts."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from kernel_samples import FUSED_TP8, HEADER, every_bucket, line
+from kernel_samples import FUSED_TP8, HEADER, UNFUSED_TP8, every_bucket, line
 from typer.testing import CliRunner
 
 from orchestrator.cli.build import command as build
 from orchestrator.cli.main import app
 from orchestrator.cli.render import command as render
 from orchestrator.cli.up import command as up
-from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.errors import HostError, KernelsError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.images.build import BuiltImage
 from orchestrator.images.receipt import ImageReceipt
 from orchestrator.kernels.disk.store import Store
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
+
+COMPLETE = [*every_bucket(FUSED_TP8), *every_bucket(UNFUSED_TP8)]
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +52,7 @@ def test_build_and_up_make_one_image(home: Home, capsys: pytest.CaptureFixture[s
         files = {file["path"]: file["content"] for file in json.loads(capsys.readouterr().out)["files"]}
         assert f" {tags[-1]} " in files["docker-run.sh"].replace("\n", " ")
         plan = load("mi355x-tp8").plan
-        Store.of(home, plan).write(plan, every_bucket(FUSED_TP8))
+        Store.of(home, plan).write(plan, COMPLETE)
     assert tags[0] != tags[1]
 
 
@@ -63,7 +66,7 @@ def test_build_makes_the_table_that_up_would_make(
 
     def make_table(plan: Plan, at: Home, _place: object, *, allow_untuned: bool) -> bool:
         asked.append((plan.engine.image, allow_untuned))
-        Store.of(at, plan).write(plan, every_bucket(FUSED_TP8))
+        Store.of(at, plan).write(plan, COMPLETE)
         return True
 
     monkeypatch.setattr("orchestrator.servers.start.prepare.make_table", make_table)
@@ -80,12 +83,34 @@ def test_a_table_that_is_given_takes_the_place_of_the_built_one(
 ) -> None:
     given = tmp_path / "tuned.csv"
     given.write_text(f"{HEADER}\n{line(16)}\n")
-    build("mi355x-tp8", input_=[f"moe-table={given}"])
+    build("mi355x-tp8", input_=[f"moe-table={given}"], allow_untuned=True)
     without = capsys.readouterr().out
     plan = load("mi355x-tp8").plan
-    Store.of(home, plan).write(plan, every_bucket(FUSED_TP8))
-    build("mi355x-tp8", input_=[f"moe-table={given}"])
+    Store.of(home, plan).write(plan, COMPLETE)
+    build("mi355x-tp8", input_=[f"moe-table={given}"], allow_untuned=True)
     assert capsys.readouterr().out == without
+
+
+@pytest.mark.parametrize("exponents", [(), (4,), range(16)], ids=["no row", "one row", "one of two shapes"])
+def test_render_build_and_up_refuse_a_table_without_the_rows_of_the_workload(
+    home: Home, tmp_path: Path, exponents: Sequence[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A context with it would build, and its server would choose kernels by heuristics."""
+    given, plan = tmp_path / "tuned.csv", load("mi355x-tp8").plan
+    Store.of(home, plan).write(plan, every_bucket(FUSED_TP8))
+    given.write_text("\n".join([HEADER, *(line(1 << exponent) for exponent in exponents)]) + "\n")
+    for refused in (
+        lambda: render(profile="mi355x-tp8", input_=[f"moe-table={given}"], output=tmp_path / "out"),
+        lambda: build("mi355x-tp8", input_=[f"moe-table={given}"]),
+        lambda: render(profile="mi355x-tp8", output=tmp_path / "out"),
+        lambda: build("mi355x-tp8"),
+        lambda: up(profile="mi355x-tp8", dry_run=True, json=True),
+    ):
+        with pytest.raises(KernelsError, match="no tuned MoE kernel"):
+            refused()
+    assert not (tmp_path / "out").exists()
+    render(profile="mi355x-tp8", input_=[f"moe-table={given}"], output=tmp_path / "out", allow_untuned=True)
+    assert "no tuned MoE kernel in the table" in capsys.readouterr().err
 
 
 def test_render_takes_the_table_that_was_built_here_as_build_does(
@@ -94,7 +119,7 @@ def test_render_takes_the_table_that_was_built_here_as_build_does(
     render(profile="mi355x-tp8")
     assert "`docker build` of these files stops" in capsys.readouterr().err
     plan = load("mi355x-tp8").plan
-    Store.of(home, plan).write(plan, every_bucket(FUSED_TP8))
+    Store.of(home, plan).write(plan, COMPLETE)
     render(profile="mi355x-tp8", output=tmp_path / "out")
     assert "fused 257/9: 16 tuned" in (tmp_path / "out/image/Dockerfile").read_text()
     assert "stops" not in capsys.readouterr().err
