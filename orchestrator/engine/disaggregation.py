@@ -44,8 +44,8 @@ _ENV: Final[Mapping[tuple[str, str], Mapping[str, tuple[str, str]]]] = {
 _TCP: Final = re.compile(r"MC_FORCE_TCP|TcpTransport: listen|GID is NULL")
 _RDMA: Final = re.compile(r"installTransport, type=rdma")  # of Mooncake
 
-# Counters of finished transfers by server; any of them grows when a request crosses (0.5.14 and 0.5.16, seen).
-TRANSFERS: Final = ("sglang:kv_transfer_latency_ms_count", "sglang:kv_transfer_alloc_ms_count")
+# Of a prefill server: its transfers to decode servers, without health checks (0.5.14 and 0.5.16 with Mooncake, seen).
+TRANSFERS: Final = "sglang:kv_transfer_latency_ms_count"
 # sglang's own health check of a role uses this bootstrap address: nothing is transferred (0.5.14, http_server.py).
 _FAKE_HOST: Final = "2.2.2.2"
 

@@ -25,6 +25,7 @@ IMAGE_DIR: Final = "/opt/deploy/gateway"  # directory of the launcher in an imag
 IN_IMAGE_PACKAGES: Final = f"{IMAGE_DIR}/packages"
 LIVENESS: Final = "/liveness"  # 200 while the gateway runs; needs no key
 READINESS: Final = "/readiness"  # 200 with at least one healthy worker, else 503; needs no key
+GENERATION: Final = "/health_generate"  # in disaggregation mode: a token of a selected pair; needs no key
 WORKERS: Final = "/workers"  # GET, POST; PATCH and DELETE for a single worker; needs the control key
 CONTROL_KEY: Final = "GATEWAY_CONTROL_KEY"  # its name among the secrets of a server; never an environment variable
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.core.secrets import Secret
 from orchestrator.core.text import parse_json
+from orchestrator.engine.disaggregation import fake_bootstrap
 from orchestrator.engine.endpoints import GENERATE, METRICS, MODELS, authorization
 from orchestrator.engine.gateway import LIVENESS
 from orchestrator.engine.liveness import MOST_METRICS_BYTES, RankProgress, question, read_work
@@ -36,6 +37,7 @@ class HealthClient:
     url: str
     key: Secret | None
     model: str  # the served name: an answer for another model comes from another server
+    alone: bool = False  # prefill or decode, which needs a bootstrap address
 
     def accepts_connections(self) -> bool:
         """Return whether the port accepts a connection. A host that does not answer in time counts as open."""
@@ -54,7 +56,12 @@ class HealthClient:
         Raises NoResponseError also for an answer without a token and for another model: another program may listen on
         the port of a server that has exited. `timeout` is the limit in seconds between two bytes.
         """
-        status, content = self._request("POST", GENERATE, json.dumps(question(rank)).encode(), timeout=timeout)
+        status, content = self._request(
+            "POST",
+            GENERATE,
+            json.dumps(question(rank) | (fake_bootstrap() if self.alone else {})).encode(),
+            timeout=timeout,
+        )
         if status == http.client.OK:
             self._require_token(content)
             self._require_model(timeout=timeout)

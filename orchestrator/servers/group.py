@@ -16,6 +16,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.plan.units import Role
 from orchestrator.runs.run_dir import RunDir, read_plan, require_plan
 from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.replicas import in_order, replica_name, run_root
@@ -67,6 +68,11 @@ class RunningServer(Unit):
         return require_plan(self.run, self.name)
 
     @property
+    def has_roles(self) -> bool:
+        """Whether prefill and decode are apart."""
+        return any(server.role in {Role.PREFILL, Role.DECODE} for server in self.replicas)
+
+    @property
     def units(self) -> tuple[Unit, ...]:
         """The single unit, or the gateway if it exists and the replicas."""
         own = (self.unit,) if self.runtime_id or not self.replicas else ()
@@ -92,7 +98,8 @@ class ServerGroup:
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> RunningServer:
         """Start one unit. See `Runtime.start`."""
-        return RunningServer.of(self.runtime.start(artifacts, name=name, run_dir=run_dir, secrets=secrets))
+        started = self.runtime.start(artifacts, name=name, run_dir=run_dir, secrets=secrets)
+        return RunningServer.of(replace(started, role=artifacts.plan.role))
 
     def wait_for_placement(
         self, server: RunningServer, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None

@@ -43,7 +43,7 @@ SCHEMA: Final = {
 
 def served_model(client: SmokeClient) -> CheckOutcome:
     """Another model, or another context length, stands behind the URL (any model name is accepted in a request)."""
-    served = client.server.models()
+    served = client.described_by.models()
     name, length = client.target.served_name, client.target.context_length
     if name not in served:
         return failed(f"serves `{', '.join(served)}`, not `{name}`")
@@ -51,7 +51,7 @@ def served_model(client: SmokeClient) -> CheckOutcome:
         return failed(f"`{name}` takes {served[name]} tokens, the profile says {length}")
     if not client.is_sglang:
         return passed(f"`{name}` of {client.target.engine}, context {length or 'not reported'}")
-    path = client.server.get(endpoints.MODEL_INFO).get("model_path")
+    path = client.described_by.get(endpoints.MODEL_INFO).get("model_path")
     if not isinstance(path, str):
         raise UnexpectedResponseError(f"`{endpoints.MODEL_INFO}` has no model path")
     return passed(f"`{name}` from `{path}`, context {length}")
@@ -185,7 +185,8 @@ def prefix_cache(client: SmokeClient) -> CheckOutcome:
         return failed(f"a repeated prompt of {len(prompt)} tokens: {warm} from cache, {least} expected (page {page})")
     if cold >= least:
         return failed(f"{cold} of {len(prompt)} tokens of a new prompt are reported as cached")
-    if client.target.cache_report and (reported := _reported(client.usage(prompt, tokens=1))) < least:
+    takes_ids = client.target.cache_report and not client.target.engine_url
+    if takes_ids and (reported := _reported(client.usage(prompt, tokens=1))) < least:
         return failed(f"`usage` reports {reported} cached tokens, `meta_info` {warm}")
     return passed(f"{warm} of {len(prompt)} tokens from cache the second time, {cold} the first (page {page}){source}")
 
@@ -274,13 +275,13 @@ def metrics(client: SmokeClient) -> CheckOutcome:
     if not client.target.metrics:
         return skipped("the profile does not export metrics")
     name = str(Metric.OUTPUT_TOKENS)
-    before = client.server.metrics().get(name, 0.0)  # a counter may first appear with what it counts
+    before = client.described_by.metrics().get(name, 0.0)  # a counter may first appear with what it counts
     client.usage(PROMPT, tokens=16)
     client.usage(PROMPT, tokens=1)  # the count of a request may follow its answer; that of the one before does not
-    after = client.server.metrics().get(name)
+    after = client.described_by.metrics().get(name)
     if not client.is_sglang and after is not None and after < (before or 0.0) + 16:
         time.sleep(_METRICS_SECONDS)
-        after = client.server.metrics().get(name)
+        after = client.described_by.metrics().get(name)
     name = name.replace("sglang", client.target.engine)
     if before is None or after is None:
         return failed(f"`{endpoints.METRICS}` has no number for `{name}`")

@@ -45,13 +45,15 @@ class SmokeClient:
         seed: int,
         faults: Callable[[], Sequence[str]] | None,
         show: Callable[[str], None] = lambda _: None,
+        behind: EngineClient | None = None,
     ) -> None:
         """Ask `target` through `server`; `seed` makes prompts that no earlier run has put into the cache.
 
-        `show` gets the progress of a long check.
+        `show` gets the progress of a long check; `behind` is a server behind the gateway `server`.
         """
         self.target = target
         self.server = server
+        self.described_by = behind or server  # has server info, model info and metrics
         self.faults = faults
         self.show = show
         self._random = random.Random(seed)  # noqa: S311 - prompts, not keys
@@ -94,7 +96,12 @@ class SmokeClient:
         return size
 
     def usage(self, prompt: str | list[int], *, tokens: int, rank: int = 0) -> Json:
-        """The `usage` that the OpenAI API gives for `tokens` greedy tokens after `prompt`."""
+        """The `usage` that the OpenAI API gives for `tokens` greedy tokens after `prompt`.
+
+        Raises NotOfferedError for token ids that a gateway in disaggregation mode does not take (smg 1.13.0).
+        """
+        if self.target.engine_url and not isinstance(prompt, str):
+            raise NotOfferedError(f"the gateway takes no token ids at `{endpoints.COMPLETIONS}`")
         body = completion_body(self.target.served_name, prompt, tokens=tokens, ignore_eos=True, **{RANK_FIELD: rank})
         return read_usage_of(self._post(endpoints.COMPLETIONS, body))
 
@@ -123,7 +130,7 @@ class SmokeClient:
 
     def info(self) -> ServerInfo:
         """What the server says of its settings."""
-        info = read_server_info(self.server.get(endpoints.SERVER_INFO))
+        info = read_server_info(self.described_by.get(endpoints.SERVER_INFO))
         if info is None:
             raise UnexpectedResponseError(f"`{endpoints.SERVER_INFO}` has no version or page size")
         return info

@@ -16,7 +16,7 @@ from orchestrator.core.errors import NotReadyError
 from orchestrator.core.polling import poll_until
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, Timeouts
-from orchestrator.engine.gateway import LIVENESS, READINESS, read_readiness
+from orchestrator.engine.gateway import GENERATION, LIVENESS, READINESS, read_readiness
 from orchestrator.engine.requests import completion_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_completion_event
 from orchestrator.runtimes.base import ServerState, Status
@@ -40,6 +40,15 @@ def count_workers(url: str, *, transport: httpx.BaseTransport | None = None) -> 
             return read_readiness(gateway.get(READINESS))
     except (NoResponseError, UnexpectedResponseError):  # 503 where there is none
         return 0
+
+
+def generates(url: str) -> bool:
+    """Return whether a gateway in disaggregation mode generates a token with a pair that it selects; needs no key."""
+    try:
+        with EngineClient(url, key=None) as gateway:
+            return gateway.status("GET", GENERATION) == httpx.codes.OK
+    except NoResponseError:
+        return False
 
 
 def _answers(url: str) -> bool:

@@ -37,12 +37,16 @@ def smoke_test(
     """
     limits = Timeouts(connect=min(CONNECT_SECONDS, timeout), idle=timeout, total=timeout)
     shown = progress or Progress()
-    with EngineClient(target.url, key=target.api_key, limits=limits, transport=transport) as server:
+    with (
+        EngineClient(target.url, key=target.api_key, limits=limits, transport=transport) as server,
+        EngineClient(target.engine_url or target.url, key=target.api_key, limits=limits, transport=transport) as behind,
+    ):
         client = SmokeClient(
             target,
             server,
             seed=time.time_ns() if seed is None else seed,
             faults=faults,
+            behind=behind if target.engine_url else server,
             show=lambda text: shown.update("smoke test", transient=text),
         )
         try:

@@ -172,7 +172,7 @@ def _used_tokens(client: SmokeClient) -> float | None:
         return None
     for rank in range(client.target.dp):
         client.usage(_QUESTION, tokens=1, rank=rank)
-    metrics = client.server.metrics()
+    metrics = client.described_by.metrics()
     return None if metrics.get(str(Metric.RUNNING)) else metrics.get(str(Metric.USED_TOKENS))
 
 

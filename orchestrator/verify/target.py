@@ -32,6 +32,7 @@ class Target:
     grammar: bool
     api_key: Secret | None
     engine: str = "sglang"
+    engine_url: str = ""  # of a server behind a gateway in disaggregation mode, which has no server info or metrics
     # Only a plan states these.
     on_gpu: bool = False
     soak_seconds: float = 0.0  # of mixed load; 0: none

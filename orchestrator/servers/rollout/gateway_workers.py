@@ -6,7 +6,8 @@ label hides or shows one.
 """
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,8 +20,12 @@ from orchestrator.core.paths import Home
 from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.client import EngineClient
+from orchestrator.engine.disaggregation import worker_fields
 from orchestrator.engine.gateway import WORKERS, GatewayWorker, parse_workers
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
+from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.units import Role
 from orchestrator.runs.run_dir import write_error
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.verify.gateway import count_workers
@@ -59,15 +64,15 @@ def require_own(url: str, control_key: Secret) -> None:
 
 
 def open_gateway_workers(
-    gateway: RunningServer, runtime: ServerGroup, *, servers: int, key: Secret | None, grace: float
+    gateway: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, grace: float
 ) -> "GatewayWorkers | DiscoveredWorkers":
-    """Open the workers of a running gateway of `servers` replicas, some of which may be down.
+    """Open the workers of a running gateway, some of which may be down.
 
     `key` is the API key of the replicas, `grace` the seconds that their requests may take. Raises StartError if the
     gateway accepts no changes.
     """
     if runtime.gateway_discovery:
-        return DiscoveredWorkers(url=gateway.url, runtime=runtime, servers=servers)
+        return DiscoveredWorkers(url=gateway.url, runtime=runtime, servers=plan.replicas)
     file = Path(gateway.log_dir) / _FILE
     try:
         workers = GatewayWorkers(
@@ -75,6 +80,7 @@ def open_gateway_workers(
             control_key=Secret(read_private(file).decode()),
             key=key,
             drain_seconds=min(int(grace), _MAX_DRAIN_SECONDS),
+            roles=_roles(plan),
         )
         workers.workers()
     except (OSError, UnicodeDecodeError, HostError) as error:
@@ -84,6 +90,15 @@ def open_gateway_workers(
             hint=f"`deploy down {gateway.name}`, then repeat this command: it starts all replicas",
         ) from error
     return workers
+
+
+def _roles(plan: Plan) -> dict[int | None, Mapping[str, object]]:
+    ports = iter([port for role in plan.roles for port in role.bootstrap_ports])
+    servers = replica_plans(plan) if plan.roles else ()
+    return {
+        each.server.port: worker_fields(each.role, next(ports) if each.role is Role.PREFILL else None)
+        for each in servers
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +112,7 @@ class GatewayWorkers:
     control_key: Secret
     key: Secret | None  # of the replicas
     drain_seconds: int  # how long a worker stays listed without new requests
+    roles: Mapping[int | None, Mapping[str, object]] = field(default_factory=dict)  # fields of a new worker, by port
 
     def workers(self) -> tuple[GatewayWorker, ...]:
         """List the workers."""
@@ -135,7 +151,7 @@ class GatewayWorkers:
         )
         if not self._of(url):
             key = {"api_key": self.key.reveal()} if self.key else {}
-            self._change("POST", WORKERS, {"url": url, **key})
+            self._change("POST", WORKERS, {"url": url, **key, **self.roles.get(urlsplit(url).port, {})})
         if not poll_until(bool, lambda: self.is_routed(url, new), within=_ROUTE_TIMEOUT, pause=_POLL_INTERVAL):
             raise NotReadyError(
                 f"the gateway does not route to `{url}` after {_ROUTE_TIMEOUT:.0f} s", hint="see the log of the gateway"

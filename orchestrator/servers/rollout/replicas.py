@@ -77,10 +77,8 @@ class ReplicatedStart:
             )
             self._seconds += seconds  # the next one has started in the meantime
             say(f"{self._plan.label_of(number)} is ready")
-        for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
-            self._checks += prefix_replica(
-                number, run_smoke_test(server, self.runtime, plan=replica.plan, key=self.key)
-            )
+        for name, server, replica in zip(self._plan.server_names, self._servers, self.artifacts.replicas, strict=True):
+            self._checks += prefix_replica(name, run_smoke_test(server, self.runtime, plan=replica.plan, key=self.key))
         self.run.save("smoke.json", self.report.to_dict())
         self.report.require()
         return self._seconds
@@ -97,8 +95,12 @@ class ReplicatedStart:
         if CONTROL_KEY in secrets:
             require_own(own.url, secrets[CONTROL_KEY])
         note_gateway(self.run, self._seconds)
-        self._checks += gateway_checks(target_of(self._plan, url=own.url, api_key=self.key), count)
-        return replace(own, replicas=(*self._servers,))
+        whole = replace(own, replicas=(*self._servers,))
+        if self._plan.roles:
+            self._checks += run_smoke_test(whole, self.runtime, plan=self._plan, key=self.key).checks
+        else:
+            self._checks += gateway_checks(target_of(self._plan, url=own.url, api_key=self.key), count)
+        return whole
 
     def _state(self, server: RunningServer) -> ServerState:
         """Return the state of a replica while the others run."""

@@ -62,7 +62,7 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
     """
     plan, runtime = start.artifacts.plan, servers.runtime(running)
     seconds = _drain_seconds(start)
-    workers = open_gateway_workers(running, runtime, servers=plan.replicas, key=start.key, grace=seconds)
+    workers = open_gateway_workers(running, runtime, plan=plan, key=start.key, grace=seconds)
     if start.request.min_gsm8k is not None:
         from orchestrator.evals.run import prepare_harness  # noqa: PLC0415 - see `_require_score`
 
@@ -200,7 +200,7 @@ class _RollingUpdate:
         self._require_score(new, number)
         strict = self.start.request.strict_kernels
         kernel_gate(self.runtime.logs(new, follow=False), plan=replica.plan, run=RunDir(folder), strict=strict)
-        self._checks[number] = prefix_replica(number, report)
+        self._checks[number] = prefix_replica(self._plan.server_names[number - 1], report)
         return new
 
     def _require_score(self, new: RunningServer, number: int) -> None:
@@ -251,8 +251,11 @@ class _RollingUpdate:
             if number not in self._checks:
                 plan = self._artifacts(number).plan
                 found = run_smoke_test(server, self.runtime, plan=plan, key=self.start.key)
-                self._checks[number] = prefix_replica(number, found)
+                self._checks[number] = prefix_replica(self._plan.server_names[number - 1], found)
         url = self.workers.url
+        if self._plan.roles:
+            whole = self.servers.open(self.start.name).found
+            return [*run_smoke_test(whole, self.runtime, plan=self._plan, key=self.start.key).checks]
         return gateway_checks(target_of(self._plan, url=url, api_key=self.start.key), self._plan.replicas)
 
     def report(self, more: "list[CheckResult] | tuple[()]") -> SmokeReport:

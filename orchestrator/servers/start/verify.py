@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
 from math import inf
+from pathlib import Path
 from typing import Final
 
 import httpx
@@ -23,11 +24,13 @@ from orchestrator.engine.responses import NoResponseError, UnauthorizedError, Un
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.units import Role
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
 from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes, record_processes
-from orchestrator.verify.gateway import count_workers, gateway_checks
+from orchestrator.verify.gateway import count_workers, gateway_checks, generates
+from orchestrator.verify.pair import Pair, pair_checks, role_check
 from orchestrator.verify.readiness import StartingServer, wait_until_ready
 from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.smoke import smoke_test
@@ -48,6 +51,9 @@ def is_healthy(handle: RunningServer) -> bool:
 
 def _healthy_replicas(handle: RunningServer, *, tries: int = 2, within: float = inf) -> int:
     """Return the number of healthy replicas (0 or 1 without a gateway); a try ends after `within` seconds."""
+    if handle.has_roles:  # the gateway still answers 200 after one has died
+        roles = [_healthy_replicas(server, tries=tries, within=within) for server in handle.replicas]
+        return min(sum(roles), count_workers(handle.url)) if generates(handle.url) else 0
     if handle.replicas:
         return count_workers(handle.url)
     try:
@@ -133,12 +139,17 @@ def run_smoke_test(
     With replicas, each is tested with the plan of its own run, one after the other; the checks of the gateway follow.
     `soak` is the minutes of mixed load, by default the plan's.
     """
+    if plan.role is not Role.SERVER:
+        found = role_check(handle.url, key=key, name="generates by itself")
+        return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=(found,))
+    if handle.has_roles:
+        return _pair_report(handle, runtime, plan=plan, key=key, soak=soak)
     if handle.replicas:
         checks = [
             check
             for number, server in enumerate(handle.replicas, start=1)
             for check in prefix_replica(
-                number,
+                Path(server.run_dir).name,
                 run_smoke_test(
                     server, runtime, plan=replica_plans(_plan_of(server) or plan)[number - 1], key=key, soak=soak
                 ),
@@ -150,6 +161,33 @@ def run_smoke_test(
     return smoke_test(target, faults=lambda: degraded_faults(runtime.logs(handle, follow=False)))
 
 
+def _pair_report(
+    handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, soak: float | None
+) -> SmokeReport:
+    """Test prefill and decode through their gateway, then that requests cross between them."""
+    prefill, decode = (
+        [server.url for server in handle.replicas if server.role is role] for role in (Role.PREFILL, Role.DECODE)
+    )
+    whole = target_of(replica_plans(plan)[-1], url=handle.url, api_key=key)
+    target = replace(_with_soak(whole, soak), dp=1, engine_url=decode[0], metrics=whole.metrics and len(decode) == 1)
+    report = smoke_test(target, faults=lambda: degraded_faults(runtime.logs(handle, follow=False)))
+
+    def logs() -> dict[str, Iterable[str]]:
+        servers = zip(plan.server_names, handle.replicas, strict=True)
+        return {name.replace("-", " "): runtime.logs(server, follow=False) for name, server in servers}
+
+    pair = Pair(
+        gateway=handle.url,
+        prefill=prefill,
+        decode=decode,
+        key=key,
+        on_gpu=bool(plan.gpus),
+        transfer=plan.transfer,
+        logs=logs,
+    )
+    return replace(report, checks=(*report.checks, *gateway_checks(target, plan.replicas), *pair_checks(pair)))
+
+
 def _with_soak(target: Target, minutes: float | None) -> Target:
     return target if minutes is None else replace(target, soak_seconds=minutes * 60)
 
@@ -159,9 +197,9 @@ def _plan_of(server: RunningServer) -> Plan | None:
     return read_plan(RunDir(run_dir_of(server)))
 
 
-def prefix_replica(number: int, report: SmokeReport) -> list[CheckResult]:
-    """Return the checks of a replica, with its number before their names."""
-    return [replace(check, name=f"replica {number}: {check.name}") for check in report.checks]
+def prefix_replica(name: str, report: SmokeReport) -> list[CheckResult]:
+    """Return the checks of a server behind a gateway, with its name before theirs."""
+    return [replace(check, name=f"{name.replace('-', ' ')}: {check.name}") for check in report.checks]
 
 
 def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: float | None = None) -> SmokeReport:

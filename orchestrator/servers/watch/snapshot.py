@@ -27,6 +27,7 @@ class ServerSnapshot:
     max_attempts: int  # in `window`
     window: float  # seconds
     restarted_at: tuple[float, ...]  # Unix times of restarts since a person started the server
+    has_roles: bool = False  # prefill and decode are apart; then each server counts as one rank
 
 
 @dataclass(frozen=True, kw_only=True)

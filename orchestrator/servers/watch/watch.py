@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -156,7 +156,7 @@ class LiveBackend:
         ):  # a later start may use another key: its server rejects requests, and the others stay watched
             key = self.api_key_for(snapshot.api_key_env)
         url = snapshot.url if server is None or not snapshot.replica_urls else snapshot.replica_urls[server]
-        return HealthClient(url=url, key=key, model=snapshot.model)
+        return HealthClient(url=url, key=key, model=snapshot.model, alone=snapshot.has_roles)
 
 
 def _work_of(client: HealthClient) -> RankProgress:
@@ -174,11 +174,18 @@ def _combine(works: Sequence[RankProgress], ranks: int) -> RankProgress:
     """Combine the progress of replicas: ranks are numbered through, outputs are added."""
     each = ranks // len(works)
     emitted = [work.emitted for work in works if work.emitted is not None]
+
+    def numbered(counts: Sequence[Mapping[int, float]]) -> dict[int, float]:  # a role is one rank, whatever its dp
+        return {
+            server * each + rank: count
+            for server, ranks_of in enumerate(counts)
+            for rank, count in ranks_of.items()
+            if rank < each
+        }
+
     return RankProgress(
-        done={server * each + rank: done for server, work in enumerate(works) for rank, done in work.done.items()},
-        decoded={
-            server * each + rank: made for server, work in enumerate(works) for rank, made in work.decoded.items()
-        },
+        done=numbered([work.done for work in works]),
+        decoded=numbered([work.decoded for work in works]),
         emitted=sum(emitted) if emitted else None,
     )
 

@@ -1,0 +1,128 @@
+"""Prefill and decode apart: whether a request really crosses, over which network, and with the right answer.
+
+The gateway answers 200 while a role is dead, and a request may come back wrong or slow without any error.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.core.secrets import Secret
+from orchestrator.engine import endpoints
+from orchestrator.engine.client import EngineClient, Timeouts
+from orchestrator.engine.disaggregation import TRANSFERS, fake_bootstrap, transfer_fault
+from orchestrator.engine.liveness import samples
+from orchestrator.engine.requests import generate_body
+from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_generated
+from orchestrator.verify.checks import PROMPT
+from orchestrator.verify.report import CheckOutcome, CheckResult, failed, passed, skipped, warning
+
+_LIMITS: Final = Timeouts(connect=5, idle=180, total=180)  # as in the smoke test
+_TOKENS: Final = 16
+_TIES: Final = 0.25  # share of tokens that may differ between kernels of prefill and decode on a GPU; ours
+_WITHIN: Final = 10.0  # seconds until a counter shows the request that has just been answered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A gateway and the servers of both roles behind it. `logs` has those of each server; None without logs."""
+
+    gateway: str
+    prefill: Sequence[str]
+    decode: Sequence[str]
+    key: Secret | None
+    on_gpu: bool
+    transfer: str = ""  # `BACKEND over NETWORK`; "" if no plan says it
+    logs: Callable[[], Mapping[str, Iterable[str]]] | None = None
+
+
+def role_check(url: str, *, key: Secret | None, name: str) -> CheckResult:
+    """Let one role generate a token by itself, as sglang's own health check does."""
+    begun = time.monotonic()
+    try:
+        with EngineClient(url, key=key, limits=_LIMITS) as server:
+            ids = _alone(server, PROMPT, 1)
+        outcome = passed("a token by itself") if ids else failed("no token")
+    except (NoResponseError, UnexpectedResponseError) as error:
+        outcome = failed(str(error))
+    return _result(name, outcome, begun)
+
+
+def pair_checks(pair: Pair) -> Iterator[CheckResult]:
+    """Yield the checks of a pair."""
+    with ExitStack() as stack:
+        router = stack.enter_context(EngineClient(pair.gateway, key=pair.key, limits=_LIMITS))
+        prefill = [stack.enter_context(EngineClient(url, key=pair.key, limits=_LIMITS)) for url in pair.prefill]
+        checks: tuple[tuple[str, Callable[[], CheckOutcome]], ...] = (
+            ("KV cache transferred", lambda: _transferred(router, prefill)),
+            ("answer of one server", lambda: _undivided(router, prefill[0], on_gpu=pair.on_gpu)),
+            ("network", lambda: _network(pair)),
+        )
+        for name, check in checks:
+            begun = time.monotonic()
+            try:
+                outcome = check()
+            except (NoResponseError, UnexpectedResponseError) as error:
+                outcome = failed(str(error))
+            yield _result(f"pair: {name}", outcome, begun)
+
+
+def _result(name: str, outcome: CheckOutcome, begun: float) -> CheckResult:
+    seconds = round(time.monotonic() - begun, 3)
+    return CheckResult(
+        name=name, verdict=outcome.verdict, evidence=outcome.evidence, seconds=seconds, causes=outcome.causes
+    )
+
+
+def _transferred(router: EngineClient, prefill: Sequence[EngineClient]) -> CheckOutcome:
+    """The decode server computes the prompt itself, or nothing arrives: only the counters of transfers tell."""
+    before = _transfers(prefill)
+    read_generated(router.post(endpoints.GENERATE, generate_body(PROMPT, tokens=2)))
+    end = time.monotonic() + _WITHIN
+    while (after := _transfers(prefill)) is not None and after <= (before or 0) and time.monotonic() < end:
+        time.sleep(0.2)
+    if after is None:
+        return warning("no prefill server counts its transfers (`enable-metrics`)")
+    counted = f"{before or 0:g} transfers before a request, {after:g} after it"
+    return passed(counted) if after > (before or 0) else failed(counted)
+
+
+def _transfers(prefill: Sequence[EngineClient]) -> float | None:
+    """Return the transfers that all prefill servers count; None if none counts any."""
+    counts = [count for server in prefill for _, _, count in samples(server.exported(), {TRANSFERS})]
+    return sum(counts) if counts else None
+
+
+def _undivided(router: EngineClient, prefill: EngineClient, *, on_gpu: bool) -> CheckOutcome:
+    """The KV cache arrives damaged: a prefill server that reads the whole text itself would go on otherwise.
+
+    It is asked for one token after the prompt and each beginning of the pair's answer.
+    """
+    prompt = list(range(100, 137))
+    answer = read_generated(router.post(endpoints.GENERATE, generate_body(prompt, tokens=_TOKENS))).ids
+    own = [_alone(prefill, [*prompt, *answer[:count]], 1)[:1] for count in range(len(answer))]
+    wrong = sum((token,) != alone for token, alone in zip(answer, own, strict=True))
+    if len(answer) != _TOKENS:
+        return failed(f"{len(answer)} tokens instead of {_TOKENS}")
+    if wrong == 0:
+        return passed(f"the same {_TOKENS} tokens as one server that does both")
+    conclude = warning if on_gpu and wrong <= _TIES * _TOKENS else failed
+    return conclude(f"{wrong} of {_TOKENS} tokens differ from those of one server that does both")
+
+
+def _alone(server: EngineClient, prompt: str | list[int], tokens: int) -> tuple[int, ...]:
+    body = {**generate_body(prompt, tokens=tokens), **fake_bootstrap()}
+    return read_generated(server.post(endpoints.GENERATE, body)).ids
+
+
+def _network(pair: Pair) -> CheckOutcome:
+    """The transfer falls back to TCP, 5 to 20 times slower, and only the logs say so."""
+    if pair.logs is None or not pair.transfer:
+        return skipped("no log or no plan of the servers")
+    backend, _, network = pair.transfer.partition(" over ")
+    for name, log in pair.logs().items():
+        if fault := transfer_fault(log, backend=backend, tcp=network == "tcp"):
+            return failed(f"{name}: {fault}")
+    return passed(f"{pair.transfer}, as the profile says")
