@@ -10,6 +10,7 @@ from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
 from orchestrator.core.url import Address
 from orchestrator.engine import endpoints, foreign
+from orchestrator.engine.disaggregation import refuses_alone
 from orchestrator.engine.liveness import MOST_METRICS_BYTES, RANK_FIELD
 from orchestrator.engine.metrics import Metrics, read_metrics
 from orchestrator.engine.options import Meaning
@@ -132,6 +133,9 @@ async def discover(
         info = await _server_info(server, address)
     except UnexpectedResponseError as error:
         raise BenchError(f"cannot discover the endpoint: {error}", location=address.url) from error
+    if info is not None and info.role and not replicas:
+        problem, hint = refuses_alone(info.role)
+        raise BenchError(problem, location=address.url, hint=hint)
     if (chosen := foreign.choose_model(models)) is None:
         raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", location=address.url)
     served, context = chosen

@@ -125,6 +125,9 @@ def command(
         command=shlex.join(["deploy", *sys.argv[1:]]),
     )
     behind = {"--api-key-env": api_key_env, "--gpus": gpus, "--gpu": gpu, "--layout": layout, "--engine": engine}
+    if is_url(target) and not any(behind.values()):
+        with open_servers(Home.from_environment(), host) as servers:
+            target = servers.name_at(target)
     require_kind(target, url=is_url(target), of_url=behind, of_server={"--host": host})
     with ExitStack() as stack:
         if is_url(target):

@@ -51,6 +51,9 @@ def command(
     json: Json = False,
 ) -> None:
     """Run the smoke test against a server. A check fails if a feature of the plan is missing."""
+    if is_url(target) and not (profile_ or api_key_env or engine):
+        with open_servers(Home.from_environment()) as servers:
+            target = servers.name_at(target)
     ours = {"--strict-kernels": strict_kernels, "--host": host}
     require_kind(
         target,

@@ -11,6 +11,7 @@ from typing import Final
 
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
+ROLES: Final = (PREFILL, DECODE)
 MODE: Final = "disaggregation-mode"
 BACKEND: Final = "disaggregation-transfer-backend"
 BOOTSTRAP_PORT: Final = "disaggregation-bootstrap-port"
@@ -48,6 +49,12 @@ _RDMA: Final = re.compile(r"installTransport, type=rdma")  # of Mooncake
 TRANSFERS: Final = "sglang:kv_transfer_latency_ms_count"
 # sglang's own health check of a role uses this bootstrap address: nothing is transferred (0.5.14, http_server.py).
 _FAKE_HOST: Final = "2.2.2.2"
+
+
+def refuses_alone(role: str) -> tuple[str, str]:
+    """Return why a server of that role is not measured by itself, and the hint."""
+    problem = f"this is a {role} server: alone it refuses requests without a bootstrap room"
+    return problem, "give the name or the URL of the gateway before it"
 
 
 def transfer_env(backend: str, network: str) -> Mapping[str, tuple[str, str]]:

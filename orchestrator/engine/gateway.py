@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.suggest import closest_match
+from orchestrator.engine.disaggregation import ROLES
 from orchestrator.engine.flags import FlagSpec, FlagValue, value_problems
 from orchestrator.engine.responses import Json, UnexpectedResponseError
 
@@ -173,6 +174,7 @@ class GatewayWorker:
     url: str
     ready: bool
     requests: int  # not yet answered
+    role: str = ""  # prefill or decode, if they are apart
 
 
 def parse_workers(answer: Json) -> tuple[GatewayWorker, ...]:
@@ -184,6 +186,7 @@ def parse_workers(answer: Json) -> tuple[GatewayWorker, ...]:
                 url=str(each["url"]),
                 ready=each["status"] == "ready",
                 requests=int(each["load"]),
+                role=role if (role := each.get("worker_type")) in ROLES else "",
             )
             for each in answer["workers"]
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from orchestrator.core.secrets import excerpt
+from orchestrator.engine.disaggregation import ROLES
 from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO, TOKENIZE
 
 Json = Mapping[str, Any]  # an unchecked JSON object of a response
@@ -92,6 +93,7 @@ class ServerInfo:
     speculative: str | None  # algorithm, steps, top-k, draft tokens
     cache_tokens: int | None = None  # of a replica
     prompt_tokens: int | None = None  # of the longest prompt that it accepts
+    role: str = ""  # prefill or decode, if they are apart
 
 
 def read_json(content: bytes | bytearray, *, path: str) -> Any:  # noqa: ANN401 - of any shape
@@ -197,6 +199,7 @@ def read_server_info(data: Json) -> ServerInfo | None:
         speculative=" ".join(setting(data.get(f"speculative_{each}")) for each in _SPECULATIVE) if speculates else None,
         cache_tokens=optional_number(data, "max_total_num_tokens"),
         prompt_tokens=limit - 1 if limit else None,
+        role=role if (role := data.get("disaggregation_mode")) in ROLES else "",
     )
 
 

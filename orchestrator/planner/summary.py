@@ -101,7 +101,14 @@ def _hardware(plan: Plan) -> _Rows:
     words += ["dp attention"] if layout.dp_attention else []
     words += [f"{layout.nodes} nodes"] if layout.nodes > 1 else []
     replicas = f"{plan.replicas} replicas behind a gateway" if plan.gateway else "1 replica"
-    yield "parallelism", f"{', '.join(words)}; {replicas}"
+    if not plan.roles:
+        yield "parallelism", f"{', '.join(words)}; {replicas}"
+    shared = {flag.argv for flag in plan.flags}
+    for role in plan.roles:
+        own = " ".join(word for flag in role.flags if flag.argv not in shared for word in flag.argv)
+        yield role.role, f"{role.count} x {role.layout.label}; {own}"
+    if plan.roles:
+        yield "transfer", f"{plan.transfer}; a gateway sends each request to both roles"
 
 
 def _server(plan: Plan) -> _Rows:

@@ -32,6 +32,7 @@ class Target:
     grammar: bool
     api_key: Secret | None
     engine: str = "sglang"
+    role: str = ""  # prefill or decode, if they are apart
     engine_url: str = ""  # of a server behind a gateway in disaggregation mode, which has no server info or metrics
     # Only a plan states these.
     on_gpu: bool = False
@@ -126,4 +127,5 @@ def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret |
         metrics=bool(server.metrics()),
         grammar=True,
         api_key=api_key,
+        role=info.role,
     )

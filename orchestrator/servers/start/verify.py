@@ -17,9 +17,10 @@ from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
 from orchestrator.diagnose.report import legend
 from orchestrator.engine.client import EngineClient, Timeouts
+from orchestrator.engine.disaggregation import ROLES, refuses_alone
 from orchestrator.engine.endpoints import MODELS
 from orchestrator.engine.foreign import UNKNOWN, is_foreign, read_engine, require_engine
-from orchestrator.engine.gateway import LIVENESS
+from orchestrator.engine.gateway import LIVENESS, WORKERS, GatewayWorker, parse_workers
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
@@ -34,7 +35,7 @@ from orchestrator.verify.pair import Pair, pair_checks, role_check
 from orchestrator.verify.readiness import StartingServer, wait_until_ready
 from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.smoke import smoke_test
-from orchestrator.verify.target import Target, describe, target_of
+from orchestrator.verify.target import Target, describe, target_from_server_info, target_of
 
 _PAUSE: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
 _SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
@@ -238,9 +239,14 @@ def smoke_url(
     url, engine = Address.from_url(url).url, require_engine(engine)
     try:
         with EngineClient(url, key=key) as server:
+            if workers := _workers_with_roles(server):
+                return _smoke_pair_url(url, workers, key=key, soak=soak)
             if plan is not None and not is_foreign(engine or _listed_engine(server)):
                 return smoke_test(_with_soak(target_of(plan, url=url, api_key=key), soak), faults=None)
             target = describe(server, url=url, api_key=key, engine=engine)
+            if target.role:
+                problem, hint = refuses_alone(target.role)
+                raise SmokeError(f"cannot test `{url}`: {problem}", hint=hint)
     except (NoResponseError, UnexpectedResponseError) as error:
         raise unidentified_server(url, error, key=key) from error
     if plan is not None:
@@ -249,6 +255,31 @@ def smoke_url(
             target, served_name=model.served_name, questions=model.questions, context_length=plan.serving.context
         )
     return smoke_test(_with_soak(target, soak), faults=None)
+
+
+def _workers_with_roles(gateway: EngineClient) -> tuple[GatewayWorker, ...]:
+    """Return the workers of a gateway in disaggregation mode; none if it is none, or lists them only with a key."""
+    try:
+        return tuple(worker for worker in parse_workers(gateway.get(WORKERS)) if worker.role)
+    except UnexpectedResponseError:
+        return ()
+
+
+def _smoke_pair_url(
+    url: str, workers: Iterable[GatewayWorker], *, key: Secret | None, soak: float | None
+) -> SmokeReport:
+    """Test prefill and decode through a gateway that somebody else started."""
+    prefill, decode = ([worker.url for worker in workers if worker.role == role] for role in ROLES)
+    if not prefill or not decode:
+        raise SmokeError(f"the gateway at `{url}` has {len(prefill)} prefill and {len(decode)} decode servers")
+    with EngineClient(decode[0], key=key) as server:
+        target = target_from_server_info(server, url=url, api_key=key)
+    target = replace(_with_soak(target, soak), dp=1, engine_url=decode[0], metrics=target.metrics and len(decode) == 1)
+    report, pair = (
+        smoke_test(target, faults=None),
+        Pair(gateway=url, prefill=prefill, decode=decode, key=key, on_gpu=False),
+    )
+    return replace(report, checks=(*report.checks, *pair_checks(pair)))
 
 
 def _listed_engine(server: EngineClient) -> str:

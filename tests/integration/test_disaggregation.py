@@ -1,0 +1,109 @@
+"""Prefill and decode apart, as two real sglang servers on this CPU, with Mooncake over TCP and the real gateway."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from ctypes.util import find_library
+from pathlib import Path
+
+import httpx
+import pytest
+from command_line import CommandLine
+from cpu_server import processes_in
+from patience import wait_for
+from ports import free_port
+
+from orchestrator.core.paths import Home
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.servers.group import RunningServer, ServerGroup
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_library("ibverbs") is None, reason="only root installs libibverbs, which Mooncake loads"),
+]
+NAME, PROFILE = "apart", "cpu-tiny-1p1d"
+
+
+class Apart:
+    """A home with the user's environments, and `deploy` in it."""
+
+    def __init__(self, folder: Path) -> None:
+        home, users = Home(folder / "home"), Home.from_environment()
+        home.root.mkdir()
+        users.environments.mkdir(parents=True, exist_ok=True)
+        home.environments.symlink_to(users.environments)
+        self.deploy, self.port = CommandLine(home, {"DOCKER_HOST": "unix:///nonexistent"}), free_port()
+        self.runtime = ServerGroup(ProcessRuntime(home))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def server(self) -> RunningServer:
+        return self.runtime.find(NAME)[0]
+
+    def complete(self) -> int:
+        body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False).status_code
+
+    def kill(self, role: str) -> None:
+        """Kill each process of a role, as the kernel does where memory is short."""
+        [server] = [server for server in self.server.replicas if server.role == role]
+        for process in processes_in(Path(server.run_dir)):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
+    made = Apart(tmp_path_factory.mktemp("apart"))
+    settings = ("--set", f"server.port={made.port}", "--set", "timeouts.progress_deadline=600")
+    try:
+        ended = made.deploy.run("up", PROFILE, "--name", NAME, *settings)
+        assert ended.returncode == 0, ended.stderr
+        yield made
+        assert made.deploy.run("down", NAME).returncode == 0
+        assert made.runtime.find(NAME) == ()
+    finally:
+        for handle in made.runtime.find(NAME):
+            made.runtime.stop(handle, grace=0)
+
+
+def test_requests_cross_and_are_answered_as_by_one_server(apart: Apart) -> None:
+    report = json.loads(apart.deploy.run("smoke", NAME, "--json").stdout)
+    checks = {check["name"]: check for check in report["checks"]}
+    for name in ("pair: KV cache transferred", "pair: answer of one server", "pair: network", "correct answers"):
+        assert checks[name]["verdict"] == "passed", checks[name]
+    assert "mooncake over tcp" in checks["pair: network"]["evidence"]
+    assert not [check for check in checks.values() if check["verdict"] == "failed"]
+
+
+def test_the_url_of_the_gateway_finds_the_roles_and_that_of_a_role_is_explained(apart: Apart) -> None:
+    found = apart.deploy.run("smoke", apart.url, "--json")
+    assert "pair: KV cache transferred" in found.stdout, found.stderr
+    output = str(apart.deploy.home.root / "result")
+    measured = apart.deploy.run("bench", apart.url, "--workload", "smoke-tiny", "--output", output)
+    assert measured.returncode == 0, measured.stderr
+    for command in ("smoke", "bench"):
+        refused = apart.deploy.run(command, apart.server.replicas[1].url)
+        assert refused.returncode != 0
+        assert "this is a decode server: alone it refuses requests without a bootstrap room" in refused.stderr
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_a_killed_role_is_seen_though_the_gateway_is_ready_and_is_restarted_alone(apart: Apart, role: str) -> None:
+    [other] = [server for server in apart.server.replicas if server.role != role]
+    apart.kill(role)
+    assert httpx.get(f"{apart.url}/health", timeout=10, trust_env=False).status_code == 200
+    status = apart.deploy.run("status", NAME)
+    assert status.returncode != 0
+    assert f"{role} 1 of 1 is not running: killed by SIGKILL" in status.stderr
+    with apart.deploy.running("watch", NAME) as watching:
+        while "restarted" not in (line := watching.line()):
+            assert "restart-failed" not in line
+        watching.end(signal.SIGINT)
+    wait_for(lambda: apart.complete() == 200)
+    assert apart.deploy.run("status", NAME).returncode == 0
+    assert other.runtime_id in {server.runtime_id for server in apart.server.replicas}
