@@ -36,7 +36,7 @@ from orchestrator.core.console import Progress, note, print_data
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.servers.servers import open_servers
+from orchestrator.servers.servers import name_at, open_servers
 from orchestrator.servers.targets import server_target, url_target
 
 ApiOption: TypeAlias = Annotated[
@@ -125,9 +125,7 @@ def command(
         command=shlex.join(["deploy", *sys.argv[1:]]),
     )
     behind = {"--api-key-env": api_key_env, "--gpus": gpus, "--gpu": gpu, "--layout": layout, "--engine": engine}
-    if is_url(target) and not any(behind.values()):
-        with open_servers(Home.from_environment(), host) as servers:
-            target = servers.name_at(target)
+    target = name_at(target, Home.from_environment(), *behind.values(), host=host)
     require_kind(target, url=is_url(target), of_url=behind, of_server={"--host": host})
     with ExitStack() as stack:
         if is_url(target):

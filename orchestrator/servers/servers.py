@@ -152,14 +152,6 @@ class Servers:
             hint=near or "`deploy status` lists what runs, `deploy profiles` what `deploy up` can start",
         )
 
-    def name_at(self, target: str) -> str:
-        """Return the name of the server whose prefill and decode servers are behind the URL `target`, else `target`.
-
-        A gateway tells the servers behind it only to whoever has its control key.
-        """
-        url = target.rstrip("/").removesuffix("/v1").replace("//localhost", "//127.0.0.1")
-        return next((found.name for found in self.find() if found.has_roles and found.url == url), target)
-
     def server(self, found: RunningServer) -> Server:
         """Return a listed server with its runtime and run directory."""
         return Server(found=found, runtime=self.runtime(found), run=self.run_of(found))
@@ -197,6 +189,18 @@ def open_servers(home: Home, host: str | None = None) -> Iterator[Servers]:
     finally:
         for runtime in runtimes.values():
             runtime.close()
+
+
+def name_at(target: str, home: Home, *of_url: object, host: str | None = None) -> str:
+    """Return the name of the server whose prefill and decode servers are behind the URL `target`, else `target`.
+
+    A gateway tells the servers behind it only to whoever has its control key. Options `of_url` are for a URL alone.
+    """
+    if "://" not in target or any(of_url):
+        return target
+    url = target.rstrip("/").removesuffix("/v1").replace("//localhost", "//127.0.0.1")
+    with open_servers(home, host) as servers:
+        return next((found.name for found in servers.find() if found.has_roles and found.url == url), target)
 
 
 def _know(handle: RunningServer) -> None:

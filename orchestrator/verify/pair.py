@@ -14,6 +14,7 @@ from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, Timeouts
 from orchestrator.engine.disaggregation import TRANSFERS, fake_bootstrap, transfer_fault
 from orchestrator.engine.liveness import samples
+from orchestrator.engine.options import Meaning
 from orchestrator.engine.requests import generate_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_generated
 from orchestrator.verify.checks import PROMPT
@@ -84,7 +85,7 @@ def _transferred(router: EngineClient, prefill: Sequence[EngineClient]) -> Check
     while (after := _transfers(prefill)) is not None and after <= (before or 0) and time.monotonic() < end:
         time.sleep(0.2)
     if after is None:
-        return warning("no prefill server counts its transfers (`enable-metrics`)")
+        return warning(f"no prefill server counts its transfers (`{Meaning.METRICS}`)")
     counted = f"{before or 0:g} transfers before a request, {after:g} after it"
     return passed(counted) if after > (before or 0) else failed(counted)
 
