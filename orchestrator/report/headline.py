@@ -139,7 +139,7 @@ def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterat
     for place in measured:
         if kinds[place] != kinds[0]:
             apart = ", ".join(sorted(kinds[place] ^ kinds[0]))
-            yield f"No verdict on {names[place]} and {names[0]}: only one of them has {apart}."
+            yield f"No verdict on {names[place]} and {names[0]}: only one of them is marked {apart}."
 
 
 def _names(together: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:

@@ -78,16 +78,28 @@ class Goal:
         """Return the values of the objective; None if a metric was not measured."""
         if self.objective is Objective.KNEE:
             return (result.knee_rps or 0.0,)
+        if self.overload(result):
+            return None
         point = self.point(result)
         values = [metric.value_of(point) if point else None for metric in _METRICS[self.objective]]
         known = tuple(value for value in values if value is not None)
         return known if len(known) == len(values) else None
+
+    def overload(self, result: BenchResult) -> str:
+        """Return why the rate is too high for the server: TTFT beyond the limit, or no steady window; else ""."""
+        point = self.point(result)
+        if point is None or point.sustained is not False:
+            return ""
+        late = point.latency is not None and point.latency.ttft_from_schedule_s.p95 > self.ttft_p95_s
+        return "; ".join(point.not_sustained_because) if late or point.window is None else ""
 
     def missing(self, result: BenchResult) -> str:
         """Return the reason for missing values."""
         point = self.point(result)
         if point is None:
             return "no rate was sustained" if self.at_rps is None else f"{self.at_rps:g} requests/s was not measured"
+        if why := self.overload(result):
+            return f"overloaded: {why}"
         metric = next(metric for metric in _METRICS[self.objective] if metric.value_of(point) is None)
         return f"{metric.title} was not measured" + (f": {point.energy.reason}" if point.energy else "")
 

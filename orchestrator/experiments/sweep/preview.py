@@ -51,7 +51,9 @@ def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
     lines.append(f"space: {of}: {looked.fitting} can be planned, {looked.count - looked.fitting} do not fit")
     lines += [f"  {many} do not fit: {reason}" for reason, many in looked.refused.items()]
     if sweep.own is None:
-        lines.append(f"`{sweep.plan.profile}` itself is not a trial: the space lacks some of its values")
+        lines.append(
+            f"`{sweep.plan.profile}` itself is not a trial: the space lacks some of its values (`null`: not set)"
+        )
     cost = f", ${count * sweep.about / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
     lines.append(
         f"budget: up to {count} trials of about {format_duration(sweep.about)}: "

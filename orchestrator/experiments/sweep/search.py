@@ -240,7 +240,7 @@ class Search:
         return tuple(trial for trial in measured if trial.values[0] == best)
 
     def weights(self) -> dict[str, float]:
-        """Return the importance of each knob for the first objective, from 0 to 1 (PED-ANOVA); empty if unknown."""
+        """Return the importance of each of several knobs for the first objective, from 0 to 1 (PED-ANOVA), if known."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             first = (lambda trial: float(trial.values[0])) if len(self._goal.names) > 1 else None
@@ -251,7 +251,7 @@ class Search:
                 )
             except (ValueError, RuntimeError):  # fewer than two trials, or all equal
                 return {}
-        return {key: float(value) for key, value in found.items()}
+        return {key: float(value) for key, value in found.items()} if len(found) > 1 else {}
 
 
 _TRIAL: Final = TypeAdapter(SweepTrial)

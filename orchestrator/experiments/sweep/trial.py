@@ -44,6 +44,10 @@ _MAX_DIAGNOSIS: Final = 4000  # characters
 
 
 @dataclass
+class NoObjectiveError(DeployError):
+    """No trial of this sweep can provide the objective, also when it is resumed."""
+
+
 class _Clock:
     """The duration of a trial and of its steps, in seconds."""
 
@@ -109,6 +113,8 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
     except (KeyboardInterrupt, Interrupted) as error:  # displayed after the server is stopped
         stopped = f"`{sweep.server}` is stopped, nothing is left running; {again}"
         raise Interrupted("interrupted; results so far are saved", hint=stopped) from error
+    except NoObjectiveError:
+        raise
     except DeployError as error:
         error.hint = "; ".join(filter(None, [error.hint, f"then {again}"]))
         raise
@@ -308,8 +314,8 @@ def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, found: SweepTr
     if result.ending is BenchEnding.ENDPOINT_DIED:
         raise BenchError(f"the server died under load: {result.points[-1].failures[0].example}")
     values = sweep.goal.values(result)
-    if values is None and sweep.goal.point(result) is not None:
-        raise DeployError(sweep.goal.missing(result), hint="choose another `--objective`")
+    if values is None and sweep.goal.point(result) is not None and not sweep.goal.overload(result):
+        raise NoObjectiveError(sweep.goal.missing(result), hint="another `--objective`, with another `--output`")
     why = sweep.goal.missing(result) if values is None else ""
     return replace(found, outcome=TrialOutcome.MEASURED, values=values or (), why=why)
 

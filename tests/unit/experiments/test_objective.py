@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from measured_samples import point, single_stream, tp8
 
+from orchestrator.bench.result import BenchResult
 from orchestrator.experiments.sweep.objective import Goal, Objective
 
 
@@ -16,7 +17,7 @@ def test_the_knee_and_a_rate() -> None:
     result = tp8()  # sustains 1.5, and 2 no more
     assert goal(Objective.KNEE).values(result) == (1.5,)
     assert goal(Objective.TOK_S).values(result) == (1.5 * 985,)
-    assert goal(Objective.TOK_S, at_rps=2.0).values(result) == (1480.0,)
+    assert replace(goal(Objective.TOK_S, at_rps=2.0), ttft_p95_s=99.0).values(result) == (1480.0,)
     user = goal(Objective.PARETO).values(result)
     assert user is not None
     assert user[0] == 1.5 * 985
@@ -33,6 +34,25 @@ def test_what_was_not_measured_has_no_value() -> None:
     assert goal(Objective.USD).values(unpriced) is None
     assert goal(Objective.USD).missing(unpriced).startswith("$/M output tok was not measured")
     assert goal(Objective.USD).higher_is_better == (False,)
+
+
+def overloaded(*, p95: float, window: bool) -> BenchResult:
+    late = replace(point(2.0, 0.4, p95), sustained=False, not_sustained_because=(f"TTFT p95 {p95:.2f} s exceeds 5 s",))
+    return replace(tp8(), knee_rps=None, points=(late if window else replace(late, window=None),))
+
+
+@pytest.mark.parametrize(("p95", "window"), [(17.2, True), (17.2, False), (1.0, False)])
+def test_a_setting_that_cannot_hold_the_rate_has_no_value_and_a_reason(p95: float, window: bool) -> None:
+    """It ended the whole sweep with `output tok/s per node was not measured`."""
+    result = overloaded(p95=p95, window=window)
+    at_rate = goal(Objective.TOK_S, at_rps=2.0)
+    assert at_rate.values(result) is None
+    assert at_rate.missing(result) == f"overloaded: TTFT p95 {p95:.2f} s exceeds 5 s"
+
+
+def test_a_rate_beyond_the_knee_within_the_limit_counts() -> None:
+    result = overloaded(p95=1.0, window=True)
+    assert goal(Objective.TOK_S, at_rps=2.0).values(result) is not None
 
 
 def test_the_ladder_ends_where_the_knee_is_known() -> None:
