@@ -71,5 +71,4 @@ def _used(runtime: Runtime) -> Iterator[tuple[str, str]]:
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):  # a run without patches has no receipt
             receipt = parse_json(Path(run_root(Path(unit.run_dir)), "patches.json").read_text(encoding="utf-8"))
-            root = next(source["root"] for name, source in receipt["sources"] if name == "sglang")
-            yield unit.name, str(Path(root).parents[1])
+            yield unit.name, str(Path(receipt["sources"]["sglang"]["root"]).parents[1])
