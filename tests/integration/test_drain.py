@@ -73,6 +73,22 @@ def counted(said: str) -> tuple[int, int]:
     return sum(int(ended) for ended, _ in found), sum(int(aborted or 0) for _, aborted in found)
 
 
+def test_a_server_without_a_gateway_ends_what_it_can_and_counts_the_rest(cpu_engine: CpuEngine, tmp_path: Path) -> None:
+    """sglang itself would wait for the long one without a limit."""
+    with pair_in(tmp_path) as pair:
+        pair.deploy.home.models.symlink_to(cpu_engine.home.models)
+        one = replace(pair, python=cpu_engine.python)
+        one.up("replicas=1", f"timeouts.progress_deadline={PATIENCE}", "timeouts.termination_grace=8")
+        open_ones = streams(one.url, [50, 30_000])
+        down = one.deploy.run("down", NAME)
+        assert down.returncode == 0, down.stderr
+        ends = [(stream.done, stream.finished) for stream in joined(open_ones)]
+        assert ends == [(True, "length"), (True, "abort")], open_ones
+        assert re.search("drained `pair`: [01] requests? ended, 1 aborted after 8 s", down.stderr), down.stderr
+        one.nothing_left()
+        print(down.stderr)
+
+
 def test_a_stream_is_cut_only_after_the_time_it_gets_and_what_is_cut_is_counted(pair: Pair) -> None:
     """By a rolling update that may wait for it, by one that may not, and by `down`."""
     open_ones = streams(pair.url, [1500] * 4)

@@ -18,10 +18,10 @@ from cluster_server import ClusterEngine
 from command_line import CommandLine
 from own_cluster import OwnCluster
 from own_node import OwnNode
-from patience import wait_for
+from patience import PATIENCE, wait_for
 from ports import free_port
 from standin import add_file, debian_python, scripted_sources
-from steady_load import load
+from steady_load import client_of, load
 
 from orchestrator.core.console import Progress
 from orchestrator.core.paths import Home, data_root
@@ -30,6 +30,7 @@ from orchestrator.hosts.venvs.venv import ensure_venv
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "pair"
+TOO_LONG = 20_000  # tokens, a millisecond each: longer than `timeouts.termination_grace`
 KEY = "sk-0f-several-p0ds"
 IMAGE = "deploy.test/gateway:1"
 ACCOUNT = f"system:serviceaccount:default:{NAME}"
@@ -165,6 +166,23 @@ def hang_and_come_back(deploy: CommandLine, cluster: OwnCluster) -> str:
     return str(whole["replicas"][1]["detail"])
 
 
+def delete_pod_under_a_stream(cluster: OwnCluster, port: int) -> tuple[list[str], str]:
+    """Delete a pod, whoever does that, while it answers longer than it may: the events of the answer, and its log."""
+    (pod,) = pods(cluster, "replica-1")
+    name, body = pod["metadata"]["name"], {"model": "tiny", "prompt": "Once", "max_tokens": TOO_LONG, "stream": True}
+    address = f"http://{pod['status']['podIP']}:{port}"
+    with (
+        subprocess.Popen(["kubectl", "logs", "--follow", name], stdout=subprocess.PIPE, text=True) as log,
+        client_of(address, KEY) as client,
+        client.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        lines = answer.iter_lines()
+        events = [next(lines)]
+        cluster.kubectl("delete", "pod", name, "--wait=false")
+        events += filter(None, lines)
+        return events, log.communicate(timeout=PATIENCE)[0]
+
+
 def test_the_gateway_finds_its_servers_and_they_come_back_to_it(
     deploy: CommandLine, image: str, cluster_engine: ClusterEngine
 ) -> None:
@@ -193,8 +211,13 @@ def test_the_gateway_finds_its_servers_and_they_come_back_to_it(
     with load(f"http://{gateway['status']['podIP']}:{port}", KEY, statuses, clients=2):
         wait_for(lambda: len(statuses) > 20)
         said = change(deploy, words)
+        events, log = delete_pod_under_a_stream(cluster, port)
         after = len(statuses)
         wait_for(lambda: len(statuses) > after + 20)
+        wait_for(lambda: deploy.run("status", NAME).returncode == 0)
+    assert events[-1] == "data: [DONE]"
+    assert len(events) < TOO_LONG
+    assert re.search(r"^drained: \d+ requests? ended, 1 aborted after 2 s$", log, re.MULTILINE), log
     print(f"{len(statuses)} requests meanwhile")
     assert set(statuses) == {200}
     assert all(f"replica {number} of 2: draining" in said for number in (1, 2))

@@ -172,11 +172,13 @@ class _RollingUpdate:
 
     def _stop_old(self, number: int, step: "_Step") -> None:
         plan, old = self._artifacts(number).plan, self._running.get(number)
-        say(f"{self._label(number)}: {'draining' if self._is_routed(number) else 'unhealthy, stopping'}")
+        routed = self._is_routed(number)
+        say(f"{self._label(number)}: {'draining' if routed else 'unhealthy, stopping'}")
         step.draining = True
         with Drain(self.runtime, old, seconds=_drain_seconds(self.start)) as drain:
             self.workers.drain(self._address(number), old)
-            drain.wait()
+            if routed:  # a hung one may never end its requests; SIGTERM ends it
+                drain.wait()
             step.drained = True
             if old is not None:
                 stop_server(self.runtime, old, home=self.servers.home, grace=drain.grace, reason=_REPLACED)
