@@ -44,6 +44,7 @@ class Machine:
     cpus_online: frozenset[int]
     cores: int  # physical cores; 0 if unknown
     listening: frozenset[int]  # TCP ports with a listener
+    rdma: tuple[str, ...]  # NICs, as `ibv_devices` names them
     disks: Mapping[str, Disk]  # by the surveyed directory
 
 
@@ -63,6 +64,7 @@ def read_machine(survey: Survey) -> Machine:
         cpus_online=cpu_list(survey["cpus online"].text),
         cores=_count(survey["cores"].text),
         listening=listening_ports(survey["sockets"].text),
+        rdma=tuple(survey["rdma"].text.split()),
         disks={
             name.removeprefix("disk "): disk
             for name, section in survey.sections.items()

@@ -25,6 +25,7 @@ MACHINE_SECTIONS: Mapping[str, str] = {
     "cpus allowed": "grep Cpus_allowed_list /proc/self/status",
     "cpus online": "cat /sys/devices/system/cpu/online",
     "cores": "cat /sys/devices/system/cpu/cpu[0-9]*/topology/core_cpus_list | sort -u | wc -l",
+    "rdma": "ls /sys/class/infiniband 2>/dev/null",
     "sockets": "cat /proc/net/tcp /proc/net/tcp6",
 }
 

@@ -81,6 +81,32 @@ def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Iterator[
         yield info("image", "there", name)
 
 
+def rdma(subject: CheckContext) -> Iterator[Finding]:
+    """Check that the image sees the NICs of the host: with another ABI of the driver it has none (sglang #33374)."""
+    plan, nics, expected = subject.plan, subject.machine.rdma, "the same NICs in the image and on the host"
+    if not plan.transfer or plan.transfer.endswith("over tcp"):
+        return
+    if not nics:
+        yield fail("rdma", "no NIC in /sys/class/infiniband", plan.transfer, "`--set layout.transfer.network=tcp`")
+        return
+    name = plan.prebuilt_image or base_reference(plan.engine)
+    options = (
+        "--rm",
+        "--pull=never",
+        "--network=none",
+        "--volume=/dev/infiniband:/dev/infiniband",
+        "--entrypoint=ibv_devices",
+    )
+    said = subject.access.runner(("docker", "run", *options, name))
+    if not said.ok:
+        yield info("rdma", f"{', '.join(nics)}; not compared: {_last_line(said)}", expected)
+    elif missing := [nic for nic in nics if nic not in said.stdout.split()]:
+        hint = "use an image with the RDMA provider libraries (rdma-core) of this host's driver"
+        yield fail("rdma", f"`{name}` does not see {', '.join(missing)}", expected, hint)
+    else:
+        yield info("rdma", ", ".join(nics), expected)
+
+
 def image_space(plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
     """Yield the disk space for an image that has to be pulled."""
     image = plan.prebuilt_image or plan.engine.image

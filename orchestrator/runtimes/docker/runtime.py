@@ -83,9 +83,9 @@ class DockerRuntime(Runtime):
 
     @classmethod
     def checks(cls) -> Sequence[Check]:
-        from orchestrator.runtimes.docker.checks import daemon, image
+        from orchestrator.runtimes.docker.checks import daemon, image, rdma
 
-        return (daemon, image)
+        return (daemon, image, rdma)
 
     @classmethod
     def disk_needs(cls, plan: Plan, runner: Runner) -> Iterator[DiskNeed]:

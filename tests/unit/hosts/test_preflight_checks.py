@@ -368,3 +368,37 @@ def test_the_gpus_that_a_plan_takes_are_those_it_names() -> None:
 
 def test_a_server_on_one_gpu_misses_no_other() -> None:
     assert only(look("h200-idle", plan_of("h200-tiny")), "gpus").level is Level.INFO
+
+
+PAIR = ("layout.prefill.tp=4", "layout.decode.tp=4", "layout.transfer.backend=mori")
+DECODE_CACHE = "layout.decode.flags.disaggregation-decode-enable-radix-cache=true"
+
+
+@pytest.mark.parametrize(
+    ("nics", "inside", "level", "found"),
+    [
+        ("ionic_0 ionic_1", "ionic_0 06:90\nionic_1 06:91", Level.INFO, "ionic_0, ionic_1"),
+        ("ionic_0 ionic_1", "ionic_0 06:90", Level.FAIL, "does not see ionic_1"),
+        ("ionic_0", None, Level.INFO, "ionic_0; not compared: No such image"),
+        ("", None, Level.FAIL, "no NIC"),
+    ],
+)
+def test_the_image_sees_the_nics_of_the_host(nics: str, inside: str | None, level: Level, found: str) -> None:
+    """With another ABI of the NIC's driver, an image has no RDMA device (sglang #33374)."""
+
+    def docker(argv: Sequence[str]) -> CompletedProgram:
+        if "--entrypoint=ibv_devices" not in argv:
+            return READY_DOCKER(argv)
+        code = 0 if inside is not None else 125
+        return CompletedProgram(argv=tuple(argv), code=code, stdout=inside or "", stderr="No such image")
+
+    plan = plan_of("mi355x-tp8", *PAIR, "layout.transfer.network=ainic", DECODE_CACHE)
+    finding = only(look("mi355x-healthy", plan, docker=docker, rdma=nics), "rdma")
+    assert finding.level is level
+    assert found in finding.found
+
+
+def test_nics_matter_only_where_a_cache_crosses_over_rdma() -> None:
+    for transfer in ("", "mooncake over tcp"):
+        plan = plan_of("mi355x-tp8", transfer=transfer)
+        assert not [finding for finding in look("mi355x-healthy", plan).findings if finding.check == "rdma"]
