@@ -1,7 +1,8 @@
 """Staging of checkpoints with progress, for `deploy stage` and `deploy up`."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -32,17 +33,9 @@ def download(
 
     With `allow_mismatch` tensors that do not match the config are accepted, until a file changes.
     """
-    progress = Progress()
-    try:
-        verified = stage_checkpoint(
-            plan.model,
-            directory,
-            _verify_options(plan, allow_mismatch=allow_mismatch),
-            hub=hub_of(environ),
-            progress=lambda arrived: _show(progress, arrived),
-        )
-    finally:
-        progress.done()
+    options = _verify_options(plan, allow_mismatch=allow_mismatch)
+    with _shown() as progress:
+        verified = stage_checkpoint(plan.model, directory, options, hub=hub_of(environ), progress=progress)
     return _warn_mismatches(verified)
 
 
@@ -83,23 +76,23 @@ def _verify_remote(
     plan: Plan, directory: str, host: str, hub: Hub | None, *, allow_mismatch: bool = False, mirror: Path | None = None
 ) -> VerifiedCheckpoint:
     """Verify a checkpoint on a remote host; with a `hub` download missing files first."""
-    progress = Progress()
-    staging = RemoteDownload(
-        host=host,
-        directory=directory,
-        model=plan.model,
-        options=_verify_options(plan, allow_mismatch=allow_mismatch),
-        hub=hub,
-        progress=lambda arrived: _show(progress, arrived),
-        mirror=mirror,
-    )
     if hub is not None:
         ignore_sigpipe()
-    try:
-        with TemporaryFile() as stderr, ssh_start(host, remote_program(), stderr) as program:
-            verified = staging.run(program, lambda: _read_text(stderr))
-    finally:
-        progress.done()
+    with (
+        _shown() as progress,
+        TemporaryFile() as stderr,
+        ssh_start(host, remote_program(), stderr) as program,
+    ):
+        staging = RemoteDownload(
+            host=host,
+            directory=directory,
+            model=plan.model,
+            options=_verify_options(plan, allow_mismatch=allow_mismatch),
+            hub=hub,
+            progress=progress,
+            mirror=mirror,
+        )
+        verified = staging.run(program, lambda: _read_text(stderr))
     return _warn_mismatches(verified)
 
 
@@ -151,8 +144,18 @@ def ensure_staged_remote(
     return stage_remote(plan, directory, host, environ, mirror=mirror)
 
 
-def _show(progress: Progress, download: DownloadProgress) -> None:
-    share = download.done / download.total if download.total else 1.0
-    text = f"{share:4.0%} of {download.total / 1e9:.1f} GB"
-    eta = f", {download.eta / 60:.0f} min to go" if download.eta is not None else ""
-    progress.update(text, stage="download", transient=f"{download.rate / 1e6:.0f} MB/s{eta}")
+@contextmanager
+def _shown() -> Iterator[Callable[[DownloadProgress], None]]:
+    """Yield a function that shows the progress of a download."""
+    progress = Progress()
+
+    def show(download: DownloadProgress) -> None:
+        share = download.done / download.total if download.total else 1.0
+        text = f"{share:4.0%} of {download.total / 1e9:.1f} GB"
+        eta = f", {download.eta / 60:.0f} min to go" if download.eta is not None else ""
+        progress.update(text, stage="download", transient=f"{download.rate / 1e6:.0f} MB/s{eta}")
+
+    try:
+        yield show
+    finally:
+        progress.done()

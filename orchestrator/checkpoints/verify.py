@@ -11,12 +11,12 @@ from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.config_check import find_mismatches
 from orchestrator.checkpoints.describe import contradictions
 from orchestrator.checkpoints.files import file_stamps
-from orchestrator.checkpoints.integrity import IntegrityReport, check_integrity
+from orchestrator.checkpoints.integrity import check_integrity
 from orchestrator.checkpoints.mismatch import Mismatch, require_loadable
 from orchestrator.checkpoints.profile_match import require_profile_match
 from orchestrator.checkpoints.receipt import CheckpointReceipt, Stamps, read_receipt, write_receipt
 from orchestrator.checkpoints.summary import CheckpointSummary, local_summary, summarize
-from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError
+from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, Problem
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, FileName
 from orchestrator.engine.architectures import ARCHITECTURES
@@ -95,24 +95,10 @@ def verify_fresh(directory: Path, model: Model, options: VerifyOptions) -> Verif
     """
     files = _stamps(directory, model)
     require_profile_match(directory, model)
-    found, mismatches = _inspect(directory, options.sizes, options.layer)
-    if found.problems:
-        raise CheckpointError(
-            f"the checkpoint of `{model.name}` is incomplete or modified",
-            location=str(directory),
-            hint=_repair_hint(model),
-            problems=found.problems,
-        )
-    receipt = CheckpointReceipt(
-        location=model.checkpoint.path,
-        revision=options.revision,
-        mtp_layer=options.layer,
-        shards=found.shards,
-        tensors=found.tensors,
-        files=files,
-        mismatches=mismatches,
-        allow_mismatch=options.allow_mismatch,
-    )
+    receipt, problems = _inspect(directory, options, location=model.checkpoint.path, files=files)
+    if problems:
+        message = f"the checkpoint of `{model.name}` is incomplete or modified"
+        raise CheckpointError(message, location=str(directory), hint=_repair_hint(model), problems=problems)
     _require_loadable(directory, model, receipt, options.sglang)
     write_receipt(directory, receipt)
     return _verified(directory, model, receipt, from_receipt=False)
@@ -123,29 +109,34 @@ def verify_created(directory: Path, target: Path, *, layer: int | None) -> Check
 
     Raises CheckpointError with all problems, CheckpointMismatchError if no version of sglang loads it correctly.
     """
-    found, mismatches = _inspect(directory, {}, layer)
-    if found.problems:
-        raise CheckpointError("the created checkpoint is incomplete", location=str(directory), problems=found.problems)
-    require_loadable(mismatches, "the created tensors do not match their config", location=str(directory))
-    return CheckpointReceipt(
-        location=str(target),
-        revision=None,
-        mtp_layer=layer,
-        shards=found.shards,
-        tensors=found.tensors,
-        files=file_stamps(directory),
-        mismatches=mismatches,
-        allow_mismatch=False,
-    )
+    options = VerifyOptions(layer=layer, revision=None, sizes={})
+    receipt, problems = _inspect(directory, options, location=str(target), files=file_stamps(directory))
+    if problems:
+        raise CheckpointError("the created checkpoint is incomplete", location=str(directory), problems=problems)
+    require_loadable(receipt.mismatches, "the created tensors do not match their config", location=str(directory))
+    return receipt
 
 
 def _inspect(
-    directory: Path, sizes: Mapping[CheckpointFile, int], layer: int | None
-) -> tuple[IntegrityReport, tuple[Mismatch, ...]]:
-    """Check the files of a checkpoint; if complete, compare its tensors with its config."""
+    directory: Path, options: VerifyOptions, *, location: str, files: Stamps
+) -> tuple[CheckpointReceipt, tuple[Problem, ...]]:
+    """Check the files of a checkpoint and, if they are complete, its tensors; return its receipt and problems."""
     checkpoint = Checkpoint.local(directory)
-    report = check_integrity(checkpoint, sizes, mtp_layer=layer)
-    return report, () if report.problems else compare_with_config(summarize(checkpoint), drafts=layer is not None)
+    report = check_integrity(checkpoint, options.sizes, mtp_layer=options.layer)
+    mismatches: tuple[Mismatch, ...] = ()
+    if not report.problems:
+        mismatches = compare_with_config(summarize(checkpoint), drafts=options.layer is not None)
+    receipt = CheckpointReceipt(
+        location=location,
+        revision=options.revision,
+        mtp_layer=options.layer,
+        shards=report.shards,
+        tensors=report.tensors,
+        files=files,
+        mismatches=mismatches,
+        allow_mismatch=options.allow_mismatch,
+    )
+    return receipt, report.problems
 
 
 def compare_with_config(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
