@@ -69,6 +69,20 @@ class Listing:
         return {path: (file.size, file.identity) for path, file in self.files.items()}
 
 
+def refuses_dataset(repository: str, file: str, endpoint: str | None) -> bool:
+    """Return whether the hub refuses the user's token a file of a dataset; False if the hub cannot be reached."""
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url  # noqa: PLC0415 - half a second
+
+    url = hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint)
+    try:
+        get_hf_file_metadata(url, timeout=_TIMEOUT_S, endpoint=endpoint)  # HEAD, with HF_TOKEN or the saved token
+    except errors.HfHubHTTPError as error:
+        return error.response.status_code in {401, 403}
+    except (OSError, errors.HTTPError):  # type: ignore[attr-defined]  # of httpx or httpx2, by version
+        return False
+    return False
+
+
 def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     """List the files of a repository at a branch, tag or (abbreviated) commit.
 

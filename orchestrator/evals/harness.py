@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from orchestrator.checkpoints.hub import refuses_dataset
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import atomic_write, remove_tree
@@ -198,15 +200,23 @@ def has_hub_token() -> bool:
 
 
 def require_questions(suite: Suite, data: Path | None) -> None:
-    """Raise UsageError if the questions of a suite are neither local nor downloadable."""
+    """Raise UsageError if the questions of a suite are neither local nor downloadable with the user's token."""
     if data is not None:
         local_files(suite, data)
-    elif suite.gated is not None and not has_hub_token():
-        raise UsageError(
-            f"the questions of `{suite.name}` are gated, and no hub token is set",
-            location=suite.hub_page,
-            hint=f"accept its terms on the hub and set {HUB_TOKEN}, or give `{suite.file}` with --dataset",
-        )
+        return
+    if suite.gated is None:
+        return
+    if not has_hub_token():
+        problem, access = "no hub token is set", f"accept its terms on the hub and set {HUB_TOKEN}"
+    elif refuses_dataset(suite.gated, suite.file, os.environ.get("HF_ENDPOINT")):
+        problem, access = "the hub refuses them to your token", f"ask for access at {suite.hub_page} as its account"
+    else:
+        return
+    raise UsageError(
+        f"the questions of `{suite.name}` are gated, and {problem}",
+        location=suite.hub_page,
+        hint=f"{access}, or give `{suite.file}` with --dataset",
+    )
 
 
 def _pairs(values: dict[str, str]) -> str:

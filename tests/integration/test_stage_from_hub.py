@@ -16,6 +16,7 @@ from checkpoint_samples import write_checkpoint
 from loopback_hub import COMMIT, Hub, serve
 from patience import PATIENCE
 
+from orchestrator.checkpoints.hub import refuses_dataset
 from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.core.paths import Home
 from orchestrator.planner.lock import resolve
@@ -185,6 +186,21 @@ def test_a_gated_repository_takes_the_token_from_the_environment_and_shows_it_no
     assert hub.tokens == {f"Bearer {hub.token}"}
     assert hub.token not in done.stdout + done.stderr
     assert not any(hub.token in path.read_text(errors="replace") for path in tmp_path.glob("*.json"))
+
+
+def test_the_hub_is_asked_whether_a_token_may_read_a_gated_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one request for the head of its file; a hub that does not answer refuses nothing."""
+    (tmp_path / "gpqa_diamond.csv").write_text("Question\n")
+    (tmp_path / "config.json").write_text("{}")
+    with serve(Hub(repository="Idavidrein/gpqa", directory=tmp_path, token="hf_" + "a" * 34)) as hub:
+        for token, refused in (("hf_" + "a" * 34, False), ("hf_" + "b" * 34, True)):
+            monkeypatch.setenv("HF_TOKEN", token)
+            assert refuses_dataset("Idavidrein/gpqa", "gpqa_diamond.csv", hub.url) is refused
+        assert hub.tokens == {f"Bearer hf_{letter * 34}" for letter in "ab"}
+        assert not hub.sent
+    assert not refuses_dataset("Idavidrein/gpqa", "gpqa_diamond.csv", hub.url)
 
 
 def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path) -> None:

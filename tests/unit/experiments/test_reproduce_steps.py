@@ -453,7 +453,12 @@ def test_gated_questions_are_missed_before_a_node_is_paid_for(tmp_path: Path, mo
     assert caught.value.hint.endswith("`--no-evals` skips the suites")
     require_all_questions(planned, [step for step in planned.steps if "gpqa" not in step.id], None)
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    monkeypatch.setattr("orchestrator.evals.harness.refuses_dataset", lambda *_: False)
     require_all_questions(planned, planned.steps, None)
+    monkeypatch.setattr("orchestrator.evals.harness.refuses_dataset", lambda *_: True)
+    with pytest.raises(UsageError, match="the hub refuses them to your token") as caught:
+        require_all_questions(planned, planned.steps, None)
+    assert "ask for access at https://huggingface.co/datasets/Idavidrein/gpqa as its account" in caught.value.hint
 
 
 def test_an_ablation_that_nobody_published_is_refused() -> None:
