@@ -1,6 +1,9 @@
 """Options that are short forms of `--set`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+from orchestrator.core.errors import DeployError
 
 
 def overridden(
@@ -9,3 +12,10 @@ def overridden(
     """Return the `--set` options, with those for `--revision` and `--runtime`."""
     stand_ins = {"model.checkpoint.revision": revision, "runtime": runtime}
     return (*(overrides or ()), *(f"{key}={value}" for key, value in stand_ins.items() if value))
+
+
+def name_options(error: DeployError, *, revision: str | None, runtime: str | None) -> None:
+    """Make the locations of an error name the options that were given instead of `--set`."""
+    given = {"--set model.checkpoint.revision": revision and "--revision", "--set runtime": runtime and "--runtime"}
+    error.location = given.get(error.location) or error.location
+    error.problems = tuple(replace(each, location=given.get(each.location) or each.location) for each in error.problems)

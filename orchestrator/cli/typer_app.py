@@ -25,11 +25,11 @@ from orchestrator.cli.commands import (
     group_text,
     listed_below,
 )
-from orchestrator.cli.overrides import overridden
+from orchestrator.cli.overrides import name_options, overridden
 from orchestrator.cli.several_hosts import nodes_of, on_each, several_hosts, split_hosts
 from orchestrator.core.command_hints import left_running, set_invocation
 from orchestrator.core.console import expect_json
-from orchestrator.core.errors import Interrupted, UsageError
+from orchestrator.core.errors import DeployError, Interrupted, UsageError
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.suggest import did_you_mean
 
@@ -83,6 +83,9 @@ class ProfileCommand(TyperCommand):
             on_each(nodes, verb, args, given, place=lambda name: self._place_of(name, args, ctx))
         try:
             return super().invoke(ctx)
+        except DeployError as error:
+            name_options(error, revision=given.get("revision"), runtime=given.get("runtime"))
+            raise
         except KeyboardInterrupt as error:
             if verb not in INTERRUPTED:
                 raise

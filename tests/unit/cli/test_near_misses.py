@@ -37,6 +37,14 @@ def test_a_number_in_quotes_and_a_tab_are_named(tmp_path: Path) -> None:
     assert (error.message, error.location) == ("invalid YAML: a tab where YAML needs spaces", f"{profile}:3:1")
 
 
+@pytest.mark.parametrize("given", [("--runtime", "dockr"), ("--set", "runtime=dockr")])
+def test_a_location_names_the_option_that_was_typed(given: tuple[str, str]) -> None:
+    error = refused("show", "cpu-tiny", *given)
+    assert [each.location for each in error.problems_or_self()] == [
+        "--runtime" if given[0] == "--runtime" else "--set runtime"
+    ]
+
+
 def test_a_name_like_none_of_many_leads_to_their_list() -> None:
     """The hint listed 38 names."""
     assert refused("show", "zzz").hint == "`deploy profiles` lists them"
