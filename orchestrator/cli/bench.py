@@ -125,7 +125,7 @@ def command(
         command=shlex.join(["deploy", *sys.argv[1:]]),
     )
     behind = {"--api-key-env": api_key_env, "--gpus": gpus, "--gpu": gpu, "--layout": layout, "--engine": engine}
-    target = name_at(target, Home.from_environment(), *behind.values(), host=host)
+    target = name_at(target, Home.from_environment(), *behind.values(), host)
     require_kind(target, url=is_url(target), of_url=behind, of_server={"--host": host})
     with ExitStack() as stack:
         if is_url(target):

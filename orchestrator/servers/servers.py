@@ -191,15 +191,15 @@ def open_servers(home: Home, host: str | None = None) -> Iterator[Servers]:
             runtime.close()
 
 
-def name_at(target: str, home: Home, *of_url: object, host: str | None = None) -> str:
+def name_at(target: str, home: Home, *others: object) -> str:
     """Return the name of the server whose prefill and decode servers are behind the URL `target`, else `target`.
 
-    A gateway tells the servers behind it only to whoever has its control key. Options `of_url` are for a URL alone.
+    A gateway tells the servers behind it only to whoever has its control key. With any of `others`, options that decide whose the URL is, nothing is looked up.
     """
-    if "://" not in target or any(of_url):
+    if "://" not in target or any(others):
         return target
     url = target.rstrip("/").removesuffix("/v1").replace("//localhost", "//127.0.0.1")
-    with open_servers(home, host) as servers:
+    with open_servers(home) as servers:
         return next((found.name for found in servers.find() if found.has_roles and found.url == url), target)
 
 
