@@ -194,7 +194,8 @@ def open_servers(home: Home, host: str | None = None) -> Iterator[Servers]:
 def name_at(target: str, home: Home, *others: object) -> str:
     """Return the name of the server whose prefill and decode servers are behind the URL `target`, else `target`.
 
-    A gateway tells the servers behind it only to whoever has its control key. With any of `others`, options that decide whose the URL is, nothing is looked up.
+    A gateway tells the servers behind it only to whoever has its control key. With any of `others`, options that decide
+    whose the URL is, nothing is looked up.
     """
     if "://" not in target or any(others):
         return target
