@@ -6,22 +6,38 @@ A later run may have replaced some replicas:
 
     runs/<name>/<first>/            the gateway, and the replicas of the first run
     runs/<name>/<later>/replica-2/  a replacement; the plan beside it is the requested one
+
+On several nodes, each rank but the first has a subdirectory `rank-N` in that of its server, with its record and log.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Final
 
+from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.units import Role
 from orchestrator.runtimes.base import Unit
 
+_RANK: Final = re.compile(r"rank-[1-9][0-9]*")
 _REPLICA: Final = re.compile(r"(replica|prefill|decode)-[1-9][0-9]?")  # the names of `plan.units.server_names`
 
 
+def rank_dir(run_dir: Path, rank: int) -> Path:
+    """Return the directory of a rank of the server with that run directory; rank 0 has none of its own."""
+    return run_dir / FileName(f"rank-{rank}") if rank else run_dir
+
+
+def rank_dirs(run_dir: Path) -> tuple[Path, ...]:
+    """Return the directories of the ranks on further nodes, in order; () for a server on one node."""
+    return tuple(takewhile(Path.is_dir, (rank_dir(run_dir, rank) for rank in count(1))))
+
+
 def run_root(run_dir: Path) -> Path:
-    """Return the run directory of a server; a replica has a subdirectory in it."""
+    """Return the run directory of a server; a replica has a subdirectory in it, and so has a rank."""
+    run_dir = run_dir.parent if _RANK.fullmatch(run_dir.name) else run_dir
     return run_dir.parent if _REPLICA.fullmatch(run_dir.name) else run_dir
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.plan.units import Role
 from orchestrator.runs.run_dir import RunDir, read_plan, require_plan
 from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
-from orchestrator.runtimes.replicas import in_order, replica_name, run_root
+from orchestrator.runtimes.replicas import in_order, rank_dirs, replica_name, run_root
 
 if TYPE_CHECKING:
     from orchestrator.core.secrets import Secret
@@ -78,6 +78,15 @@ class RunningServer(Unit):
         own = (self.unit,) if self.runtime_id or not self.replicas else ()
         return (*own, *(each.unit for each in self.replicas))
 
+    @property
+    def logged(self) -> tuple[Unit, ...]:
+        """The units, each followed by its ranks on further nodes as units with a log of their own."""
+        return tuple(
+            replace(unit, run_dir=str(folder))
+            for unit in self.units
+            for folder in (unit.run_dir, *rank_dirs(Path(unit.run_dir)))
+        )
+
 
 class ServerGroup:
     """The servers of one runtime."""
@@ -120,14 +129,14 @@ class ServerGroup:
         return self.runtime.process_cmdlines(server.unit)
 
     def logs(self, server: RunningServer, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
-        """Yield the log; with replicas, each part follows the name of its file, as `tail` prints it."""
-        if server.replicas:
+        """Yield the log; of several units or ranks, each part follows the name of its file, as `tail` prints it."""
+        if len(server.logged) > 1:
             return self._all_logs(server, follow=follow, since=since)
         return self.runtime.logs(server.unit, follow=follow, since=since)
 
     def tail(self, server: RunningServer) -> Callable[[], Iterator[str]]:
         """Return a function that yields the new lines of all logs at each call."""
-        tails = [self.runtime.tail(unit) for unit in server.units]
+        tails = [self.runtime.tail(unit) for unit in server.logged]
         return tails[0] if len(tails) == 1 else lambda: chain.from_iterable(tail() for tail in tails)
 
     def stop(self, server: RunningServer, *, grace: float) -> None:
@@ -159,7 +168,7 @@ class ServerGroup:
         self.runtime.close()
 
     def _all_logs(self, server: RunningServer, *, follow: bool, since: datetime | None) -> Iterator[str]:
-        units = server.units
+        units = server.logged
         names = [os.path.relpath(Path(unit.run_dir, LOG), server.run_dir) for unit in units]
         for name, unit in zip(names, units, strict=True):
             yield f"==> {name} <=="

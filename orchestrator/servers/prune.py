@@ -58,7 +58,8 @@ _OURS: Final = frozenset(
     | {PROCESSES_FILE, LOG, f"{LOG}.new"}
 )
 _PIECE: Final = re.compile(rf"{re.escape(LOG)}\.[1-9][0-9]*")
-_REPLICA: Final = re.compile(r"\Areplica-[1-9][0-9]?/")  # each of several servers has a folder of its own
+# Folders of replicas and ranks.
+_PARTS: Final = re.compile(r"\A(?:(?:replica|prefill|decode)-[1-9][0-9]?/)?(?:rank-[1-9][0-9]*/)?")
 _BESIDE: Final = re.compile(r"\A\.(.+)\.[0-9]+\Z")  # what a command that was killed has left beside a file it wrote
 
 
@@ -212,11 +213,11 @@ def _stranger(run: RunDir, found: Sequence[tuple[str, os.stat_result]]) -> str:
     rendered = {str(each) for each in listed} if isinstance(listed, list) else set()
     of_runtimes = _of_runtimes()
     for path, status in found:
-        mode, known = status.st_mode, _BESIDE.sub(r"\1", _REPLICA.sub("", path))
+        mode, known = status.st_mode, _BESIDE.sub(r"\1", _PARTS.sub("", path))
         if stat.S_ISDIR(mode):
-            ours = any(file.startswith(f"{path}/") for file in rendered)
+            ours = not _PARTS.sub("", f"{path}/") or any(file.startswith(f"{path}/") for file in rendered)
         elif stat.S_ISFIFO(mode):
-            ours = path in of_runtimes
+            ours = known in of_runtimes
         else:
             named = known in {*rendered, *_OURS, *of_runtimes} or _PIECE.fullmatch(known) is not None
             ours = named and stat.S_ISREG(mode)

@@ -11,6 +11,7 @@ from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.pod import cluster_of, gpus_asked
 from orchestrator.runtimes.kubernetes.security import LEVELS, required_level
 
+LWS_SITE: Final = "lws.sigs.k8s.io/docs/installation"
 _ENFORCED: Final = "pod-security.kubernetes.io/enforce"
 
 
@@ -21,6 +22,8 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
     try:
         version = cluster.json("get", "--raw", "/version").get("gitVersion", "")
         yield info("cluster", str(version), "a cluster that responds")
+        if plan.layout.nodes > 1:
+            yield _leader_worker_set(cluster, plan)
         yield from _rights(cluster, plan)
         yield from _nodes(cluster, plan)
         for kind, name in (("persistentvolumeclaim", settings.weights.pvc), ("secret", settings.api_key_secret)):
@@ -28,6 +31,15 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
                 yield _there(cluster, kind, name)
     except HostError as error:
         yield fail("cluster", error.message, "a cluster that responds", error.hint)
+
+
+def _leader_worker_set(cluster: Cluster, plan: Plan) -> Finding:
+    """Return why `up` starts no server on several nodes: a LeaderWorkerSet does, and `kubectl apply` creates it."""
+    needed, crd = "LeaderWorkerSet, for a server on several nodes", "leaderworkersets.leaderworkerset.x-k8s.io"
+    if not cluster.ask("get", "crd", crd).ok:
+        return fail("several nodes", f"no `{crd}` in this cluster", needed, f"install it: {LWS_SITE}")
+    hint = f"`deploy render {plan.profile} --runtime kubernetes --output lws`; `kubectl apply -f lws/kubernetes.yaml`"
+    return fail("several nodes", "`up` starts servers of one node", needed, hint)
 
 
 def _rights(cluster: Cluster, plan: Plan) -> Iterator[Finding]:

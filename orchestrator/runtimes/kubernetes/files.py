@@ -13,6 +13,7 @@ from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Plan
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, RenderedFile
+from orchestrator.runtimes.kubernetes.checks import LWS_SITE
 from orchestrator.runtimes.kubernetes.claim import how_to_fill
 from orchestrator.runtimes.kubernetes.manifests import Manifest, objects_of
 from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
@@ -76,6 +77,8 @@ def _problems(plan: Plan, image: PodImage) -> Iterator[Problem]:
 def _head(plan: Plan, name: str) -> Iterator[str]:
     yield f"{plan.profile}: {plan.description}"
     yield "`kubectl apply --server-side -f kubernetes.yaml` starts it"
+    if plan.layout.nodes > 1:
+        yield f"the cluster needs LeaderWorkerSet 0.6 or newer ({LWS_SITE}); `deploy smoke URL` verifies the server"
     level, why = required_level(plan)
     yield f"the namespace has to admit the Pod Security Standard {level}: {why}"
     if limits := ", ".join(limit.name for limit in plan.hardware.container.ulimits):

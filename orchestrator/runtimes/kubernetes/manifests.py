@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import yaml
 
 from orchestrator.engine import endpoints, gateway
+from orchestrator.engine.launch import HEAD_ADDRESS, NODE_RANK
 from orchestrator.plan.host_needs import host_needs, mebibytes
 from orchestrator.plan.plan import Plan
 from orchestrator.profiles.kubernetes import KubernetesSection
@@ -29,7 +30,16 @@ from orchestrator.runtimes.kubernetes.pod import (
     model_path,
     secret_name,
 )
-from orchestrator.runtimes.kubernetes.record import annotations, deployment_name, labels, object_name, pairs, selected
+from orchestrator.runtimes.kubernetes.record import (
+    REPLICA,
+    ROLE,
+    annotations,
+    deployment_name,
+    labels,
+    object_name,
+    pairs,
+    selected,
+)
 from orchestrator.runtimes.kubernetes.security import HOME, PodSecurity, level_of, pod_security
 from orchestrator.runtimes.kubernetes.startup import GATEWAY_LIMIT, startup_limit
 from orchestrator.runtimes.labels import GATEWAY
@@ -39,6 +49,9 @@ if TYPE_CHECKING:
 
 Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API
 
+_WORKER: Final = "leaderworkerset.sigs.k8s.io/worker-index"  # label of a pod, "0" for the leader
+# Variables of a pod of a LeaderWorkerSet (kubernetes-sigs/lws v0.7.0, api/leaderworkerset/v1/leaderworkerset_types.go).
+_OF_GROUP: Final = {NODE_RANK: "$(LWS_WORKER_INDEX)", HEAD_ADDRESS: "$(LWS_LEADER_ADDRESS)"}
 _SECRETS: Final = "/run/secrets/deploy"
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -77,7 +90,7 @@ def _quoted(value: object) -> str:
 
 def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
     """Return the template values that all units have."""
-    cluster = cluster_of(plan)
+    cluster, nodes = cluster_of(plan), 1 if part == GATEWAY else plan.layout.nodes
     behind = part not in {"", GATEWAY}  # only the gateway may reach a replica
     beyond = cluster.service_type != "ClusterIP"  # clients outside the cluster have no labels
     clients = selected(name, GATEWAY) if behind else None if beyond else pairs(cluster.allowed_clients)
@@ -90,6 +103,9 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
         "labels": labels(name, part),
         "annotations": annotations(plan, name, cluster.namespace, part),
         "selected": selected(name, part),
+        "nodes": nodes,
+        "serving": selected(name, part) | ({_WORKER: "0"} if nodes > 1 else {}),
+        "apart": selected(name) | ({ROLE: REPLICA} if behind else {}),
         "clients": clients,
         "scrapers": pairs(cluster.allowed_scrapers) if cluster.allowed_scrapers and not is_open else None,
         "metrics_port": plan.gateway.metrics_port if plan.gateway else plan.server.port,
@@ -128,6 +144,8 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
     mounts = {"models": models_at, **_home_mount(security)}
     if needs.shm_bytes is not None or needs.ipc is not None:
         mounts["shm"] = "/dev/shm"  # noqa: S108 - the pod's
+    if plan.layout.nodes > 1 and plan.gpus:
+        mounts["infiniband"] = "/dev/infiniband"
     claim = None if directory else cluster.weights.pvc
     missing = f"claim `{claim}` has no `{plan.model.name}`; {how_to_fill(plan)}" if claim else ""
     return {
@@ -151,9 +169,12 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
 
 def _command(plan: Plan, command: Command, security: PodSecurity) -> dict[str, object]:
     env = {"PYTHONUNBUFFERED": "1", **security.env, **dict(command.env)}  # else the log arrives in blocks
+    words = [_literal(word) for word in (*command.argv, *_config_words(plan))]
+    for known, variable in _OF_GROUP.items():
+        words = [word.replace(_literal(known), variable) for word in words]
     return {
         "security": security,
-        "args": [_literal(word) for word in (*command.argv, *_config_words(plan))],
+        "args": words,
         "env": [{"name": variable, "value": _literal(env[variable])} for variable in sorted(env)],
     }
 

@@ -34,12 +34,16 @@ class PodSecurity:
 
 def level_of(plan: Plan) -> str:
     """Return the Pod Security Standard of a plan's containers."""
+    if plan.layout.nodes > 1 and plan.gpus:
+        return "privileged"
     return cluster_of(plan).pod_security or ("baseline" if plan.hardware.vendor == "amd" else "restricted")
 
 
 def required_level(plan: Plan) -> tuple[str, str]:
     """Return the level that the namespace has to admit, and why."""
     level = level_of(plan)
+    if plan.layout.nodes > 1:
+        return "privileged", "the network of the node, and with GPUs /dev/infiniband: the ranks are on several nodes"
     if level != "privileged" and (plan.model.checkpoint.source == "local" or cluster_of(plan).weights.host_path):
         return "privileged", f"the checkpoint is in a directory of the node (hostPath); with a claim it is {level}"
     reasons = {
@@ -59,6 +63,8 @@ def pod_security(plan: Plan, level: str) -> PodSecurity:
     if level == "privileged":
         if "seccomp=unconfined" in needs.security_opt:
             pod["seccompProfile"] = {"type": "Unconfined"}
+        if plan.layout.nodes > 1:  # a device of a hostPath is open to no other container
+            return PodSecurity(pod=pod, container={"privileged": True}, env={})
         return PodSecurity(pod=pod, container={"capabilities": {"add": needs.cap_add}} if needs.cap_add else {}, env={})
     if level == "baseline":
         return PodSecurity(pod=pod, container=_UNPRIVILEGED, env={})

@@ -41,6 +41,13 @@ def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
             "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
             "or say that you mean it: `--set server.allow_unauthenticated=true`",
         )
+    elif context.profile.layout.nodes.value > 1 and server.api_key_env is None and not server.allow_unauthenticated:
+        yield Problem(
+            "a server on several nodes is open to the network of the nodes and has no API key",
+            context.location("layout", "nodes"),
+            "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
+            "or say that you mean it: `--set server.allow_unauthenticated=true`",
+        )
 
 
 def settings(profile: Profile) -> RuntimeSettings:

@@ -5,12 +5,17 @@ In a container of the site, the engine validates the server's arguments first; i
 `python -P -m orchestrator.runtimes.slurm.job RUN_DIR` reads its request from a file of the run directory. Only this
 user may read the file, and it is removed at once, since it holds the secrets; a job that may be requeued keeps it until
 `deploy down`. SIGTERM ends the server in order, a second one kills it.
+
+On several nodes it starts itself once for each rank, with the number of the rank and the address of the first node:
+rank 0 on its own node, and the others in a job step each. Only rank 0 is asked to end. It tells the others: sglang
+crashes if another rank ends before it (seen with 0.5.14).
 """
 
 import json
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +25,10 @@ from orchestrator.core.files import read_private, remove_file
 from orchestrator.core.procfs import VARIABLE
 from orchestrator.core.secrets import redact, set_known
 from orchestrator.core.streams import ignore_sigpipe, take_streams, write
-from orchestrator.core.subprocesses import Program
+from orchestrator.core.subprocesses import Program, python_module_argv, start
+from orchestrator.engine.launch import rank_argv
+from orchestrator.runtimes.replicas import rank_dir, rank_dirs
+from orchestrator.runtimes.slurm.jobs import node_address
 from orchestrator.runtimes.slurm.record import QUESTION, SERVER, START
 from orchestrator.runtimes.supervisor.main import StartRequest, serve
 
@@ -29,21 +37,30 @@ if TYPE_CHECKING:
 
 _KEEPS: Final = "keep"
 _REFUSED: Final = 3  # exit code
+_POLL: Final = 0.5  # seconds
+_TOGETHER: Final = 20.0  # seconds between the ends of two ranks
+# A rank gets all that the job has on its node (srun(1), 22.05).
+_STEP: Final = ("srun", "--nodes=1", "--ntasks=1", "--whole", "--mpi=none", "--quiet")
 
 
 def main() -> int:
     """Run the server of a run directory to its end; return its exit code."""
     take_streams()
     ignore_sigpipe()
-    run_dir = Path(sys.argv[1])
+    run_dir, rank, head = Path(sys.argv[1]), 0, ""
+    if len(sys.argv) > 2:
+        rank, head = int(sys.argv[2]), sys.argv[3]
+    elif others := len(rank_dirs(run_dir)):
+        return _start_ranks(run_dir, others)
     try:
-        request = _take_request(run_dir)
+        request = _take_request(rank_dir(run_dir, rank))
+        request = replace(request, argv=rank_argv(request.argv, rank=rank, head=head))
         set_known(request.secrets)
         os.environ[VARIABLE] = request.token
-        if (refusal := _refusal(run_dir, request)) is not None:
+        if rank == 0 and (refusal := _refusal(run_dir, request)) is not None:
             write(sys.stderr, f"sglang rejected its arguments: {redact(refusal.text)}\n")
             return _REFUSED
-        code = serve(request, _end_when_asked)
+        code = serve(request, _wait_for_rank_0 if rank else _end_when_asked)
     except StartError as error:
         write(sys.stderr, f"{error.message}\n")
         return 1
@@ -87,6 +104,35 @@ def _end_when_asked(server: Program) -> None:
         signal.signal(signal.SIGTERM, lambda *_: server.send(signal.SIGKILL))
 
     signal.signal(signal.SIGTERM, end)
+
+
+def _wait_for_rank_0(server: Program) -> None:
+    """Ignore the first SIGTERM, which Slurm may send to every step of a job: a rank ends when rank 0 does."""
+    signal.signal(signal.SIGTERM, lambda *_: _end_when_asked(server))
+
+
+def _start_ranks(run_dir: Path, others: int) -> int:
+    """Run a server on several nodes to its end; return the exit code of rank 0.
+
+    If another rank ends, so does the server: rank 0 notices a crash within 7 s (0.5.14), but not a lost node.
+    """
+    head = node_address(os.environ["SLURMD_NODENAME"])
+
+    def started(rank: int, *prefix: str) -> Program:
+        words = python_module_argv("orchestrator.runtimes.slurm.job", str(run_dir), str(rank), head)
+        return start([*prefix, *words], tied=True)
+
+    first = started(0)
+    signal.signal(signal.SIGTERM, lambda *_: first.send(signal.SIGTERM))
+    steps = [started(rank, *_STEP, f"--relative={rank}") for rank in range(1, others + 1)]
+    while first.code is None and all(step.code is None for step in steps):
+        time.sleep(_POLL)
+    for _ in range(2):  # the second one kills its server
+        if first.wait_for(_TOGETHER) is None:
+            first.send(signal.SIGTERM)
+    for step in steps:
+        step.wait_for(_TOGETHER)
+    return first.wait()
 
 
 def _wait_for_vram(run_dir: Path) -> None:

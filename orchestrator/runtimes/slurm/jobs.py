@@ -119,6 +119,8 @@ def read_job(text: str) -> Job:
     nodes = re.search(r"^\s+NodeList=(\S*)", text, re.MULTILINE)
     node = nodes[1] if nodes and nodes[1] != "(null)" else ""
     begins, ended_at = (_time(re.search(rf"{key}=(\S+)", text)) for key in ("StartTime", "EndTime"))
+    if found["state"] == "NODE_FAIL" and "[" in node:
+        node = _lost_nodes(node) or node
     number_of_signal = int(counts["signal"])
     return Job(
         id=number[1],
@@ -130,6 +132,12 @@ def read_job(text: str) -> Job:
         begins=begins,
         ended_at=ended_at,
     )
+
+
+def _lost_nodes(nodes: str) -> str:
+    """Return those of a job's nodes that are down; "" if all are back."""
+    done = _run(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--states=down", "--format=%N"])
+    return ",".join(dict.fromkeys(done.stdout.split()))
 
 
 def node_address(node: str) -> str:

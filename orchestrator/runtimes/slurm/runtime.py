@@ -40,7 +40,7 @@ from orchestrator.runtimes.base import (
     ServerState,
     Unit,
 )
-from orchestrator.runtimes.replicas import may_coexist, replica_name, replica_number, with_roles
+from orchestrator.runtimes.replicas import may_coexist, rank_dir, rank_dirs, replica_name, replica_number, with_roles
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.arguments import argument_files
@@ -225,13 +225,20 @@ class SlurmRuntime(Runtime):
         if plan.server.api_key_env is None and not replica_name(run_dir):
             warn(f"`{comment.name}` has no API key; anyone in the cluster's network can use it")
         job, python = job_of(plan), job_of(plan).python or sys.executable
-        request = start_request(
-            artifacts, name=comment.name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=SERVER
-        )
-        written = {START: start_file(dataclasses.asdict(request), requeue=job.requeue)}
+        ranks = [rank_dir(run_dir, rank) for rank in range(1 if plan.gateway else plan.layout.nodes)]
+        requests = {
+            folder: start_request(
+                artifacts, name=comment.name, run_dir=folder, cwd=self._home.root, secrets=secrets, record=SERVER
+            )
+            for folder in ranks
+        }
         job_called = job_name(comment.name, plan, replica_number(run_dir.name))
-        written |= {SCRIPT: job_script(plan, job_called), **argument_files(artifacts)}
+        written = {SCRIPT: job_script(plan, job_called), **argument_files(artifacts)}
         try:
+            for folder, request in requests.items():
+                folder.mkdir(mode=0o700, exist_ok=True)
+                text = start_file(dataclasses.asdict(request), requeue=job.requeue)
+                atomic_write(folder / START, text, mode=0o600)
             for file, text in written.items():
                 atomic_write(run_dir / FileName(file), text, mode=0o755 if file == SCRIPT else 0o600)
             log = str(run_dir / JOB_LOG).replace("%", "%%")
@@ -248,7 +255,8 @@ class SlurmRuntime(Runtime):
         """Cancel the jobs of a failed start, even if their numbers were never read; remove the secrets first."""
         run_dir = Path(comment.run)
         with suppress(OSError):
-            remove_file(run_dir / START)
+            for folder in (run_dir, *rank_dirs(run_dir)):
+                remove_file(folder / START)
         try:
             for number in [number for number, text in jobs.queued() if JobComment.read(text) == comment]:
                 self._end(number, run_dir, grace=0)
@@ -372,8 +380,9 @@ def _is_run_of(number: str, run_dir: Path) -> bool:
 def _note_stopped(run_dir: Path) -> None:
     """Record the requested end, and remove the files from which a requeued job would start."""
     try:
-        for name in (START, CONFIG):
-            remove_file(run_dir / name)
+        for folder in (run_dir, *rank_dirs(run_dir)):
+            for name in (START, CONFIG):
+                remove_file(folder / name)
         if (submission := read_submission(run_dir)) is not None:
             mark_stopped(run_dir, submission)
     except (OSError, HostError) as error:

@@ -15,6 +15,14 @@ SCRIPT: Final = "job.sh"
 JOB_LOG: Final = "job.log"  # output of Slurm and of this tool; the server's output is in `server.log`
 MODULE: Final = "orchestrator.runtimes.slurm.job"
 _OF_GATEWAY: Final = ("--cpus-per-task=2", "--mem=2G")  # it forwards requests and keeps a prefix tree
+# All nodes run `server.sh`; the job's script runs on the first.
+_BY_HAND: Final = (
+    "if [ $# -eq 0 ]; then",
+    """  HEAD_ADDRESS=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')""",
+    "  export HEAD_ADDRESS",
+    """  exec srun --whole --mpi=none sh -c 'NODE_RANK=$SLURM_PROCID exec sh ./server.sh'""",
+    "fi",
+)
 _GPU_OPTION: Final = {"amd": "--rocm", "nvidia": "--nv"}  # of apptainer exec
 
 
@@ -39,8 +47,8 @@ def takes_node(plan: Plan) -> bool:
 def job_options(plan: Plan, name: str) -> tuple[str, ...]:
     """Return the sbatch options for the job of that name, of a server or of a gateway (sbatch(1), 22.05).
 
-    One node and one task: sglang starts its ranks itself. Only the supervisor gets the signal (`B:`), and it ends the
-    server as `deploy down` does; by default Slurm signals every process at once.
+    One task on each node: sglang starts its ranks there itself. Only the supervisor gets the signal (`B:`), and it ends
+    the server as `deploy down` does; by default Slurm signals every process at once.
     """
     return tuple(_options(plan, job_of(plan), name))
 
@@ -48,7 +56,10 @@ def job_options(plan: Plan, name: str) -> tuple[str, ...]:
 def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
     if not plan.gateway:
         yield from job.sbatch_options  # first: sbatch uses the last of repeated options
-    yield from (f"--job-name={name}", "--nodes=1", "--ntasks=1")
+    nodes = 1 if plan.gateway else plan.layout.nodes
+    yield from (f"--job-name={name}", f"--nodes={nodes}", f"--ntasks={nodes}")
+    if nodes > 1:
+        yield "--ntasks-per-node=1"
     for option, value in (
         ("partition", (plan.gateway and job.gateway_partition) or job.partition),
         ("account", job.account),
@@ -99,6 +110,7 @@ def job_script(plan: Plan, name: str) -> str:
         "# `deploy up` submits this with its own Python and the directory of its run, where the server's output goes",
         f"# to {LOG}, secrets removed. By hand, `sbatch {SCRIPT}` in this folder runs {command}. Export before:",
         *(f"#   {variable:<{max(map(len, needed))}}  {what}" for variable, what in needed.items()),
+        *_BY_HAND * (plan.gateway is None and plan.layout.nodes > 1),
         f"[ $# -gt 0 ] || exec sh ./{command}",
         f'exec "$1" -P -m {shlex.quote(MODULE)} "$2"',
     ]

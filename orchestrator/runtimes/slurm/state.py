@@ -5,11 +5,13 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.secrets import redact
 from orchestrator.runtimes.base import STOPPED, ServerState, Status
+from orchestrator.runtimes.replicas import rank_dirs
 from orchestrator.runtimes.slurm.arguments import refusal_in
 from orchestrator.runtimes.slurm.job_reasons import exit_reason, pending_reason
 from orchestrator.runtimes.slurm.jobs import Job
@@ -56,7 +58,8 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
     if code is None and job is not None and job.is_over:
         code = job.exit_code
     by_slurm = exit_reason(job) if job is not None else ""
-    detail = by_slurm or (describe_exit(code) if code is not None else _UNTOLD if job is None else _ENDING)
+    by_rank = _first_rank(run_dir, record)
+    detail = by_slurm or by_rank or (describe_exit(code) if code is not None else _UNTOLD if job is None else _ENDING)
     if record is None and not by_slurm and (said := _last_word(run_dir)):
         detail += f": {said}"
     return ServerState(
@@ -68,6 +71,19 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
         detail=detail,
         refusal=refusal_in(run_dir) if record is None else None,
     )
+
+
+def _first_rank(run_dir: Path, first: Record | None) -> str:
+    """Return which rank ended before rank 0, which ends when it has lost another one; "" for none."""
+    records = [(rank, read_record(folder, SERVER)) for rank, folder in enumerate(rank_dirs(run_dir), start=1)]
+    ended = [(record.ended_at, rank, record) for rank, record in records if record is not None and record.ended_at]
+    if not ended or first is None or first.ended_at is None:
+        return ""
+    when, rank, record = min(ended)
+    code = record.exit_code
+    if when >= first.ended_at or code is None:
+        return ""
+    return f"rank {rank} on {urlsplit(record.url).hostname} ended first: {describe_exit(code)}"
 
 
 def _last_word(run_dir: Path) -> str:

@@ -1,0 +1,131 @@
+"""One server on both nodes of a real Slurm: real sglang with a rank on each, and what the end of each rank does."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from command_line import CommandLine
+from cpu_server import CpuEngine
+from patience import wait_for
+from ports import free_port
+from slurm_cluster import SlurmCluster
+
+from orchestrator.core.paths import Home
+from orchestrator.core.procfs import find_process, read_cmdline, server_processes
+from orchestrator.runtimes.slurm.record import SERVER
+from orchestrator.runtimes.supervisor.record import Record, read_record
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+NAME = "wide"
+KEY = "sk-of-the-server-on-two-nodes"
+
+
+@pytest.fixture
+def deploy(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> Iterator[CommandLine]:
+    """`deploy`, whose jobs are all cancelled after the test."""
+    assert cpu_engine.python.exists()
+    yield CommandLine(slurm_home, {"THE_KEY": KEY})
+    for number in slurm_cluster.queue():
+        slurm_cluster.run("scancel", number)
+    slurm_cluster.wait_for_nodes()
+    wait_for(lambda: not slurm_cluster.queue())
+
+
+def up(deploy: CommandLine, *more: str) -> None:
+    """Start it on both nodes, with a rank of tensor parallelism on each."""
+    layout = ("layout.tp=2", "layout.nodes=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
+    settings = (*layout, "server.api_key_env=THE_KEY", f"server.port={free_port()}", *more)
+    sets = [word for each in (*settings, "timeouts.termination_grace=20") for word in ("--set", each)]
+    done = deploy.run("up", "cpu-tiny", "--runtime", "slurm", "--name", NAME, *sets)
+    assert done.returncode == 0, done.stderr
+
+
+def status(deploy: CommandLine) -> dict[str, Any]:
+    [server] = [each for each in json.loads(deploy.run("status", "--json").stdout) if each["name"] == NAME]
+    assert isinstance(server, dict)
+    return server
+
+
+def rank_record(run: Path, rank: int) -> Record:
+    record = read_record(run / f"rank-{rank}" if rank else run, SERVER)
+    assert record is not None
+    return record
+
+
+def main_process(record: Record) -> int:
+    """The pid of the first process of a rank, which serves its health endpoint."""
+    assert record.server is not None
+    process = find_process(record.server)
+    assert process is not None
+    return process.pid
+
+
+def scheduler(record: Record) -> int:
+    [pid] = [each.pid for each in server_processes(record.marks) if "scheduler" in read_cmdline(each.pid)]
+    return pid
+
+
+def health(record: Record, host: str) -> int:
+    port = record.argv[record.argv.index("--port") + 1]
+    try:
+        return httpx.get(f"http://{host}:{port}/health", timeout=30, trust_env=False).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def test_a_server_on_two_nodes_from_up_to_down_through_the_death_and_the_hang_of_a_rank(
+    deploy: CommandLine, slurm_cluster: SlurmCluster
+) -> None:
+    up(deploy)
+    [job] = slurm_cluster.queue()
+    run = Path(status(deploy)["run_dir"])
+    first, second = rank_record(run, 0), rank_record(run, 1)
+    assert "nodes=2" in slurm_cluster.run("scontrol", "show", "job", job).lower()
+    assert sorted(record.url[:9] for record in (first, second)) == ["http://n0", "http://n1"]
+    assert "job-start.json" not in {path.name for path in run.rglob("*")}  # both have read their secrets
+    assert deploy.run("smoke", NAME).returncode == 0
+    assert deploy.run("status", NAME).returncode == 0
+    logged = deploy.run("logs", NAME).stdout
+    assert "==> server.log <==" in logged
+    assert "==> rank-1/server.log <==" in logged
+    assert KEY not in logged
+
+    # The others wait for rank 0, which is asked alone; that rank 1 then ends with 3 and a traceback is its way.
+    assert deploy.run("down", NAME).returncode == 0
+    assert not slurm_cluster.queue()
+    assert rank_record(run, 1).exit_code == 3
+    assert rank_record(run, 0).exit_code in {0, 137}
+    ended = deploy.run("diagnose", NAME)
+    assert "NoneType" not in ended.stdout
+
+    # Killed: both ranks end, and the one that was first is named.
+    up(deploy)
+    run = Path(status(deploy)["run_dir"])
+    os.kill(main_process(rank_record(run, 1)), signal.SIGKILL)
+    wait_for(lambda: status(deploy)["status"] == "exited")
+    wait_for(lambda: not slurm_cluster.queue())
+    assert status(deploy)["detail"] == "rank 1 on n1 ended first: killed by SIGKILL"
+
+    # Hung: only rank 0 can tell.
+    assert deploy.run("restart", NAME).returncode == 0
+    run = Path(status(deploy)["run_dir"])
+    first, second = rank_record(run, 0), rank_record(run, 1)
+    stopped = scheduler(second)
+    os.kill(stopped, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        wait_for(lambda: health(first, "127.0.0.1") == 503)
+        assert time.monotonic() - began > 5
+        assert health(second, "127.0.0.2") == 200
+        assert deploy.run("status", NAME).returncode != 0
+        assert deploy.run("down", NAME).returncode == 0
+    finally:
+        if find_process(f"{second.server}") is not None:
+            os.kill(stopped, signal.SIGCONT)
+    assert not slurm_cluster.queue()

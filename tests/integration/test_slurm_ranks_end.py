@@ -1,0 +1,114 @@
+"""The programs that start and end the ranks of a server on several nodes, with stand-ins for srun and the ranks."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.planner.planning import load
+from orchestrator.runtimes.replicas import rank_dir
+from orchestrator.runtimes.slurm import job
+from orchestrator.runtimes.slurm.script import job_script
+
+TWO = ("runtime=slurm", "server.allow_unauthenticated=true", "engine.python=python3", "layout.nodes=2", "layout.tp=16")
+NODE = Path(__file__).parents[1] / "unit" / "runtimes" / "slurm_recorded" / "node.txt"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The run directory of a server with two more ranks."""
+    made = tmp_path / "glm" / "run"
+    for rank in range(3):
+        rank_dir(made, rank).mkdir(parents=True)
+    return made
+
+
+def test_a_script_run_by_hand_gives_each_node_its_rank(tmp_path: Path) -> None:
+    """With `scontrol` as it prints, and `srun` as it runs its words on each node."""
+    (tmp_path / "job.sh").write_text(job_script(load("mi355x-tp8", overrides=TWO).plan, "glm"))
+    (tmp_path / "server.sh").write_text('echo "$NODE_RANK $HEAD_ADDRESS"\n')
+    (tmp_path / "shown").write_text(NODE.read_text())
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat {tmp_path}/shown\n")
+    loop = 'for rank in 0 1; do SLURM_PROCID=$rank "$@" || exit; done'
+    (tmp_path / "srun").write_text(f'#!/bin/sh\nwhile [ "${{1#--}}" != "$1" ]; do shift; done\n{loop}\n')
+    for name in ("scontrol", "srun"):
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURMD_NODENAME": "n0"}
+    done = subprocess.run(["sh", "job.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "127.0.0.2", "1", "127.0.0.2"]
+
+
+class Ranks:
+    """Stand-ins for the programs of the ranks: each writes down what it was given, and sleeps or ends."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        (folder / "srun").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
+        (folder / "srun").chmod(0o755)
+        (folder / "orchestrator" / "runtimes" / "slurm").mkdir(parents=True)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        monkeypatch.setenv("SLURMD_NODENAME", "n0")
+        monkeypatch.setattr(job, "node_address", lambda _node: "10.0.0.1")
+        monkeypatch.setattr(job, "_TOGETHER", 1.0)
+        monkeypatch.setattr(job, "_POLL", 0.02)
+
+    def run(self, monkeypatch: pytest.MonkeyPatch, program: str, run: Path) -> int:
+        """Run `_start_ranks` with this text as the program of each rank: `rank`, `head` and `out` are known there."""
+        text = (
+            "import signal, sys, time; from pathlib import Path\n"
+            f"rank, head, out = int(sys.argv[2]), sys.argv[3], Path({str(self.folder)!r})\n"
+            f"{program}"
+        )
+        (self.folder / "rank.py").write_text(text)
+        monkeypatch.setattr(
+            job, "python_module_argv", lambda _module, *words: [sys.executable, str(self.folder / "rank.py"), *words]
+        )
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            return job._start_ranks(run, 2)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+SAID = "(out / f'said-{rank}').write_text(head)\n"
+TOLD = "signal.signal(signal.SIGTERM, lambda *_: ((out / f'told-{rank}').touch(), sys.exit(7 if rank == 0 else 3)))\n"
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    return Ranks(tmp_path, monkeypatch)
+
+
+def test_each_rank_gets_the_address_of_the_first_node(ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ranks.run(monkeypatch, f"{SAID}sys.exit(5 if rank == 0 else 3)", run) == 5
+    assert [(ranks.folder / f"said-{rank}").read_text() for rank in range(3)] == ["10.0.0.1"] * 3
+
+
+def test_only_rank_0_is_asked_to_end_and_the_others_have_time_to(
+    ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = "while not (rank and (out / 'told-0').exists()): time.sleep(.02)\n"
+    program = f"{TOLD}{SAID}{waits}(out / f'done-{{rank}}').touch()"
+
+    def ask() -> None:
+        while len(list(ranks.folder.glob("said-*"))) < 3:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=ask, daemon=True).start()
+    assert ranks.run(monkeypatch, program, run) == 7
+    assert sorted(path.name for path in ranks.folder.glob("told-*")) == ["told-0"]
+    assert sorted(path.name for path in ranks.folder.glob("done-*")) == ["done-1", "done-2"]
+
+
+def test_a_rank_that_ends_ends_the_server(ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits for it for ever, as in a lost network."""
+    ends = "while not (rank and (out / ('told-0' if rank == 1 else 'said-0')).exists()): time.sleep(.02)"
+    program = f"{TOLD}{SAID}{ends}"
+    assert ranks.run(monkeypatch, program, run) == 7
+    assert sorted(path.name for path in ranks.folder.glob("told-*")) == ["told-0"]

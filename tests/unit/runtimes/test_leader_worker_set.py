@@ -1,0 +1,105 @@
+"""A server on several nodes of a cluster: a LeaderWorkerSet, and what the published schemas of two versions say of it.
+
+The samples are the schemas in config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml
+of kubernetes-sigs/lws at the tags v0.7.0 (cd3a73a3) and v0.9.0 (f056f611), as JSON without descriptions.
+"""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+from cluster_samples import all_objects, cluster_plan
+
+from orchestrator.core.errors import ProfileError
+from orchestrator.planner.planning import load
+
+SCHEMAS = Path(__file__).parents[2] / "samples" / "leaderworkerset"
+VERSIONS = ("v0.7.0", "v0.9.0")
+TWO = ("layout.nodes=2", "server.api_key_env=SGLANG_KEY", "kubernetes.weights.pvc=models")
+GPUS = (*TWO, "layout.tp=16")
+CPUS = (*TWO, "layout.tp=2")
+
+
+def strict(schema: Any) -> Any:  # noqa: ANN401 - JSON
+    """A schema that refuses fields that the API server would drop without a word."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    if "properties" in schema and "additionalProperties" not in schema:
+        made["additionalProperties"] = False
+    return made
+
+
+def check(manifest: dict[str, Any], version: str) -> None:
+    schema = json.loads(gzip.decompress((SCHEMAS / f"{version}.json.gz").read_bytes()))
+    jsonschema.Draft202012Validator(strict(schema)).validate(manifest)
+
+
+def group_of(profile: str, *settings: str) -> dict[str, Any]:
+    [found] = [each for each in all_objects(cluster_plan(profile, *settings)) if each["kind"] == "LeaderWorkerSet"]
+    return found
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("profile", "settings"), [("mi355x-tp8", GPUS), ("b200-tp8", GPUS), ("cpu-tiny", CPUS)])
+def test_it_is_what_that_version_takes(profile: str, settings: tuple[str, ...], version: str) -> None:
+    group = group_of(profile, *settings)
+    check(group, version)
+    for template in ("leaderTemplate", "workerTemplate"):
+        spec = group["spec"]["leaderWorkerTemplate"][template]["spec"]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
+        kubernetes_validate.validate(pod, "1.32", strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_field_that_it_does_not_know_is_found(version: str) -> None:
+    """The samples are strict: the test above can fail."""
+    group = group_of("cpu-tiny", *CPUS)
+    group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["hostNetworks"] = True
+    with pytest.raises(jsonschema.ValidationError, match="hostNetworks"):
+        check(group, version)
+
+
+def test_the_ranks_are_on_nodes_of_their_own_in_the_network_of_these() -> None:
+    template = group_of("mi355x-tp8", *GPUS)["spec"]["leaderWorkerTemplate"]
+    assert (template["size"], template["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
+    for name in ("leaderTemplate", "workerTemplate"):
+        spec = template[name]["spec"]
+        [server] = spec["containers"]
+        assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+        [apart] = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert apart["topologyKey"] == "kubernetes.io/hostname"
+        assert apart["labelSelector"]["matchLabels"].items() <= template[name]["metadata"]["labels"].items()
+        assert {"name": "infiniband", "hostPath": {"path": "/dev/infiniband", "type": "Directory"}} in spec["volumes"]
+        assert server["resources"]["limits"]["amd.com/gpu"] == "8"
+        words = server["args"]
+        assert words[words.index("--node-rank") + 1] == "$(LWS_WORKER_INDEX)"
+        assert words[words.index("--dist-init-addr") + 1] == "$(LWS_LEADER_ADDRESS):31000"
+
+
+def test_only_the_leader_is_asked_for_its_health_and_its_end() -> None:
+    plan = cluster_plan("mi355x-tp8", *GPUS)
+    found = {each["kind"]: each for each in all_objects(plan)}
+    template = found["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    [leader], [worker] = (template[name]["spec"]["containers"] for name in ("leaderTemplate", "workerTemplate"))
+    assert {"startupProbe", "readinessProbe", "livenessProbe"} <= leader.keys()
+    assert not {"startupProbe", "readinessProbe", "livenessProbe"} & worker.keys()
+    assert worker["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(plan.timeouts.termination_grace + 25)]
+    assert leader["lifecycle"]["preStop"]["exec"]["command"][0] != "sleep"  # it drains
+    assert found["Service"]["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
+    assert "NetworkPolicy" not in found  # none holds in the network of a node
+
+
+def test_a_server_in_the_network_of_the_nodes_has_a_key() -> None:
+    overrides = ("runtime=kubernetes", "layout.tp=16", "layout.nodes=2", "kubernetes.weights.pvc=models")
+    with pytest.raises(ProfileError) as error:
+        load("mi355x-tp8", overrides=overrides)
+    [problem] = error.value.problems_or_self()
+    assert "open to the network of the nodes" in problem.message
+    assert "server.api_key_env" in problem.hint

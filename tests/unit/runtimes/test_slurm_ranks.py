@@ -1,0 +1,96 @@
+"""The ranks of a server on several nodes: its job, its records and its logs."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import ProfileError
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
+from orchestrator.runtimes.base import LOG, Unit
+from orchestrator.runtimes.replicas import rank_dir, rank_dirs, run_root
+from orchestrator.runtimes.slurm.jobs import read_job
+from orchestrator.runtimes.slurm.record import SERVER
+from orchestrator.runtimes.slurm.script import job_script
+from orchestrator.runtimes.slurm.state import server_state
+from orchestrator.runtimes.supervisor.record import Record, write_record
+from orchestrator.servers.group import RunningServer
+
+TWO = ("runtime=slurm", "server.allow_unauthenticated=true", "engine.python=python3", "layout.nodes=2", "layout.tp=16")
+JOB = read_job((Path(__file__).with_name("slurm_recorded") / "failed.txt").read_text())
+
+
+def plan(*settings: str) -> Plan:
+    return load("mi355x-tp8", overrides=(*TWO, *settings)).plan
+
+
+def record(run: Path, *, node: str, code: int | None, ended: str | None) -> Record:
+    return Record(
+        name=run_root(run).parent.name,
+        profile="mi355x-tp8",
+        plan_digest="6204c84e",
+        url=f"http://{node}:30000",
+        argv=("python3",),
+        started_at="2026-11-27T11:00:00+00:00",
+        token=str(run),
+        supervisor="0-0/1/1",
+        server=None,
+        output=None,
+        exit_code=code,
+        ended_at=ended,
+        stopped=False,
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The run directory of a server with two more ranks."""
+    made = tmp_path / "glm" / "20261127T110000Z-6204c84e"
+    for rank in range(3):
+        rank_dir(made, rank).mkdir(parents=True)
+        (rank_dir(made, rank) / LOG).write_text(f"of rank {rank}\n")
+    return made
+
+
+def test_the_job_has_a_task_on_each_node_and_only_its_first_program_gets_the_signal() -> None:
+    lines = job_script(plan(), "glm").splitlines()
+    options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
+    assert options[1:4] == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
+    assert {"--gres=gpu:8", "--signal=B:TERM@120"} <= {*options}
+    assert lines[-1] == 'exec "$1" -P -m orchestrator.runtimes.slurm.job "$2"'
+
+
+def test_pyxis_is_refused() -> None:
+    with pytest.raises(ProfileError, match="cannot plan") as error:
+        plan("slurm.container=pyxis", "slurm.image=docker://sglang")
+    assert "pyxis starts a server on one node only" in error.value.problems_or_self()[0].message
+
+
+def test_a_rank_has_a_directory_in_that_of_its_server(run: Path) -> None:
+    assert [each.name for each in rank_dirs(run)] == ["rank-1", "rank-2"]
+    assert {run_root(rank_dir(run, rank)) for rank in range(3)} == {run}
+    assert run_root(rank_dir(run / "replica-2", 1)) == run
+
+
+def test_the_logs_of_all_ranks_are_shown(run: Path) -> None:
+    unit = Unit(runtime="slurm", name="glm", profile="p", plan_digest="d", url="", run_dir=str(run), runtime_id="5")
+    logged = RunningServer.of(unit).logged
+    assert [Path(each.run_dir) for each in logged] == [run, run / "rank-1", run / "rank-2"]
+    assert {each.runtime_id for each in logged} == {"5"}
+
+
+@pytest.mark.parametrize(
+    ("ends", "detail"),
+    [
+        ((("00:16", 137), ("00:10", 137), ("00:15", 137)), "rank 1 on n1 ended first: killed by SIGKILL"),
+        ((("00:16", 137), ("00:15", 137), ("00:10", 3)), "rank 2 on n2 ended first: exit code 3"),
+        ((("00:10", 137), ("00:16", 3), ("00:16", 3)), "killed by SIGKILL"),  # as in every stop in order
+        ((("00:10", 137), None, None), "killed by SIGKILL"),
+    ],
+)
+def test_the_rank_that_ended_first_is_named(run: Path, ends: tuple[tuple[str, int] | None, ...], detail: str) -> None:
+    for rank, end in enumerate(ends):
+        ended, code = (f"2026-11-27T12:{end[0]}+00:00", end[1]) if end else (None, None)
+        write_record(rank_dir(run, rank), record(rank_dir(run, rank), node=f"n{rank}", code=code, ended=ended), SERVER)
+    first = record(run, node="n0", code=137, ended=f"2026-11-27T12:{ends[0][0]}+00:00" if ends[0] else None)
+    assert server_state(JOB, first, run).detail == detail
