@@ -1,5 +1,6 @@
 """What a broker of rented capacity is told: the very same `up`, no secret, nothing that is only on this machine."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner.cloud import rental_files
@@ -79,6 +81,18 @@ def test_a_fleet_names_the_instance_types_that_are_whole_nodes_of_this_hardware(
     assert [form["fleets"] for form in told("dstack", "mi355x-tp4dp2", home)] == [[whole["name"]]] * 2
     assert "instance_types" not in fleet("mi355x-tp4dp2", "layout.dp=1")  # four GPUs: no node of eight is offered
     assert "instance_types" not in fleet("b200-tp8")  # its hardware has no offers
+
+
+def test_the_page_names_the_offers_of_the_hardware_files() -> None:
+    page = (Path(__file__).parents[3] / "docs/how-to/rented-machines.md").read_text()
+    rows = re.findall(r"^\| 8×(\w+) \| (\w+) \| ([^|]+) \|$", page, re.MULTILINE)
+    named = {(gpu, backend): re.findall(r"`([a-z]+-[^`]+)`", types) for gpu, backend, types in rows}
+    catalog = Catalog.from_environment()
+    names = catalog.names(EntryKind.HARDWARE)
+    files = {name: yaml.safe_load(catalog.path(EntryKind.HARDWARE, name).read_text()) for name in names}
+    offered = {(name.upper(), at): types for name in names for at, types in files[name].get("offers", {}).items()}
+    assert named == offered
+    assert ("MI300X", "hotaisle") in named
 
 
 def test_an_engine_with_a_list_of_packages_needs_no_image(home: Home) -> None:
