@@ -14,7 +14,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.signals import start_thread_without_signals
 from orchestrator.engine.drain import RequestTally, ServerRequests, UnknownLoadError
 from orchestrator.runtimes.base import Status
-from orchestrator.runtimes.replicas import replica_number
+from orchestrator.runtimes.replicas import replica_name
 from orchestrator.servers.exit_record import stop_server
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import api_key
@@ -42,8 +42,8 @@ class Drain:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         for engine in (server.replicas or (server,)) if server is not None else ():
             with suppress(DeployError, OSError):  # dead, or hung: it has no requests that could end
-                number = replica_number(Path(engine.run_dir).name)
-                self._add(runtime, engine, f"replica {number}" if number else f"`{engine.name}`")
+                called = replica_name(Path(engine.run_dir)).replace("-", " ")
+                self._add(runtime, engine, called or f"`{engine.name}`")
 
     def _add(self, runtime: ServerGroup, engine: RunningServer, label: str) -> None:
         address = urlsplit(engine.url)

@@ -96,6 +96,15 @@ def test_what_is_left_after_the_time_is_aborted_and_counted(engine: Engine, caps
     assert capsys.readouterr().err == "drained `owl`: 3 requests ended, 1 aborted after 0.3 s\n"
 
 
+def test_each_server_behind_a_gateway_is_counted_by_its_role(
+    engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.running = 2
+    both = tuple(replace(SERVER, run_dir=f"/runs/owl/1/{each}-1") for each in ("prefill", "decode"))
+    drained(engine, replace(SERVER, replicas=both), seconds=60, ends=2)
+    assert capsys.readouterr().err == "drained prefill 1: 2 requests ended\ndrained decode 1: 2 requests ended\n"
+
+
 def test_no_time_at_all_aborts_at_once(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.running = 2
     assert drained(engine, seconds=0) == 0
