@@ -20,7 +20,7 @@ from orchestrator.bench.result import (
 )
 from orchestrator.bench.steady_state import (
     completion_ratio,
-    is_long_enough,
+    is_steady,
     judge_sustained,
     steady_window,
     ttft_growth,
@@ -47,7 +47,7 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
     window = steady_window(records)
     steady = (
         throughput(records, start_s=window[0], end_s=window[1], gpus=observed.gpus)
-        if window and is_long_enough(window)
+        if window and is_steady(records, window)
         else None
     )
     point = replace(

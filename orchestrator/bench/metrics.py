@@ -9,6 +9,7 @@ from enum import Flag, auto
 from typing import Final, Literal
 
 from orchestrator.bench.result import BenchResult, Distribution, Energy, Latency, Point, Throughput
+from orchestrator.bench.steady_state import unjudged_rates
 from orchestrator.core.console import table
 
 _MIN_TOKENS_PER_S: Final = 1e-9  # tokens/s; lower rates count as no output
@@ -293,15 +294,22 @@ def result_text(result: BenchResult) -> str:
     )
 
 
-def _knee(result: BenchResult) -> str:
+def knee_text(result: BenchResult) -> str:
+    """Return the knee, and the rates between it and the first unsustained rate, which could not be judged."""
+    unjudged = ", ".join(f"{rate:g}" for rate in unjudged_rates(result.points))
     if result.knee_rps is None:
-        open_points = [point for point in result.points if point.offered_rps is not None]
-        if open_points and all(point.sustained is None for point in open_points):
-            return "knee: not judged; measure longer with `--requests` or `--duration`"
-        return "knee: none found"
-    if result.knee_reached:
-        return f"knee: {result.knee_rps:g} rps"
-    return f"knee: at least {result.knee_rps:g} rps, not reached; measure higher rates with `--request-rate`"
+        return f"not judged at {unjudged} rps" if unjudged else "none found"
+    least = "" if result.knee_reached else "at least "
+    return f"{least}{result.knee_rps:g} rps" + (f"; {unjudged} rps not judged" if unjudged else "")
+
+
+def _knee(result: BenchResult) -> str:
+    found = f"knee: {knee_text(result)}"
+    if unjudged_rates(result.points):
+        return f"{found}; measure longer with `--requests` or `--duration`"
+    if result.knee_rps is None or result.knee_reached:
+        return found
+    return f"{found}, not reached; measure higher rates with `--request-rate`"
 
 
 def _remarks(result: BenchResult) -> Iterator[str]:

@@ -4,21 +4,24 @@
 planned arrival (the batch starts to drain). A window shorter than one median latency sees only prefill or only decode
 and gives no valid rate: overloaded, four H200 gave 8,889 tok/s over 22 s, but 5,905 in a window of 0.46 s.
 
-**Completion ratio**: the share of the requests planned one median latency before the window that completed within it. A
-server that completes 1.9 of 2.0 offered rps has a ratio of 0.95, regardless of the noise of the arrivals.
+**Completion ratio**: completions in the window / requests that were due in it, those planned one median latency before.
+The noise of the arrivals does not matter to it, but chance does: if each request is missing with a probability of 3 %,
+at most `_tolerated(due)` are missing in 95 % of all runs. If more are missing, the load is not sustained; if fewer, but
+more than 3 %, it cannot be judged. Likewise, so many completions beyond those due are the drain of a queue, as after a
+stall: the window then has no valid rate.
 
 **Growth**: the slope of TTFT over planned time (Theil-Sen, second half of the arrivals), in seconds per second. A
 server that completes mu of lambda rps has a growth of lambda/mu - 1, so the limit of 0.03 corresponds to the ratio of
 0.97. Above 400 requests the slopes connect the medians of at most 200 groups of neighbors, which are 19,900 slopes.
 
 A point is **sustained** if TTFT p95 (from schedule) and success share meet the SLO of the workload, the completion
-ratio is at least 0.97 and the growth at most 0.03. With too few requests or too short a window the result is None, and
-the point is never the knee.
+ratio is at least 0.97 and the growth at most 0.03. If that cannot be judged, the result is None, and the point is never
+the knee.
 """
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, takewhile
 from statistics import median
 from typing import Final
 
@@ -28,7 +31,7 @@ from orchestrator.bench.workload import SustainedLimits, Workload
 
 MIN_COMPLETION_RATIO: Final = 0.97
 MAX_TTFT_GROWTH: Final = 0.03
-_MIN_REQUESTS: Final = 20  # fewer completions cannot distinguish a ratio of 0.97 from 1
+_MIN_REQUESTS: Final = 20  # fewer cannot tell an overload from two late requests
 _MIN_WINDOW_S: Final = 5.0  # in a shorter window an overload may look sustained
 _MAX_GROUPS: Final = 200
 
@@ -42,24 +45,33 @@ def steady_window(records: Sequence[RequestRecord]) -> tuple[float, float] | Non
     return (begin, end) if begin < end else None
 
 
-def is_long_enough(window: tuple[float, float]) -> bool:
-    """Return whether the window is long enough for a valid rate: at least one median latency."""
+def is_steady(records: Sequence[RequestRecord], window: tuple[float, float]) -> bool:
+    """Return whether the window has a valid rate: at least one median latency long, without the drain of a queue."""
     begin, end = window
-    return end - begin >= begin / 2
+    completed, due = completions(records, window)
+    return end - begin >= begin / 2 and completed - due <= _tolerated(due)
+
+
+def completions(records: Sequence[RequestRecord], window: tuple[float, float]) -> tuple[int, int]:
+    """Count the completions in the window, and the requests due in it: planned one median latency earlier."""
+    begin, end = window
+    completed = sum(record.ok and begin <= record.ended_s < end for record in records)
+    return completed, sum(begin / 2 <= record.scheduled_s < end - begin / 2 for record in records)
 
 
 def completion_ratio(records: Sequence[RequestRecord], window: tuple[float, float]) -> float | None:
-    """Return completions in the window divided by arrivals one median latency earlier; None for too few requests."""
-    begin, end = window
-    due = _due_requests(records, window)
-    completed = sum(record.ok and begin <= record.ended_s < end for record in records)
+    """Return completed / due requests of the window; None for too few requests."""
+    completed, due = completions(records, window)
     return completed / due if due >= _MIN_REQUESTS else None
 
 
-def _due_requests(records: Sequence[RequestRecord], window: tuple[float, float]) -> int:
-    """Count the arrivals whose completions are due in the window."""
-    begin, end = window
-    return sum(begin / 2 <= record.scheduled_s < end - begin / 2 for record in records)
+def _tolerated(due: int) -> float:
+    """Return the 95 % quantile of the number of missing requests, if 3 % may be missing.
+
+    Normal approximation of the binomial distribution, with a continuity correction (NIST/SEMATECH e-Handbook, 6.3.3.1).
+    """
+    share = 1 - MIN_COMPLETION_RATIO
+    return due * share + 1.645 * math.sqrt(due * share * (1 - share)) + 0.5
 
 
 def ttft_growth(records: Sequence[RequestRecord]) -> float | None:
@@ -98,18 +110,24 @@ def judge_sustained(
         reasons.append(f"TTFT p95 {ttft:.2f} s exceeds {limits.ttft_p95_s:g} s")
     if point.success_share < limits.success_share:
         reasons.append(f"success {point.success_share:.1%} is below {limits.success_share:.0%}")
-    if point.completion_ratio is not None and point.completion_ratio < MIN_COMPLETION_RATIO:
-        reasons.append(f"only {point.completion_ratio:.1%} of the offered rate completed")
+    window = steady_window(records) or (0.0, 0.0)
+    completed, due = completions(records, window)
+    share = f"{completed} of {due} due requests completed ({completed / due:.1%})" if due else ""
+    if point.completion_ratio is not None and due - completed > _tolerated(due):
+        reasons.append(f"only {share}")
     if point.ttft_growth_s_per_s is not None and point.ttft_growth_s_per_s > MAX_TTFT_GROWTH:
         reasons.append(f"the queue grows: TTFT rises by {point.ttft_growth_s_per_s:.3f} s per second")
     if reasons:
         return False, tuple(reasons)
-    begin, end = steady_window(records) or (0.0, 0.0)
+    begin, end = window
     if point.completion_ratio is None or point.ttft_growth_s_per_s is None:
-        counted = min(_due_requests(records, (begin, end)), len(_second_half_ttft(records)))
-        return None, (_too_few(counted, len(records)),)
+        return None, (_too_few(min(due, len(_second_half_ttft(records))), len(records)),)
     if end - begin < (needed := max(_MIN_WINDOW_S, begin / 2)):
         return None, (_too_short(end - begin, needed),)
+    if completed - due > _tolerated(due):
+        return None, (f"{share}: the window holds the drain of a queue, as after a stall",)
+    if point.completion_ratio < MIN_COMPLETION_RATIO:
+        return None, (f"{share}, too few requests to tell from {MIN_COMPLETION_RATIO:.0%}",)
     return True, ()
 
 
@@ -145,9 +163,15 @@ def _too_short(seconds: float, needed: float) -> str:
 
 def knee(points: Sequence[Point]) -> float | None:
     """Return the highest sustained rate (requests/s) below the first unsustained one; None if there is none."""
-    best = None
-    for point in sorted((p for p in points if p.offered_rps is not None), key=lambda p: p.offered_rps or 0.0):
-        if point.sustained is False:
-            break
-        best = point.offered_rps if point.sustained else best
-    return best
+    return max((rate for rate, sustained in _below_overload(points) if sustained), default=None)
+
+
+def unjudged_rates(points: Sequence[Point]) -> tuple[float, ...]:
+    """Return the rates between the knee and the first unsustained rate, which could not be judged."""
+    least = knee(points) or 0.0
+    return tuple(rate for rate, _ in _below_overload(points) if rate > least)
+
+
+def _below_overload(points: Sequence[Point]) -> list[tuple[float, bool | None]]:
+    rated = sorted((point.offered_rps, point.sustained) for point in points if point.offered_rps is not None)
+    return list(takewhile(lambda pair: pair[1] is not False, rated))

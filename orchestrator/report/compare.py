@@ -14,6 +14,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.published import PriceBook, Published, PublishedRate
 from orchestrator.bench.result import BenchResult, IssueKind, Point
+from orchestrator.bench.steady_state import unjudged_rates
 
 UNKNOWN_LAYOUT: Final = "unknown layout"
 
@@ -103,7 +104,8 @@ class Comparison:
     def without_knee(self) -> str:
         """The reason for a missing knee: no sustained rate, or no rate that could be judged."""
         if (row := self.unjudged) is None:
-            return "no sustained rate found"
+            unjudged = ", ".join(f"{rate:g}" for rate in unjudged_rates(self.result.points))
+            return "no sustained rate found" + (f"; {unjudged} rps not judged" if unjudged else "")
         return ": ".join(["not judged", *row.not_sustained_because[:1]])
 
     @property

@@ -138,8 +138,9 @@ def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterat
         yield f"At {load}, {told(at, judged, names)}{_cached(at, judged, names)}."
     for place in measured:
         if kinds[place] != kinds[0]:
-            apart = ", ".join(sorted(kinds[place] ^ kinds[0]))
-            yield f"No verdict on {names[place]} and {names[0]}: only one of them is marked {apart}."
+            apart = {names[at]: ", ".join(sorted(kinds[at] - kinds[other])) for at, other in ((place, 0), (0, place))}
+            told = " and ".join(f"{name} is NOT COMPARABLE ({only})" for name, only in apart.items() if only)
+            yield f"No verdict on {names[place]} and {names[0]}: {told}."
 
 
 def _names(together: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:

@@ -46,19 +46,23 @@ def _header(index: int, side: ConfigurationGroup, report: Report) -> str:
     reasons = (r for each in members for r in each.reasons)
     lines += dict.fromkeys(f"   - {r.kind}{f' at {r.point}' if r.point else ''}: {r.detail}" for r in reasons)
     lines += dict.fromkeys(f"   {caveat}" for each in members for caveat in each.caveats)
-    lines += dict.fromkeys(line for each in members for line in _knee(each))
+    found = [text for each in members if (text := _knee(each))]
+    if len({*found}) > 1:
+        found = [f"{text} ({each.name})" for each in members if (text := _knee(each))]
+    lines += dict.fromkeys(f"   {text}" for text in found)
     return "\n".join(lines)
 
 
-def _knee(comparison: Comparison) -> Iterator[str]:
+def _knee(comparison: Comparison) -> str:
+    """Return the speed of a single stream, or the knee; "" if a result has neither."""
     if (single := comparison.single_stream_tok_s) is not None:
         measured, published = metrics.OUTPUT.text(single.measured), metrics.OUTPUT.text(single.published)
-        beside = f", {published} published" if single.published is not None else ""
-        yield f"   {measured} tok/s in a single stream{beside}"
-    if (knee := comparison.knee_rps) is not None:
-        least = "" if comparison.knee_reached else "at least "
-        found = f"{least}{metrics.plain(knee.measured)} rps" if knee.measured is not None else None
-        yield f"   knee: {found or (comparison.without_knee if comparison.unjudged else 'none found')}"
+        return f"{measured} tok/s in a single stream" + (
+            f", {published} published" if single.published is not None else ""
+        )
+    if comparison.knee_rps is None:
+        return ""
+    return f"knee: {comparison.without_knee if comparison.unjudged else metrics.knee_text(comparison.result)}"
 
 
 def _figures(report: Report) -> Iterator[str]:

@@ -43,11 +43,11 @@ _ANSWERS: Final = "correct answers"  # the smoke test check with known answers
 _MAX_DIAGNOSIS: Final = 4000  # characters
 
 
-@dataclass
 class NoObjectiveError(DeployError):
     """No trial of this sweep can provide the objective, also when it is resumed."""
 
 
+@dataclass
 class _Clock:
     """The duration of a trial and of its steps, in seconds."""
 

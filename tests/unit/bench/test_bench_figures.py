@@ -4,11 +4,13 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
+from measured_samples import tp8
 
 from orchestrator.bench.aggregate import Observation, distribution, summarize_closed_loop, summarize_open_loop
 from orchestrator.bench.comparability import comparability_issues
 from orchestrator.bench.counters import server_counts
 from orchestrator.bench.load_generator import LoadResult, RequestRecord
+from orchestrator.bench.metrics import knee_text
 from orchestrator.bench.result import (
     BenchEnding,
     ComparabilityIssue,
@@ -118,6 +120,36 @@ def test_a_window_shorter_than_a_request_shows_no_rate() -> None:
 def test_chunks_without_counts_share_the_requests_tokens() -> None:
     blind = [replace(sample, chunk_tokens=(None,) * 11) for sample in steady()]
     assert point(blind).full_run == point(steady()).full_run
+
+
+def late_at_the_end(count: int) -> list[RequestRecord]:
+    """40 requests, 36 of them due in the steady window, of which the last `count` take 5 s longer."""
+    return [request(i, at=float(i), itl=0.1 if not 38 - count <= i <= 37 else 0.6) for i in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("late", "sustained", "reason"),
+    [
+        (1, True, None),
+        (2, None, "34 of 36 due requests completed (94.4%), too few requests to tell from 97%"),
+        (3, None, "33 of 36 due requests completed (91.7%), too few requests to tell from 97%"),
+        (4, False, "only 32 of 36 due requests completed (88.9%)"),
+    ],
+)
+def test_one_or_two_requests_do_not_make_a_rate_unsustained(
+    late: int, sustained: bool | None, reason: str | None
+) -> None:
+    measured = point(late_at_the_end(late))
+    assert (measured.sustained, measured.not_sustained_because) == (sustained, (reason,) if reason else ())
+
+
+def test_a_window_with_the_drain_of_a_stall_has_no_throughput() -> None:
+    """Of 100 requests, at 12 a second, the first 50 are answered after a stall, within a second; the others at once."""
+    stalled = [request(i, at=i / 12, wait=max(0.02, 4.5 + i / 50 - i / 12), itl=0.01) for i in range(100)]
+    measured = point(stalled, rate=12)
+    assert (measured.window, measured.achieved_rps, measured.sustained) == (None, None, None)
+    (reason,) = measured.not_sustained_because
+    assert reason.endswith("the window holds the drain of a queue, as after a stall")
 
 
 def test_a_price_becomes_dollars_per_million_tokens() -> None:
@@ -239,6 +271,17 @@ def test_the_knee_is_the_highest_sustained_rate_below_the_first_that_is_not() ->
     assert knee([at(1, sustained=None), at(2, sustained=True)]) == 2
     assert knee([at(1, sustained=None)]) is None
     assert knee([]) is None
+
+
+def test_a_rate_that_was_not_judged_is_named_beside_the_knee() -> None:
+    def told(*sustained: bool | None) -> str:
+        points = tuple(replace(point(steady(10)), offered_rps=i + 1.0, sustained=s) for i, s in enumerate(sustained))
+        return knee_text(replace(tp8(), points=points, knee_rps=knee(points)))
+
+    assert told(True, None, False) == "1 rps; 2 rps not judged"
+    assert told(True, None) == "at least 1 rps; 2 rps not judged"
+    assert told(None, False) == "not judged at 1 rps"
+    assert told(None, True, False) == "2 rps"
 
 
 def test_percentiles_are_those_of_numpy() -> None:

@@ -108,7 +108,7 @@ def test_a_rate_with_too_few_requests_was_not_judged(tmp_path: Path) -> None:
     first = page.partition('<section id="ran">')[0]
     assert f'<span class="absent">not judged</span><small>{why}; the figures are those at 1 rps</small>' in first
     assert "<dt>TTFT p95</dt><dd>0.40 s" in first
-    assert "knee: not judged; measure longer" in result_text(replace(result, points=(few,), knee_rps=None))
+    assert "knee: not judged at 1 rps; measure longer" in result_text(replace(result, points=(few,), knee_rps=None))
 
 
 def test_a_changed_workload_is_no_fault_where_nothing_published_is_compared(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_every_mark_is_loud_in_every_rendering(kind: IssueKind) -> None:
 
 def test_the_headline_judges_what_may_be_judged() -> None:
     assert report(tp4dp2(), marked(tp8(), IssueKind.KERNEL_MISS)).headline == (
-        "No verdict on TP8 and TP4×DP2: only one of them is marked kernel-miss.",
+        "No verdict on TP8 and TP4×DP2: TP8 is NOT COMPARABLE (kernel-miss).",
         "1 of 2 results must not be compared with the publication.",
         (
             "TP4×DP2 on 8×MI355X: 2.4 rps at the knee beside 2.4 published: within tolerance, "

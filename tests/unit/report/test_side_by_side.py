@@ -103,6 +103,23 @@ def test_two_runs_of_one_configuration_are_compared(tmp_path: Path) -> None:
 
     assert re.search(r"output tok/s per node +A +B +B against A\n2 rps +1,000 +1,100 +\+10 %\n", shown)
     assert "Both have the same configuration: the differences are noise, or a change that no result records." in shown
+    assert shown.endswith("\nThree or more runs are one column, with intervals.\n")
+
+
+def test_a_problem_of_one_of_two_runs_is_no_noise(tmp_path: Path) -> None:
+    shown = comparison_text(made(tmp_path, before=run(), after=marked(run(tok_s=1100.0), IssueKind.CLIENT_LAGGED)))
+
+    assert shown.startswith("No verdict on after and before: after is NOT COMPARABLE (client-lagged).\n")
+    assert "are noise" not in shown
+    assert "\nBoth have the same configuration; what makes one NOT COMPARABLE may explain the differences.\n" in shown
+
+
+def test_each_knee_of_several_runs_names_its_run(tmp_path: Path) -> None:
+    below = replace(run(), knee_rps=None, points=(replace(run().points[0], sustained=False),))
+    shown = comparison_text(made(tmp_path, a=run(), b=below, c=run()))
+
+    assert "   knee: at least 2 rps (a)\n   knee: none found (b)\n   knee: at least 2 rps (c)\n" in shown
+    assert comparison_text(made(tmp_path, a=run(), b=run(), c=run())).count("knee") == 1
 
 
 def test_a_share_has_no_change_in_percent(tmp_path: Path) -> None:
