@@ -139,8 +139,8 @@ def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterat
     for place in measured:
         if kinds[place] != kinds[0]:
             apart = {names[at]: ", ".join(sorted(kinds[at] - kinds[other])) for at, other in ((place, 0), (0, place))}
-            told = " and ".join(f"{name} is NOT COMPARABLE ({only})" for name, only in apart.items() if only)
-            yield f"No verdict on {names[place]} and {names[0]}: {told}."
+            issues = " and ".join(f"{name} is NOT COMPARABLE ({only})" for name, only in apart.items() if only)
+            yield f"No verdict on {names[place]} and {names[0]}: {issues}."
 
 
 def _names(together: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:
