@@ -46,7 +46,9 @@ MaxTtftOption: TypeAlias = Annotated[
         "--max-ttft-p95", min=0.001, metavar="SECONDS", help="maximum p95 TTFT (seconds); default: the workload's"
     ),
 ]
-MaxTrialsOption: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N", help="maximum number of trials")]
+MaxTrialsOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="maximum number of trials, without repeats")
+]
 RepeatsOption: TypeAlias = Annotated[
     int | None,
     typer.Option(min=0, max=10, metavar="N", help="repeat measurements of the best configuration; default: 2"),
@@ -132,6 +134,9 @@ def command(
 
 
 def _preview(planned: Sweep, *, json: bool) -> None:
+    if planned.request.resume:
+        with open_search(planned):  # which refuses the options of another sweep
+            pass
     looked = scan_space(planned)
     if json:
         OUTPUT.show(dry_output(planned, looked))
@@ -144,8 +149,8 @@ def _search(planned: Sweep, *, json: bool) -> None:
         write_sweep_report(planned, search)
         try:
             ended = run_trials(planned, search, lambda: write_sweep_report(planned, search))
-        except DeployError:
-            write_sweep_report(planned, search)
+        except DeployError as error:
+            write_sweep_report(planned, search, ended=f"ended early: {error.message}")
             raise
         winners = write_winners(planned, search)
         report = write_sweep_report(planned, search, winners, ended=ended)
@@ -161,5 +166,4 @@ def _search(planned: Sweep, *, json: bool) -> None:
             else f"`{planned.plan.profile}` is already the best configuration"
         )
     if not winners:
-        hint = f"`{report}` says of each of them what came of it"
-        raise BenchError("no measured configuration sustains a rate", hint=hint)
+        raise BenchError("no trial has a value", hint=f"`{report.with_suffix('.md')}` has the reason of each")

@@ -1,11 +1,12 @@
 """The confirmation of the best trials of a sweep by repeated runs, since one run shows no noise. Pure."""
 
+import math
 from collections import Counter
 from statistics import median
 from typing import Final
 
 from orchestrator.experiments.sweep.run import Sweep
-from orchestrator.experiments.sweep.search import Search, SweepTrial
+from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
 
 _MAX_TRIALS: Final = 3  # trials to confirm; with many equal trials, each would lead for a while
 
@@ -16,11 +17,22 @@ def runs_of(search: Search, trial: SweepTrial) -> tuple[float, ...]:
     return (trial.values[0], *(each.values[0] for each in repeats if each.values))
 
 
+def middle(sweep: Sweep, search: Search, trial: SweepTrial) -> float:
+    """Return the median of the runs of a trial; a run without a value is worse than any, if the client was on time."""
+    sign = 1 if sweep.goal.higher_is_better[0] else -1
+    worst = [
+        -sign * math.inf
+        for each in search.confirmations
+        if each.number == trial.number and not each.values and each.outcome is not TrialOutcome.LAGGED
+    ]
+    return median((*runs_of(search, trial), *worst))
+
+
 def ranked(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
     """Return the measured trials, best first, by the median of their runs; for a single objective."""
     sign = -1 if sweep.goal.higher_is_better[0] else 1
-    measured = [trial for trial in search.trials if any(trial.values)]
-    return tuple(sorted(measured, key=lambda trial: sign * median(runs_of(search, trial))))
+    measured = [trial for trial in search.trials if trial.values and math.isfinite(middle(sweep, search, trial))]
+    return tuple(sorted(measured, key=lambda trial: sign * middle(sweep, search, trial)))
 
 
 def confirmed(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
@@ -28,8 +40,8 @@ def confirmed(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
     repeated = {each.number for each in search.confirmations}
     order = ranked(sweep, search)
     order = tuple(trial for trial in order if trial.number in repeated) or order
-    best = [median(runs_of(search, trial)) for trial in order[:1]]
-    return tuple(trial for trial in order if median(runs_of(search, trial)) in best)
+    best = [middle(sweep, search, trial) for trial in order[:1]]
+    return tuple(trial for trial in order if middle(sweep, search, trial) in best)
 
 
 def next_to_confirm(sweep: Sweep, search: Search) -> SweepTrial | None:
@@ -46,13 +58,13 @@ def next_to_confirm(sweep: Sweep, search: Search) -> SweepTrial | None:
 
 def _is_as_good(sweep: Sweep, search: Search, best: SweepTrial, other: SweepTrial) -> bool:
     """Return whether the median of `other` is not worse than the worst run of `best`."""
-    value, runs = median(runs_of(search, other)), runs_of(search, best)
+    value, runs = middle(sweep, search, other), runs_of(search, best)
     return value >= min(runs) if sweep.goal.higher_is_better[0] else value <= max(runs)
 
 
 def describe_runs(sweep: Sweep, search: Search, trial: SweepTrial) -> str:
-    """Describe the runs of a trial: number, values and the last failure."""
-    runs = runs_of(search, trial)
-    failed = [each.why for each in search.confirmations if each.number == trial.number and not each.values]
-    text = f"{len(runs)} runs: {', '.join(sweep.goal.text((value,)) for value in runs)}" if len(runs) > 1 else "one run"
-    return f"{text}; another run failed: {failed[-1]}" if failed else text
+    """Describe the runs of a trial: their number and values, or why they have none."""
+    failed = [each for each in search.confirmations if each.number == trial.number and not each.values]
+    runs = [sweep.goal.text((value,)) for value in runs_of(search, trial)]
+    runs += [f"{each.outcome} ({each.why})" for each in failed]
+    return f"{len(runs)} runs: {', '.join(runs)}" if len(runs) > 1 else "one run"

@@ -1,5 +1,6 @@
 """The output files of a sweep: the report, and a profile for each winner."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +43,10 @@ class Winner:
 def best_trials(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
     """Return the best trial, or all trials of the Pareto front.
 
-    Among equal trials the original profile wins, else the highest speed per user. Empty if all values are 0, as a knee
-    of 0 means that no rate was sustained.
+    Among equal trials the original profile wins, else the highest speed per user.
     """
     if len(sweep.goal.names) > 1:
-        return tuple(trial for trial in search.best() if any(trial.values))
+        return search.best()
     best = confirmed(sweep, search)
     original = tuple(trial for trial in best if trial.own)
     return original or tuple(sorted(best, key=lambda trial: -_per_user(sweep, trial))[:1])
@@ -85,7 +85,7 @@ def write_sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...]
 
 def sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: str) -> SweepReport:
     """Return the report of the trials so far, or of an ended search."""
-    trials = search.trials
+    trials = tuple(trial for trial in search.trials if trial.outcome is not TrialOutcome.INTERRUPTED)
     results = {trial.number: _result(sweep, trial) for trial in trials}
     best = {winner.trial.number for winner in winners} or {trial.number for trial in best_trials(sweep, search)}
     rows = tuple(
@@ -114,6 +114,7 @@ def sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ende
 
 def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: str) -> Iterator[str]:
     trials = search.trials
+    counts = Counter(trial.outcome for trial in trials if trial.outcome is not TrialOutcome.INTERRUPTED)
     if sweep.description:
         yield f"{sweep.description[0].upper()}{sweep.description[1:].removesuffix('.')}."
     yield f"Objective: {sweep.goal.words}, under {workload_name(sweep.workload_named)}."
@@ -121,12 +122,11 @@ def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: 
         settings = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(winner.trial.point).items())
         same = "; the same as the profile" if winner.trial.own else ""
         yield f"Best: {settings}: {value_text(sweep, winner.trial, search)}{same}."
-    counts = {outcome: sum(trial.outcome is outcome for trial in trials) for outcome in TrialOutcome}
-    listed = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) or "none"
+    listed = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "none"
     seconds = sum(trial.seconds for trial in trials) + sum(each.seconds for each in search.confirmations)
     price = f", ${seconds / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
     end = f" {ended[0].upper()}{ended[1:]}." if ended else ""
-    yield f"{len(trials)} trials of {sweep.space.size} points: {listed}; {format_duration(seconds)}{price}.{end}"
+    yield f"{counts.total()} trials of {sweep.space.size} points: {listed}; {format_duration(seconds)}{price}.{end}"
 
 
 def _notes(

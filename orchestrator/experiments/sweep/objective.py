@@ -7,7 +7,7 @@ from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
-from orchestrator.bench.result import BenchResult, Point
+from orchestrator.bench.result import BenchResult, IssueKind, Point
 
 _DECIMALS: Final = 1  # decimals of the share of a rate; smaller differences are noise
 
@@ -75,33 +75,39 @@ class Goal:
         return next((point for point in result.points if self.closed or point.offered_rps == at), None)
 
     def values(self, result: BenchResult) -> tuple[float, ...] | None:
-        """Return the values of the objective; None if a metric was not measured."""
+        """Return the values of the objective at a steady load; None if a metric was not measured."""
         if self.objective is Objective.KNEE:
-            return (result.knee_rps or 0.0,)
-        if self.overload(result):
-            return None
+            return (result.knee_rps,) if result.knee_rps else None
         point = self.point(result)
-        values = [metric.value_of(point) if point else None for metric in _METRICS[self.objective]]
-        known = tuple(value for value in values if value is not None)
-        return known if len(known) == len(values) else None
+        known = tuple(
+            value for metric in _METRICS[self.objective] if point and (value := metric.value_of(point)) is not None
+        )
+        return known if len(known) == len(self.names) else None
 
     def overload(self, result: BenchResult) -> str:
-        """Return why the rate is too high for the server: TTFT beyond the limit, or no steady window; else ""."""
-        point = self.point(result)
-        if point is None or point.sustained is not False:
-            return ""
-        late = point.latency is not None and point.latency.ttft_from_schedule_s.p95 > self.ttft_p95_s
-        return "; ".join(point.not_sustained_because) if late or point.window is None else ""
-
-    def missing(self, result: BenchResult) -> str:
-        """Return the reason for missing values."""
+        """Return why the load was too high: no knee, TTFT beyond the limit, or no steady window; else ""."""
         point = self.point(result)
         if point is None:
-            return "no rate was sustained" if self.at_rps is None else f"{self.at_rps:g} requests/s was not measured"
-        if why := self.overload(result):
-            return f"overloaded: {why}"
-        metric = next(metric for metric in _METRICS[self.objective] if metric.value_of(point) is None)
-        return f"{metric.title} was not measured" + (f": {point.energy.reason}" if point.energy else "")
+            reasons = [
+                f"at {each.label} requests/s: {why}" for each in result.points for why in each.not_sustained_because
+            ]
+            return "; ".join(reasons) or "no rate was sustained"
+        late = point.latency is not None and point.latency.ttft_from_schedule_s.p95 > self.ttft_p95_s
+        if self.closed or (point.window is not None and not late):
+            return ""
+        return "; ".join(point.not_sustained_because) or "no steady window"
+
+    def client_lag(self, result: BenchResult) -> str:
+        """Return why the value is that of a late load client instead of the server; else ""."""
+        lags = (issue for issue in result.comparability_issues if issue.kind is IssueKind.CLIENT_LAGGED)
+        return next((lag.detail for lag in lags if self.at_rps is None or lag.point == f"{self.at_rps:g}"), "")
+
+    def missing(self, result: BenchResult) -> str:
+        """Return the reason for a missing value at a steady load."""
+        point = self.point(result)
+        energy = f": {point.energy.reason}" if point and point.energy else ""
+        absent = next(m.title for m in _METRICS[self.objective] if point is None or m.value_of(point) is None)
+        return f"{absent} was not measured{energy}"
 
     def known_now(self, result: BenchResult) -> bool:
         """Return whether the knee is found, so that higher rates are not needed."""
@@ -112,7 +118,7 @@ class Goal:
         return round(sum(self.held(point) for point in result.points), _DECIMALS)
 
     def held(self, point: Point) -> float:
-        """Return the share of a rate that the server held, from 0 to 1, rounded to `_ROUGHLY` decimals.
+        """Return the share of a rate that the server held, from 0 to 1, rounded to `_DECIMALS` decimals.
 
         It is the product of success share, completion ratio, and TTFT p95 limit / measured TTFT p95 (each at most 1).
         """

@@ -51,16 +51,17 @@ def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
     lines.append(f"space: {of}: {looked.fitting} can be planned, {looked.count - looked.fitting} do not fit")
     lines += [f"  {many} do not fit: {reason}" for reason, many in looked.refused.items()]
     if sweep.own is None:
-        lines.append(
-            f"`{sweep.plan.profile}` itself is not a trial: the space lacks some of its values (`null`: not set)"
-        )
-    cost = f", ${count * sweep.about / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
-    lines.append(
-        f"budget: up to {count} trials of about {format_duration(sweep.about)}: "
-        f"{format_duration(count * sweep.about)}{cost}; estimates"
+        lacks = ", ".join(f"`{own[key]}` to `{key}`" for key, values in sweep.values.items() if own[key] not in values)
+        lines.append(f"`{sweep.plan.profile}` itself is not a trial; to compare with it, add {lacks or 'its values'}")
+    repeats, seconds = _repeats(sweep), _seconds(sweep, count)
+    cost = f", ${seconds / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
+    more = (
+        f" and {repeats} {'repeats' if repeats > 1 else 'repeat'} of the best (more if another is close)"
+        if repeats
+        else ""
     )
-    if sweep.repeats and len(sweep.goal.names) == 1:
-        lines.append(f"the best trial is measured {sweep.repeats + 1} times, within the same budget")
+    trials = f"{count} {'trials' if count > 1 else 'trial'}{more}, each about {format_duration(sweep.about)}"
+    lines.append(f"budget: up to {trials}: {format_duration(seconds)}{cost}; estimates")
     return "\n".join(lines)
 
 
@@ -68,7 +69,7 @@ def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
 class SweepPreview:
     """With `--dry-run`: the space, how many points fit, and the number, duration and cost of the trials (estimates).
 
-    `own` are the values of the profile itself; the best is measured `confirm` times more.
+    `own` are the values of the profile itself; the estimates include the `confirm` repeats of the best.
     """
 
     profile: str
@@ -91,6 +92,7 @@ class SweepPreview:
 def dry_output(sweep: Sweep, looked: SpaceScan) -> SweepPreview:
     """Return the summary of a dry run for JSON."""
     count = affordable(sweep, looked.left(sweep.space))
+    seconds = _seconds(sweep, count)
     return SweepPreview(
         profile=sweep.plan.profile,
         description=sweep.description,
@@ -105,9 +107,20 @@ def dry_output(sweep: Sweep, looked: SpaceScan) -> SweepPreview:
         fitting=looked.fitting,
         cannot_fit=looked.refused,
         trials=count,
-        seconds=count * sweep.about,
-        usd=count * sweep.about / 3600 * sweep.usd_per_hour if sweep.usd_per_hour else None,
+        seconds=seconds,
+        usd=seconds / 3600 * sweep.usd_per_hour if sweep.usd_per_hour else None,
     )
+
+
+def _repeats(sweep: Sweep) -> int:
+    return sweep.repeats if len(sweep.goal.names) == 1 else 0
+
+
+def _seconds(sweep: Sweep, count: int) -> float:
+    """Estimate the duration of the trials and of the repeats of the best, within the budget."""
+    budget, hour, needed = sweep.request.budget, sweep.usd_per_hour, (count + _repeats(sweep)) * sweep.about
+    limits = [each for each in (budget.hours, budget.usd / hour if budget.usd and hour else None) if each]
+    return max(count * sweep.about, min([needed, *(limit * 3600 for limit in limits)]))
 
 
 def scan_space(sweep: Sweep) -> SpaceScan:

@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult
 from orchestrator.core.text import printable, printable_json
-from orchestrator.experiments.sweep.search import SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.search import SweepTrial
 from orchestrator.report.plot import Bar, Chart, Line, bar_chart, line_chart
 from orchestrator.report.render import environment
 
@@ -98,13 +98,13 @@ def render_sweep_html(report: SweepReport) -> str:
     drawing = line_chart(chart) if chart.lines else None
     weighed = bar_chart("weights", "Importance of each setting", bars) if bars else None
     template = environment(markdown=False).get_template("sweep.html.j2")
-    telling = [row for row in report.rows if _needs_explanation(row)]
+    telling = [row for row in report.rows if row.trial.why]
     return printable(template.render(report=report, chart=chart, drawing=drawing, bars=weighed, telling=telling))
 
 
 def render_sweep_markdown(report: SweepReport) -> str:
     """Render a sweep report as Markdown."""
-    telling = [row for row in report.rows if _needs_explanation(row)]
+    telling = [row for row in report.rows if row.trial.why]
     template = environment(markdown=True).get_template("sweep.md.j2")
     return printable(template.render(report=report, front=pareto_front(report.points), telling=telling))
 
@@ -112,9 +112,3 @@ def render_sweep_markdown(report: SweepReport) -> str:
 def render_sweep_json(report: SweepReport) -> str:
     """Render a sweep report as JSON."""
     return printable_json(json.dumps(asdict(report), indent=2, ensure_ascii=False)) + "\n"
-
-
-def _needs_explanation(row: SweepRow) -> bool:
-    """Return whether a trial needs an explanation below the table."""
-    unmeasured = {TrialOutcome.FAILED, TrialOutcome.REFUSED, TrialOutcome.STOPPED}
-    return row.trial.outcome in unmeasured and bool(row.trial.why)

@@ -41,7 +41,6 @@ _RESERVED: Final = 0.25  # maximum share of the budget reserved for repeated run
 TRIALS: Final = 20  # default number of trials without any budget
 _MAX_REFUSED: Final = 1000  # consecutive refused points that end the search
 _STREAM_TOK_S: Final = 50.0  # assumed speed of one stream, for estimates
-_RAN: Final = (TrialOutcome.MEASURED, TrialOutcome.STOPPED, TrialOutcome.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,8 +286,9 @@ def _require_sensible(sweep: Sweep) -> None:
         require_context(name, sweep.workload, sweep.base.capacity.context, sweep.plan.profile)
     reasons, _ = unjudgeable_rates(sweep.workload)
     if goal.at_rps is None and sweep.workload.load == "open" and reasons:
-        hint = "choose a workload with more `requests` or a longer `duration_s`; or fix the rate with `--at-rate`"
-        raise UsageError(f"cannot find a knee: {'; '.join(reasons)}", hint=hint)
+        at = "" if goal.objective is Objective.KNEE else f"; `{goal.objective}` is measured at the knee"
+        hint = "either more `requests` or a longer `duration_s` in the workload, or a fixed rate with `--at-rate`"
+        raise UsageError(f"cannot find a knee: {'; '.join(reasons)}{at}", hint=hint)
 
 
 def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0) -> str:
@@ -298,7 +298,7 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
     """
     budget = sweep.request.budget
     most = budget.trials if budget.trials is not None or budget.hours or budget.usd else TRIALS
-    ran = [trial for trial in trials if trial.outcome in _RAN]
+    ran = [trial for trial in trials if trial.ran]
     if most is not None and len(ran) >= most:
         return f"{most} trials were run"
     return budget_exhausted(trials, sweep, confirmed=confirmed, kept=sweep.repeats)
@@ -307,7 +307,7 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
 def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0, kept: int = 0) -> str:
     """Return the reason why no further run fits into hours or cost, with `kept` runs reserved; "" if one fits."""
     budget, cost = sweep.request.budget, sweep.usd_per_hour
-    ran = sum(trial.outcome in _RAN for trial in trials)
+    ran = sum(trial.ran for trial in trials)
     if not ran:
         return ""
     tried = sum(trial.seconds for trial in trials)

@@ -33,6 +33,7 @@ _OUTCOME: Final = "outcome"  # trial attribute: the outcome
 _IDENTITY: Final = "begun"  # study attribute: the data that identifies the sweep
 _CONFIRMED: Final = "confirmed"  # study attribute: the repeated runs
 _RANDOM_TRIALS: Final = 4  # random trials before the sampler uses results, and before any trial is pruned
+_MIN_WEIGHED: Final = 2 * _RANDOM_TRIALS  # measured trials; in fewer, noise decides the importance of a setting
 _MAX_SUGGESTIONS: Final = 20  # repeated suggestions of known points before an untried one is drawn
 _MAX_LISTED: Final = 10_000  # size of the largest space whose untried points are listed
 
@@ -42,6 +43,9 @@ class TrialOutcome(StrEnum):
 
     MEASURED = "measured"
     STOPPED = "stopped early"
+    SATURATED = "saturated"  # a rate or limit of the objective was missed
+    UNSTEADY = "not steady"  # no steady window, or too few requests to judge it
+    LAGGED = "client-lagged"  # the load client was late, whatever the server did
     FAILED = "failed"
     REFUSED = "cannot fit"
     INTERRUPTED = "interrupted"
@@ -63,12 +67,18 @@ class SweepTrial:
     parts: Mapping[str, float] = field(default_factory=dict)  # seconds by step: up, bench, smoke, down
     own: bool = False  # the original profile
 
+    @property
+    def ran(self) -> bool:
+        """Whether a server was started and the trial ended."""
+        return self.outcome not in {TrialOutcome.REFUSED, TrialOutcome.INTERRUPTED}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
-    """A repeated run of a trial; if it failed, `values` is empty and `why` has the reason."""
+    """A repeated run of a trial; without a value, `why` has the reason."""
 
     number: int  # number of the trial
+    outcome: TrialOutcome
     values: tuple[float, ...] = ()
     why: str = ""
     directory: str = ""
@@ -216,8 +226,8 @@ class Search:
         if ended.outcome is TrialOutcome.MEASURED and ended.values:
             self._study.tell(number, list(ended.values))
         else:
-            state = states.FAIL if ended.outcome is TrialOutcome.INTERRUPTED else states.PRUNED
-            self._study.tell(number, state=state)
+            unknown = ended.outcome in {TrialOutcome.INTERRUPTED, TrialOutcome.LAGGED}
+            self._study.tell(number, state=states.FAIL if unknown else states.PRUNED)
 
     @property
     def confirmations(self) -> tuple[Confirmation, ...]:
@@ -241,6 +251,8 @@ class Search:
 
     def weights(self) -> dict[str, float]:
         """Return the importance of each of several knobs for the first objective, from 0 to 1 (PED-ANOVA), if known."""
+        if sum(bool(trial.values) for trial in self.trials) < _MIN_WEIGHED:
+            return {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             first = (lambda trial: float(trial.values[0])) if len(self._goal.names) > 1 else None

@@ -147,6 +147,7 @@ def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
         found = _run(sweep, search, suggestion, pending, line, folder=f"{trial.number:03d}-{count}")
         run = Confirmation(
             number=trial.number,
+            outcome=found.outcome,
             values=found.values,
             why=found.why,
             directory=found.directory,
@@ -163,7 +164,7 @@ def _confirmed_seconds(search: Search) -> float:
 
 
 def _try(sweep: Sweep, search: Search, suggestion: Suggestion) -> None:
-    number = len(search.trials) + 1
+    number = 1 + sum(trial.outcome is not TrialOutcome.INTERRUPTED for trial in search.trials)
     shown = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(suggestion.point).items())
     line = _TrialLine(f"trial {number}: {shown}{' (the profile itself)' if suggestion.own else ''}")
     pending = SweepTrial(number=number, point=suggestion.point, outcome=TrialOutcome.INTERRUPTED, own=suggestion.own)
@@ -305,7 +306,7 @@ def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path
 def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, found: SweepTrial) -> SweepTrial:
     """Add the values or the outcome of a measurement to a trial.
 
-    Raises BenchError if the server died, DeployError if no trial can provide the objective.
+    Raises BenchError if the server died, NoObjectiveError if no trial can provide the objective.
     """
     if ladder.stopped:
         point = result.points[-1]
@@ -313,11 +314,15 @@ def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, found: SweepTr
         return replace(found, outcome=TrialOutcome.STOPPED, why=why)
     if result.ending is BenchEnding.ENDPOINT_DIED:
         raise BenchError(f"the server died under load: {result.points[-1].failures[0].example}")
-    values = sweep.goal.values(result)
-    if values is None and sweep.goal.point(result) is not None and not sweep.goal.overload(result):
-        raise NoObjectiveError(sweep.goal.missing(result), hint="another `--objective`, with another `--output`")
-    why = sweep.goal.missing(result) if values is None else ""
-    return replace(found, outcome=TrialOutcome.MEASURED, values=values or (), why=why)
+    goal = sweep.goal
+    if why := goal.overload(result):
+        missed = any(point.sustained is False for point in result.points)
+        return replace(found, outcome=TrialOutcome.SATURATED if missed else TrialOutcome.UNSTEADY, why=why)
+    if (values := goal.values(result)) is None:
+        raise NoObjectiveError(goal.missing(result), hint="another `--objective`, with another `--output`")
+    if why := goal.client_lag(result):
+        return replace(found, outcome=TrialOutcome.LAGGED, why=f"{goal.text(values)}, but {why}")
+    return replace(found, outcome=TrialOutcome.MEASURED, values=values)
 
 
 def _leads(sweep: Sweep, search: Search, found: SweepTrial) -> bool:

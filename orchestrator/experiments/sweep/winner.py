@@ -1,9 +1,9 @@
 """The winner of a sweep as a profile that extends the original one, with evidence for each setting."""
 
+import math
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 from orchestrator.bench.result_files import load_result
@@ -15,9 +15,9 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.core.yaml_document import Data
-from orchestrator.experiments.sweep.confirm import describe_runs, runs_of
+from orchestrator.experiments.sweep.confirm import describe_runs, middle, runs_of
 from orchestrator.experiments.sweep.run import Sweep
-from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.search import Search, SweepTrial
 from orchestrator.plan.plan import NAME
 from orchestrator.planner.planning import is_path, read_draft
 from orchestrator.profiles.layers import EXTENDS, Override
@@ -73,7 +73,7 @@ def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
         if isinstance(keys, dict):
             keys[key] = entry
     lines += _lines(data)
-    ran = sum(trial.outcome is not TrialOutcome.REFUSED for trial in trials)
+    ran = sum(trial.ran for trial in trials)
     head = [
         "yaml-language-server: $schema=profile.schema.json",
         f"{_SWEEP_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_named)}`.",
@@ -94,10 +94,13 @@ def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
 
 def value_text(sweep: Sweep, trial: SweepTrial, search: Search) -> str:
     """Format the values of a trial; the median and range if it has several runs."""
-    if len(trial.values) > 1 or len(runs := runs_of(search, trial)) == 1:
+    if len(trial.values) > 1 or not any(each.number == trial.number for each in search.confirmations):
         return sweep.goal.text(trial.values)
+    runs, value = runs_of(search, trial), middle(sweep, search, trial)
+    if len(runs) == 1 or not math.isfinite(value):
+        return describe_runs(sweep, search, trial)
     ends = " to ".join(sweep.goal.text((each,)) for each in (min(runs), max(runs)))
-    return f"{sweep.goal.text((median(runs),))} (median of {len(runs)} runs, {ends})"
+    return f"{sweep.goal.text((value,))} (median of {len(runs)} runs, {ends})"
 
 
 def _describe_repeats(sweep: Sweep, best: SweepTrial, search: Search) -> str:

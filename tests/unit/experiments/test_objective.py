@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from measured_samples import point, single_stream, tp8
 
-from orchestrator.bench.result import BenchResult
+from orchestrator.bench.result import BenchResult, ComparabilityIssue, IssueKind
 from orchestrator.experiments.sweep.objective import Goal, Objective
 
 
@@ -26,10 +26,10 @@ def test_the_knee_and_a_rate() -> None:
 
 def test_what_was_not_measured_has_no_value() -> None:
     none_sustained = replace(tp8(), knee_rps=None)
-    assert goal(Objective.KNEE).values(none_sustained) == (0.0,)
+    assert goal(Objective.KNEE).values(none_sustained) is None
     assert goal(Objective.TOK_S).values(none_sustained) is None
-    assert goal(Objective.TOK_S).missing(none_sustained) == "no rate was sustained"
-    assert goal(Objective.TOK_S, at_rps=9).missing(tp8()) == "9 requests/s was not measured"
+    for objective in (Objective.KNEE, Objective.TOK_S):
+        assert goal(objective).overload(none_sustained) == "at 2 requests/s: TTFT grew by 0.21 s a second"
     unpriced = replace(tp8(), points=tuple(replace(p, usd_per_million_output_tokens=None) for p in tp8().points))
     assert goal(Objective.USD).values(unpriced) is None
     assert goal(Objective.USD).missing(unpriced).startswith("$/M output tok was not measured")
@@ -46,12 +46,12 @@ def test_a_setting_that_cannot_hold_the_rate_has_no_value_and_a_reason(p95: floa
     """It ended the whole sweep with `output tok/s per node was not measured`."""
     result = overloaded(p95=p95, window=window)
     at_rate = goal(Objective.TOK_S, at_rps=2.0)
-    assert at_rate.values(result) is None
-    assert at_rate.missing(result) == f"overloaded: TTFT p95 {p95:.2f} s exceeds 5 s"
+    assert at_rate.overload(result) == f"TTFT p95 {p95:.2f} s exceeds 5 s"
 
 
 def test_a_rate_beyond_the_knee_within_the_limit_counts() -> None:
     result = overloaded(p95=1.0, window=True)
+    assert goal(Objective.TOK_S, at_rps=2.0).overload(result) == ""
     assert goal(Objective.TOK_S, at_rps=2.0).values(result) is not None
 
 
@@ -67,3 +67,12 @@ def test_the_ladder_ends_where_the_knee_is_known() -> None:
 def test_noise_tells_no_two_apart(p95: float, success: float, completed: float, held: float) -> None:
     found = replace(point(1.0, 0.4, p95), success_share=success, completion_ratio=completed)
     assert goal(Objective.KNEE).held(found) == pytest.approx(held)
+
+
+def test_a_late_client_measures_no_server() -> None:
+    lag = ComparabilityIssue(kind=IssueKind.CLIENT_LAGGED, detail="the load client was late", point="1")
+    result = replace(tp8(), comparability_issues=(lag,))
+    assert goal(Objective.KNEE).client_lag(result) == "the load client was late"
+    assert goal(Objective.TOK_S, at_rps=1.0).client_lag(result) == "the load client was late"
+    assert goal(Objective.TOK_S, at_rps=2.0).client_lag(result) == ""
+    assert goal(Objective.KNEE).client_lag(tp8()) == ""

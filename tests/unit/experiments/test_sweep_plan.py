@@ -6,13 +6,20 @@ from pathlib import Path
 import pytest
 from measured_samples import save, spread, tp4dp2, tp8
 
-from orchestrator.bench.result import BenchResult, Point
+from orchestrator.bench.result import BenchResult, ComparabilityIssue, IssueKind, Point
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.experiments.reproduce import bench_seconds
-from orchestrator.experiments.sweep.confirm import next_to_confirm
-from orchestrator.experiments.sweep.files import Winner, best_trials, tune_command, write_sweep_report, write_winners
+from orchestrator.experiments.sweep.confirm import next_to_confirm, ranked
+from orchestrator.experiments.sweep.files import (
+    Winner,
+    best_trials,
+    sweep_report,
+    tune_command,
+    write_sweep_report,
+    write_winners,
+)
 from orchestrator.experiments.sweep.preview import affordable, dry_output, dry_text, scan_space
 from orchestrator.experiments.sweep.run import (
     JOURNAL,
@@ -25,6 +32,7 @@ from orchestrator.experiments.sweep.run import (
 )
 from orchestrator.experiments.sweep.run import spent as spent_of
 from orchestrator.experiments.sweep.search import Confirmation, Search, SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.trial import _evaluate, _Ladder
 from orchestrator.experiments.sweep.winner import profile_path
 from orchestrator.planner.estimate import STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
@@ -55,10 +63,13 @@ def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
     assert "space: 6 points: 4 can be planned, 2 do not fit" in told
     assert "2 do not fit: " in told
     assert "are not divisible by tp 3" in told
-    assert f"up to 4 trials of about {sweep.about / 60:.0f} min" in told
+    assert (
+        f"up to 4 trials and 2 repeats of the best (more if another is close), each about {sweep.about / 60:.0f} min"
+        in told
+    )
     load = bench_seconds(sweep.workload, tok_s=50.0)
     assert sweep.about == startup_seconds(sweep.plan) + load + STEP_SECONDS["down"]  # a start includes its smoke test
-    assert f"${4 * sweep.about / 3600 * 16:.2f}" in told
+    assert f"${6 * sweep.about / 3600 * 16:.2f}" in told
     data = dry_output(sweep, scan_space(sweep))
     assert (data.points, data.fitting, data.trials) == (6, 4, 4)
     assert data.space == {"layout": ["TP8", "TP4×DP2", "TP3"], "flags.max-running-requests": ["16", "32"]}
@@ -69,7 +80,7 @@ def test_a_profile_that_is_none_of_the_space_is_said_to_be_none(home: Home) -> N
     sweep = planned(home, "flags: {max-running-requests: [32, 64]}")
     told = dry_text(sweep, scan_space(sweep))
     assert "32, 64  16" in told
-    assert "`mi355x-tp8` itself is not a trial" in told
+    assert "`mi355x-tp8` itself is not a trial; to compare with it, add `16` to `flags.max-running-requests`" in told
     assert "is not a trial" not in dry_text(planned(home), scan_space(planned(home)))
 
 
@@ -107,6 +118,7 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
         ({"workload": "smoke-tinny"}, "no workload `smoke-tinny` found"),
         ({"objective": "kne"}, "unknown objective `kne`"),
         ({"request_rates": (90.0,)}, "cannot find a knee"),
+        ({"request_rates": (90.0,), "objective": "tok-s"}, "; `tok-s` is measured at the knee"),
         ({"name": "No Name"}, "invalid profile name"),
         ({"name": "mi355x-tp8"}, "a profile `mi355x-tp8` exists"),
         ({"name": "mi355x-tp4dp2"}, "a profile `mi355x-tp4dp2` exists"),
@@ -241,7 +253,8 @@ def test_the_winner_is_a_profile_with_its_evidence(home: Home) -> None:
 
 
 def again(search: Search, number: int, value: float, seconds: float = 600.0) -> None:
-    search.confirm(Confirmation(number=number, values=(value,), seconds=seconds))
+    outcome = TrialOutcome.MEASURED
+    search.confirm(Confirmation(number=number, outcome=outcome, values=(value,), seconds=seconds))
 
 
 def test_the_best_is_measured_again_before_it_is_named_and_who_is_within_its_noise(home: Home) -> None:
@@ -288,7 +301,7 @@ def test_what_is_looked_for_stands_in_preview_and_report(home: Home) -> None:
     sweep = planned(home, f"description: how many at once\n{SPACE}", repeats=4)
     told = dry_text(sweep, scan_space(sweep))
     assert told.startswith("how many at once\n")
-    assert "the best trial is measured 5 times" in told
+    assert "and 4 repeats of the best" in told
     assert dry_output(sweep, scan_space(sweep)).confirm == 4
     with open_search(sweep) as search:
         report = write_sweep_report(sweep, search)
@@ -303,12 +316,58 @@ def test_the_profile_itself_may_win(home: Home) -> None:
     assert not (home.root / "profiles").exists()
 
 
-def test_a_knee_of_0_wins_nothing(home: Home) -> None:
+def test_a_setting_that_saturates_is_a_result_and_wins_nothing(home: Home) -> None:
+    """It ended the whole sweep; now each trial without a value has its reason in the report."""
     sweep = planned(home, "flags: {max-running-requests: [32, 64, 128]}")
-    none = replace(tp8(), knee_rps=None)
+    lag = ComparabilityIssue(kind=IssueKind.CLIENT_LAGGED, detail="the load client was late: p99 70 ms")
+    outcomes = []
     with open_search(sweep) as search:
-        assert won(sweep, search, {1: none, 2: none}) == ()
+        for result in (
+            replace(tp8(), knee_rps=None),
+            replace(tp8(), knee_rps=None, points=(replace(tp8().points[0], sustained=None),)),
+            replace(tp8(), comparability_issues=(lag,)),
+        ):
+            asked = search.ask(None)
+            assert asked is not None
+            pending = replace(trial(len(outcomes) + 1, TrialOutcome.INTERRUPTED), point=asked.point)
+            ended = _evaluate(sweep, result, _Ladder(sweep, asked), pending)
+            search.tell(asked, ended)
+            outcomes.append(ended.outcome)
+        assert write_winners(sweep, search) == ()
+        text = write_sweep_report(sweep, search, ended="x").with_suffix(".md").read_text().replace("\\", "")
+    assert outcomes == [TrialOutcome.SATURATED, TrialOutcome.UNSTEADY, TrialOutcome.LAGGED]
+    assert "- trial 1 saturated: at 2 requests/s: TTFT grew by 0.21 s a second" in text
+    assert "- trial 3 client-lagged: 1.5, but the load client was late: p99 70 ms" in text
     assert not (home.root / "profiles").exists()
+
+
+def test_a_repeat_that_saturates_is_worse_than_any_value(home: Home) -> None:
+    sweep = planned(home)
+    with open_search(sweep) as search:
+        won(sweep, search, {1: tp8(), 2: tp4dp2()})  # 1.5 and 2.4 requests/s
+        search.confirm(Confirmation(number=2, outcome=TrialOutcome.LAGGED, why="2.4, but late"))
+        assert [each.number for each in ranked(sweep, search)] == [2, 1], "a late client says nothing of the server"
+        search.confirm(Confirmation(number=2, outcome=TrialOutcome.SATURATED, why="TTFT p95 17.20 s exceeds 5 s"))
+        assert [each.number for each in ranked(sweep, search)] == [1]
+        following = next_to_confirm(sweep, search)
+        assert following is not None
+        again(search, following.number, 1.6)
+        text = write_sweep_report(sweep, search).with_suffix(".md").read_text().replace("\\", "")
+    assert following.number == 1
+    assert "3 runs: 2.4, client-lagged (2.4, but late), saturated (TTFT p95 17.20 s exceeds 5 s)" in text
+
+
+def test_an_interrupted_trial_is_none_of_the_trials(home: Home) -> None:
+    sweep = planned(home)
+    with open_search(sweep) as search:
+        asked = search.ask(sweep.own)
+        assert asked is not None
+        search.tell(asked, replace(trial(1, TrialOutcome.INTERRUPTED), point=asked.point))
+        report = sweep_report(sweep, search, (), "ended early: port 31000 is taken")
+    assert (report.rows, report.headline[-1]) == (
+        (),
+        "0 trials of 6 points: none; 60 min. Ended early: port 31000 is taken.",
+    )
 
 
 def faster(point: Point) -> Point:
