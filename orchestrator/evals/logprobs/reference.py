@@ -13,7 +13,11 @@ from orchestrator.core.validation import validation_problems
 from orchestrator.engine.logprobs import TokenLogprobs
 
 REFERENCE_SCHEMA: Final = 1
-MAX_REFERENCE_BYTES: Final = 3 << 19  # bounds the memory of parsing; the longest reference has 1.2 MB
+# Limits of a file, to bound the memory of parsing: a list or an object takes up to 250 bytes, another value 60. The
+# longest reference has 10,816 tokens: 1.2 MB, 64,900 lists and 130,000 commas.
+MAX_REFERENCE_BYTES: Final = 3 << 19
+_MAX_LISTS: Final = 80_000
+_MAX_VALUES: Final = 200_000
 _MAX_TOKENS: Final = 1 << 17
 _DIGITS: Final = 6  # decimals of a log-probability in a file; float32 has seven digits
 
@@ -75,6 +79,8 @@ def reference_to_json(reference: LogprobReference) -> str:
 
 def reference_from_json(text: str, *, location: str) -> LogprobReference:
     """Parse a reference read from `location`. Raises BenchError for another schema version or damaged data."""
+    if text.count("[") + text.count("{") > _MAX_LISTS or text.count(",") > _MAX_VALUES:
+        raise BenchError("not a reference of `deploy logprobs`: too large", location=location)
     try:
         reference = _REFERENCE.validate_json(text, strict=True)
     except ValidationError as error:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import gc
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -223,6 +224,33 @@ HEAD: dict[str, object] = {
     "noise": 0.0,
     "top": 5,
 }
+
+
+def kib(what: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+
+
+def filled(unit: str, location: str, most: int) -> str:
+    """A file that holds as many of this value as go into so many bytes, where a reference holds its texts or scores."""
+    values = ",".join([unit] * (most // (len(unit) + 1)))
+    texts = f"[{values}]" if location == "texts" else f'[{{"ids": [1, 2], "own": [0], "top": [{values}]}}]'
+    return json.dumps({**HEAD, "texts": "here"}).replace('"here"', texts)
+
+
+def test_a_reference_of_any_form_takes_little_memory(tmp_path: Path) -> None:
+    """As many values as are allowed, and as many as there is room for: 2 MiB of `[]` took 171 MiB."""
+    file = tmp_path / "reference.json"
+    for unit in ("[[[[]]]]", "[[1,0]]", "[1,2]", "[]", "{}", "1", '""'):
+        lists, values = unit.count("[") + unit.count("{"), unit.count(",") + 1
+        allowed = min(79_990 // max(lists, 1), 199_990 // values) * (len(unit) + 1)
+        for size, location in itertools.product((1 << 20, allowed), ("texts", "top")):
+            file.write_text(filled(unit, location, size))
+            Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+            before = kib("VmRSS")
+            with pytest.raises(BenchError):
+                load_reference(file)
+            assert kib("VmHWM") - before < 48 << 10, (unit, size, location)  # of 64 MiB that a command may take
 
 
 def test_of_the_ranks_one_keeps_what_it_said(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
