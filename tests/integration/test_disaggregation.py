@@ -10,12 +10,14 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import CommandLine
-from cpu_server import processes_in
 from patience import wait_for
 from ports import free_port
 
 from orchestrator.core.paths import Home
+from orchestrator.core.procfs import find_process
+from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.runtimes.supervisor.record import read_record
 from orchestrator.servers.group import RunningServer, ServerGroup
 
 pytestmark = [
@@ -50,10 +52,15 @@ class Apart:
         return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False).status_code
 
     def kill(self, role: str) -> None:
-        """Kill each process of a role, as the kernel does where memory is short."""
+        """Kill the server of a role, as the kernel does where memory is short."""
         [server] = [server for server in self.server.replicas if server.role == role]
-        for process in processes_in(Path(server.run_dir)):
-            os.kill(process.pid, signal.SIGKILL)
+        record = read_record(Path(server.run_dir))
+        assert record is not None
+        assert record.server is not None
+        process = find_process(record.server)
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: self.runtime.state(server).status is not Status.RUNNING)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +91,9 @@ def test_the_url_of_the_gateway_finds_the_roles_and_that_of_a_role_is_explained(
     found = apart.deploy.run("smoke", apart.url, "--json")
     assert "pair: KV cache transferred" in found.stdout, found.stderr
     output = str(apart.deploy.home.root / "result")
-    measured = apart.deploy.run("bench", apart.url, "--workload", "smoke-tiny", "--output", output)
+    measured = apart.deploy.run(
+        "bench", apart.url, "--workload", "smoke-tiny", "--request-rate", "2", "--output", output
+    )
     assert measured.returncode == 0, measured.stderr
     for command in ("smoke", "bench"):
         refused = apart.deploy.run(command, apart.server.replicas[1].url)
