@@ -53,3 +53,15 @@ def test_replicas_of_two_plans_are_a_persons_business() -> None:
     watcher = Watcher("owl", LiveBackend(), replace(REPLICATED, ready=False))
     [(kind, detail, *_)] = watcher.begin(0.0, 0.0)
     assert (kind, "two plans" in detail) == (EventKind.WAITING, True)
+
+
+def test_a_role_is_one_rank_whatever_its_data_parallel_size() -> None:
+    prefill, decode = ({0: number, 1: number + 1} for number in (10.0, 20.0))
+    works = [RankProgress(done=done, decoded={}, emitted=None) for done in (prefill, decode)]
+    assert _combine(works, ranks=2).done == {0: 10.0, 1: 20.0}
+
+
+def test_a_role_is_asked_with_a_bootstrap_room_which_it_refuses_to_do_without() -> None:
+    backend = LiveBackend()
+    assert backend._client(replace(REPLICATED, has_roles=True), 0).alone
+    assert not backend._client(REPLICATED, 0).alone

@@ -1,0 +1,104 @@
+"""What the checks of prefill and decode say of a pair that does not work as it should."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pytest
+
+from orchestrator.engine.disaggregation import TRANSFERS
+from orchestrator.verify import pair as checked
+from orchestrator.verify.pair import Pair, pair_checks, role_check
+
+
+@dataclass
+class World:
+    """A gateway and a prefill server; the right token after N tokens is N."""
+
+    transfers: float = 3
+    counts: bool = True
+    crosses: bool = True
+    damaged: int = 0  # tokens of the gateway's answer that are wrong
+
+
+class Client:
+    """In place of `EngineClient`."""
+
+    world: World
+
+    def __init__(self, url: str, **_: object) -> None:
+        self.url = url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def exported(self) -> bytes:
+        return f'{TRANSFERS}{{engine_type="prefill"}} {self.world.transfers}\n'.encode() if self.world.counts else b""
+
+    def post(self, _: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        prompt, tokens = body.get("input_ids") or body["text"], body["sampling_params"]["max_new_tokens"]
+        assert ("bootstrap_room" in body) == (self.url == "prefill"), "a role alone needs a bootstrap room"
+        ids = [len(prompt) + number for number in range(tokens)]
+        if self.url == "gateway":
+            self.world.transfers += self.world.crosses
+            ids = [each + 1000 * (number < self.world.damaged) for number, each in enumerate(ids)]
+        return {
+            "text": "",
+            "output_ids": ids,
+            "meta_info": {"completion_tokens": tokens, "prompt_tokens": 1, "cached_tokens": 0},
+        }
+
+
+def verdicts(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool = False, log: str = "TcpTransport: listen on 1"
+) -> dict[str, tuple[str, str]]:
+    monkeypatch.setattr(Client, "world", world, raising=False)
+    monkeypatch.setattr(checked, "EngineClient", Client)
+    monkeypatch.setattr(checked, "_WITHIN", 0)
+    pair = Pair(
+        gateway="gateway",
+        prefill=["prefill"],
+        decode=["decode"],
+        key=None,
+        on_gpu=on_gpu,
+        transfer="mooncake over tcp",
+        logs=lambda: {"prefill 1": [log]},
+    )
+    return {check.name.removeprefix("pair: "): (str(check.verdict), check.evidence) for check in pair_checks(pair)}
+
+
+def test_a_pair_that_works_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verdicts(World(), monkeypatch)
+    assert {verdict for verdict, _ in found.values()} == {"passed"}
+    assert found["KV cache transferred"][1] == "3 transfers before a request, 4 after it"
+
+
+def test_a_request_that_does_not_cross_is_found_by_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdicts(World(crosses=False), monkeypatch)["KV cache transferred"][0] == "failed"
+    assert verdicts(World(counts=False), monkeypatch)["KV cache transferred"][0] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "on_gpu", "verdict"), [(1, False, "failed"), (4, True, "warning"), (5, True, "failed")]
+)
+def test_a_damaged_cache_gives_another_answer_than_one_server(
+    damaged: int, on_gpu: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = verdicts(World(damaged=damaged), monkeypatch, on_gpu=on_gpu)["answer of one server"]
+    assert found[0] == verdict
+    assert found[1].startswith(f"{damaged} of 16 tokens differ")
+
+
+def test_the_network_is_that_of_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = verdicts(World(), monkeypatch, log="installTransport, type=rdma")["network"]
+    assert found[0] == "failed"
+    assert found[1].startswith("prefill 1: the profile says TCP")
+
+
+def test_a_role_generates_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "world", World(), raising=False)
+    monkeypatch.setattr(checked, "EngineClient", Client)
+    assert str(role_check("prefill", key=None, name="x").verdict) == "passed"
