@@ -37,7 +37,7 @@ def test_a_filter_leaves_the_profiles_of_one_hardware_or_model() -> None:
     assert names == ["mi300x-deepseek-v4-flash-tp8", "mi300x-glm-5.3-flash-tp8"]
     assert not any(line.startswith(("hardware", "models", "engines")) for line in lines)
     found = json.loads(deploy("--hardware", "cpu", "--json").stdout)
-    assert [entry["name"] for entry in found["profiles"]] == ["cpu-tiny"]
+    assert [entry["name"] for entry in found["profiles"]] == ["cpu-tiny", "cpu-tiny-1p1d"]
     assert found["engines"] == []
 
 
