@@ -63,9 +63,9 @@ class Apart:
         wait_for(lambda: self.runtime.state(server).status is not Status.RUNNING)
 
 
-@pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
-    made = Apart(tmp_path_factory.mktemp("apart"))
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Apart]:
+    made = Apart(tmp_path)
     settings = ("--set", f"server.port={made.port}", "--set", "timeouts.progress_deadline=600")
     try:
         ended = made.deploy.run("up", PROFILE, "--name", NAME, *settings)
@@ -78,7 +78,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
             made.runtime.stop(handle, grace=0)
 
 
-def test_requests_cross_and_are_answered_as_by_one_server(apart: Apart) -> None:
+def _requests_cross_and_are_answered_as_by_one_server(apart: Apart) -> None:
     report = json.loads(apart.deploy.run("smoke", NAME, "--json").stdout)
     checks = {check["name"]: check for check in report["checks"]}
     for name in ("pair: KV cache transferred", "pair: answer of one server", "pair: network", "correct answers"):
@@ -87,7 +87,7 @@ def test_requests_cross_and_are_answered_as_by_one_server(apart: Apart) -> None:
     assert not [check for check in checks.values() if check["verdict"] == "failed"]
 
 
-def test_the_url_of_the_gateway_finds_the_roles_and_that_of_a_role_is_explained(apart: Apart) -> None:
+def _the_url_of_the_gateway_finds_the_roles_and_that_of_a_role_is_explained(apart: Apart) -> None:
     found = apart.deploy.run("smoke", apart.url, "--json")
     assert "pair: KV cache transferred" in found.stdout, found.stderr
     output = str(apart.deploy.home.root / "result")
@@ -101,8 +101,7 @@ def test_the_url_of_the_gateway_finds_the_roles_and_that_of_a_role_is_explained(
         assert "this is a decode server: alone it refuses requests without a bootstrap room" in refused.stderr
 
 
-@pytest.mark.parametrize("role", ["decode", "prefill"])
-def test_a_killed_role_is_seen_though_the_gateway_is_ready_and_is_restarted_alone(apart: Apart, role: str) -> None:
+def _a_killed_role_is_seen_though_the_gateway_is_ready_and_is_restarted_alone(apart: Apart, role: str) -> None:
     [other] = [server for server in apart.server.replicas if server.role != role]
     apart.kill(role)
     assert httpx.get(f"{apart.url}/health", timeout=10, trust_env=False).status_code == 200
@@ -116,3 +115,11 @@ def test_a_killed_role_is_seen_though_the_gateway_is_ready_and_is_restarted_alon
     wait_for(lambda: apart.complete() == 200)
     assert apart.deploy.run("status", NAME).returncode == 0
     assert other.runtime_id in {server.runtime_id for server in apart.server.replicas}
+
+
+def test_prefill_and_decode_apart(apart: Apart) -> None:
+    """One test: a role that is started again belongs to the test in which it was killed."""
+    _requests_cross_and_are_answered_as_by_one_server(apart)
+    _the_url_of_the_gateway_finds_the_roles_and_that_of_a_role_is_explained(apart)
+    for role in ("decode", "prefill"):
+        _a_killed_role_is_seen_though_the_gateway_is_ready_and_is_restarted_alone(apart, role)
