@@ -15,7 +15,11 @@ import pytest
 from cluster_samples import all_objects, cluster_plan
 
 from orchestrator.core.errors import ProfileError
+from orchestrator.core.subprocesses import CompletedProgram
+from orchestrator.hosts.report import Level
 from orchestrator.planner.planning import load
+from orchestrator.runtimes.kubernetes.checks import cluster_findings
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
 
 SCHEMAS = Path(__file__).parents[2] / "samples" / "leaderworkerset"
 VERSIONS = ("v0.7.0", "v0.9.0")
@@ -103,3 +107,25 @@ def test_a_server_in_the_network_of_the_nodes_has_a_key() -> None:
     [problem] = error.value.problems_or_self()
     assert "open to the network of the nodes" in problem.message
     assert "server.api_key_env" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "hint"),
+    [
+        (False, "no `leaderworkersets.leaderworkerset.x-k8s.io` in this cluster", "install it: lws.sigs.k8s.io"),
+        (True, "`up` starts servers of one node", "kubectl apply"),
+    ],
+)
+def test_up_says_what_a_cluster_lacks_and_who_starts_it(
+    monkeypatch: pytest.MonkeyPatch, known: bool, found: str, hint: str
+) -> None:
+    def ask(_cluster: Cluster, *words: str, **_: object) -> CompletedProgram:
+        answer = {"metadata": {"labels": {}}, "items": [], "gitVersion": "v1.36.0"}
+        code = 0 if known or "crd" not in words else 1
+        return CompletedProgram(argv=("kubectl", *words), code=code, stdout=json.dumps(answer), stderr="")
+
+    monkeypatch.setattr(Cluster, "ask", ask)
+    told = {each.check: each for each in cluster_findings(cluster_plan("mi355x-tp8", *GPUS))}["several nodes"]
+    assert (told.level, told.found) == (Level.FAIL, found)
+    assert hint in told.hint
+    assert "several nodes" not in {each.check for each in cluster_findings(cluster_plan("mi355x-tp8", *TWO[1:]))}
