@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 
 import httpx
 import pytest
@@ -76,6 +77,27 @@ def test_an_honest_server_passes_everything() -> None:
     report = run(server, EVERYTHING)
     assert set(verdicts(report).values()) == {Verdict.PASSED}, report.to_table()
     assert len(report.checks) == 19
+
+
+def test_a_gateway_that_answers_503_while_kernels_are_compiled_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prefill server compiled for 112 s on an H200, and the gateway refused each request."""
+    left, behind = [3], over_httpx(engine())
+
+    def gateway(request: httpx.Request) -> httpx.Response:
+        if b'"temperature": 1.0' in request.content and left[0]:
+            left[0] -= 1
+        if left[0] and request.url.path == "/generate":
+            return httpx.Response(503, json={"error": {"code": "no_available_workers"}})
+        return behind.handle_request(request)
+
+    monkeypatch.setattr(smoke, "poll_until", partial(smoke.poll_until, sleep=lambda _: None))
+    target = dataclasses.replace(TARGET, on_gpu=True, engine_url=TARGET.url)
+    report = smoke.smoke_test(
+        target, faults=lambda: (), seed=1, progress=Progress(io.StringIO()), transport=httpx.MockTransport(gateway)
+    )
+    assert not failures(report), report.to_table()
 
 
 PARSED = dataclasses.replace(TARGET, reasoning_parser="qwen3", tool_parser="qwen")
