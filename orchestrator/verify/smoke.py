@@ -19,6 +19,7 @@ from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, f
 from orchestrator.verify.target import Target
 
 CONNECT_SECONDS: Final = 5.0
+AT_ONCE_SECONDS: Final = 10.0  # half of what sglang gives the token of a health check
 FIRST_SAMPLE_SECONDS: Final = 600.0  # 96 to 115 on one H100 or H200 (sglang 0.5.16)
 MOST_EVIDENCE: Final = 500  # characters: what a server answers is not for a terminal to drown in
 
@@ -55,26 +56,28 @@ def smoke_test(
         )
         try:
             if target.on_gpu and client.is_sglang:
-                _sample_once(client, shown)
+                _sample_once(client, shown, clock=clock)
             checks = tuple(_all_checks(client, shown=shown, clock=clock))
         finally:
             shown.done()
     return SmokeReport(url=target.url, served_name=target.served_name, checks=checks)
 
 
-def _sample_once(client: SmokeClient, shown: Progress) -> None:
+def _sample_once(client: SmokeClient, shown: Progress, *, clock: Callable[[], float]) -> None:
     """Send the first request that samples, for which sglang compiles kernels: no check and no user waits for them.
 
-    Meanwhile a server fails its health checks, and a gateway answers 503 for it: that request is repeated. The checks
-    find every other fault.
+    Meanwhile a server fails its health checks. A gateway then answers 503, and for some seconds after the kernels are
+    there: the request is repeated until it is answered at once. The checks find every other fault.
     """
     body = generate_body(client.fresh_ids(37), tokens=2, rank=0, temperature=1.0, top_p=0.95, top_k=50)
 
     def is_compiled() -> bool:
+        began = clock()
         try:
-            return client.server.status("POST", endpoints.GENERATE, body) != httpx.codes.SERVICE_UNAVAILABLE
+            status = client.server.status("POST", endpoints.GENERATE, body)
         except NoResponseError:
             return True
+        return status != httpx.codes.SERVICE_UNAVAILABLE and clock() - began < AT_ONCE_SECONDS
 
     shown.update("first sampled request")
     limit = FIRST_SAMPLE_SECONDS if client.target.engine_url else 0.0

@@ -83,19 +83,24 @@ def test_a_gateway_that_answers_503_while_kernels_are_compiled_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A prefill server compiled for 112 s on an H200, and the gateway refused each request."""
-    left, behind = [3], over_httpx(engine())
+    now, refused, behind = [0.0], iter(range(3)), over_httpx(engine())
 
     def gateway(request: httpx.Request) -> httpx.Response:
-        if b'"temperature": 1.0' in request.content and left[0]:
-            left[0] -= 1
-        if left[0] and request.url.path == "/generate":
+        if not now[0]:
+            now[0] = 92.0  # the seconds that the first request takes
+        elif next(refused, None) is not None:
             return httpx.Response(503, json={"error": {"code": "no_available_workers"}})
         return behind.handle_request(request)
 
     monkeypatch.setattr(smoke, "poll_until", partial(smoke.poll_until, sleep=lambda _: None))
     target = dataclasses.replace(TARGET, on_gpu=True, engine_url=TARGET.url)
     report = smoke.smoke_test(
-        target, faults=lambda: (), seed=1, progress=Progress(io.StringIO()), transport=httpx.MockTransport(gateway)
+        target,
+        faults=lambda: (),
+        seed=1,
+        progress=Progress(io.StringIO()),
+        clock=lambda: now[0],
+        transport=httpx.MockTransport(gateway),
     )
     assert not failures(report), report.to_table()
 
