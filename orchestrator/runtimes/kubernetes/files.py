@@ -78,7 +78,7 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
     yield f"{plan.profile}: {plan.description}"
     yield "`kubectl apply --server-side -f kubernetes.yaml` starts it"
     if plan.layout.nodes > 1:
-        yield f"the cluster needs LeaderWorkerSet 0.6 or newer ({LWS_SITE}); `deploy smoke URL` verifies the server"
+        yield f"the cluster needs LeaderWorkerSet 0.6 or newer ({LWS_SITE})"
     level, why = required_level(plan)
     yield f"the namespace has to admit the Pod Security Standard {level}: {why}"
     if limits := ", ".join(limit.name for limit in plan.hardware.container.ulimits):
