@@ -69,7 +69,7 @@ def command(
     if hardware is not None or model is not None:
         found = chosen_profiles(found, hardware=hardware, model=model)
         if not found.profiles:
-            note("no such profile; `deploy profiles` lists all, `deploy up --model DIR|HUB_ID` writes one")
+            note("no such profile; `deploy profiles` lists all, `deploy up --model CHECKPOINT` writes one")
     if json:
         OUTPUT.show(found)
     elif found.profiles:
