@@ -51,7 +51,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Run the smoke test against a server. A check fails if a feature of the plan is missing."""
-    target = name_at(target, Home.from_environment(), profile_, api_key_env, engine)
+    target = name_at(target, Home.from_environment(), profile_, api_key_env, engine, host, strict_kernels)
     ours = {"--strict-kernels": strict_kernels, "--host": host}
     require_kind(
         target,

@@ -125,7 +125,7 @@ class PodDiscovery:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayLaunch:
-    """The launch parameters of a gateway. each of `options` is an option with its values."""
+    """The launch parameters of a gateway."""
 
     host: str
     port: int

@@ -26,7 +26,7 @@ def gpus_present(subject: CheckContext) -> Iterator[Finding]:
     if hardware.vendor == "cpu":
         yield info("gpus", "not queried", "none")
         return
-    needed = f"{subject.plan.layout.gpus * subject.plan.replicas} x {hardware.arch}"
+    needed = f"{len(subject.plan.gpus)} x {hardware.arch}"
     if inventory is None:
         other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in subject.machine.inventories)
         found = f"no {VENDORS[hardware.vendor].name} GPU" + (

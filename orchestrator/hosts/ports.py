@@ -39,7 +39,10 @@ def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:
     """
     named = [("server", plan.server.port)]
     if plan.gateway is not None:
-        named += [(f"replica {unit.number}", unit.port) for unit in plan.units if unit.role is Role.SERVER]
+        for unit in plan.units:
+            if unit.role is not Role.GATEWAY:
+                named += [(f"{'replica' if unit.role is Role.SERVER else unit.role} {unit.number}", unit.port)]
+        named += [("bootstrap of prefill", port) for role in plan.roles for port in role.bootstrap_ports]
         named += [("metrics of the gateway", plan.gateway.metrics_port)]
     named += [(fixed.option, fixed.port) for fixed in plan.serving.ports if fixed.port is not None]
     return tuple(named)

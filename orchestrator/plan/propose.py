@@ -3,11 +3,22 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.core.errors import Problem
+from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.engine.options import Tie, ties
 from orchestrator.plan.capacity import Capacity, KvCache, Memory
 from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.schema import Profile
+
+
+class DoesNotFitError(ProfileError):
+    """No layout of the node holds the longest request of the model.
+
+    `longest` is the longest request in tokens that one of them holds, 0 if none holds the weights.
+    """
+
+    def __init__(self, message: str, *, problems: Sequence[Problem], hint: str, longest: int) -> None:
+        super().__init__(message, problems=problems, hint=hint)
+        self.longest = longest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from orchestrator.runs.run_dir import (
     latest_run,
     no_plan,
     note_request,
+    read_plan,
     require_name,
     runs_with_smoke,
     runtime_of,
@@ -199,6 +200,9 @@ def name_at(target: str, home: Home, *others: object) -> str:
     """
     if "://" not in target or any(others):
         return target
+    plans = (read_plan(latest_run(home, name)) for name in known_names(home))
+    if not any(plan is not None and plan.roles for plan in plans):
+        return target  # most URLs: no runtime is asked
     url = target.rstrip("/").removesuffix("/v1").replace("//localhost", "//127.0.0.1")
     with open_servers(home) as servers:
         return next((found.name for found in servers.find() if found.has_roles and found.url == url), target)

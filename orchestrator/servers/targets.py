@@ -9,7 +9,7 @@ from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.result_files import provenance_of
 from orchestrator.bench.run import BenchTarget, ClaimedHardware, is_url
 from orchestrator.core.catalog import Catalog
-from orchestrator.core.errors import DeployError, SmokeError
+from orchestrator.core.errors import DeployError, SmokeError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
@@ -106,6 +106,8 @@ def side_of_server(servers: Servers, name: str) -> ProbeSide:
     """A server that `deploy up` started. Raises StartError where there is none, or its plan is not here."""
     server = servers.open(name)
     server.require_running()
+    if server.found.has_roles:
+        raise UsageError(f"cannot probe `{name}`: a prefill or decode server refuses requests of its own")
     run, plan, key = server.require_own_run(), server.require_plan(), server.key
     engines = tuple(
         (f"replica {number}" if server.found.replicas else "", target_of(plan, url=engine.url, api_key=key))

@@ -81,7 +81,7 @@ def wait_for_gateway(
         if now.unschedulable:
             raise NotReadyError(f"the gateway cannot start: {now.detail}")
         if now.status not in {Status.RUNNING, Status.PENDING}:
-            raise NotReadyError(f"the gateway exited: {now.exit_summary}", hint="see see its log: `deploy logs`")
+            raise NotReadyError(f"the gateway exited: {now.exit_summary}", hint="see its log: `deploy logs`")
 
     def is_there() -> bool:
         require_alive()

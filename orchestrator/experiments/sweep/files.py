@@ -139,7 +139,7 @@ def _notes(
     if not repeated:
         yield f"{ONE_RUN_EACH[0].upper()}{ONE_RUN_EACH[1:]}"
     for trial in search.trials:
-        if trial.number in repeated:
+        if trial.values and trial.number in repeated:
             yield f"Trial {trial.number}: {describe_runs(sweep, search, trial)}; other trials were measured once."
     if sweep.own is None:
         yield "The space lacks the profile's own values: there is no comparison with them."

@@ -78,7 +78,7 @@ class Confirmation:
     """A repeated run of a trial; without a value, `why` has the reason."""
 
     number: int  # number of the trial
-    outcome: TrialOutcome
+    outcome: TrialOutcome = TrialOutcome.MEASURED
     values: tuple[float, ...] = ()
     why: str = ""
     directory: str = ""

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,18 +16,20 @@ from orchestrator.core.validation import read_model
 from orchestrator.hosts.gpus import ALL_SECTIONS, inventories
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib
 from orchestrator.hosts.survey import Runner, survey
+from orchestrator.plan.propose import DoesNotFitError
 from orchestrator.planner.add.model import add_model
 from orchestrator.planner.add.profile import (
     ProfileRequest,
     Proposal,
-    command_for_node,
     default_name,
     propose_profile,
+    read_node,
     write_proposal,
 )
 from orchestrator.planner.planning import read_profile
 from orchestrator.profiles.schema import HardwareFile, ModelFile
 
+_STEP: Final = 1024  # tokens: a proposed context is a multiple of it
 _VRAM_TOLERANCE: Final = 0.97  # share: firmware reserves some of the memory that the data sheet states
 
 
@@ -82,7 +84,13 @@ def profile_on_host(
     similar = tuple(each for each in _profiles_of(model, hardware.name, catalog) if each != name)
     if path := catalog.find(EntryKind.PROFILE, name):
         return HostProfile(name=name, hardware=hardware, path=path, proposal=None, similar=similar)
-    proposal = propose_profile(request, home, name=name)
+    try:
+        proposal = propose_profile(request, home, name=name)
+    except DoesNotFitError as error:
+        if (longest := error.longest // _STEP * _STEP) == 0:
+            raise
+        note(f"requests are limited to {longest:,} tokens: the longest that fit")
+        proposal = propose_profile(replace(request, max_context=longest), home, name=name)
     path = write_proposal(proposal, home)
     return HostProfile(name=name, hardware=hardware, path=path, proposal=proposal, similar=similar)
 
@@ -104,6 +112,30 @@ def next_command(model: str, home: Home, runner: Runner) -> str:
         if (inventory := _inventory(runner)) is not None:
             found = (match_hardware(inventory, catalog), len(inventory.gpus))
     return command_for_node(model, home, first=found)
+
+
+def command_for_node(model: str, home: Home, *, first: tuple[str, int] | None) -> str:
+    """Return the command that proposes a profile of a model on the first node that can hold it; "" for none.
+
+    `first` is the hardware and the number of GPUs of the host at hand. Of the catalog, AMD nodes come first, and among
+    them those with the most memory.
+    """
+    catalog = Catalog.of(home)
+    nodes = {name: read_node(catalog, name) for name in sorted(catalog.names(EntryKind.HARDWARE), reverse=True)}
+    names = sorted(nodes, key=lambda name: (nodes[name].vendor, -nodes[name].vram))
+    whole = [(name, nodes[name].gpus) for name in names if nodes[name].vendor != "cpu"]
+    for hardware, gpus in [first, *whole] if first else whole:
+        some = None if gpus == nodes[hardware].gpus else gpus
+        try:
+            found = propose_profile(
+                ProfileRequest(model=model, hardware=hardware, gpus=some), home, name=None, replace_it=True
+            )
+        except (ProfileError, UsageError):
+            continue
+        of = f" --gpus {some}" if some else ""
+        again = " --replace" if catalog.find(EntryKind.PROFILE, found.name) else ""
+        return f"deploy add profile --model {model} --hardware {hardware}{of}{again}"
+    return ""
 
 
 def _inventory(runner: Runner) -> GpuInventory | None:

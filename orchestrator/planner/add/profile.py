@@ -21,6 +21,7 @@ from orchestrator.plan.capacity import Capacity, context_shortage, graph_request
 from orchestrator.plan.plan import NAME
 from orchestrator.plan.propose import (
     ContextNeed,
+    DoesNotFitError,
     LayoutAttempt,
     common_problems,
     inherited_flags,
@@ -151,37 +152,13 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     raise _does_not_fit(request, tried, need)
 
 
-def command_for_node(model: str, home: Home, *, first: tuple[str, int] | None) -> str:
-    """Return the command that proposes a profile of a model on the first node that can hold it; "" for none.
-
-    `first` is the hardware and the number of GPUs of the host at hand. Of the catalog, AMD nodes come first, and among
-    them those with the most memory.
-    """
-    catalog = Catalog.of(home)
-    nodes = {name: _node(catalog, name) for name in sorted(catalog.names(EntryKind.HARDWARE), reverse=True)}
-    names = sorted(nodes, key=lambda name: (nodes[name].vendor, -nodes[name].vram))
-    whole = [(name, nodes[name].gpus) for name in names if nodes[name].vendor != "cpu"]
-    for hardware, gpus in [first, *whole] if first else whole:
-        some = None if gpus == nodes[hardware].gpus else gpus
-        try:
-            found = propose_profile(
-                ProfileRequest(model=model, hardware=hardware, gpus=some), home, name=None, replace_it=True
-            )
-        except (ProfileError, UsageError):
-            continue
-        of = f" --gpus {some}" if some else ""
-        again = " --replace" if catalog.find(EntryKind.PROFILE, found.name) else ""
-        return f"deploy add profile --model {model} --hardware {hardware}{of}{again}"
-    return ""
-
-
 def _path(name: str, home: Home) -> Path:
     return home.root / EntryKind.PROFILE.file(name)
 
 
 def default_name(request: ProfileRequest, catalog: Catalog) -> str:
     """Return the name of a profile for this request: `h200-MODEL`, or `h200x2-MODEL` with two GPUs of the node."""
-    whole = request.gpus in {None, _node(catalog, request.hardware).gpus}
+    whole = request.gpus in {None, read_node(catalog, request.hardware).gpus}
     node = request.hardware if whole else f"{request.hardware}x{request.gpus}"
     return re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{node}-{request.model}".lower())
 
@@ -198,7 +175,7 @@ def _free_name(name: str, home: Home, *, replace_it: bool) -> str:
 def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     """Set catalog entries, runtime and workload: as requested, from the base profile, or suitable for the hardware."""
     like = read_profile(request.base, catalog=draft.catalog) if request.base else None
-    engine, why = _engine(request, like, _node(draft.catalog, request.hardware), draft.catalog)
+    engine, why = _engine(request, like, read_node(draft.catalog, request.hardware), draft.catalog)
     requirements = _part(draft.catalog, "engine", engine).get("requirements")
     kept = like is not None and like.composed.names["engine"] == engine
     draft.keys["description"] = ""  # set here for its position; the text depends on the layout
@@ -224,7 +201,7 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
 
 def _hardware(request: ProfileRequest, catalog: Catalog) -> Data:
     """Return the value of `hardware`: the entry, with the number of GPUs if not all are used. Raises UsageError."""
-    count = _node(catalog, request.hardware).gpus
+    count = read_node(catalog, request.hardware).gpus
     if request.gpus is not None and not min(count, 1) <= request.gpus <= count:
         raise UsageError(f"`{request.hardware}` has {count} GPUs, not {request.gpus}", hint="`--gpus N`")
     return {"use": request.hardware, "gpus": request.gpus} if request.gpus not in {None, count} else request.hardware
@@ -248,9 +225,10 @@ def _engine(
     named = like.composed.names["engine"] if like is not None else ""
     found: list[tuple[Version, bool, str]] = []
     for name, engine in _engines(catalog):
-        usable = engine.requirements or engine.python or (request.containers and engine.image)
+        # A tag without the version names an image that was built for one model.
+        in_image = request.containers and engine.version in (engine.image or "")
         if (
-            usable
+            (engine.requirements or engine.python or in_image)
             and VENDOR_OF.get(engine.platform) == node.vendor
             and image_arch(engine.image or "") in {None, node.arch}
         ):
@@ -275,7 +253,8 @@ def _engines(catalog: Catalog) -> Iterator[tuple[str, EngineFile]]:
             warn(f"skipped engine `{name}`: {first.message}", hint=f"fix {first.location or path}")
 
 
-def _node(catalog: Catalog, name: str) -> HardwareFile:
+def read_node(catalog: Catalog, name: str) -> HardwareFile:
+    """Return a hardware entry. Raises ProfileError."""
     path = catalog.path(EntryKind.HARDWARE, name)
     return read_model(path, HardwareFile, catalog.shown(path))
 
@@ -300,7 +279,7 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
     for meaning, why in _MEASURED.items():
         draft.settings.setdefault(("flags", meaning.value), (True, why))
     if request.max_context and request.max_context < model.model.context_length:
-        draft.set("flags", *flag_for(Meaning.CONTEXT, request.max_context), "the longest request, as requested")
+        draft.set("flags", *flag_for(Meaning.CONTEXT, request.max_context), "the longest request that it accepts")
 
 
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
@@ -382,13 +361,14 @@ def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], need:
     if common := common_problems(tried):
         message = f"cannot plan a profile of `{request.model}` on `{request.hardware}`"
         return ProfileError(message, problems=[Problem(each.message, hint=each.hint) for each in common])
-    hint = "choose other hardware, or a checkpoint with a smaller quantization"
-    if most := longest_context(tried):
+    hint, most = "choose other hardware, or a checkpoint with a smaller quantization", longest_context(tried)
+    if most:
         hint = f"limit requests to {most} tokens with `--max-context {most}`; or choose other hardware"
-    return ProfileError(
+    return DoesNotFitError(
         f"`{request.model}` does not fit on `{request.hardware}`",
         problems=[Problem(f"tp {each.tp}: {shortfall(each, need)}") for each in tried],
         hint=hint,
+        longest=most,
     )
 
 

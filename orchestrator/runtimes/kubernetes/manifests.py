@@ -124,7 +124,7 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
 
 def _of_gateway(plan: Plan, name: str) -> dict[str, object]:
     """Return the template values of a gateway. It runs on its replicas' nodes, which hold the image, without a GPU."""
-    security = pod_security(plan, "privileged" if level_of(plan) == "privileged" else "restricted")
+    security = pod_security(plan, "privileged" if cluster_of(plan).pod_security == "privileged" else "restricted")
     return {
         **_command(plan, command_of_gateway(plan, name), security),
         "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"cpu": "2", "memory": "2Gi"}},

@@ -50,9 +50,9 @@ def main() -> int:
     run_dir, rank, head = Path(sys.argv[1]), 0, ""
     if len(sys.argv) > 2:
         rank, head = int(sys.argv[2]), sys.argv[3]
-    elif others := len(rank_dirs(run_dir)):
-        return _start_ranks(run_dir, others)
     try:
+        if not head and (others := len(rank_dirs(run_dir))):
+            return _start_ranks(run_dir, others)
         request = _take_request(rank_dir(run_dir, rank))
         request = replace(request, argv=rank_argv(request.argv, rank=rank, head=head))
         set_known(request.secrets)
@@ -61,7 +61,7 @@ def main() -> int:
             write(sys.stderr, f"sglang rejected its arguments: {redact(refusal.text)}\n")
             return _REFUSED
         code = serve(request, _wait_for_rank_0 if rank else _end_when_asked)
-    except StartError as error:
+    except DeployError as error:
         write(sys.stderr, f"{error.message}\n")
         return 1
     _wait_for_vram(run_dir)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# b200-tp8: GLM-5.2 NVFP4 on 8x B200, the comparison; engine and flags of the published B200 figure are unknown
+# b200-tp8: GLM-5.2 NVFP4 on 8x B200, the comparison; engine and flags of the published B200 figure are unknown; never run by this project
 #
 # recipe     --bf16-gemm-backend cutedsl       sglang cookbook GLM-5.2.mdx
 # recipe     --chunked-prefill-size 8192       InferenceX glm5.2_fp4_b200_sglang_mtp.sh

@@ -1,5 +1,5 @@
 #!/bin/sh
-# mi325x-tp8: GLM-5.2 FP8 on 8x MI325X, one replica with the whole context of a million tokens
+# mi325x-tp8: GLM-5.2 FP8 on 8x MI325X, one replica with the whole context of a million tokens; never run by this project
 #
 # recipe     --chunked-prefill-size 131072          InferenceX glm5.2_fp8_mi325x_mtp.sh
 # recipe     --context-length 1048576               InferenceX glm5.2_fp8_mi325x_mtp.sh

@@ -1,5 +1,5 @@
 #!/bin/sh
-# mi355x-tp8: GLM-5.2 MXFP4 on 8x MI355X, one replica, for single-stream speed
+# mi355x-tp8: GLM-5.2 MXFP4 on 8x MI355X, one replica, for single-stream speed; never run by this project
 #
 # recipe     --chunked-prefill-size 131072          sglang cookbook GLM-5.2.mdx, low-latency cell
 # inferred   --cuda-graph-max-bs-decode 16

@@ -31,6 +31,16 @@ def test_the_gateway_has_the_address_and_each_replica_ports_of_its_own() -> None
     assert sorted(taken) == [21000, 21001, 21008, 21016, 21024]
 
 
+def test_prefill_and_decode_have_ports_of_their_own() -> None:
+    taken = dict(plan_ports(plan_of("cpu-tiny-1p1d", "server.port=21000")))
+    assert {name: taken[name] for name in ("server", "prefill 1", "decode 1", "bootstrap of prefill")} == {
+        "server": 21000,
+        "prefill 1": 21008,
+        "decode 1": 21016,
+        "bootstrap of prefill": 21024,
+    }
+
+
 def test_what_the_profile_says_of_the_gateway_stands_before_what_is_said_for_it() -> None:
     plan = plan_of("cpu-tiny", "replicas=2", "gateway.policy=round_robin", "gateway.disable-retries=true")
     assert plan.gateway is not None

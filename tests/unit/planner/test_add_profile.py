@@ -10,8 +10,9 @@ from config_samples import write_config, write_public
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.planner.add.host_profile import command_for_node
 from orchestrator.planner.add.model import add_model
-from orchestrator.planner.add.profile import ProfileRequest, Proposal, command_for_node, propose_profile, write_proposal
+from orchestrator.planner.add.profile import ProfileRequest, Proposal, propose_profile, write_proposal
 from orchestrator.planner.planning import load
 
 PUBLIC = ("GLM-5.2-FP8", "GLM-4.7-Flash", "Kimi-K2-Instruct", "gpt-oss-120b", "Llama-3.3-70B-Instruct")

@@ -99,6 +99,25 @@ def test_the_layout_is_for_the_gpus_of_the_host(
     assert (again.name, again.path, again.proposal) == (found.name, found.path, None)
 
 
+@pytest.mark.parametrize("hardware", ["h100", "h200", "b200"])
+def test_an_image_that_was_built_for_one_model_is_no_default(
+    hardware: str, home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name=hardware, gpus=2, docker=True))
+    name = profile_on_host(checkpoint, home, no_program, {}).name
+    assert load(name, catalog=Catalog.of(home)).plan.engine.name == "sglang-0.5.16-cu130"
+
+
+def test_a_context_that_does_not_fit_is_limited_to_the_longest_that_does(
+    home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="h100", gpus=1, docker=True))
+    found = profile_on_host(checkpoint, home, no_program, {})
+    limit = load(found.name, catalog=Catalog.of(home)).plan.serving.context
+    assert limit % 1024 == 0
+    assert f"note: requests are limited to {limit:,} tokens: the longest that fit" in capsys.readouterr().err
+
+
 def test_without_docker_the_engine_is_a_list_of_packages(
     home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
