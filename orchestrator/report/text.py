@@ -20,7 +20,10 @@ def comparison_text(report: Report) -> str:
     """Return the verdict, the configurations, their differences, a table for each metric, and the eval results."""
     known = report.published
     parts = [f"published: {known.title} ({known.source}, {known.date})", ""] if known else []
-    parts += [f"{sentence}\n" for sentence in verdict(report.together, report.comparisons)]
+    verdicts = [*verdict(report.together, report.comparisons)]
+    if not verdicts and len(report.together.sides) > 1:
+        verdicts = ["No verdict: no load of one workload was measured for both."]
+    parts += [f"{sentence}\n" for sentence in verdicts]
     parts += [_header(index, side, report) for index, side in enumerate(report.together.sides)]
     parts += ["", *_differences(report), *_figures(report)]
     parts += [f"{report.together.noise}\n"] if report.together.noise else []

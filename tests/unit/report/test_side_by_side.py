@@ -114,6 +114,11 @@ def test_a_problem_of_one_of_two_runs_is_no_noise(tmp_path: Path) -> None:
     assert "\nBoth have the same configuration; what makes one NOT COMPARABLE may explain the differences.\n" in shown
 
 
+def test_without_a_common_load_there_is_no_verdict(tmp_path: Path) -> None:
+    shown = comparison_text(made(tmp_path, before=run(rate=2.0), after=run(rate=3.0, plan="two")))
+    assert shown.startswith("No verdict: no load of one workload was measured for both.\n")
+
+
 def test_each_knee_of_several_runs_names_its_run(tmp_path: Path) -> None:
     below = replace(run(), knee_rps=None, points=(replace(run().points[0], sustained=False),))
     shown = comparison_text(made(tmp_path, a=run(), b=below, c=run()))
