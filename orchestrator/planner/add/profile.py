@@ -225,10 +225,10 @@ def _engine(
     named = like.composed.names["engine"] if like is not None else ""
     found: list[tuple[Version, bool, str]] = []
     for name, engine in _engines(catalog):
-        # A tag without the version names an image that was built for one model.
-        in_image = request.containers and engine.version in (engine.image or "")
+        usable = engine.requirements or engine.python or (request.containers and engine.image)
         if (
-            (engine.requirements or engine.python or in_image)
+            usable
+            and (name == named or _is_for(request.model, engine))
             and VENDOR_OF.get(engine.platform) == node.vendor
             and image_arch(engine.image or "") in {None, node.arch}
         ):
@@ -240,6 +240,14 @@ def _engine(
         raise ProfileError(f"no engine for {node.arch} of {node.vendor}", hint=hint)
     *newest, _ = max(found)
     return min(name for *of, name in found if of == newest), f"the newest in the catalog for {node.arch}"
+
+
+def _is_for(model: str, engine: EngineFile) -> bool:
+    """Return whether an engine is for any model or for this one: an image tag without the version names a model."""
+    if engine.image is None or engine.requirements:
+        return True
+    tag = engine.image.rpartition(":")[2]
+    return engine.version in tag or tag in model
 
 
 def _engines(catalog: Catalog) -> Iterator[tuple[str, EngineFile]]:

@@ -59,7 +59,7 @@ def test_before_anything_runs(
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
     monkeypatch.setattr(f"orchestrator.cli.{where}", interrupt)
-    monkeypatch.setattr("orchestrator.cli.bench.name_at", lambda target, *_: target)  # which asks Docker
+    monkeypatch.setattr("orchestrator.cli.bench.name_at", lambda target, *_: target)
     error = interrupted(*words)
     assert error.message == message
     assert error.hint.startswith(hint)

@@ -155,6 +155,13 @@ def test_on_a_cpu_the_cache_is_limited_to_one_request(home: Home) -> None:
     assert short.valid.profile.flags["max-total-tokens"].value == 32768
 
 
+def test_an_image_for_one_model_is_for_that_model(home: Home) -> None:
+    for base in (None, "b200-glm-5.3-flash-tp8"):
+        request = ProfileRequest(model="glm-5.3-flash-fp8", hardware="b200", base=base)
+        assert engine_of(propose_profile(request, home, name="flash")) == "sglang-0.5.20-cu130-glm-5.3-flash"
+    assert engine_of(proposed(home, "llama-3.3-70b-instruct", "b200")) == "sglang-0.5.16-cu130"
+
+
 def engine_of(proposal: Proposal) -> str:
     return proposal.valid.composed.names["engine"]
 
