@@ -14,6 +14,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
+from orchestrator.core.streams import drop_when_stalled
 from orchestrator.core.subprocesses import exec_program, python_module_argv
 from orchestrator.servers.watch.alerts import Receiver
 from orchestrator.servers.watch.events import WatchEvent
@@ -50,6 +51,7 @@ def command(
     if install:
         _hand_over_unit(names, home, command=exec_, webhook=webhook, output=output)
         return
+    drop_when_stalled()
     require_watchable(home, names)
     request = dumps({"names": names, "exec": exec_, "json": json})
     exec_program(python_module_argv("orchestrator.cli.watch_main", request), env={"DEPLOY_WEBHOOK": webhook})

@@ -17,9 +17,11 @@ import errno
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, ClassVar, Final, TextIO
 
 if TYPE_CHECKING:
+    import threading
+
     from _typeshed import ReadableBuffer
 
 IGNORE_SIGPIPE: Final = "DEPLOY_IGNORE_SIGPIPE"  # set for a `deploy` that another one starts after such a step
@@ -32,6 +34,8 @@ class _State:
 
     lost: str = ""  # the reason why standard output is incomplete
     sigpipe_ignored: bool = False
+    wait: float | None = None  # seconds to wait for a reader that does not read; None: without limit
+    waiting: ClassVar[dict[int, "threading.Thread"]] = {}  # threads that write or wait to write, by descriptor
 
 
 def write(stream: TextIO, text: str) -> None:
@@ -65,6 +69,14 @@ def take_streams() -> None:
 def ignore_sigpipe() -> None:
     """Continue from now on if the reader of standard output exits: a step follows that cannot be undone."""
     _State.sigpipe_ignored = True
+
+
+def drop_when_stalled() -> None:
+    """Drop output from now on that is not read within a second: a terminal stopped by Ctrl-S, a hung ssh.
+
+    Only `deploy watch` calls this, because it must act even if nobody reads its output.
+    """
+    _State.wait = 1.0
 
 
 def lost_output() -> str:
@@ -119,6 +131,39 @@ class _Descriptor(io.RawIOBase):
 
 
 def _write_some(number: int, data: bytes) -> int:
+    return _write_now(number, data) if _State.wait is None else _write_in_time(number, data, _State.wait)
+
+
+def _write_in_time(number: int, data: bytes, seconds: float) -> int:
+    """Write in a thread, which keeps waiting if nobody reads; output in the meantime is dropped. Raises OSError.
+
+    A thread is needed because neither a terminal nor a pipe with two writers reports how much it accepts at once.
+    """
+    import threading  # noqa: PLC0415 - most commands start without it
+
+    from orchestrator.core.signals import start_thread_without_signals  # noqa: PLC0415
+
+    ended: list[int | OSError] = []
+
+    def write_now() -> None:
+        try:
+            ended.append(_write_now(number, data))
+        except OSError as error:
+            ended.append(error)
+
+    waiting = _State.waiting.get(number)
+    if waiting is None or not waiting.is_alive():
+        thread = _State.waiting[number] = threading.Thread(target=write_now, daemon=True)
+        start_thread_without_signals(thread)
+        thread.join(seconds)
+    if not ended:
+        raise OSError(errno.EAGAIN, "the reader is stalled")
+    if isinstance(ended[0], OSError):
+        raise ended[0]
+    return ended[0]
+
+
+def _write_now(number: int, data: bytes) -> int:
     while True:
         try:
             return os.write(number, data)

@@ -63,7 +63,7 @@ def test_no_garbage_is_collected_while_the_clock_runs(tmp_path: Path) -> None:
         return Answer()
 
     bench(Script(answer=answer), tmp_path, workload=QUICK.model_copy(update={"requests": 4}))
-    assert collects == [False] * (WORKLOAD.num_prefixes + 4)
+    assert collects == [True, *[False] * (WORKLOAD.num_prefixes + 4)]  # the first asks whether ids are taken
     assert gc.isenabled()
 
 
@@ -71,7 +71,7 @@ def test_every_replica_is_warmed_by_its_rank_and_the_load_is_not_pinned(tmp_path
     script = Script(replicas=2, answer=lambda _: Answer(cached_tokens=300))
     result = bench(script, tmp_path)
     assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
-    assert script.pinned[4:] == [None] * 30
+    assert script.pinned[5:] == [None] * 30  # after the question whether ids are taken, and the warm-up
     assert "each of 2 replicas" in result.run.warmup
 
 
@@ -79,7 +79,7 @@ def test_every_rank_of_vllm_is_warmed_by_its_header(tmp_path: Path) -> None:
     script = Script(foreign=True, replicas=2)
     result = bench(script, tmp_path, engine="vllm")
     assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
-    assert script.pinned[4:] == [None] * 30
+    assert script.pinned[5:] == [None] * 30  # after the question whether ids are taken, and the warm-up
     assert "each of 2 replicas (X-data-parallel-rank)" in result.run.warmup
     assert b"routed_dp_rank" not in b"".join(script.bodies)
 
@@ -100,7 +100,7 @@ def test_the_same_seed_sends_the_same_bytes(tmp_path: Path) -> None:
     bench(first, tmp_path / "1")
     bench(second, tmp_path / "2")
     assert first.bodies == second.bodies
-    assert len(set(first.bodies)) == 32
+    assert len(set(first.bodies)) == 33  # one asks whether ids are taken
 
 
 def test_a_server_whose_cache_cannot_be_flushed_gets_other_prompts_in_each_run(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_a_server_whose_cache_cannot_be_flushed_gets_other_prompts_in_each_run(t
     bench(second, tmp_path / "2")
     assert "caches cannot be flushed: prompts varied by " in result.run.warmup
     assert result.run.endpoint.engine == "unknown"
-    assert len(first.bodies) == len(second.bodies) == 32
-    assert not {*first.bodies} & {*second.bodies}
+    assert len(first.bodies) == len(second.bodies) == 33
+    assert {*first.bodies} & {*second.bodies} == {first.bodies[0]}  # whether ids are taken
 
 
 def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:

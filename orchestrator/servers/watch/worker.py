@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 from typing import Final
 
-from orchestrator.core.streams import ignore_sigpipe, take_streams, write
+from orchestrator.core.streams import drop_when_stalled, ignore_sigpipe, take_streams, write
 
 _INTERRUPTED: Final = 130  # `core.errors.Interrupted`
 
@@ -20,6 +20,7 @@ def main() -> int:
     """Run one program, see the module. During imports, Ctrl-C ends it at once."""
     take_streams()
     ignore_sigpipe()
+    drop_when_stalled()
     what, *words = sys.argv[1:]
     if what == "post":
         from orchestrator.servers.watch.alerts import post  # noqa: PLC0415

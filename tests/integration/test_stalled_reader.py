@@ -1,0 +1,47 @@
+"""A reader that lives and does not read: what `deploy watch` says is dropped, and it goes on."""
+
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+from orchestrator.core.streams import drop_when_stalled, lost_output, take_streams, write
+take_streams()
+drop_when_stalled()
+for number in range(3):
+    write(sys.stdout, f"event {number}\\n")
+write(sys.stderr, lost_output())
+"""
+
+
+def test_what_nobody_reads_is_dropped_and_the_program_ends() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"\0" * 4096)
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], stdout=writer, stderr=subprocess.PIPE, timeout=60, check=True
+    )
+    assert done.stderr == b"the reader is stalled"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_what_somebody_reads_comes_whole() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == (b"event 0\nevent 1\nevent 2\n", b"")
+
+
+def test_a_terminal_that_nobody_reads_stops_nothing() -> None:
+    """It says that it takes a line while it has room for a part of one."""
+    master, terminal = os.openpty()
+    lines = PROGRAM.replace("range(3)", "range(2000)")
+    argv = [sys.executable, "-c", lines]
+    done = subprocess.run(argv, stdout=terminal, stderr=subprocess.PIPE, timeout=60, check=True)
+    assert done.stderr == b"the reader is stalled"
+    os.close(terminal)
+    os.close(master)
