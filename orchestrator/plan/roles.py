@@ -104,7 +104,7 @@ def roles_agree(context: "RuleContext") -> Iterator[Problem]:
         if missing not in roles:
             hint = f"add `layout.{missing}: {{}}`, or remove `layout.{other}`"
             yield Problem(
-                f"`layout.{other}` answers nobody without `layout.{missing}`", context.location("layout", other), hint
+                f"`layout.{other}` cannot serve without `layout.{missing}`", context.location("layout", other), hint
             )
             return
     if layout.transfer is None:

@@ -65,8 +65,8 @@ def test_the_transfer_brings_its_environment_with_its_source() -> None:
 @pytest.mark.parametrize(
     ("profile", "settings", "message", "hint"),
     [
-        (GPUS, (*PAIR[:1], *PAIR[2:]), "`layout.prefill` answers nobody without `layout.decode`", "`layout.decode"),
-        (GPUS, (*PAIR[1:], SAID), "`layout.decode` answers nobody without `layout.prefill`", "`layout.prefill: {}`"),
+        (GPUS, (*PAIR[:1], *PAIR[2:]), "`layout.prefill` cannot serve without `layout.decode`", "`layout.decode"),
+        (GPUS, (*PAIR[1:], SAID), "`layout.decode` cannot serve without `layout.prefill`", "`layout.prefill: {}`"),
         (GPUS, (*PAIR[:2], SAID), "`layout.transfer` is missing: how the KV cache crosses", "network: tcp"),
         (GPUS, PAIR, "a decode server has no prefix cache unless the profile says so", "to true, or to false"),
         (
