@@ -7,8 +7,8 @@ and gives no valid rate: overloaded, four H200 gave 8,889 tok/s over 22 s, but 5
 **Completion ratio**: completions in the window / requests that were due in it, those planned one median latency before.
 The noise of the arrivals does not matter to it, but chance does: if each request is missing with a probability of 3 %,
 at most `_tolerated(due)` are missing in 95 % of all runs. If more are missing, the load is not sustained; if fewer, but
-more than 3 %, it cannot be judged. Likewise, so many completions beyond those due are the drain of a queue, as after a
-stall: the window then has no valid rate.
+more than 3 %, the rate is not judged. If more requests complete than were due, beyond the same bound, a queue drained,
+for example after a stall: the window then has no valid rate.
 
 **Growth**: the slope of TTFT over planned time (Theil-Sen, second half of the arrivals), in seconds per second. A
 server that completes mu of lambda rps has a growth of lambda/mu - 1, so the limit of 0.03 corresponds to the ratio of

@@ -52,7 +52,7 @@ _FAKE_HOST: Final = "2.2.2.2"
 
 
 def refuses_alone(role: str) -> tuple[str, str]:
-    """Return why a server of that role is not measured by itself, and the hint."""
+    """Return the reason why a server of this role cannot be measured alone, and a hint."""
     problem = f"this is a {role} server: alone it refuses requests without a bootstrap room"
     return problem, "give the name or the URL of the gateway before it"
 
@@ -78,7 +78,7 @@ def worker_fields(role: str, bootstrap_port: int | None) -> dict[str, object]:
 
 
 def fake_bootstrap() -> dict[str, object]:
-    """Return the fields that let a role answer a request by itself, as sglang's own health check does."""
+    """Return the request fields that let a single role answer; sglang's health check sends the same."""
     return {"bootstrap_host": _FAKE_HOST, "bootstrap_room": 0}
 
 

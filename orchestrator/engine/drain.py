@@ -86,7 +86,7 @@ def _requests_in(content: bytes) -> int:
 
 
 class RequestTally:
-    """What became of the requests of one server while it drains."""
+    """Counts of the requests of one draining server that ended and that were aborted."""
 
     def __init__(self, requests: ServerRequests) -> None:
         """Begin with the requests that the server has now. Raises OSError, UnknownLoadError."""
@@ -141,7 +141,7 @@ def main(port: str, seconds: str, *config: str) -> None:
 
 
 def _log(line: str) -> None:
-    """Write a line into the log of the server: nobody reads the output of a hook."""
+    """Write a line into the server's log; Kubernetes discards the output of a hook."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if _LAUNCH in (process / "cmdline").read_bytes():

@@ -135,7 +135,7 @@ def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:
 
 
 def _with_flag(flags: Iterable[Flag], flag: tuple[str, FlagValue], source: str) -> Iterator[Flag]:
-    """Yield flags with one more, or with another value of it, sorted."""
+    """Yield the flags, sorted, with one added or replaced."""
     name, value = flag
     added = Flag(name=name, values=flag_words(value), origin=Origin.INFERRED, source=source)
     known = {each.name: each for each in flags} | {name: added}

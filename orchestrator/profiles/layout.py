@@ -10,7 +10,7 @@ from orchestrator.profiles.settings import CountField, CountSetting, FlagField, 
 
 
 class RoleSection(StrictModel):
-    """The servers of one role; what is not set here is that of the whole profile."""
+    """The servers of one role. Keys that are not set here have the profile's values."""
 
     replicas: int = Field(default=1, ge=1, le=32, description="equal servers of this role")
     tp: CountField | None = Field(default=None, description="`layout.tp` of this role")

@@ -69,7 +69,7 @@ class SweepTrial:
 
     @property
     def ran(self) -> bool:
-        """Whether a server was started and the trial ended."""
+        """Whether the trial started a server and ended."""
         return self.outcome not in {TrialOutcome.REFUSED, TrialOutcome.INTERRUPTED}
 
 

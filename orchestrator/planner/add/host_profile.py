@@ -29,7 +29,7 @@ from orchestrator.planner.add.profile import (
 from orchestrator.planner.planning import read_profile
 from orchestrator.profiles.schema import HardwareFile, ModelFile
 
-_STEP: Final = 1024  # tokens: a proposed context is a multiple of it
+_STEP: Final = 1024  # tokens; a proposed context is rounded down to a multiple of this
 _VRAM_TOLERANCE: Final = 0.97  # share: firmware reserves some of the memory that the data sheet states
 
 
