@@ -16,7 +16,7 @@ from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import data_root
-from orchestrator.engine import liveness
+from orchestrator.engine import drain, liveness
 from orchestrator.planner.planning import load, profile_names
 
 FOLDER = Path(__file__).parent / "kubernetes"
@@ -26,7 +26,8 @@ SHIPPED = {name: load(name).plan for name in profile_names(Catalog.shipped())}
 FIT = [name for name, plan in SHIPPED.items() if plan.engine.image and not overlay_path(plan) and not plan.roles]
 
 
-PROGRAMS = (data_root() / "images" / "check_server_args.py", Path(liveness.__file__))  # in a ConfigMap of each case
+# In a ConfigMap of each case.
+PROGRAMS = (data_root() / "images" / "check_server_args.py", Path(liveness.__file__), Path(drain.__file__))
 DIFFERENCES = {"b200-tp8": "mi355x-tp4dp2"}  # a case, and the one that it is compared with
 
 
