@@ -26,9 +26,9 @@ Taint: TypeAlias = Annotated[
 class KubernetesWeights(StrictModel):
     """Where the pods find the checkpoint, `MODEL` in there; whoever runs the cluster brings it."""
 
-    pvc: ObjectName | None = Field(default=None, description="PersistentVolumeClaim with the checkpoints by name")
+    pvc: ObjectName | None = Field(default=None, description="PersistentVolumeClaim with a directory per checkpoint")
     host_path: AbsolutePath | None = Field(
-        default=None, description="directory of the nodes, or a mounted share, with the checkpoints by name"
+        default=None, description="directory of the nodes with a directory per checkpoint"
     )
 
     @model_validator(mode="after")
@@ -41,52 +41,51 @@ class KubernetesWeights(StrictModel):
 class KubernetesSection(StrictModel):
     """How a cluster runs the server."""
 
-    context: Word | None = Field(default=None, description="context of your kubeconfig; default: its current one")
+    context: Word | None = Field(default=None, description="kubeconfig context; default: the current one")
     namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] = Field(
-        default="default", description="namespace of all objects"
+        default="default", description="namespace"
     )
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
-        default="IfNotPresent", description="`Never` if the nodes already have the image; it then needs no registry"
+        default="IfNotPresent", description="`Never`: the nodes have the image"
     )
-    image_pull_secrets: tuple[ObjectName, ...] = Field(default=(), description="Secrets to pull the image with")
+    image_pull_secrets: tuple[ObjectName, ...] = Field(default=(), description="Secrets for the registry")
     node_selector: tuple[Label, ...] = Field(
         default=(),
-        description="labels of the nodes to run on, such as `amd.com/gpu.device-id=75a3` of AMD's node labeler",
+        description="node labels, such as `amd.com/gpu.device-id=75a3`",
     )
     tolerations: tuple[Taint, ...] = Field(
         default=(), description="taints to tolerate, such as `amd.com/gpu:NoSchedule`"
     )
     supplemental_groups: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default=(), description="ids of the groups that own the GPUs' device nodes, if the image does not run as root"
+        default=(), description="group ids of the GPUs' device nodes, without root"
     )
     pod_security: Literal["restricted", "baseline", "privileged"] | None = Field(
-        default=None, description="Pod Security Standard of the containers; default: baseline on AMD, else restricted"
+        default=None, description="Pod Security Standard; default: baseline on AMD, else restricted"
     )
-    run_as_user: int = Field(default=1000, ge=1, le=2**31 - 1, description="user id of pods that are `restricted`")
-    cpu: float | None = Field(default=None, gt=0, description="requested CPU cores; default: 2 per GPU, limit 10")
+    run_as_user: int = Field(default=1000, ge=1, le=2**31 - 1, description="user id of `restricted` pods")
+    cpu: float | None = Field(default=None, gt=0, description="requested cores; default: 2 per GPU, limit 10")
     memory: Quantity | None = Field(
         default=None,
-        description="requested memory, also the limit, such as `512Gi`; default: 6 to 20 GB per GPU and more",
+        description="request and limit, such as `512Gi`; default: 6 to 20 GB per GPU and more",
     )
-    runtime_class: ObjectName | None = Field(default=None, description="RuntimeClass of the pod, such as `nvidia`")
+    runtime_class: ObjectName | None = Field(default=None, description="RuntimeClass, such as `nvidia`")
     service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
-        default="ClusterIP", description="type of the Service, which decides who can reach it"
+        default="ClusterIP", description="type of the Service"
     )
     allowed_clients: tuple[Label, ...] = Field(
-        default=("deploy.client=true",), description="labels of the pods of its namespace that may reach the server"
+        default=("deploy.client=true",), description="labels of pods that may reach the server, same namespace"
     )
     allowed_scrapers: tuple[Label, ...] = Field(
         default=(),
-        description="labels of another namespace whose pods may read metrics, such as "
-        "`kubernetes.io/metadata.name=monitoring` of a Prometheus there",
+        description="labels of the namespace that may read metrics, such as `kubernetes.io/metadata.name=monitoring`",
     )
     api_key_secret: ObjectName | None = Field(
-        default=None, description="Secret with the API key, in its key `config.yaml`; default: a Secret of the server"
+        default=None, description="Secret whose `config.yaml` has the API key; default: `up` creates one"
     )
     pending_timeout: int = Field(
         default=30,
         ge=0,
         le=86_400,
-        description="seconds that `up` waits for a node, an image or a volume that is not available",
+        description="seconds that `up` waits for a node, image or volume",
     )
     weights: KubernetesWeights = Field(default=KubernetesWeights(), description="location of the checkpoint")

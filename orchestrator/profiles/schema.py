@@ -21,9 +21,9 @@ from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 
 _DIGEST: Final = r"sha256:[0-9a-f]{64}"
-_FLAGS: Final = "sglang's options, by long name without the leading dashes"
-_ENV: Final = "the server's environment"
-_GATEWAY: Final = "options of SGLang's gateway, by long name without the leading dashes; for several servers"
+_FLAGS: Final = "sglang's options by long name, without dashes"
+_ENV: Final = "environment of the server"
+_GATEWAY: Final = "options of SGLang's gateway by long name, without dashes"
 FILLER: Final = "{filler}"  # in a question: replaced with its filler
 MAX_FILLER: Final = 1 << 17  # words; the largest prefill chunk in a recipe for sglang has as many tokens
 
@@ -39,12 +39,10 @@ class ContainerSection(StrictModel):
     """What a container on this hardware has to be given."""
 
     devices: list[Word] = Field(default=[], description="device nodes, such as /dev/kfd")
-    all_gpus: bool = Field(default=False, description="the NVIDIA device request (`--gpus all`)")
-    groups: list[Word] = Field(
-        default=[], description="groups that own the device nodes, by name; resolved on the host"
-    )
+    all_gpus: bool = Field(default=False, description="NVIDIA's `--gpus all`")
+    groups: list[Word] = Field(default=[], description="names of the device nodes' groups on the host")
     ipc: Word | None = Field(default=None, description="IPC namespace, such as `host`")
-    shm_size: Size | None = Field(default=None, description="size of /dev/shm")
+    shm_size: Size | None = Field(default=None, description="size of `/dev/shm`")
     ulimits: dict[Word, UlimitSection] = Field(default={}, description="resource limits by name")
     security_opt: list[Word] = Field(default=[], description="security options, such as seccomp=unconfined")
     cap_add: list[Word] = Field(default=[], description="capabilities, such as SYS_PTRACE")
@@ -54,14 +52,14 @@ class HardwareSection(StrictModel):
     """One node."""
 
     vendor: Literal["amd", "nvidia", "cpu"] = Field(description="amd, nvidia or cpu")
-    arch: Word = Field(description="the compiler's name of the GPU, such as gfx950 or sm100; x86_64 for a CPU")
-    gpu_product: Word | None = Field(default=None, description="name of the GPU at cloud providers, such as MI355X")
+    arch: Word = Field(description="such as gfx950, sm100 or x86_64")
+    gpu_product: Word | None = Field(default=None, description="cloud providers' name, such as MI355X")
     gpus: int = Field(ge=0, description="GPUs in the node")
-    compute_units: int = Field(ge=0, description="compute units (CUs, SMs) of one GPU")
-    vram: Size = Field(description="memory of one GPU")
+    compute_units: int = Field(ge=0, description="CUs or SMs per GPU")
+    vram: Size = Field(description="memory per GPU")
     container: ContainerSection = Field(default=ContainerSection(), description="options of the container")
-    source: Text = Field(default="", description="where these facts are published")
-    offers: dict[Word, list[Word]] = Field(default={}, description="instance types that dstack rents, by backend")
+    source: Text = Field(default="", description="source of these facts")
+    offers: dict[Word, list[Word]] = Field(default={}, description="dstack's instance types, by backend")
 
 
 def _named_in_a_catalog(name: str) -> str:
@@ -77,10 +75,8 @@ class CheckpointSection(StrictModel):
     """Where the checkpoint comes from."""
 
     source: Literal["hub", "generated", "local"] = Field(description="hub, generated or local")
-    path: Text = Field(
-        pattern="^[^-]", description="repository id, generator script under images/, or an absolute directory"
-    )
-    revision: Word | None = Field(default=None, description="commit of the repository, its first digits, or a branch")
+    path: Text = Field(pattern="^[^-]", description="repository, script under images/, or absolute directory")
+    revision: Word | None = Field(default=None, description="commit, its first digits, or branch")
 
     @field_validator("path")
     @classmethod
@@ -114,15 +110,15 @@ def _filler(value: object) -> object:
 class QuestionSection(StrictModel):
     """What the smoke test asks through chat, at temperature 0 and without thinking, and the one right answer."""
 
-    prompt: Text = Field(min_length=1, description="prompt of the question; filler text replaces `{filler}`")
+    prompt: Text = Field(min_length=1, description="prompt; filler text replaces `{filler}`")
     expected: Text = Field(
         min_length=1,
-        description="the complete answer; case, white space and a final full stop are ignored",
+        description="answer, without regard to case, white space and final full stop",
     )
     filler_words: Annotated[int | Literal["chunk"], BeforeValidator(_filler, int | Literal["chunk"])] = Field(
-        default=0, description="words of filler; `chunk` for more tokens than one prefill chunk"
+        default=0, description="number of words; `chunk`: more than a prefill chunk"
     )
-    max_tokens: int = Field(default=32, ge=1, le=512, description="maximum tokens of the answer")
+    max_tokens: int = Field(default=32, ge=1, le=512, description="maximum tokens to generate")
     origin: Origin = Field(default=Origin.USER, description="published, recipe, measured, inferred or user")
     source: Text = Field(default="", description="source of the question")
 
@@ -163,12 +159,10 @@ class KvCacheSection(StrictModel):
     index_layers: int | None = Field(default=None, ge=1, description="layers with an indexer, if not all")
     index_kpool: int | None = Field(default=None, ge=1, description="tokens per indexer key")
     linear: LinearSection | None = Field(default=None, description="the layers with linear attention")
-    counts_draft: bool = Field(default=True, description="whether sglang counts the MTP layer when it sizes the cache")
+    counts_draft: bool = Field(default=True, description="sglang counts the MTP layer when it sizes the cache")
     compressed: CompressedSection | None = Field(default=None, description="compressed attention")
     sliding_window: int | None = Field(default=None, ge=1, description="tokens in the sliding window")
-    sliding_layers: int | None = Field(
-        default=None, ge=1, description="layers with a sliding window; the others keep all tokens"
-    )
+    sliding_layers: int | None = Field(default=None, ge=1, description="layers with a sliding window")
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> "KvCacheSection":
@@ -193,22 +187,16 @@ class ModelSection(StrictModel):
     served_name: Word = Field(description="name of the model in requests")
     weights_size: Size = Field(ge=1, description="size of all weights")
     quantization: Word = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
-    context_length: int = Field(ge=1, description="maximum tokens of prompt and answer together")
-    layers: int = Field(ge=1, description="transformer layers, without the MTP layer")
-    attention_heads: int | None = Field(default=None, ge=1, description="query heads; tensor parallelism divides them")
+    context_length: int = Field(ge=1, description="maximum tokens, prompt and answer")
+    layers: int = Field(ge=1, description="layers without the MTP layer")
+    attention_heads: int | None = Field(default=None, ge=1, description="query heads")
     kv_heads: int | None = Field(
-        default=None, ge=1, description="key and value heads, if fewer than query heads; none with latent attention"
+        default=None, ge=1, description="key-value heads, if fewer; none with latent attention"
     )
-    sparse_attention: bool = Field(
-        default=False, description="DeepSeek's (DSA): the engine then sets page and cache types itself"
-    )
-    mtp_layer: int | None = Field(
-        default=None, description="index of the next-token-prediction layer in the checkpoint"
-    )
+    sparse_attention: bool = Field(default=False, description="DeepSeek's (DSA)")
+    mtp_layer: int | None = Field(default=None, description="index of the MTP layer in the checkpoint")
     gated: bool = Field(default=False, description="needs a token to download")
-    mtp_weights_size: Size | None = Field(
-        default=None, description="size of the MTP layer within `weights_size`; only speculation loads it"
-    )
+    mtp_weights_size: Size | None = Field(default=None, description="part of `weights_size`; only speculation loads it")
     moe: MoeSection | None = Field(default=None, description="the routed experts")
     kv_cache: KvCacheSection | None = Field(
         default=None, description="shape of the KV cache; without it capacity is not computed"
@@ -217,9 +205,9 @@ class ModelSection(StrictModel):
         default=(), description="questions of the smoke test with correct answers; without them answers are not checked"
     )
     accept_lengths: dict[int, float] = Field(
-        default={}, description="published tokens per verification step, by the number of draft steps"
+        default={}, description="published tokens per verification, by draft steps"
     )
-    source: Text = Field(default="", description="where these facts are published")
+    source: Text = Field(default="", description="source of these facts")
 
     @model_validator(mode="after")
     def _sparse_attention_has_an_indexer(self) -> "ModelSection":
@@ -238,21 +226,19 @@ class EngineSection(StrictModel):
 
     version: Text = Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?$", description="sglang's version")
     platform: Literal["rocm", "cuda", "cpu"] = Field(description="rocm, cuda or cpu")
-    image: ImageName | None = Field(default=None, description="base image, without digest")
-    image_digest: Text | None = Field(default=None, pattern=f"^{_DIGEST}$", description="digest of the base image")
+    image: ImageName | None = Field(default=None, description="base image without digest")
+    image_digest: Text | None = Field(default=None, pattern=f"^{_DIGEST}$", description="digest of the image")
     image_fallbacks: tuple[Image, ...] = Field(
         default=(),
-        description="images to use, in this order, if the image no longer exists; `@sha256:…` pins one",
+        description="next images, if that one no longer exists",
     )
-    dockerfile: CatalogName = Field(description="Dockerfile template under images/")
-    requirements: CatalogName | None = Field(default=None, description="pinned requirement file under images/")
-    python: Text | None = Field(default=None, pattern="^[^-]", description="Python interpreter that has the engine")
-    source_dir: AbsolutePath = Field(
-        default="/sgl-workspace/sglang/python/sglang", description="directory of the package `sglang` in the image"
-    )
-    aiter_dir: AbsolutePath | None = Field(default=None, description="directory of aiter in the image")
-    aiter_commit: Word | None = Field(default=None, description="the aiter commit the image was built with")
-    source: Text = Field(default="", description="where these facts are published")
+    dockerfile: CatalogName = Field(description="template under images/")
+    requirements: CatalogName | None = Field(default=None, description="package list under images/")
+    python: Text | None = Field(default=None, pattern="^[^-]", description="Python that has the engine")
+    source_dir: AbsolutePath = Field(default="/sgl-workspace/sglang/python/sglang", description="`sglang` in the image")
+    aiter_dir: AbsolutePath | None = Field(default=None, description="aiter's directory in the image")
+    aiter_commit: Word | None = Field(default=None, description="aiter's commit in the image")
+    source: Text = Field(default="", description="source of these facts")
 
 
 class HardwareFile(HardwareSection):
@@ -279,35 +265,35 @@ class EngineFile(EngineSection):
 class ServerSection(StrictModel):
     """The HTTP side."""
 
-    host: Text = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=30000, ge=1, le=65535, description="port to listen on")
+    host: Text = Field(default="127.0.0.1", description="address")
+    port: int = Field(default=30000, ge=1, le=65535, description="port")
     allow_unauthenticated: bool = Field(default=False, description="allow a public address without an API key")
     api_key_env: Text | None = Field(
-        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="environment variable with the API key"
+        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="variable with the API key"
     )
 
 
 class Profile(StrictModel):
     """A whole profile, after its layers were put together."""
 
-    description: Text = Field(default="", description="purpose of the profile, in one line")
-    runtime: Word = Field(default="docker", description="the runtime that starts and stops the server")
-    workload: Word | None = Field(default=None, description="workload of the profile, for the capacity check")
+    description: Text = Field(default="", description="purpose, in one line")
+    runtime: Word = Field(default="docker", description="docker, process, kubernetes or slurm")
+    workload: Word | None = Field(default=None, description="expected load")
     hardware: HardwareSection = Field(description="the node")
     model: ModelSection = Field(description="the checkpoint")
     engine: EngineSection = Field(description="the build of sglang")
     layout: LayoutSection = Field(description="parallelism of a replica")
-    replicas: int = Field(default=1, ge=1, le=64, description="equal servers; two or more run behind SGLang's gateway")
+    replicas: int = Field(default=1, ge=1, le=64, description="equal servers, behind a gateway")
     gateway: dict[Text, FlagField] = Field(default={}, description=_GATEWAY)
     server: ServerSection = Field(default=ServerSection(), description="the HTTP endpoint")
     flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
     env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
-    skip_patches: list[Text] = Field(default=[], description="ids of patches to skip")
+    skip_patches: list[Text] = Field(default=[], description="ids of patches")
     timeouts: TimeoutsSection = Field(default=TimeoutsSection(), description="timeouts of start and stop")
     restart_policy: RestartPolicySection = Field(
         default=RestartPolicySection(), description="restart policy of `deploy watch`"
     )
-    soak: float = Field(default=0.0, ge=0, le=10080, description="minutes of mixed load in the smoke test; 0: none")
+    soak: float = Field(default=0.0, ge=0, le=10080, description="minutes of mixed load in the smoke test")
     kubernetes: KubernetesSection = Field(default=KubernetesSection(), description="settings for `runtime: kubernetes`")
     slurm: SlurmSection = Field(default=SlurmSection(), description="settings for `runtime: slurm`")
-    allow_known_issues: list[Text] = Field(default=[], description="ids of blocking known issues to allow")
+    allow_known_issues: list[Text] = Field(default=[], description="ids of known issues")

@@ -13,13 +13,11 @@ class TimeoutsSection(StrictModel):
     """When to give up."""
 
     progress_deadline: int = Field(
-        default=900, ge=1, le=_WEEK, description="seconds without progress after which a start fails"
+        default=900, ge=1, le=_WEEK, description="seconds without progress until a start fails"
     )
-    termination_grace: int = Field(
-        default=120, ge=0, le=_WEEK, description="seconds that a stop waits for requests before it aborts them"
-    )
+    termination_grace: int = Field(default=120, ge=0, le=_WEEK, description="seconds until a stop aborts requests")
     health_deadline: int = Field(
-        default=120, ge=0, le=_WEEK, description="seconds that `up` waits for a running server to become healthy"
+        default=120, ge=0, le=_WEEK, description="seconds that `up` waits for a running server's health"
     )
 
 
@@ -30,7 +28,7 @@ class RestartPolicySection(StrictModel):
         default=300,
         ge=1,
         le=_WEEK,
-        description="seconds without an answer or progress after which a rank counts as hung",
+        description="seconds without answer or progress until a rank counts as hung",
     )
-    max_attempts: int = Field(default=3, ge=0, le=1000, description="maximum restarts within the window")
-    window: int = Field(default=3600, ge=1, le=_WEEK, description="seconds in which restarts are counted")
+    max_attempts: int = Field(default=3, ge=0, le=1000, description="restarts within the window")
+    window: int = Field(default=3600, ge=1, le=_WEEK, description="seconds that a restart counts")

@@ -71,7 +71,8 @@ def _help(words: tuple[str, ...]) -> str:
 
 def profile_keys() -> str:
     """One row a key of a profile."""
-    return table(("key", "default", "meaning"), _keys(schema.Profile, ""))
+    rows = (row for row in _keys(schema.Profile, "") if not row[0].startswith("`layout.decode."))
+    return table(("key", "default", "meaning"), rows)
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, ...]]:
@@ -157,7 +158,11 @@ them.""",
         commands,
     ),
     "exit-codes.md": ("Exit codes", "0 means success.", exit_codes),
-    "profile-keys.md": ("Profile keys", "`required` means that some layer has to state it.", profile_keys),
+    "profile-keys.md": (
+        "Profile keys",
+        "`required`: some layer states it. `layout.decode` has the keys of `layout.prefill`.",
+        profile_keys,
+    ),
     "patches.md": ("Patches", "What each is for, and how to add one: [patches](../how-to/patches.md).", patches),
     "recipes.md": (
         "Recipes of quantization",
