@@ -7,19 +7,15 @@ import inspect
 import json
 import os
 import re
-import tempfile
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
-from quark_samples import CHECKPOINTS, write_tiny
 from typer.testing import CliRunner
 
 from orchestrator.checkpoints.quantize.recipe import recipes_for
-from orchestrator.checkpoints.summary import local_summary
-from orchestrator.checkpoints.verify import compare_with_config
 from orchestrator.cli.main import app
 from orchestrator.cli.schemas import json_outputs, output_schema
 from orchestrator.core import errors
@@ -116,20 +112,6 @@ def recipes() -> str:
     return table(("recipe", "what it does", "excluded", "source"), rows)
 
 
-def checkpoints() -> str:
-    """One row a checkpoint of the tests: which sglang would not load it, and what is said of it before."""
-    return table(("checkpoint", "refused for sglang", "because, or told"), _checkpoints())
-
-
-def _checkpoints() -> Iterator[tuple[str, ...]]:
-    with tempfile.TemporaryDirectory() as folder:
-        for number, (name, make) in enumerate(CHECKPOINTS.items()):
-            found = compare_with_config(local_summary(write_tiny(Path(folder) / str(number), *make())), drafts=True)
-            refused = [version for version in ("0.5.14", "0.5.16") if any(each.is_fatal_in(version) for each in found)]
-            told = dict.fromkeys(each.message.partition(": `")[0] for each in found)
-            yield name, ", ".join(refused) or "-", "; ".join(told) or "-"
-
-
 def json_schemas() -> str:
     """One line a command, as `deploy schema COMMAND` prints it, and one line a class that they share.
 
@@ -168,12 +150,6 @@ them.""",
         "Recipes of quantization",
         "`{mtp}` is the number of the MTP layer. How to use them: [quantize](../how-to/quantize.md).",
         recipes,
-    ),
-    "checkpoint-checks.md": (
-        "Checkpoint checks",
-        """What `deploy stage` and `deploy inspect` say of fourteen checkpoints of a tiny GLM-5.2 with an MTP layer,
-written by AMD Quark 0.13. `tests/integration/test_quark_recipes.py` shows which of them sglang loads.""",
-        checkpoints,
     ),
 }
 

@@ -90,7 +90,6 @@ def test_the_samples_are_what_quark_writes(recipe: str) -> None:
     ],
 )
 def test_fourteen_checkpoints(name: str, refused_by: str, said: tuple[str, ...], tmp_path: Path) -> None:
-    """The rows of docs/reference/checkpoint-checks.md, which is generated from the same."""
     found = look(tmp_path / "tiny", *CHECKPOINTS[name]())
     refused = [version for version in ("0.5.14", "0.5.16") if any(each.is_fatal_in(version) for each in found)]
     assert " ".join(refused) == refused_by
