@@ -1,0 +1,197 @@
+"""The prefix-cache hit rate that a sequence of requests can reach, as a function of the size of the cache. Pure.
+
+The reuse distance of a block is the number of tokens in a least-recently-used stack down to it: an LRU cache of C
+tokens holds exactly the blocks with a distance of at most C. One pass thus gives the hit rates of all sizes (Mattson et
+al., IBM Systems Journal 9(2), 1970). A Fenwick tree over the times of the last accesses finds a distance in O(log n).
+Above `max_blocks` distinct blocks, half of them are dropped by hash and distances are scaled (SHARDS, Waldspurger et
+al., FAST 2015), so memory does not grow with the length of a trace.
+
+As in sglang's radix cache (0.5.14, srt/mem_cache/radix_cache.py), a block hits only after its whole prefix, leaves are
+evicted before their parents, output stays behind its prompt, hits are whole pages, and the last token of a prompt is
+always computed. Unlike sglang, the model runs one request at a time: it ignores tokens of queued and running requests.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+MAX_BLOCKS: Final = 1 << 16  # about 20 MB
+_EXACT_BITS: Final = 9  # leading bits of a distance; it is rounded up, by at most 0.4 %
+_MIN_TIMES: Final = 1 << 10
+
+Block = tuple[int | None, int]  # id and tokens; equal ids after equal ids are equal tokens, None is never used again
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheAccess:
+    """The use of the prefix cache by one request; the next prompt of a session may continue with `output`."""
+
+    prompt: Sequence[Block]
+    output: Sequence[Block] = ()
+    session: str | int | None = None
+    counted: bool = True  # False: a warm-up request, which fills the cache only
+
+
+@dataclass(frozen=True, kw_only=True)
+class HitRates:
+    """The achievable hit rate of every cache size, in tokens.
+
+    `distances` has the share of the prompt tokens at each reuse distance, ascending; the rest is new.
+    """
+
+    prompt_tokens: int
+    distances: tuple[tuple[int, float], ...]
+
+    @property
+    def unlimited(self) -> float:
+        """The hit rate of an unlimited cache, 0 to 1."""
+        return sum(share for _, share in self.distances)
+
+    def at(self, cache_tokens: int) -> float:
+        """Return the hit rate of a cache, 0 to 1."""
+        return sum(share for distance, share in self.distances if distance <= cache_tokens)
+
+    def size_for(self, share: float) -> int:
+        """Return the size of the smallest cache that has `share` of the hits of an unlimited one."""
+        reached = accumulate(part for _, part in self.distances)
+        goal = share * self.unlimited * (1 - 1e-9)
+        return next((size for (size, _), hits in zip(self.distances, reached, strict=True) if hits >= goal), 0)
+
+
+def hit_rates(
+    accesses: Iterable[CacheAccess],
+    *,
+    replicas: int = 1,
+    sticky: bool = True,
+    page: int = 1,
+    max_blocks: int = MAX_BLOCKS,
+) -> HitRates:
+    """Compute the hit rates of accesses in order of arrival; sizes are those of the cache of one replica.
+
+    With `sticky` each session stays on one replica; other requests take turns.
+    """
+    stacks = [_Stack(page=page, max_blocks=max_blocks) for _ in range(replicas)]
+    replica_of: dict[str | int, int] = {}
+    for turn, access in enumerate(accesses):
+        replica = turn % replicas
+        if sticky and access.session is not None and replicas > 1:
+            replica = replica_of.setdefault(access.session, len(replica_of) % replicas)
+        stacks[replica].access(access)
+    total = sum(stack.prompt_tokens for stack in stacks)
+    distances = defaultdict[int, float](float)
+    for stack in stacks:
+        for distance, hits in stack.hits.items():
+            distances[distance] += hits / stack.sampled_tokens * stack.prompt_tokens / total
+    return HitRates(prompt_tokens=total, distances=tuple(sorted(distances.items())))
+
+
+def shared_prefix_accesses(
+    *, requests: int, num_prefixes: int, prefix_tokens: int, input_tokens: int, output_tokens: int, seed: int = 1
+) -> Iterator[CacheAccess]:
+    """Yield the accesses of uniformly random shared prefixes, after one warm-up request for each of them."""
+    for index in range(num_prefixes + requests):
+        draw = int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest())
+        prefix = index if index < num_prefixes else draw % num_prefixes
+        yield CacheAccess(
+            prompt=((prefix, prefix_tokens), (None, input_tokens - prefix_tokens)),
+            output=((None, output_tokens),),
+            counted=index >= num_prefixes,
+        )
+
+
+class _Stack:
+    """A least-recently-used stack of blocks. Keys are hashes of whole prefixes, as in a radix tree."""
+
+    def __init__(self, *, page: int, max_blocks: int) -> None:
+        self.prompt_tokens = 0
+        self.sampled_tokens = 0.0
+        self.hits = defaultdict[int, float](float)  # tokens by distance, of the sampled blocks
+        self._page, self._max_blocks = page, max_blocks
+        self._halvings = 0  # a block is sampled with probability 2^-halvings
+        self._blocks: dict[int, tuple[int, int]] = {}  # time of the last access, tokens
+        self._tree = [0] * (_MIN_TIMES + 1)  # Fenwick tree of the tokens by time
+        self._now = self._total = self._unique = 0
+
+    def access(self, access: CacheAccess) -> None:
+        prompt, parent = self._sampled(access.prompt, 0)
+        output, _ = self._sampled(access.output, parent)
+        if access.counted:
+            self._count(access, prompt)
+        for key, _, tokens in reversed((*prompt, *output)):  # a parent is more recent than its children
+            self._push(key, tokens)
+        while len(self._blocks) > self._max_blocks:
+            self._halve()
+
+    def _sampled(self, blocks: Sequence[Block], parent: int) -> tuple[list[tuple[int, int, int]], int]:
+        """Return (key, first token, tokens) of the sampled blocks, and the key of the last block."""
+        sampled, start, key = list[tuple[int, int, int]](), 0, parent
+        for block, tokens in blocks:
+            self._unique += block is None
+            key = hash((key, self._unique, 0)) if block is None else hash((key, block))
+            if self._is_sampled(key):
+                sampled.append((key, start, tokens))
+            start += tokens
+        return sampled, key
+
+    def _is_sampled(self, key: int) -> bool:
+        return not (key >> 16) % (1 << self._halvings)
+
+    def _count(self, access: CacheAccess, prompt: list[tuple[int, int, int]]) -> None:
+        whole, page = sum(tokens for _, tokens in access.prompt), self._page
+        self.prompt_tokens += whole
+        for key, start, tokens in prompt:
+            self.sampled_tokens += tokens
+            if found := self._blocks.get(key):
+                time, held = found
+                end = min(start + min(held, tokens), whole - 1)
+                distance = (self._total - self._tokens_before(time)) << self._halvings
+                self.hits[_rounded(distance)] += max(end // page * page - start // page * page, 0)
+
+    def _push(self, key: int, tokens: int) -> None:
+        time, held = self._blocks.pop(key, (0, 0))
+        if time:
+            self._add(time, -held)
+        if self._now + 1 == len(self._tree):
+            self._rebuild()
+        self._now += 1
+        self._blocks[key] = (self._now, max(held, tokens))
+        self._add(self._now, max(held, tokens))
+
+    def _halve(self) -> None:
+        self._halvings += 1
+        self._blocks = {key: block for key, block in self._blocks.items() if self._is_sampled(key)}
+        self.sampled_tokens /= 2
+        for distance in self.hits:
+            self.hits[distance] /= 2
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Renumber the times of the last accesses from 1, with room for as many new ones."""
+        blocks = sorted(self._blocks.items(), key=lambda item: item[1])
+        self._blocks = {key: (time, tokens) for time, (key, (_, tokens)) in enumerate(blocks, start=1)}
+        self._now, self._total = len(blocks), 0
+        self._tree = [0] * (max(2 * len(blocks), _MIN_TIMES) + 1)
+        for time, tokens in self._blocks.values():
+            self._add(time, tokens)
+
+    def _add(self, time: int, tokens: int) -> None:
+        self._total += tokens
+        while time < len(self._tree):
+            self._tree[time] += tokens
+            time += time & -time
+
+    def _tokens_before(self, time: int) -> int:
+        tokens, time = 0, time - 1
+        while time:
+            tokens += self._tree[time]
+            time &= time - 1
+        return tokens
+
+
+def _rounded(distance: int) -> int:
+    """Round up to `_EXACT_BITS` leading bits, so that the number of distances stays small."""
+    shift = max(distance.bit_length() - _EXACT_BITS, 0)
+    return -(-distance >> shift) << shift

@@ -1,0 +1,125 @@
+"""Reuse distances: against an LRU cache that holds whole blocks, and what sampling costs."""
+
+import tracemalloc
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.plan.reuse_distance import Block, CacheAccess, HitRates, hit_rates, shared_prefix_accesses
+
+
+def lru_hits(accesses: Iterable[CacheAccess], *, cache: int, page: int) -> int:
+    """Count the hits of a cache that is kept and evicted from, block by block: no stack, no distance."""
+    kept = OrderedDict[tuple[object, ...], int]()  # oldest first; a key is a whole prefix
+    hits = 0
+    for number, access in enumerate(accesses):
+        path: tuple[object, ...] = ()
+        paths, cached, whole, missed = [], 0, sum(tokens for _, tokens in access.prompt), False
+        for depth, (block, tokens) in enumerate((*access.prompt, *access.output)):
+            path = (*path, (number, depth) if block is None else block)
+            paths.append((path, tokens))
+            missed = missed or path not in kept
+            if not missed and depth < len(access.prompt):
+                cached += min(kept[path], tokens)
+                missed = kept[path] < tokens
+        if access.counted:
+            hits += min(cached, whole - 1) // page * page
+        for path, tokens in reversed(paths):
+            kept[path] = max(kept.pop(path, 0), tokens)
+        while sum(kept.values()) > cache:
+            kept.popitem(last=False)
+    return hits
+
+
+def as_blocks(ids: Sequence[int], size: int, last: int) -> tuple[Block, ...]:
+    return tuple((each, last if index == len(ids) - 1 else size) for index, each in enumerate(ids))
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[CacheAccess]:
+    """Prompts of few ids, so that they share prefixes; blocks of one size, the last may be short."""
+    size = draw(st.integers(1, 4))
+    prompts = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=25))
+    return [
+        CacheAccess(
+            prompt=as_blocks(ids, size, draw(st.integers(1, size))),
+            output=((None, draw(st.integers(1, 5))),),
+            counted=draw(st.booleans()),
+        )
+        for ids in prompts
+    ]
+
+
+@given(sequences(), st.integers(1, 4), st.integers(0, 80))
+def test_the_hit_rate_is_that_of_an_lru_cache(accesses: list[CacheAccess], page: int, cache: int) -> None:
+    found = hit_rates(accesses, page=page)
+    assert found.prompt_tokens == sum(tokens for each in accesses if each.counted for _, tokens in each.prompt)
+    assert round(found.at(cache) * found.prompt_tokens, 6) == lru_hits(accesses, cache=cache, page=page)
+
+
+def test_three_prompts_by_hand() -> None:
+    """A, B, A with 10 tokens each and 5 of output: A is 25 tokens deep, and its last token is computed again."""
+    a, b = ((1, 10),), ((2, 10),)
+    found = hit_rates(CacheAccess(prompt=prompt, output=((None, 5),)) for prompt in (a, b, a))
+    assert found.distances == ((25, pytest.approx(9 / 30)),)
+    assert (found.at(24), found.at(25)) == (0, pytest.approx(0.3))
+    assert found.unlimited == pytest.approx(0.3)
+    assert found.size_for(1.0) == 25
+
+
+def test_a_session_that_moves_between_replicas_finds_less() -> None:
+    """Three sessions of growing prompts, in turns, on two replicas."""
+    turns = [
+        CacheAccess(prompt=tuple((100 * session + n, 10) for n in range(turn + 1)), session=session)
+        for turn in range(6)
+        for session in range(3)
+    ]
+    one, sticky, spread = (
+        hit_rates(turns, replicas=replicas, sticky=kept) for replicas, kept in ((1, True), (2, True), (2, False))
+    )
+    assert one.unlimited == pytest.approx(sticky.unlimited) == pytest.approx(15 * 3 / 63, abs=0.05)
+    assert spread.unlimited < sticky.unlimited
+    assert sticky.size_for(1.0) < one.size_for(1.0)  # a replica has fewer sessions to hold
+
+
+def zipf(count: int) -> Iterable[CacheAccess]:
+    random = Random(1)
+    for _ in range(count):
+        first = int(random.paretovariate(0.8)) % 5000
+        length = random.randint(1, 40)
+        yield CacheAccess(prompt=tuple((first * 100 + n, 64) for n in range(length)), output=((None, 128),))
+
+
+def curve(found: HitRates) -> list[float]:
+    return [found.at(size) for size in (10_000, 50_000, 200_000, 1_000_000, 4_000_000)]
+
+
+def test_sampling_changes_the_rates_by_little() -> None:
+    exact, sampled = curve(hit_rates(zipf(2000), max_blocks=1 << 20)), curve(hit_rates(zipf(2000), max_blocks=1000))
+    assert exact == pytest.approx(sampled, abs=0.03)
+    assert exact != sampled
+
+
+def test_memory_does_not_grow_with_the_trace() -> None:
+    peaks = []
+    for count in (300, 1200):
+        tracemalloc.start()
+        hit_rates(zipf(count), max_blocks=200)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
+
+
+def test_shared_prefixes_need_a_cache_that_holds_all_of_them() -> None:
+    """64 prefixes of 1,000 tokens: below 64,000 tokens a random prefix is often evicted, far above it never is."""
+    found = hit_rates(
+        shared_prefix_accesses(
+            requests=500, num_prefixes=64, prefix_tokens=1000, input_tokens=1200, output_tokens=100, seed=3
+        )
+    )
+    assert found.unlimited == pytest.approx(1000 / 1200)
+    assert found.at(20_000) < 0.35 < found.at(60_000) < found.at(400_000) == pytest.approx(1000 / 1200, abs=0.01)
