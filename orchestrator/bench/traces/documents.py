@@ -1,0 +1,72 @@
+"""The JSON documents of a trace: the lines of a `.jsonl` file, a `.json` file, or the `.json` files of a directory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from orchestrator.core.errors import Problem, ProfileError
+from orchestrator.core.validation import validation_problems
+
+_MAX_BYTES: Final = 1 << 28  # of one document: a session with all its block ids
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceDocument:
+    """One JSON document, with its place in the file."""
+
+    content: bytes
+    location: str  # file:line
+    offset: int = 0  # of its first byte
+
+
+def documents(path: Path) -> Iterator[TraceDocument]:
+    """Yield the documents of a trace. Raises ProfileError for an unreadable file and for an endless line."""
+    try:
+        if path.is_dir():
+            for each in sorted(path.glob("*.json")):
+                yield from documents(each)
+            return
+        with path.open("rb") as stream:
+            if path.suffix == ".json":
+                yield TraceDocument(_bounded(stream.read(_MAX_BYTES + 1), f"{path}:1"), f"{path}:1")
+                return
+            number = offset = 0
+            while line := stream.readline(_MAX_BYTES + 1):
+                number += 1
+                if line.strip():
+                    yield TraceDocument(_bounded(line, f"{path}:{number}"), f"{path}:{number}", offset)
+                offset += len(line)
+    except OSError as error:
+        raise ProfileError(f"cannot read the trace: {error.strerror}", location=str(path)) from error
+
+
+def read_at(path: Path, offset: int, number: int) -> TraceDocument:
+    """Read line `number` of a file, which begins at `offset`."""
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        return TraceDocument(stream.readline(_MAX_BYTES + 1), f"{path}:{number}", offset)
+
+
+def parse(adapter: TypeAdapter[Parsed], document: TraceDocument, *, expected: str) -> Parsed:
+    """Parse a document. Raises ProfileError with its location, each problem, and what was expected."""
+    try:
+        return adapter.validate_json(document.content, strict=True)
+    except ValidationError as error:
+        found = validation_problems(error, lambda _: document.location)[:10]
+    problems = tuple(Problem(each.message, each.location) for each in found)
+    raise ProfileError("invalid trace", problems=problems, hint=f"expected {expected}")
+
+
+def refuse(document: TraceDocument, message: str, *, expected: str) -> NoReturn:
+    """Raise ProfileError for a document that breaks a rule of its format."""
+    raise ProfileError(f"invalid trace: {message}", location=document.location, hint=f"expected {expected}")
+
+
+def _bounded(content: bytes, location: str) -> bytes:
+    if len(content) > _MAX_BYTES:
+        raise ProfileError(f"invalid trace: more than {_MAX_BYTES >> 20} MiB in one line", location=location)
+    return content

@@ -1,0 +1,42 @@
+"""One request of a trace, and the tree of requests of one session. Pure."""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """One request of a trace: who sends it, when, and which prompt.
+
+    Equal block ids mean equal tokens, in the whole trace; the last block may be shorter. Tokens after the blocks occur
+    in no other request. If `continues`, the prompt is the previous prompt of the session, the answer of the server, and
+    new tokens; the blocks name the same positions, so that a cache can be computed from them.
+    """
+
+    session: str
+    position: int  # in its session, from 0
+    parent: str | None = None  # the session that started this one, for a subagent
+    arrival_s: float | None = None  # after the start of the trace; None: only after the requests of `after`
+    after: tuple[int, ...] = ()  # indices in the tree of the requests that end before this one is sent
+    delay_s: float = 0.0  # from the last end of `after` to sending
+    block_ids: Sequence[int]
+    block_tokens: int
+    input_tokens: int
+    output_tokens: int
+    continues: bool = False
+
+
+Tree = tuple[TraceRequest, ...]  # one session with its subagents, in the order of the trace
+
+
+def first_id(name: str) -> int:
+    """Return the first of 2**62 consecutive block ids for `name`; they differ from those of another name."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
+
+
+def own_blocks(name: str, tokens: int, block_tokens: int, *, begin: int = 0) -> "array[int]":
+    """Return the ids of the blocks `begin` and later of a prompt of `tokens` tokens that only `name` sends."""
+    base = first_id(name)
+    return array("Q", range(base + begin, base + max(begin, -(-tokens // block_tokens))))

@@ -1,0 +1,103 @@
+"""A trace file or directory: its format, its totals, and its sessions."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.bench.traces import mooncake, weka
+from orchestrator.bench.traces.documents import documents
+from orchestrator.bench.traces.request import Tree
+from orchestrator.core.errors import ProfileError
+
+_READERS: Final[Mapping[str, Callable[[Path], Iterator[Tree]]]] = {"mooncake": mooncake.trees, "weka": weka.trees}
+_KEYS: Final = {"requests": "weka", "input_length": "mooncake"}  # the key by which a format is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceTotals:
+    """The totals of all requests of a trace; tokens as recorded."""
+
+    requests: int
+    sessions: int  # without subagents
+    subagents: int
+    input_tokens: int
+    output_tokens: int
+    longest_prompt: int
+    longest_request: int  # prompt and output
+    block_tokens: int
+    last_arrival_s: float | None  # None if a session has no arrival
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A valid trace; reading it again takes no more memory than one session."""
+
+    path: Path
+    format: str  # mooncake | weka
+    digest: str  # hex sha256 of the documents
+    totals: TraceTotals
+
+    def trees(self) -> Iterator[Tree]:
+        """Yield the sessions with their subagents, in the order of the trace."""
+        return _READERS[self.format](self.path)
+
+
+def open_trace(path: Path) -> Trace:
+    """Read a trace once, to the end. Raises ProfileError with file and line if it is unreadable, invalid or empty."""
+    format_ = _format(path)
+    digest = hashlib.sha256()
+    for document in documents(path):
+        digest.update(document.content)
+    return Trace(path=path, format=format_, digest=digest.hexdigest(), totals=count(_READERS[format_](path)))
+
+
+def _format(path: Path) -> str:
+    """Return the format of a trace by the keys of its first document."""
+    document = next(documents(path), None)
+    if document is None:
+        raise ProfileError("the trace is empty", location=str(path))
+    try:
+        data = json.loads(document.content)
+    except ValueError:
+        data = None
+    found = [name for key, name in _KEYS.items() if isinstance(data, dict) and key in data]
+    if not found:
+        raise ProfileError(
+            "unknown format of a trace",
+            location=document.location,
+            hint=f"expected a line of Mooncake, `{mooncake.EXPECTED}`, or a session of Weka, `{weka.EXPECTED}`",
+        )
+    return found[0]
+
+
+def count(trees: Iterator[Tree]) -> TraceTotals:
+    """Count the requests of sessions."""
+    requests = sessions = subagents = tokens_in = tokens_out = prompt = whole = block = 0
+    last: float | None = 0.0
+    for tree in trees:
+        sessions += 1
+        subagents += sum(each.parent is not None and each.position == 0 for each in tree)
+        if tree[0].arrival_s is None:
+            last = None
+        for each in tree:
+            requests += 1
+            tokens_in += each.input_tokens
+            tokens_out += each.output_tokens
+            prompt = max(prompt, each.input_tokens)
+            whole = max(whole, each.input_tokens + each.output_tokens)
+            block = max(block, each.block_tokens)
+            last = None if last is None else max(last, each.arrival_s or 0.0)
+    return TraceTotals(
+        requests=requests,
+        sessions=sessions,
+        subagents=subagents,
+        input_tokens=tokens_in,
+        output_tokens=tokens_out,
+        longest_prompt=prompt,
+        longest_request=whole,
+        block_tokens=block,
+        last_arrival_s=last,
+    )

@@ -1,0 +1,185 @@
+"""Traces: what each format says, where a line is wrong, and what stays in memory."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench.traces.synthetic import SessionShape, Subagents, synthetic_trees
+from orchestrator.bench.traces.trace import open_trace
+from orchestrator.core.errors import ProfileError
+
+# The shape of a line of Mooncake's FAST'25 traces (kvcache-ai/Mooncake, FAST25-release/traces).
+MOONCAKE = '{"timestamp": 27482, "input_length": 1000, "output_length": 52, "hash_ids": [46, 47]}\n'
+
+
+def call(t: float, tokens: int, ids: list[int], **more: object) -> dict[str, object]:
+    return {"t": t, "type": "n", "model": "m", "in": tokens, "out": 10, "hash_ids": ids, "api_time": 2.0, **more}
+
+
+def session(name: str, *requests: object) -> dict[str, object]:
+    return {"id": name, "models": ["m"], "block_size": 64, "hash_id_scope": "local", "requests": list(requests)}
+
+
+def subagent(t: float, *requests: object, **more: object) -> dict[str, object]:
+    known = {"agent_id": "agent_001", "subagent_type": "Explore", "status": "completed", "models": ["m"]}
+    return {"t": t, "type": "subagent", **known, "requests": list(requests), **more}
+
+
+def write(folder: Path, *documents: object, name: str = "trace.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(json.dumps(each) + "\n" for each in documents))
+    return path
+
+
+def test_a_line_of_mooncake_is_a_session_with_an_arrival(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(MOONCAKE * 2)
+    trace = open_trace(path)
+    assert (trace.format, trace.totals.sessions, trace.totals.requests) == ("mooncake", 2, 2)
+    assert trace.totals.last_arrival_s == 27.482
+    (first,), (second,) = trace.trees()
+    assert first.session != second.session
+    assert (first.arrival_s, list(first.block_ids), first.block_tokens) == (27.482, [46, 47], 512)
+    assert (first.input_tokens, first.output_tokens, first.continues) == (1000, 52, False)
+
+
+def test_lines_of_a_mooncake_session_are_one_tree_in_the_order_of_their_first_lines(tmp_path: Path) -> None:
+    plain = {"timestamp": 5, "input_length": 10, "output_length": 1, "hash_ids": [1]}
+    turn = {"session_id": "a", "input_length": 600, "output_length": 20}
+    path = write(
+        tmp_path,
+        {**plain, "timestamp": 0},
+        {**turn, "timestamp": 1000},
+        {**turn, "session_id": "b", "timestamp": 1500},
+        plain,
+        {"session_id": "a", "input_length": 100, "output_length": 0, "delay": 2500},
+    )
+    trees = list(open_trace(path).trees())
+    assert [tree[0].session for tree in trees] == ["line 1", "a", "b", "line 4"]
+    first, second = trees[1]
+    assert (second.after, second.arrival_s, second.delay_s, second.position) == ((0,), None, 2.5, 1)
+    assert second.continues
+    assert (second.input_tokens, second.output_tokens) == (720, 1)  # 600 + 20 + 100; no answer has 0 tokens
+    assert list(second.block_ids)[:1] == list(first.block_ids)[:1]
+    assert not set(first.block_ids) & set(trees[2][0].block_ids)
+
+
+def test_a_weka_session_has_the_delays_after_the_recorded_ends_and_waits_for_its_subagents(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        session(
+            "s1",
+            call(0.0, 100, [1]),
+            subagent(2.5, call(3.0, 64, [7]), call(0.5, 70, [7, 8]), duration_ms=4000),
+            call(5.0, 128, [1, 2]),
+            call(10.0, 200, [1, 2, 3]),
+        ),
+        session("s2", call(0.0, 64, [1])),
+    )
+    trace = open_trace(path)
+    assert (trace.format, trace.totals.sessions, trace.totals.subagents, trace.totals.requests) == ("weka", 2, 1, 6)
+    assert trace.totals.last_arrival_s is None
+    tree, other = trace.trees()
+    assert [(each.session, each.position, each.after) for each in tree] == [
+        ("s1", 0, ()),
+        ("s1/agent_001", 0, (0,)),
+        ("s1/agent_001", 1, (1,)),
+        ("s1", 1, (0,)),
+        ("s1", 2, (3, 2)),
+    ]
+    assert [each.delay_s for each in tree] == [0.0, 1.0, 0.0, 3.0, 3.0]  # 3 - 2; 3 (of 0.5) - 5; 5 - 2; 10 - 7
+    assert tree[1].parent == "s1"
+    assert list(tree[3].block_ids)[:1] == list(tree[0].block_ids)
+    assert not set(tree[0].block_ids) & set(other[0].block_ids)  # hashes are valid within a session
+
+
+def test_a_weka_trace_may_be_one_json_file_or_a_directory(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(session(name, call(0, 64, [1])), indent=1))
+    assert [tree[0].session for tree in open_trace(tmp_path).trees()] == ["a", "b"]
+    assert open_trace(tmp_path / "b.json").totals.sessions == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "invalid trace"),
+        ('{"timestamp": 1, "input_length": 5}', "invalid trace"),
+        ('{"timestamp": "1", "input_length": 5, "output_length": 1}', "invalid trace"),
+        ('{"chat_id": 1, "timestamp": 1, "input_length": 5, "output_length": 1}', "invalid trace"),
+        ('{"timestamp": 1, "input_length": 512, "output_length": 1, "hash_ids": [1, 2]}', "2 `hash_ids`"),
+    ],
+)
+def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"{MOONCAKE}\n{line}\n")
+    with pytest.raises(ProfileError) as found:
+        open_trace(path)
+    problems = found.value.problems_or_self()
+    assert problems[0].location == f"{path}:3"
+    assert message in found.value.message
+    assert found.value.hint.startswith("expected ")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("", "the trace is empty"), ('{"a": 1}', "unknown format"), ("x", "unknown format")]
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(content)
+    with pytest.raises(ProfileError, match=message):
+        open_trace(path)
+    with pytest.raises(ProfileError, match="cannot read the trace"):
+        open_trace(tmp_path / "missing.jsonl")
+
+
+def test_the_memory_of_a_reader_does_not_grow_with_the_trace(tmp_path: Path) -> None:
+    def peak(lines: int) -> int:
+        path = tmp_path / f"{lines}.jsonl"
+        path.write_text(MOONCAKE * lines)
+        tracemalloc.start()
+        try:
+            assert sum(len(tree) for tree in open_trace(path).trees()) == lines
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(4000)  # parsers and caches are created once
+    assert peak(4000) < peak(400) + 100_000
+
+
+SHAPE = SessionShape(
+    count=3,
+    turns=(2, 4),
+    system_prompt_tokens=130,
+    first_prompt_tokens=50,
+    turn_tokens=20,
+    output_tokens=8,
+    think_time_s=1.0,
+    subagents=Subagents(every_turns=2, count=2, turns=2, first_prompt_tokens=30),
+)
+
+
+def test_synthetic_sessions_grow_by_answer_and_turn_and_share_the_system_prompt() -> None:
+    trees = list(synthetic_trees(SHAPE, seed=7))
+    assert trees == list(synthetic_trees(SHAPE, seed=7))
+    assert trees != list(synthetic_trees(SHAPE, seed=8))
+    own = [each for each in trees[0] if each.parent is None]
+    assert [each.input_tokens for each in own] == [180 + 28 * each.position for each in own]
+    assert [each.continues for each in own] == [each.position > 0 for each in own]
+    child = next(each for each in trees[0] if each.parent is not None)
+    assert (child.input_tokens, child.continues, child.parent) == (160, False, "session-0")
+    assert child.block_ids[:2] == trees[1][0].block_ids[:2]
+    assert not set(child.block_ids[2:]) & {each for tree in trees[1:] for request in tree for each in request.block_ids}
+
+
+def test_a_synthetic_session_waits_for_its_subagents() -> None:
+    tree = next(tree for tree in synthetic_trees(SHAPE, seed=7) if sum(each.parent is None for each in tree) > 2)
+    third = next(each for each in tree if each.parent is None and each.position == 2)
+    assert [(tree[index].parent, tree[index].position) for index in third.after] == [
+        (None, 1),
+        (tree[0].session, 1),
+        (tree[0].session, 1),
+    ]
