@@ -12,7 +12,7 @@ from orchestrator.plan.capacity import Load, capacity_warnings
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import with_fusion_flag
 from orchestrator.plan.known_issues import KnownIssue, KnownIssues, blocking_issues, matching_issues
-from orchestrator.plan.patches import PatchFacts, patch_env, select_patches
+from orchestrator.plan.patches import patch_env, profile_patches
 from orchestrator.plan.plan import (
     ContainerRequirements,
     Engine,
@@ -25,7 +25,6 @@ from orchestrator.plan.plan import (
     ModelSource,
     Moe,
     Plan,
-    PlannedPatch,
     PlanWarning,
     SmokeQuestion,
     Ulimit,
@@ -79,6 +78,7 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
         runtimes=context.runtimes,
         blocked_issues=context.known_issues.blocked,
         load=context.load,
+        image=facts.image,
     )
     _require_no_problems(name, plan_problems(rule_context))
     servers = role_profiles(profile)
@@ -133,7 +133,7 @@ def _once(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 
 def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: PlanningContext, facts: Facts) -> Plan:
-    uses = _patches(profile, context, facts)
+    uses = profile_patches(profile, context.ledger, facts.inputs)
     decided = context.settings.get(profile.runtime)
     settings = decided(profile) if decided else RuntimeSettings()
     return Plan(
@@ -166,19 +166,6 @@ def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: Pl
         slurm=settings.slurm,
         prebuilt_image=facts.image,
     )
-
-
-def _patches(profile: Profile, context: PlanningContext, facts: Facts) -> tuple[PlannedPatch, ...]:
-    drafts = profile_serving(profile).drafts
-    known = PatchFacts(
-        engine_version=profile.engine.version,
-        platform=profile.engine.platform,
-        quantization=profile.model.quantization,
-        mtp_layer=profile.model.mtp_layer,
-        speculative_steps=drafts.steps if drafts else None,
-        inputs=facts.inputs,
-    )
-    return tuple(use for use in select_patches(context.ledger, known) if use.id not in profile.skip_patches)
 
 
 def _flags(profile: Profile) -> tuple[Flag, ...]:

@@ -11,6 +11,8 @@ from packaging.specifiers import SpecifierSet
 
 from orchestrator.patches.schema import AddedFile, Applies, EnvironmentPatch, Patch
 from orchestrator.plan.plan import DetectedPatches, EnvVar, PlannedPatch
+from orchestrator.plan.serving import profile_serving
+from orchestrator.profiles.schema import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,20 @@ def select_patches(ledger: Sequence[Patch], facts: PatchFacts) -> tuple[PlannedP
     """Select the patches for this platform and model, sorted by id; the version decides which are expected."""
     chosen = [patch for patch in ledger if _applies(patch.applies, facts)]
     return tuple(_use(patch, facts) for patch in sorted(chosen, key=lambda patch: patch.id))
+
+
+def profile_patches(profile: Profile, ledger: Sequence[Patch], inputs: Mapping[str, str]) -> tuple[PlannedPatch, ...]:
+    """Select the patches of a profile; `inputs` as in `PatchFacts`."""
+    drafts = profile_serving(profile).drafts
+    facts = PatchFacts(
+        engine_version=profile.engine.version,
+        platform=profile.engine.platform,
+        quantization=profile.model.quantization,
+        mtp_layer=profile.model.mtp_layer,
+        speculative_steps=drafts.steps if drafts else None,
+        inputs=inputs,
+    )
+    return tuple(use for use in select_patches(ledger, facts) if use.id not in profile.skip_patches)
 
 
 def patch_env(ledger: Sequence[Patch], uses: Iterable[PlannedPatch]) -> tuple[EnvVar, ...]:

@@ -40,6 +40,7 @@ class RuleContext:
     runtimes: "Mapping[str, Sequence[Rule]]"  # by name, with the rules of each
     blocked_issues: Sequence[KnownIssue]
     load: Load | None  # of the profile's workload
+    image: str | None = None  # the prebuilt image, if any
     role: str = ""  # the section of `layout` whose servers these are
 
     def location(self, *path: str | int) -> str:

@@ -105,7 +105,10 @@ def profile_source(
     """Read a profile. Raises ProfileError with every problem, UsageError if its runtime cannot start `image`."""
     valid = read_profile(profile, overrides=overrides, catalog=Catalog.of(home))
     if image is not None:
-        require_image(_known_runtime(valid), image)
+        try:
+            require_image(_known_runtime(valid), image)
+        except UsageError as error:
+            require_all(f"cannot start profile `{valid.name}`", (valid.decide,), error)
     return ProfileSource(valid=valid, home=home, given=given or {}, image=image)
 
 

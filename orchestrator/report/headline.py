@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from orchestrator.bench import metrics
-from orchestrator.bench.confidence import change
+from orchestrator.bench.confidence import Estimate, change
 from orchestrator.bench.published import Reference
 from orchestrator.report.acceptance import accepted_text
 from orchestrator.report.compare import Comparison, RateRow, engine_name
+from orchestrator.report.configuration import same_load
 from orchestrator.report.side_by_side import (
     ConfigurationGroup,
     SideBySide,
@@ -58,7 +59,7 @@ def headline(
     judged = [comparison for comparison in comparisons if comparison.comparable]
     told = tuple(verdict(together, comparisons))
     if not published:
-        return (*told, *own)
+        return (*told, *without_verdict(together, comparisons), *own)
     sentences = [_sentence(comparison, references) for comparison in judged] or own
     if not (forbidden := len(comparisons) - len(judged)):
         return (*told, *sentences)
@@ -135,12 +136,30 @@ def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterat
         load = max(reversed(output), key=lambda row: sum(row.changes[place] is not None for place in judged)).load
         at = {row.figure: row for row in together.rows if row.load == load}
         told = _differing if together.alike else _better
-        yield f"At {load}, {told(at, judged, names)}{_cached(at, judged, names)}."
+        there = [place for place in judged if at[metrics.OUTPUT.key].estimates[place]]
+        yield f"At {load}, {told(at, there, names)}{_cached(at, there, names)}."
+        yield from (f"No verdict on {names[place]}: not measured at {load}." for place in judged if place not in there)
     for place in measured:
         if kinds[place] != kinds[0]:
             apart = {names[at]: ", ".join(sorted(kinds[at] - kinds[other])) for at, other in ((place, 0), (0, place))}
             issues = " and ".join(f"{name} is NOT COMPARABLE ({only})" for name, only in apart.items() if only)
             yield f"No verdict on {names[place]} and {names[0]}: {issues}."
+
+
+def without_verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
+    """Yield why there is no verdict on a configuration whose throughput has no change from the first."""
+    names = _names(together, comparisons)
+    output = [row for row in together.rows if row.figure == metrics.OUTPUT.key]
+    firsts = [comparisons[side.runs[0]] for side in together.sides]
+    for place in range(1, len(names)):
+        if any(row.changes[place] for row in output):
+            continue
+        why = "no load has a throughput in both"
+        if not same_load(firsts[0], firsts[place]):
+            why = "their workloads differ"
+        elif any(row.estimates[0] and row.estimates[place] for row in output):
+            why = f"{names[0]} has 0 {metrics.OUTPUT.inline_title}"
+        yield f"No verdict on {names[place]} and {names[0]}: {why}."
 
 
 def _names(together: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:
@@ -155,7 +174,7 @@ def _names(together: SideBySide, comparisons: tuple[Comparison, ...]) -> list[st
 
 
 def _better(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
-    """Compare the best configuration of each metric with the second best."""
+    """Compare the best configuration of each metric with the second best, then with the others."""
     found: dict[str, list[str]] = {}
     noise_known = True
     for figure in _JUDGED:
@@ -167,14 +186,19 @@ def _better(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> s
         best, second = (names[place] for _, place in ranked[:2])
         both = f"{best} and {second}"
         noise_known = noise_known and moved.is_significant is not None
+        others: list[tuple[Estimate, int]] = []
         if signed(moved.share) == "0 %":
             relation = f"{both} are equal"
         elif moved.is_significant is False:
             relation = f"{both} differ by no more than the noise"
         else:
             beyond = " by more than the noise" if moved.is_significant else ""
-            relation = f"{best} is better than {second}{beyond}"
-        found.setdefault(relation, []).append(f"{figure.inline_title} {change_text(moved)}")
+            relation, others = f"{best} is better than {second}{beyond}", ranked[2:]
+        text = f"{figure.inline_title} {change_text(moved)}"
+        for other, place in others:
+            more = change(other, ranked[0][0])
+            text += f" and against {names[place]} {change_text(more)}" if more else ""
+        found.setdefault(relation, []).append(text)
     told = "; ".join(f"{relation}: {', '.join(figures)}" for relation, figures in found.items())
     return told if noise_known else f"{told}; the noise is unknown, with one run each"
 

@@ -8,7 +8,7 @@ from orchestrator.bench import metrics
 from orchestrator.core.console import table
 from orchestrator.report.compare import Comparison
 from orchestrator.report.document import Report
-from orchestrator.report.headline import verdict
+from orchestrator.report.headline import verdict, without_verdict
 from orchestrator.report.layouts import LayoutRow
 from orchestrator.report.side_by_side import ConfigurationGroup, SideRow, change_text, estimate_text
 
@@ -20,10 +20,8 @@ def comparison_text(report: Report) -> str:
     """Return the verdict, the configurations, their differences, a table for each metric, and the eval results."""
     known = report.published
     parts = [f"published: {known.title} ({known.source}, {known.date})", ""] if known else []
-    verdicts = [*verdict(report.together, report.comparisons)]
-    if not verdicts and len(report.together.sides) > 1:
-        verdicts = ["No verdict: no load of one workload was measured for both."]
-    parts += [f"{sentence}\n" for sentence in verdicts]
+    for judge in (verdict, without_verdict):
+        parts += [f"{sentence}\n" for sentence in judge(report.together, report.comparisons)]
     parts += [_header(index, side, report) for index, side in enumerate(report.together.sides)]
     parts += ["", *_differences(report), *_figures(report)]
     parts += [f"{report.together.noise}\n"] if report.together.noise else []

@@ -84,7 +84,7 @@ def test_a_shipped_profile_can_be_rendered(profile: str) -> None:
 
 
 def test_one_that_patches_the_checkpoint_is_refused() -> None:
-    with pytest.raises(ProfileError, match="cannot render") as caught:
+    with pytest.raises(ProfileError, match="cannot plan") as caught:
         manifest_texts(cluster_plan("mi355x-tp4dp2-july", *CASES["cpu-tiny"]))
     assert "config.json" in caught.value.problems[0].message
 

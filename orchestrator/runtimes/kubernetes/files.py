@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.subprocesses import quote
 from orchestrator.core.text import printable
@@ -29,10 +28,7 @@ class PodImage:
 
 
 def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
-    """Return the objects of the server as a file. Raises ProfileError for a plan that no cluster can start.
-
-    Causes are an image that is in no registry, and a config.json that has to be patched.
-    """
+    """Return the objects of the server as a file. Raises ProfileError if no cluster can pull its image."""
     plan, image = artifacts.plan, image_of_pods(artifacts)
     parts = [
         *zip(artifacts.replicas, plan.server_names, strict=False),
@@ -46,7 +42,8 @@ def image_of_pods(artifacts: Artifacts) -> PodImage:
     """Return the image of artifacts that were rendered for a cluster. Raises ProfileError if no cluster can pull it."""
     plan, image = artifacts.plan, artifacts.spec
     assert isinstance(image, PodImage)  # noqa: S101 - for the type: `render` puts it there
-    if problems := tuple(_problems(plan, image)):
+    named = None if image.built_here else image.reference
+    if problems := tuple(image_problems(cluster_of(plan), named)):
         raise ProfileError(f"cannot render profile `{plan.profile}` for a cluster", problems=problems)
     return image
 
@@ -62,16 +59,6 @@ def image_problems(cluster: KubernetesSection, image: str | None) -> Iterator[Pr
     elif "@sha256:" not in image:
         what = f"`{image}` has no registry digest; a cluster needs the image by digest"
         yield Problem(what, "--image", f"{pushed}; or {on_node}")
-
-
-def _problems(plan: Plan, image: PodImage) -> Iterator[Problem]:
-    yield from image_problems(cluster_of(plan), None if image.built_here else image.reference)
-    if overlay_path(plan) is not None:
-        patches = ", ".join(patch.id for patch in plan.patches if patch.kind == "config" and patch.expected)
-        hint = "use an engine that needs no such patch, such as sglang 0.5.16; or `runtime: docker`"
-        yield Problem(
-            f"patch `{patches}` changes the checkpoint's config.json, which is in the cluster", "patches", hint
-        )
 
 
 def _head(plan: Plan, name: str) -> Iterator[str]:

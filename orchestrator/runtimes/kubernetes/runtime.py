@@ -84,9 +84,10 @@ class KubernetesRuntime(Runtime):
     def rules(cls) -> Sequence[Rule]:
         from orchestrator.plan.placement import servers_are_equal
         from orchestrator.runtimes.image import has_image
-        from orchestrator.runtimes.kubernetes.spec import asks_for_a_key, weights_have_a_place
+        from orchestrator.runtimes.kubernetes import spec
 
-        return (has_image, weights_have_a_place, asks_for_a_key, servers_are_equal)
+        found = (spec.weights_have_a_place, spec.asks_for_a_key, spec.image_can_be_pulled, spec.config_is_unchanged)
+        return (has_image, *found, servers_are_equal)
 
     @classmethod
     def built_image_problems(cls, profile: Profile) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from orchestrator.core.errors import Problem
 from orchestrator.plan.build import RuntimeSettings
+from orchestrator.plan.patches import profile_patches
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.rules import RuleContext
@@ -12,7 +13,7 @@ from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, Command, server_command
 from orchestrator.runtimes.base import PodTargets, PreparedRun
 from orchestrator.runtimes.image import image_of
-from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods
+from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, image_problems
 from orchestrator.runtimes.kubernetes.gateway import ANY_ADDRESS, command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 from orchestrator.runtimes.kubernetes.pod import METRICS_PORT, PORT, cluster_of, model_path
@@ -47,6 +48,23 @@ def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
             context.location("layout", "nodes"),
             "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
             "or say that you mean it: `--set server.allow_unauthenticated=true`",
+        )
+
+
+def image_can_be_pulled(context: RuleContext) -> Iterator[Problem]:
+    """Require a prebuilt image by digest. Without one, an image is built; `built_image_problems` reports that."""
+    if context.image is not None:
+        yield from image_problems(context.profile.kubernetes, context.image)
+
+
+def config_is_unchanged(context: RuleContext) -> Iterator[Problem]:
+    """Refuse a patch of the checkpoint's config.json, which is in the cluster."""
+    uses = profile_patches(context.profile, context.ledger, {})
+    if ids := [use.id for use in uses if use.kind == "config" and use.expected]:
+        yield Problem(
+            f"patch `{', '.join(ids)}` changes the checkpoint's config.json, which is in the cluster",
+            context.location("engine"),
+            "use an engine that needs no such patch, such as sglang 0.5.16; or `--set runtime=docker`",
         )
 
 

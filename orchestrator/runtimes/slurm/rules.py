@@ -42,13 +42,14 @@ def has_engine(context: RuleContext) -> Iterator[Problem]:
                 context.location("slurm", "image"),
                 "`--set slurm.container=apptainer`, or pyxis",
             )
-    elif section.container == "pyxis" and context.profile.layout.nodes.value > 1:
+        return
+    if section.container == "pyxis" and context.profile.layout.nodes.value > 1:
         yield Problem(
             "pyxis starts a server on one node only: it needs a job step, and a rank of several nodes is one itself",
             context.location("slurm", "container"),
             "`--set slurm.container=apptainer`",
         )
-    elif section.image is None:
+    if section.image is None:
         yield Problem(
             f"`{section.container}` needs an image",
             context.location("slurm", "container"),

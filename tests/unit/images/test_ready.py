@@ -247,8 +247,8 @@ def test_no_registry_is_asked_for_an_image_that_the_nodes_hold(
 ) -> None:
     unasked = Registry(transport=httpx.MockTransport(lambda _: pytest.fail("the registry was asked")))
     monkeypatch.setattr(prebuilt, "_REGISTRY", unasked)
-    held = ("runtime=kubernetes", "kubernetes.weights.pvc=models", "kubernetes.image_pull_policy=Never")
-    assert previewed(*held).prebuilt_image == "ghcr.io/me/tp8:v1"
+    held = ("runtime=kubernetes", "engine=sglang-0.5.16-rocm", "kubernetes.weights.pvc=models")
+    assert previewed(*held, "kubernetes.image_pull_policy=Never").prebuilt_image == "ghcr.io/me/tp8:v1"
     assert "is on the nodes only; its receipt is not compared" in capsys.readouterr().err
 
 

@@ -115,8 +115,38 @@ def test_a_problem_of_one_of_two_runs_is_no_noise(tmp_path: Path) -> None:
 
 
 def test_without_a_common_load_there_is_no_verdict(tmp_path: Path) -> None:
-    shown = comparison_text(made(tmp_path, before=run(rate=2.0), after=run(rate=3.0, plan="two")))
-    assert shown.startswith("No verdict: no load of one workload was measured for both.\n")
+    report = made(tmp_path, before=run(rate=2.0), after=run(rate=3.0, plan="two"))
+    said = "No verdict on after and before: no load has a throughput in both."
+    assert comparison_text(report).startswith(f"{said}\n")
+    assert said in render_html(report)
+    assert report.headline[0] == said
+
+
+def test_without_a_common_workload_there_is_no_verdict(tmp_path: Path) -> None:
+    other = run(plan="two")
+    other = replace(other, run=replace(other.run, workload={**other.run.workload, "input_tokens": 1}))
+    report = made(tmp_path, before=run(), after=other)
+    assert report.headline[0] == "No verdict on after and before: their workloads differ."
+
+
+def test_a_first_result_without_throughput_is_the_reason(tmp_path: Path) -> None:
+    report = made(tmp_path, before=run(tok_s=0.0), after=run(plan="two"))
+    assert report.headline[0] == "No verdict on after and before: before has 0 output tok/s per node."
+
+
+def test_the_verdict_names_every_result(tmp_path: Path) -> None:
+    report = made(tmp_path, a=run(), b=run(plan="two", tok_s=985.0), c=run(plan="three", tok_s=3940.0))
+    assert "c is better than a: output tok/s per node +100 % and against b +300 %" in report.headline[0]
+
+
+def test_a_result_that_lacks_the_load_of_the_verdict_is_named(tmp_path: Path) -> None:
+    low, high = run(rate=2.0), run(rate=3.0)
+    both = replace(high, points=(*low.points, *high.points))
+    other = replace(run(rate=2.0, plan="two"), points=run(rate=2.0, plan="two").points)
+    third = run(rate=3.0, plan="three")
+    report = made(tmp_path, a=both, b=other, c=third)
+    assert report.headline[0].startswith("At 3 rps, a and c are equal")
+    assert report.headline[1] == "No verdict on b: not measured at 3 rps."
 
 
 def test_each_knee_of_several_runs_names_its_run(tmp_path: Path) -> None:
@@ -308,4 +338,6 @@ def test_the_best_of_three_is_compared_with_the_second(tmp_path: Path) -> None:
     speeds = {"slow": 1000.0, "fast": 1500.0, "middle": 1200.0}
     report = made(tmp_path, **{name: run(tok_s=tok_s, plan=name) for name, tok_s in speeds.items()})
 
-    assert report.headline[0].startswith("At 2 rps, fast is better than middle: output tok/s per node +25 %; ")
+    assert report.headline[0].startswith(
+        "At 2 rps, fast is better than middle: output tok/s per node +25 % and against slow +50 %; "
+    )

@@ -1,5 +1,6 @@
 """`deploy up` and `deploy render` name everything that a profile's runtime refuses at once."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from orchestrator.cli.render import command as render
 from orchestrator.cli.up import command as up
 from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.servers.start import decisions
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +35,44 @@ def test_the_files_of_a_cluster() -> None:
         "tp 16 needs 16 GPUs; the node has 8",
         "no checkpoint location is set for the pods",
         "the image that `deploy` builds is in no registry",
+    ]
+
+
+@pytest.mark.parametrize("command", [up, render])
+def test_an_image_without_digest_for_a_cluster_with_other_refusals(
+    command: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "_known_image", lambda *_, **__: None)  # its registry does not answer
+    with pytest.raises(ProfileError) as refused:
+        command(
+            profile="mi355x-tp8-july", runtime="kubernetes", image="me/x:1", set_=["kubernetes.service_type=NodePort"]
+        )
+    assert {problem.message for problem in refused.value.problems} == {
+        "no checkpoint location is set for the pods",
+        "a Service of type NodePort exposes the server outside the cluster without an API key",
+        "`me/x:1` has no registry digest; a cluster needs the image by digest",
+        "patch `mtp-shared-expert-exclude` changes the checkpoint's config.json, which is in the cluster",
+    }
+
+
+def test_a_job_with_an_image_and_without_key_and_interpreter() -> None:
+    with pytest.raises(ProfileError) as refused:
+        up(profile="mi355x-tp8", runtime="slurm", image="me/x:1")
+    assert [problem.message for problem in refused.value.problems] == [
+        "on Slurm this engine needs a Python interpreter on the nodes, or containers of the site",
+        "on Slurm the server is open to the cluster's network and has no API key",
+        "the slurm runtime uses no image",
+    ]
+
+
+def test_a_container_of_several_nodes_without_an_image() -> None:
+    settings = ["slurm.container=pyxis", "layout.nodes=2", "server.api_key_env=OWL_KEY"]
+    with pytest.raises(ProfileError) as refused:
+        up(profile="mi355x-tp8", runtime="slurm", set_=settings)
+    assert [problem.message for problem in refused.value.problems] == [
+        "pyxis starts a server on one node only: it needs a job step, and a rank of several nodes is one itself",
+        "`pyxis` needs an image",
+        "`OWL_KEY` is not set; the plan takes the API key from it",
     ]
 
 
