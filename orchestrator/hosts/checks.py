@@ -20,6 +20,7 @@ SERVING_CHECKS: Final[Sequence[Check]] = (
     gpu_checks.vram_use,
     gpu_checks.driver,
     machine_checks.devices,
+    machine_checks.memory,
     machine_checks.shared_memory,
     machine_checks.numa_balancing,
     machine_checks.kernel_options,

@@ -29,6 +29,14 @@ class Disk:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostMemory:
+    """Bytes of main memory: all of it, and those available without swapping; a container has those of its limit."""
+
+    total: int
+    available: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """The state of a host at one moment. Sizes are in bytes; None means that a value could not be read."""
 
@@ -37,6 +45,7 @@ class Machine:
     user: str
     devices: tuple[Device, ...]
     memlock: float | None  # bytes; infinite if unlimited
+    memory: HostMemory | None
     shm_free: int | None
     numa_balancing: bool | None
     kernel_options: tuple[str, ...]
@@ -57,6 +66,7 @@ def read_machine(survey: Survey) -> Machine:
         user=user[1] if len(user) > 1 else "you",
         devices=_devices(survey["devices"].text),
         memlock=_memlock(survey["memlock"].text.strip()),
+        memory=read_memory(survey["memory"].text),
         shm_free=disk.free if (disk := _disk(survey["shm"].text)) else None,
         numa_balancing={"0": False, "1": True}.get(survey["numa balancing"].text.strip()),
         kernel_options=tuple(survey["kernel options"].text.split()),
@@ -82,6 +92,18 @@ def cpu_list(text: str) -> frozenset[int]:
 def listening_ports(text: str) -> frozenset[int]:
     """Parse the listening ports (state 0A) from the text of /proc/net/tcp and /proc/net/tcp6."""
     return frozenset(int(port, 16) for port in re.findall(r"^\s*\d+: \w+:(\w{4}) \w+:\w{4} 0A ", text, re.MULTILINE))
+
+
+def read_memory(text: str) -> HostMemory | None:
+    """Parse /proc/meminfo, and the limit of the control group in the last line, if there is one."""
+    sizes = {
+        key: int(value) << 10 for key, value in re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", text, re.MULTILINE)
+    }
+    if len(sizes) < 2:
+        return None
+    limit = re.search(r"^(\d+)\s*\Z", text, re.MULTILINE)
+    most = int(limit[1]) if limit else sizes["MemTotal"]
+    return HostMemory(total=min(sizes["MemTotal"], most), available=min(sizes["MemAvailable"], most))
 
 
 def _devices(text: str) -> tuple[Device, ...]:

@@ -28,6 +28,22 @@ def devices(subject: CheckContext) -> Iterator[Finding]:
         yield info("devices", listed + more, "/dev/kfd and /dev/dri/renderD*")
 
 
+def memory(subject: CheckContext) -> Iterator[Finding]:
+    """Check that the weights of a server on CPUs fit into the memory of the host."""
+    plan, found = subject.plan, subject.machine.memory
+    if plan.hardware.vendor != "cpu" or found is None:
+        return
+    copies = plan.replicas * (1 if plan.layout.dp_attention else plan.layout.dp)
+    needed = plan.model.weight_bytes * copies
+    shown = f"{gib(found.available)} available of {gib(found.total)}"
+    level = fail if needed > found.total else warn
+    if needed <= found.available:
+        yield info("memory", shown, f"{gib(needed)} for the weights")
+    else:
+        hint = "choose a smaller model or quantization, or another host"
+        yield level("memory", shown, f"{gib(needed)} for the weights", hint)
+
+
 def shared_memory(subject: CheckContext) -> Iterator[Finding]:
     """Check the free space of the host's /dev/shm, which a process and a container with `ipc: host` use."""
     plan, free = subject.plan, subject.machine.shm_free

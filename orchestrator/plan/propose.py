@@ -7,7 +7,7 @@ from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.engine.options import Tie, ties
 from orchestrator.plan.capacity import Capacity, KvCache, Memory
 from orchestrator.plan.serving import profile_serving
-from orchestrator.profiles.schema import Profile
+from orchestrator.profiles.schema import ModelFile, Profile
 
 
 class DoesNotFitError(ProfileError):
@@ -74,6 +74,21 @@ def longest_context(attempts: Iterable[LayoutAttempt]) -> int:
     """Return the tokens of the longest request that any of these layouts holds."""
     caches = [each.capacity.cache for each in attempts if each.capacity and not each.problems]
     return max((cache.tokens or 0 for cache in caches if cache is not None), default=0)
+
+
+def require_host_memory(model: ModelFile, capacity: Capacity, available: int, *, name: str) -> None:
+    """Raise DoesNotFitError if weights and cache of a server on CPUs exceed the `available` bytes of its host."""
+    weights, cache = model.weights_size, capacity.cache
+    per_token, tokens = (cache.actual_token_bytes, cache.tokens or 0) if cache else (0, 0)
+    if (needed := weights + tokens * per_token) <= available:
+        return
+    figures = f"{weights / 1e9:.1f} GB of weights and {tokens * per_token / 1e9:.1f} GB of cache for {tokens:,} tokens"
+    raise DoesNotFitError(
+        f"`{name}` does not fit into the memory of this host",
+        problems=[Problem(f"{figures} need {needed / 1e9:.1f} GB; {available / 1e9:.1f} GB are available")],
+        hint="use another host, or a checkpoint with a smaller quantization",
+        longest=max(int((available - weights) / per_token), 0) if per_token else 0,
+    )
 
 
 def inherited_flags(

@@ -15,7 +15,8 @@ from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_model
 from orchestrator.hosts.gpus import ALL_SECTIONS, inventories
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib
-from orchestrator.hosts.survey import Runner, survey
+from orchestrator.hosts.machine import read_memory
+from orchestrator.hosts.survey import MACHINE_SECTIONS, Runner, Survey, survey
 from orchestrator.plan.propose import DoesNotFitError
 from orchestrator.planner.add.model import add_model
 from orchestrator.planner.add.profile import (
@@ -35,11 +36,15 @@ _VRAM_TOLERANCE: Final = 0.97  # share: firmware reserves some of the memory tha
 
 @dataclass(frozen=True, kw_only=True)
 class HostHardware:
-    """The catalog's entry for a host, and the number of its GPUs; `docker` tells whether its daemon answers."""
+    """The catalog's entry for a host, and the number of its GPUs; `docker` tells whether its daemon answers.
+
+    `memory` is that of a host without GPUs: the bytes that are available.
+    """
 
     name: str
     gpus: int
     docker: bool
+    memory: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,7 @@ def profile_on_host(
         hardware=hardware.name,
         gpus=hardware.gpus if gpus is None else gpus,
         containers=hardware.docker,
+        host_memory=hardware.memory,
     )
     name = default_name(request, catalog)
     similar = tuple(each for each in _profiles_of(model, hardware.name, catalog) if each != name)
@@ -97,11 +103,13 @@ def profile_on_host(
 
 def detect_hardware(runner: Runner, catalog: Catalog) -> HostHardware:
     """Return the hardware entry of a host. Raises HostError if none or several describe it, or if its GPUs differ."""
-    inventory = _inventory(runner)
+    look = survey(runner, {**ALL_SECTIONS, "memory": MACHINE_SECTIONS["memory"]})
+    inventory = _inventory(look)
     # Without Docker, an engine that is a list of packages is proposed. For AMD there is none.
     docker = (inventory is not None and inventory.vendor == "amd") or runner(("docker", "version")).ok
     if inventory is None:
-        return HostHardware(name="cpu", gpus=0, docker=docker)
+        memory = read_memory(look["memory"].text)
+        return HostHardware(name="cpu", gpus=0, docker=docker, memory=memory.available if memory else None)
     return HostHardware(name=match_hardware(inventory, catalog), gpus=len(inventory.gpus), docker=docker)
 
 
@@ -109,7 +117,7 @@ def next_command(model: str, home: Home, runner: Runner) -> str:
     """Return the command that proposes a profile of a model on this host's GPUs, else on a node; "" for none."""
     catalog, found = Catalog.of(home), None
     with suppress(HostError):
-        if (inventory := _inventory(runner)) is not None:
+        if (inventory := _inventory(survey(runner, ALL_SECTIONS))) is not None:
             found = (match_hardware(inventory, catalog), len(inventory.gpus))
     return command_for_node(model, home, first=found)
 
@@ -138,8 +146,8 @@ def command_for_node(model: str, home: Home, *, first: tuple[str, int] | None) -
     return ""
 
 
-def _inventory(runner: Runner) -> GpuInventory | None:
-    return next((each for each in inventories(survey(runner, ALL_SECTIONS)) if each.gpus), None)
+def _inventory(look: Survey) -> GpuInventory | None:
+    return next((each for each in inventories(look) if each.gpus), None)
 
 
 def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:

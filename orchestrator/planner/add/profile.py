@@ -27,6 +27,7 @@ from orchestrator.plan.propose import (
     inherited_flags,
     layouts,
     longest_context,
+    require_host_memory,
     shortfall,
 )
 from orchestrator.plan.rules import VENDOR_OF, image_arch
@@ -57,6 +58,7 @@ class ProfileRequest:
     engine: str | None = None
     workload: str | None = None
     max_context: int | None = None
+    host_memory: int | None = None  # bytes for a server on CPUs; None: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,10 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
         tried.append(found)
         if not shortfall(found, need):
             _explain(draft, tried, need, found.capacity)
-            return Proposal(name=name, text=draft.text(), decisions=tuple(_decided(draft)), valid=draft.valid())
+            valid = draft.valid()
+            if request.host_memory is not None and found.capacity is not None and found.capacity.memory is None:
+                require_host_memory(profile.model, valid.capacity, request.host_memory, name=request.model)
+            return Proposal(name=name, text=draft.text(), decisions=tuple(_decided(draft)), valid=valid)
     raise _does_not_fit(request, tried, need)
 
 
@@ -228,7 +233,7 @@ def _engine(
         usable = engine.requirements or engine.python or (request.containers and engine.image)
         if (
             usable
-            and (name == named or _is_for(request.model, engine))
+            and (name == named or _is_for(request.model, engine, catalog))
             and VENDOR_OF.get(engine.platform) == node.vendor
             and image_arch(engine.image or "") in {None, node.arch}
         ):
@@ -242,12 +247,21 @@ def _engine(
     return min(name for *of, name in found if of == newest), f"the newest in the catalog for {node.arch}"
 
 
-def _is_for(model: str, engine: EngineFile) -> bool:
-    """Return whether an engine is for any model or for this one: an image tag without the version names a model."""
-    if engine.image is None or engine.requirements:
+def _is_for(model: str, engine: EngineFile, catalog: Catalog) -> bool:
+    """Return whether an engine is for any model or for this one: an image tag without the version names a model.
+
+    The model is the named one if it has its layers, attention heads and experts, whatever its own name is.
+    """
+    tag = engine.image.rpartition(":")[2] if engine.image and not engine.requirements else engine.version
+    if engine.version in tag:
         return True
-    tag = engine.image.rpartition(":")[2]
-    return engine.version in tag or tag in model
+    shapes = {name: _shape(name, catalog) for name in catalog.names(EntryKind.MODEL) if tag in name and name != model}
+    return _shape(model, catalog) in shapes.values() if shapes else tag in model
+
+
+def _shape(model: str, catalog: Catalog) -> tuple[object, ...]:
+    data = _part(catalog, "model", model)
+    return tuple(data.get(key) for key in ("layers", "attention_heads", "moe"))
 
 
 def _engines(catalog: Catalog) -> Iterator[tuple[str, EngineFile]]:
@@ -340,7 +354,7 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], need: ContextNeed, c
     """Record why the chosen layout is the smallest."""
     cache = capacity.cache if capacity else None
     if capacity is not None and capacity.memory is None:
-        why = "one process; only a start shows whether it fits into the memory of this host"
+        why = "one process"
     elif cache is None or cache.tokens is None:
         reason = "" if capacity is None else "; ".join(capacity.unknown[:1])
         why = f"the fewest GPUs that hold the weights; {reason or 'only a start shows the size of its cache'}"

@@ -402,3 +402,12 @@ def test_nics_matter_only_where_a_cache_crosses_over_rdma() -> None:
     for transfer in ("", "mooncake over tcp"):
         plan = plan_of("mi355x-tp8", transfer=transfer)
         assert not [finding for finding in look("mi355x-healthy", plan).findings if finding.check == "rdma"]
+
+
+@pytest.mark.parametrize(("weights", "level"), [(30 * GIB, Level.INFO), (50 * GIB, Level.WARN), (70 * GIB, Level.FAIL)])
+def test_weights_beyond_the_memory_of_a_host_on_cpus(weights: int, level: Level) -> None:
+    plan = plan_of("cpu-tiny", f"model.weights_size={weights}")
+    text = f"MemTotal: {64 << 20} kB\nMemAvailable: {40 << 20} kB\n"
+    found = only(look("mi355x-healthy", plan, memory=text), "memory")
+    assert (found.level, found.found) == (level, "40.0 GiB available of 64.0 GiB")
+    assert found.needed == f"{weights // GIB}.0 GiB for the weights"

@@ -162,6 +162,23 @@ def test_an_image_for_one_model_is_for_that_model(home: Home) -> None:
     assert engine_of(proposed(home, "llama-3.3-70b-instruct", "b200")) == "sglang-0.5.16-cu130"
 
 
+def test_an_image_for_one_model_goes_by_what_a_model_is_and_not_by_its_name(home: Home) -> None:
+    shipped = Catalog.of(home).path(EntryKind.MODEL, "glm-5.3-flash-fp8").read_text()
+    folder = home.root / "profiles" / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "own-owl.yaml").write_text(shipped)
+    (folder / "own-glm-5.3-flash-owl.yaml").write_text(shipped.replace("routed_experts: 288", "routed_experts: 280"))
+    assert engine_of(proposed(home, "owl", "b200")) == "sglang-0.5.20-cu130-glm-5.3-flash"
+    assert engine_of(proposed(home, "glm-5.3-flash-owl", "b200")) == "sglang-0.5.16-cu130"
+
+
+def test_the_engine_of_the_base_comes_before_the_newest_whatever_its_image_is_for(home: Home) -> None:
+    older = proposed(home, "llama-3.3-70b-instruct", "b200", base="b200-tp8", name="one")
+    assert engine_of(older) == "sglang-0.5.16-cu130"
+    flash = proposed(home, "llama-3.3-70b-instruct", "b200", base="b200-glm-5.3-flash-tp8", name="two")
+    assert engine_of(flash) == "sglang-0.5.20-cu130-glm-5.3-flash"
+
+
 def engine_of(proposal: Proposal) -> str:
     return proposal.valid.composed.names["engine"]
 

@@ -1,5 +1,6 @@
 """`deploy up --model`: which hardware entry a host is, and the profile of a checkpoint on it."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,14 +9,20 @@ from config_samples import write_public
 from machine_samples import survey_of
 
 from orchestrator.core.catalog import Catalog
-from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.gpus import inventories
 from orchestrator.hosts.gpus.inventory import GIB, Gpu, GpuInventory
-from orchestrator.hosts.survey import Survey
+from orchestrator.hosts.survey import Section, Survey
 from orchestrator.planner.add import host_profile
-from orchestrator.planner.add.host_profile import HostHardware, match_hardware, next_command, profile_on_host
+from orchestrator.planner.add.host_profile import (
+    HostHardware,
+    detect_hardware,
+    match_hardware,
+    next_command,
+    profile_on_host,
+)
 from orchestrator.planner.add.model import add_model
 from orchestrator.planner.planning import load
 
@@ -32,6 +39,10 @@ def checkpoint(tmp_path: Path) -> str:
 
 def no_program(argv: Sequence[str]) -> CompletedProgram:
     return CompletedProgram(tuple(argv), 127, "", "")
+
+
+def no_docker(argv: Sequence[str]) -> CompletedProgram:
+    return CompletedProgram(argv=tuple(argv), code=127, stdout="", stderr="")
 
 
 def inventory(*gpus: tuple[str, str, int], vendor: str = "nvidia") -> GpuInventory:
@@ -116,6 +127,37 @@ def test_a_context_that_does_not_fit_is_limited_to_the_longest_that_does(
     limit = load(found.name, catalog=Catalog.of(home)).plan.serving.context
     assert limit % 1024 == 0
     assert f"note: requests are limited to {limit:,} tokens: the longest that fit" in capsys.readouterr().err
+
+
+def test_a_model_beyond_the_memory_of_a_host_without_gpus_is_refused(
+    home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def host(memory: int) -> None:
+        hardware = HostHardware(name="cpu", gpus=0, docker=False, memory=memory)
+        monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: hardware)
+
+    host(16 * 10**9)
+    with pytest.raises(ProfileError, match=r"`glm-4\.7-flash` does not fit into the memory of this host") as refused:
+        profile_on_host(checkpoint, home, no_program, {})
+    (problem,) = refused.value.problems
+    assert re.match(
+        r"62\.5 GB of weights and [\d.]+ GB of cache for [\d,]+ tokens need .*; 16\.0 GB are", problem.message
+    )
+    assert not [*(home.root / "profiles").glob("*.yaml")]
+
+    host(64 * 10**9)
+    found = profile_on_host(checkpoint, home, no_program, {})
+    limit = load(found.name, catalog=Catalog.of(home)).plan.serving.context
+    assert limit % 1024 == 0
+    assert f"note: requests are limited to {limit:,} tokens: the longest that fit" in capsys.readouterr().err
+
+
+def test_the_memory_of_a_host_without_gpus_is_what_is_available(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "MemTotal:       65536 kB\nMemFree:  1 kB\nMemAvailable:   40000 kB\n"
+    for limit, available in (("", 40000 << 10), ("max\n", 40000 << 10), ("1048576\n", 1 << 20)):
+        look = Survey({"memory": Section(0, text + limit)})
+        monkeypatch.setattr(host_profile, "survey", lambda *_, look=look: look)
+        assert detect_hardware(no_docker, Catalog.of(home)).memory == available
 
 
 def test_without_docker_the_engine_is_a_list_of_packages(

@@ -1,19 +1,27 @@
 """What `Servers.open` gives for a name: plan, run, key, units with state, and a client; or why there is none."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from plan_samples import plan_of
 from run_samples import past_run
 
 from orchestrator.core.errors import StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.engine import client
+from orchestrator.plan.units import Role
+from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.servers.group import ServerGroup
-from orchestrator.servers.servers import Servers
+from orchestrator.servers import servers as servers_module
+from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.servers import Servers, name_at
 
 KEY = "k" * 32
 
@@ -66,3 +74,37 @@ def test_of_a_server_of_another_home_the_run_is_not_taken(home: Home, servers: S
     assert server.run is None
     with pytest.raises(StartError, match="is not in this home"):
         server.require_own_run()
+
+
+def test_the_url_of_a_gateway_with_roles_is_the_name_of_its_server(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without roles in this home no runtime is asked; with options that decide whose the URL is, neither."""
+    asked: list[str] = []
+    unit: dict[str, Any] = {
+        "runtime": "process",
+        "profile": "cpu-tiny-1p1d",
+        "plan_digest": "",
+        "run_dir": "/runs/a",
+        "runtime_id": "1",
+    }
+    role = RunningServer(name="owl", url="http://127.0.0.1:30001", role=Role.PREFILL, **unit)
+    pair = RunningServer(name="owl", url="http://127.0.0.1:30000", replicas=(role,), **unit)
+    alone = RunningServer(name="hawk", url="http://127.0.0.1:30010", **unit)
+
+    @contextmanager
+    def opened(_home: Home) -> Iterator[SimpleNamespace]:
+        asked.append("runtimes")
+        yield SimpleNamespace(find=lambda: (alone, pair))
+
+    monkeypatch.setattr(servers_module, "open_servers", opened)
+    past_run(home, 1, running=True)
+    assert name_at(pair.url, home) == pair.url
+    plan = plan_of("cpu-tiny-1p1d")
+    (open_run(home, "pair", plan).path / "plan.json").write_text(plan.to_json())
+    assert name_at(pair.url, home, None, "SGLANG_KEY") == pair.url
+    assert name_at("owl", home) == "owl"
+    assert asked == []
+
+    for url in (pair.url, f"{pair.url}/", f"{pair.url}/v1", "http://localhost:30000/v1/"):
+        assert name_at(url, home, None, False) == "owl"
+    for url in (alone.url, role.url, "http://127.0.0.1:1"):
+        assert name_at(url, home) == url
