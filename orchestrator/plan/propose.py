@@ -7,7 +7,7 @@ from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.engine.options import Tie, ties
 from orchestrator.plan.capacity import Capacity, KvCache, Memory
 from orchestrator.plan.serving import profile_serving
-from orchestrator.profiles.schema import ModelFile, Profile
+from orchestrator.profiles.schema import ModelSection, Profile
 
 
 class DoesNotFitError(ProfileError):
@@ -76,7 +76,7 @@ def longest_context(attempts: Iterable[LayoutAttempt]) -> int:
     return max((cache.tokens or 0 for cache in caches if cache is not None), default=0)
 
 
-def require_host_memory(model: ModelFile, capacity: Capacity, available: int, *, name: str) -> None:
+def require_host_memory(model: ModelSection, capacity: Capacity, available: int, *, name: str) -> None:
     """Raise DoesNotFitError if weights and cache of a server on CPUs exceed the `available` bytes of its host."""
     weights, cache = model.weights_size, capacity.cache
     per_token, tokens = (cache.actual_token_bytes, cache.tokens or 0) if cache else (0, 0)
