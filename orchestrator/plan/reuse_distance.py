@@ -8,7 +8,7 @@ al., FAST 2015), so memory does not grow with the length of a trace.
 
 As in sglang's radix cache (0.5.14, srt/mem_cache/radix_cache.py), a block hits only after its whole prefix, leaves are
 evicted before their parents, output stays behind its prompt, hits are whole pages, and the last token of a prompt is
-always computed. Unlike sglang, the model runs one request at a time: it ignores tokens of queued and running requests.
+always computed. Unlike sglang, the model runs one request at a time, and a short last block keeps its longest length.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ Block = tuple[int | None, int]  # id and tokens; equal ids after equal ids are e
 
 @dataclass(frozen=True, kw_only=True)
 class CacheAccess:
-    """The use of the prefix cache by one request; the next prompt of a session may continue with `output`."""
+    """The use of the prefix cache by one request: what it looks up, and what the cache holds of it afterwards."""
 
     prompt: Sequence[Block]
-    output: Sequence[Block] = ()
+    held: Sequence[Block]  # the prompt and its output
     session: str | int | None = None
     counted: bool = True  # False: a warm-up request, which fills the cache only
 
@@ -97,7 +97,7 @@ def shared_prefix_accesses(
         prefix = index if index < num_prefixes else draw % num_prefixes
         yield CacheAccess(
             prompt=((prefix, prefix_tokens), (None, input_tokens - prefix_tokens)),
-            output=((None, output_tokens),),
+            held=((prefix, prefix_tokens), (None, input_tokens - prefix_tokens + output_tokens)),
             counted=index >= num_prefixes,
         )
 
@@ -116,33 +116,30 @@ class _Stack:
         self._now = self._total = self._unique = 0
 
     def access(self, access: CacheAccess) -> None:
-        prompt, parent = self._sampled(access.prompt, 0)
-        output, _ = self._sampled(access.output, parent)
         if access.counted:
-            self._count(access, prompt)
-        for key, _, tokens in reversed((*prompt, *output)):  # a parent is more recent than its children
+            self._count(access)
+        for key, _, tokens in reversed(list(self._sampled(access.held))):  # a parent is newer than its children
             self._push(key, tokens)
         while len(self._blocks) > self._max_blocks:
             self._halve()
 
-    def _sampled(self, blocks: Sequence[Block], parent: int) -> tuple[list[tuple[int, int, int]], int]:
-        """Return (key, first token, tokens) of the sampled blocks, and the key of the last block."""
-        sampled, start, key = list[tuple[int, int, int]](), 0, parent
+    def _sampled(self, blocks: Sequence[Block]) -> Iterator[tuple[int, int, int]]:
+        """Yield (key, first token, tokens) of the sampled blocks."""
+        start = key = 0
         for block, tokens in blocks:
             self._unique += block is None
             key = hash((key, self._unique, 0)) if block is None else hash((key, block))
             if self._is_sampled(key):
-                sampled.append((key, start, tokens))
+                yield key, start, tokens
             start += tokens
-        return sampled, key
 
     def _is_sampled(self, key: int) -> bool:
         return not (key >> 16) % (1 << self._halvings)
 
-    def _count(self, access: CacheAccess, prompt: list[tuple[int, int, int]]) -> None:
+    def _count(self, access: CacheAccess) -> None:
         whole, page = sum(tokens for _, tokens in access.prompt), self._page
         self.prompt_tokens += whole
-        for key, start, tokens in prompt:
+        for key, start, tokens in self._sampled(access.prompt):
             self.sampled_tokens += tokens
             if found := self._blocks.get(key):
                 time, held = found

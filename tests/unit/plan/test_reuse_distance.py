@@ -13,23 +13,31 @@ from orchestrator.plan.reuse_distance import Block, CacheAccess, HitRates, hit_r
 
 
 def lru_hits(accesses: Iterable[CacheAccess], *, cache: int, page: int) -> int:
-    """Count the hits of a cache that is kept and evicted from, block by block: no stack, no distance."""
+    """Count the hits of a cache that is kept and evicted from, block by block: no stack, no distance.
+
+    A last block that has once been longer keeps that length, as in the model.
+    """
     kept = OrderedDict[tuple[object, ...], int]()  # oldest first; a key is a whole prefix
+    longest: dict[tuple[object, ...], int] = {}
     hits = 0
     for number, access in enumerate(accesses):
         path: tuple[object, ...] = ()
         paths, cached, whole, missed = [], 0, sum(tokens for _, tokens in access.prompt), False
-        for depth, (block, tokens) in enumerate((*access.prompt, *access.output)):
+        for depth, (block, tokens) in enumerate(access.prompt):
             path = (*path, (number, depth) if block is None else block)
-            paths.append((path, tokens))
             missed = missed or path not in kept
-            if not missed and depth < len(access.prompt):
+            if not missed:
                 cached += min(kept[path], tokens)
                 missed = kept[path] < tokens
+        path = ()
+        for depth, (block, tokens) in enumerate(access.held):
+            path = (*path, (number, depth) if block is None else block)
+            paths.append((path, tokens))
         if access.counted:
             hits += min(cached, whole - 1) // page * page
         for path, tokens in reversed(paths):
-            kept[path] = max(kept.pop(path, 0), tokens)
+            kept.pop(path, None)
+            kept[path] = longest[path] = max(longest.get(path, 0), tokens)
         while sum(kept.values()) > cache:
             kept.popitem(last=False)
     return hits
@@ -44,14 +52,13 @@ def sequences(draw: st.DrawFn) -> list[CacheAccess]:
     """Prompts of few ids, so that they share prefixes; blocks of one size, the last may be short."""
     size = draw(st.integers(1, 4))
     prompts = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=25))
-    return [
-        CacheAccess(
-            prompt=as_blocks(ids, size, draw(st.integers(1, size))),
-            output=((None, draw(st.integers(1, 5))),),
-            counted=draw(st.booleans()),
-        )
-        for ids in prompts
-    ]
+    accesses = []
+    for ids in prompts:
+        prompt = as_blocks(ids, size, draw(st.integers(1, size)))
+        filled = as_blocks([*ids, draw(st.integers(0, 2))], size, 1)  # the output fills the last block
+        held = draw(st.sampled_from([(*prompt, (None, draw(st.integers(1, 5)))), filled]))
+        accesses.append(CacheAccess(prompt=prompt, held=held, counted=draw(st.booleans())))
+    return accesses
 
 
 @given(sequences(), st.integers(1, 4), st.integers(0, 80))
@@ -64,7 +71,7 @@ def test_the_hit_rate_is_that_of_an_lru_cache(accesses: list[CacheAccess], page:
 def test_three_prompts_by_hand() -> None:
     """A, B, A with 10 tokens each and 5 of output: A is 25 tokens deep, and its last token is computed again."""
     a, b = ((1, 10),), ((2, 10),)
-    found = hit_rates(CacheAccess(prompt=prompt, output=((None, 5),)) for prompt in (a, b, a))
+    found = hit_rates(CacheAccess(prompt=prompt, held=(*prompt, (None, 5))) for prompt in (a, b, a))
     assert found.distances == ((25, pytest.approx(9 / 30)),)
     assert (found.at(24), found.at(25)) == (0, pytest.approx(0.3))
     assert found.unlimited == pytest.approx(0.3)
@@ -73,11 +80,10 @@ def test_three_prompts_by_hand() -> None:
 
 def test_a_session_that_moves_between_replicas_finds_less() -> None:
     """Three sessions of growing prompts, in turns, on two replicas."""
-    turns = [
-        CacheAccess(prompt=tuple((100 * session + n, 10) for n in range(turn + 1)), session=session)
-        for turn in range(6)
-        for session in range(3)
+    prompts = [
+        (tuple((100 * session + n, 10) for n in range(turn + 1)), session) for turn in range(6) for session in range(3)
     ]
+    turns = [CacheAccess(prompt=prompt, held=prompt, session=session) for prompt, session in prompts]
     one, sticky, spread = (
         hit_rates(turns, replicas=replicas, sticky=kept) for replicas, kept in ((1, True), (2, True), (2, False))
     )
@@ -91,7 +97,8 @@ def zipf(count: int) -> Iterable[CacheAccess]:
     for _ in range(count):
         first = int(random.paretovariate(0.8)) % 5000
         length = random.randint(1, 40)
-        yield CacheAccess(prompt=tuple((first * 100 + n, 64) for n in range(length)), output=((None, 128),))
+        prompt = tuple((first * 100 + n, 64) for n in range(length))
+        yield CacheAccess(prompt=prompt, held=(*prompt, (None, 128)))
 
 
 def curve(found: HitRates) -> list[float]:
@@ -106,7 +113,7 @@ def test_sampling_changes_the_rates_by_little() -> None:
 
 def test_memory_does_not_grow_with_the_trace() -> None:
     peaks = []
-    for count in (300, 1200):
+    for count in (1000, 4000):
         tracemalloc.start()
         hit_rates(zipf(count), max_blocks=200)
         peaks.append(tracemalloc.get_traced_memory()[1])
