@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from orchestrator import __version__
+from orchestrator.bench.cache_forecast import forecast_workload, with_achievable
 from orchestrator.bench.comparability import comparability_issues
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.counters import concurrency_capped
@@ -24,6 +25,7 @@ from orchestrator.bench.result import (
     RESULT_SCHEMA,
     BenchEnding,
     BenchResult,
+    CacheForecast,
     ComparabilityIssue,
     EndpointFacts,
     IssueKind,
@@ -120,7 +122,7 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
             endpoint, text = await _prompt_source(request, endpoint)
         except asyncio.CancelledError as error:
             raise Interrupted("interrupted before the first measurement", hint=_left_running(request)) from error
-        result = _begin(request, endpoint.facts)
+        result = _begin(request, endpoint.facts, forecast_workload(request.workload, endpoint))
         _write(request, result)
         runner = PointRunner(
             workload=request.workload,
@@ -183,7 +185,7 @@ def _cancel_on_signals() -> Iterator[None]:
                 signal.signal(number, old)
 
 
-def _begin(request: BenchRequest, facts: EndpointFacts) -> BenchResult:
+def _begin(request: BenchRequest, facts: EndpointFacts, forecast: CacheForecast | None) -> BenchResult:
     now = _now()
     run = Run(
         tool_version=__version__,
@@ -200,6 +202,7 @@ def _begin(request: BenchRequest, facts: EndpointFacts) -> BenchResult:
         provenance=request.provenance,
         price=request.price,
         label=request.label,
+        cache_forecast=forecast,
     )
     if request.previous is None:
         return BenchResult(
@@ -228,7 +231,8 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
     ending = BenchEnding.COMPLETE
     try:
         async for measured, load_result, warmup in _points(runner, result.points):
-            point = replace(measured, capped=concurrency_capped(measured, request.provenance))
+            point = with_achievable(measured, result.run.cache_forecast)
+            point = replace(point, capped=concurrency_capped(measured, request.provenance))
             run = replace(result.run, warmup=warmup, ended_at=_now())
             result = _with_issues(request, replace(result, run=run, points=(*result.points, point)))
             _write_requests(request, result, load_result, label=point.label)

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Flag, auto
 from typing import Final, Literal
 
-from orchestrator.bench.result import BenchResult, Distribution, Energy, Latency, Point, Throughput
+from orchestrator.bench.result import BenchResult, CacheForecast, Distribution, Energy, Latency, Point, Throughput
 from orchestrator.bench.steady_state import unjudged_rates
 from orchestrator.core.console import table
 
@@ -170,6 +170,11 @@ def accept_length(point: Point) -> float | None:
     return point.server.accept_length if point.server else None
 
 
+def _achievable(point: Point) -> float | None:
+    """Return the share of prompt tokens that a cache of this size can have."""
+    return point.cache.achievable_share if point.cache else None
+
+
 def _usd(point: Point) -> float | None:
     return point.usd_per_million_output_tokens
 
@@ -246,6 +251,7 @@ METRICS: Final = (
         "success_share", "success", "", share, lambda point: point.success_share, displays=_TABLES, exact=True
     ),
     ReportMetric("cached_share", "from cache", "", share, cached_share, displays=_TABLES | DisplayIn.CARD),
+    ReportMetric("achievable_share", "achievable", "from cache", share, _achievable, displays=DisplayIn.BENCH),
     ReportMetric("accept_length", "accepted", "tokens a step", plain, accept_length, displays=_TABLES | DisplayIn.CARD),
     ReportMetric(
         "usd_per_million", "$/M", "output tok", usd, _usd, displays=_ALL, higher_is_better=False, unpublished="no price"
@@ -294,6 +300,20 @@ def result_text(result: BenchResult) -> str:
     )
 
 
+def forecast_text(forecast: CacheForecast) -> str:
+    """Return the forecast in one line."""
+    needed = " or ".join(f"{each.tokens:,} for {share(each.share)}" for each in forecast.sizes[-3:])
+    text = f"achievable from the prefix cache: {share(forecast.unlimited_share)} of the prompt tokens"
+    if needed:
+        text += f"; tokens of cache {'per replica ' if forecast.replicas > 1 else ''}needed: {needed}"
+    if forecast.cache_tokens is None or forecast.share is None:
+        return text
+    text += f"; this server with {forecast.cache_tokens:,}: {share(forecast.share)}"
+    if forecast.spread_share is not None:
+        text += f", without sticky sessions {share(forecast.spread_share)}"
+    return text
+
+
 def knee_text(result: BenchResult) -> str:
     """Return the knee, and the rates between it and the first unsustained rate, which could not be judged."""
     unjudged = ", ".join(f"{rate:g}" for rate in unjudged_rates(result.points))
@@ -318,6 +338,8 @@ def _remarks(result: BenchResult) -> Iterator[str]:
         yield from (f"{point.label}: {reason}" for reason in point.not_sustained_because)
         yield from (f"{point.label}: {text}" for text in (point.capped,) if text)
         yield from (f"{point.label}: {failure.count} x {failure.kind}: {failure.example}" for failure in point.failures)
+    if result.run.cache_forecast is not None:
+        yield forecast_text(result.run.cache_forecast)
     yield _knee(result)
     for issue in result.comparability_issues:
         at_point = f" at {issue.point}" if issue.point else ""

@@ -106,6 +106,7 @@ class CacheHits:
     wanted_share: Share
     usage_share: Amount | None = None  # from `cached_tokens` of the responses
     usage_share_per_request: Distribution | None = None
+    achievable_share: Share | None = None  # of the forecast, for the size of this server's cache
     metrics_share: Amount | None = None  # from the server counters
 
 
@@ -229,6 +230,31 @@ class ServerProvenance:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheSize:
+    """A cache of one replica in tokens, and the share of prompt tokens that it can hold."""
+
+    tokens: Count
+    share: Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheForecast:
+    """The shares of prompt tokens that a prefix cache can have, from the load alone; see plan/reuse_distance.py.
+
+    Each replica has a cache of its own. `share` is that of this server; its sessions stay on one replica each, those of
+    `spread_share` do not.
+    """
+
+    prompt_tokens: Count
+    unlimited_share: Share
+    sizes: tuple[CacheSize, ...]  # ascending; the last one has all hits of an unlimited cache
+    replicas: Number
+    cache_tokens: Count | None = None  # of a replica of this server
+    share: Share | None = None
+    spread_share: Share | None = None  # None with one replica
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """The metadata of a measurement."""
 
@@ -246,6 +272,7 @@ class Run:
     price: Price | None = None
     label: str | None = None  # chosen by the user
     text_sha256: str | None = None  # of the prompt text
+    cache_forecast: CacheForecast | None = None  # None if no prompts share a prefix
 
 
 @dataclass(frozen=True, kw_only=True)

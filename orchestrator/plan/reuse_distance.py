@@ -48,11 +48,11 @@ class HitRates:
     @property
     def unlimited(self) -> float:
         """The hit rate of an unlimited cache, 0 to 1."""
-        return sum(share for _, share in self.distances)
+        return min(sum(share for _, share in self.distances), 1.0)
 
     def at(self, cache_tokens: int) -> float:
         """Return the hit rate of a cache, 0 to 1."""
-        return sum(share for distance, share in self.distances if distance <= cache_tokens)
+        return min(sum(share for distance, share in self.distances if distance <= cache_tokens), 1.0)
 
     def size_for(self, share: float) -> int:
         """Return the size of the smallest cache that has `share` of the hits of an unlimited one."""
@@ -71,12 +71,12 @@ def hit_rates(
 ) -> HitRates:
     """Compute the hit rates of accesses in order of arrival; sizes are those of the cache of one replica.
 
-    With `sticky` each session stays on one replica; other requests take turns.
+    With `sticky` each session stays on one replica; other requests go to any, and those of a warm-up take turns.
     """
     stacks = [_Stack(page=page, max_blocks=max_blocks) for _ in range(replicas)]
     replica_of: dict[str | int, int] = {}
     for turn, access in enumerate(accesses):
-        replica = turn % replicas
+        replica = (hash((turn, replicas)) if access.counted else turn) % replicas
         if sticky and access.session is not None and replicas > 1:
             replica = replica_of.setdefault(access.session, len(replica_of) % replicas)
         stacks[replica].access(access)
@@ -89,16 +89,24 @@ def hit_rates(
 
 
 def shared_prefix_accesses(
-    *, requests: int, num_prefixes: int, prefix_tokens: int, input_tokens: int, output_tokens: int, seed: int = 1
+    *,
+    requests: int,
+    num_prefixes: int,
+    prefix_tokens: int,
+    input_tokens: int,
+    output_tokens: int,
+    replicas: int = 1,
+    seed: int = 1,
 ) -> Iterator[CacheAccess]:
-    """Yield the accesses of uniformly random shared prefixes, after one warm-up request for each of them."""
-    for index in range(num_prefixes + requests):
+    """Yield the accesses of uniformly random shared prefixes, after one warm-up request for each on each replica."""
+    warmup = num_prefixes * replicas
+    for index in range(warmup + requests):
         draw = int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest())
-        prefix = index if index < num_prefixes else draw % num_prefixes
+        prefix = index // replicas if index < warmup else draw % num_prefixes
         yield CacheAccess(
             prompt=((prefix, prefix_tokens), (None, input_tokens - prefix_tokens)),
             held=((prefix, prefix_tokens), (None, input_tokens - prefix_tokens + output_tokens)),
-            counted=index >= num_prefixes,
+            counted=index >= warmup,
         )
 
 

@@ -74,7 +74,7 @@ def point(rate: float, p50: float, p95: float, *, joules: float | None = None, s
             tpot_s=spread(0.009, 0.011),
             itl_per_chunk_s=spread(0.03, 0.04),
         ),
-        cache=CacheHits(wanted_share=0.6, usage_share=0.598),
+        cache=CacheHits(wanted_share=0.6, usage_share=0.598, achievable_share=0.6),
         server=ServerCounts(accept_length=3.4),
         energy=energy if joules else None,
         sustained=sustained,

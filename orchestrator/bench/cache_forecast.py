@@ -1,0 +1,60 @@
+"""The hit rate of the prefix cache that a load can reach on an endpoint, computed before the run."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from orchestrator.bench.endpoint import Endpoint
+from orchestrator.bench.result import CacheForecast, CacheSize, Point
+from orchestrator.bench.workload import Workload
+from orchestrator.plan.reuse_distance import CacheAccess, hit_rates, shared_prefix_accesses
+
+_SHARES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the hits of an unlimited cache
+
+
+def forecast_workload(workload: Workload, endpoint: Endpoint) -> CacheForecast | None:
+    """Compute the forecast of independent prompts; None if they share no prefix."""
+    if not workload.prefix_tokens:
+        return None
+    accesses = partial(
+        shared_prefix_accesses,
+        requests=max(workload.requests_at(rate) for rate in workload.request_rates or (1.0,)),
+        num_prefixes=workload.num_prefixes,
+        prefix_tokens=workload.prefix_tokens,
+        input_tokens=workload.input_tokens,
+        output_tokens=workload.output_tokens,
+        replicas=_replicas(endpoint),
+        seed=workload.seed,
+    )
+    return forecast_cache(accesses, endpoint, sessions=False)
+
+
+def forecast_cache(
+    accesses: Callable[[], Iterable[CacheAccess]], endpoint: Endpoint, *, sessions: bool = True
+) -> CacheForecast:
+    """Compute the forecast of a load; `accesses` starts it from the beginning, once per way to distribute it."""
+    replicas, page, size = _replicas(endpoint), endpoint.facts.page_size or 1, endpoint.cache_tokens
+    found = hit_rates(accesses(), replicas=replicas, page=page)
+    spread = hit_rates(accesses(), replicas=replicas, page=page, sticky=False) if replicas > 1 and sessions else None
+    sizes = sorted({found.size_for(part) for part in _SHARES})
+    return CacheForecast(
+        prompt_tokens=found.prompt_tokens,
+        unlimited_share=found.unlimited,
+        sizes=tuple(CacheSize(tokens=each, share=found.at(each)) for each in sizes),
+        replicas=replicas,
+        cache_tokens=size,
+        share=None if size is None else found.at(size),
+        spread_share=None if size is None or spread is None else spread.at(size),
+    )
+
+
+def _replicas(endpoint: Endpoint) -> int:
+    return endpoint.facts.replicas * max(len(endpoint.replicas), 1)
+
+
+def with_achievable(point: Point, forecast: CacheForecast | None) -> Point:
+    """Return the point with the hit rate that its load can reach on this server."""
+    if forecast is None or point.cache is None:
+        return point
+    return replace(point, cache=replace(point.cache, achievable_share=forecast.share))

@@ -1,0 +1,153 @@
+"""The hit rate that a load can reach: of a workload, of a trace, and the order in which a trace is sent."""
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.bench.cache_forecast import forecast_cache, forecast_workload, with_achievable
+from orchestrator.bench.connection import Connections
+from orchestrator.bench.endpoint import Endpoint
+from orchestrator.bench.metrics import forecast_text
+from orchestrator.bench.result import BenchEnding, CacheHits, EndpointFacts, Point
+from orchestrator.bench.traces.accesses import cache_accesses
+from orchestrator.bench.traces.request import TraceRequest, Tree, own_blocks
+from orchestrator.bench.traces.synthetic import SessionShape, Subagents, synthetic_trees
+from orchestrator.bench.workload import Workload
+from orchestrator.core.url import Address
+from orchestrator.plan.reuse_distance import hit_rates
+
+
+def endpoint(*, cache_tokens: int | None, replicas: int = 1, page: int = 1) -> Endpoint:
+    address = Address.from_url("http://127.0.0.1:1")
+    return Endpoint(
+        connections=Connections(address, key=None, clock=lambda: 0.0),
+        facts=EndpointFacts(url=address.url, api="completions", served_model="m", replicas=replicas, page_size=page),
+        is_sglang=True,
+        reports_cache=True,
+        has_metrics=True,
+        cache_tokens=cache_tokens,
+    )
+
+
+PREFIXES = Workload(
+    input_tokens=1000, output_tokens=100, cache_hit_rate=0.8, num_prefixes=20, request_rates=(1.0,), requests=200
+)
+
+
+def test_a_cache_smaller_than_the_prefixes_cannot_reach_their_share() -> None:
+    small, large = (forecast_workload(PREFIXES, endpoint(cache_tokens=size)) for size in (8_000, 100_000))
+    assert small is not None
+    assert large is not None
+    assert small.unlimited_share == pytest.approx(0.8)
+    assert small.share is not None
+    assert small.share < 0.4
+    assert large.share == pytest.approx(0.8, abs=0.01)
+    assert large.sizes[-1].share == pytest.approx(0.8)
+    assert "this server with 8,000:" in forecast_text(small)
+
+
+def test_whole_pages_hit() -> None:
+    """800 tokens of prefix are 12 pages of 64."""
+    found = forecast_workload(PREFIXES, endpoint(cache_tokens=None, page=64))
+    assert found is not None
+    assert found.share is None
+    assert found.unlimited_share == pytest.approx(12 * 64 / 1000)
+
+
+def test_each_replica_is_warm_for_prefixes_and_nothing_is_forecast_without_them() -> None:
+    found = forecast_workload(PREFIXES, endpoint(cache_tokens=100_000, replicas=3))
+    assert found is not None
+    assert found.spread_share is None
+    assert found.share == pytest.approx(0.8, abs=0.01)
+    assert forecast_workload(PREFIXES.model_copy(update={"cache_hit_rate": 0.0}), endpoint(cache_tokens=9)) is None
+
+
+SHAPE = SessionShape(
+    count=12,
+    turns=(4, 4),
+    system_prompt_tokens=640,
+    first_prompt_tokens=100,
+    turn_tokens=50,
+    output_tokens=30,
+    subagents=Subagents(every_turns=2, count=2, first_prompt_tokens=80),
+)
+
+
+def test_a_session_finds_its_prompt_and_its_answer_again() -> None:
+    """Of the fourth prompt, all but the new tokens of the turn and the last of the answer's block are held."""
+    shape = SHAPE.model_copy(update={"count": 1, "system_prompt_tokens": 0, "subagents": None})
+    found = hit_rates(cache_accesses(synthetic_trees(shape, 1), concurrency=1))
+    prompts = [100 + 80 * turn for turn in range(4)]
+    assert found.prompt_tokens == sum(prompts)
+    assert found.unlimited * found.prompt_tokens == pytest.approx(sum(130 + 80 * turn for turn in range(3)))
+
+
+def test_sticky_sessions_reach_more_on_several_replicas() -> None:
+    found = forecast_cache(
+        lambda: cache_accesses(synthetic_trees(SHAPE, 1), concurrency=4), endpoint(cache_tokens=50_000, replicas=4)
+    )
+    assert found.share is not None
+    assert found.spread_share is not None
+    assert found.spread_share < found.share - 0.03
+    assert ", without sticky sessions" in forecast_text(found)
+
+
+def test_a_small_cache_serves_one_session_better_than_many_at_a_time() -> None:
+    one, many = (
+        hit_rates(cache_accesses(synthetic_trees(SHAPE, 1), concurrency=concurrency)) for concurrency in (1, 12)
+    )
+    assert one.unlimited == pytest.approx(many.unlimited)
+    assert many.at(2_500) < one.at(2_500)
+
+
+def tree(name: str, arrival_s: float, *delays: float) -> Tree:
+    return tuple(
+        TraceRequest(
+            session=name,
+            position=position,
+            arrival_s=arrival_s if not position else None,
+            after=(position - 1,) if position else (),
+            delay_s=delay,
+            block_ids=own_blocks(name, 64, 64),
+            block_tokens=64,
+            input_tokens=64,
+            output_tokens=50,  # a second
+        )
+        for position, delay in enumerate((0.0, *delays))
+    )
+
+
+TREES = (tree("a", 0.0, 10.0), tree("b", 5.0, 1.0), tree("c", 30.0))
+
+
+def test_requests_come_in_the_order_of_their_arrivals() -> None:
+    order = [each.session for each in cache_accesses(TREES)]
+    assert order == ["a", "b", "b", "a", "c"]
+
+
+def test_one_session_at_a_time_is_not_interleaved() -> None:
+    assert [each.session for each in cache_accesses(TREES, concurrency=1)] == ["a", "a", "b", "b", "c"]
+
+
+def test_a_capped_delay_changes_the_order() -> None:
+    assert [each.session for each in cache_accesses(TREES, max_delay_s=0.5)] == ["a", "a", "b", "b", "c"]
+
+
+def test_every_request_of_a_tree_is_sent_once_and_after_what_it_waits_for() -> None:
+    trees = tuple(synthetic_trees(SHAPE, 1))
+    accesses = list(cache_accesses(trees, concurrency=3))
+    assert len(accesses) == sum(map(len, trees))
+    assert {each.session for each in accesses} == {each[0].session for each in trees}
+
+
+def test_a_point_carries_the_rate_beside_the_measured_one() -> None:
+    point = Point(
+        label="1", arrivals="constant", ending=BenchEnding.COMPLETE, started_at="", requests=2, succeeded=2,
+        success_share=1.0, failures=(), input_tokens=1, output_tokens=1, cache=CacheHits(wanted_share=0.8),
+    )  # fmt: skip
+    found = forecast_workload(PREFIXES, endpoint(cache_tokens=8_000))
+    assert found is not None
+    marked = with_achievable(point, found)
+    assert marked.cache is not None
+    assert marked.cache.achievable_share == found.share
+    assert with_achievable(replace(point, cache=None), found).cache is None
