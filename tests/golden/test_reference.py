@@ -132,10 +132,11 @@ def json_schemas() -> str:
 REFERENCE: dict[str, tuple[str, str, Callable[[], str]]] = {
     "commands.md": (
         "Commands",
-        """`deploy COMMAND --help` has all options. `--profile P` and `-p P` mean the same as the argument `P`. `--json` prints
-one JSON document (`top` and `watch`: lines of JSON), after an error `{"error": {…}}`. `deploy schema COMMAND` prints
-its schema ([all](json-schemas.json)). Messages go to standard error. `NO_COLOR` is honored. SIGTERM and a closed terminal
-count as Ctrl-C. `deploy --show-completion` prints the completion script for your shell.""",
+        """`deploy COMMAND --help` has all options. `--profile P` and `-p P` mean the same as the argument `P`.
+`--json` prints one JSON document (`top` and `watch`: lines of JSON), after an error `{"error": {…}}`.
+`deploy schema COMMAND` prints its schema ([all](json-schemas.json)). Messages go to standard error.
+`NO_COLOR` is honored. SIGTERM and a closed terminal count as Ctrl-C. `deploy --show-completion` prints the
+completion script for your shell.""",
         commands,
     ),
     "exit-codes.md": ("Exit codes", "0 means success.", exit_codes),
