@@ -58,6 +58,14 @@ def read_cmdline(pid: int) -> str:
     return ""
 
 
+def resident_bytes(pid: int) -> int:
+    """Return the memory of a process in RAM, without mapped files, which the kernel can drop; 0 if it has exited."""
+    with suppress(OSError):
+        status = (_PROC / f"{pid}" / "status").read_text(errors="replace")  # proc(5): in kB
+        return 1024 * sum(map(int, re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+)", status, re.MULTILINE)))
+    return 0
+
+
 def process_identity(pid: int) -> str:
     """Return the boot id, pid and start time of a process, which together identify it forever."""
     process = read_process(pid)

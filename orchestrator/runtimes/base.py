@@ -206,8 +206,7 @@ class PodTargets:
 class Runtime(ABC):
     """A way to run servers. Each folder of this package has one subclass, and the registry one line for it.
 
-    Class methods handle plans. Instances handle running servers: an instance has a home and may have a host. Imports
-    that few commands need (SDKs, rendering, preparation) are inside the methods.
+    Class methods handle plans, instances running servers. Imports that few commands need are inside the methods.
     """
 
     name: ClassVar[str]  # the value of `runtime` in a profile
@@ -222,9 +221,7 @@ class Runtime(ABC):
     def __init__(self, home: Home, host: str | None = None) -> None:
         """Manage the servers of a home, on this host or on `host`."""
         self._home = home
-        self._host_name = host
-
-    # Class methods: plans, before a start
+        self.host_name = host
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:
@@ -348,6 +345,10 @@ class Runtime(ABC):
     def process_cmdlines(self, _unit: Unit) -> tuple[str, ...]:
         """Return the command lines of the server's running processes, without zombies; empty if they cannot be read."""
         return ()
+
+    def host_memory(self, _unit: Unit) -> int | None:
+        """Return the bytes of host memory of a running unit, without mapped files; None if unknown."""
+        return None
 
     @abstractmethod
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:

@@ -128,6 +128,11 @@ class ServerGroup:
         """Return the command lines of the processes of a unit. See `Runtime.process_cmdlines`."""
         return self.runtime.process_cmdlines(server.unit)
 
+    def host_memory(self, server: RunningServer) -> int | None:
+        """Return the host memory of all units; None if that of one is unknown. See `Runtime.host_memory`."""
+        used = [self.runtime.host_memory(unit) for unit in server.units]
+        return None if None in used else sum(filter(None, used))
+
     def logs(self, server: RunningServer, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """Yield the log; of several units or ranks, each part follows the name of its file, as `tail` prints it."""
         if len(server.logged) > 1:

@@ -21,6 +21,7 @@ from orchestrator.engine.metrics import Metric
 from orchestrator.engine.requests import Body, chat_body, completion_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.verify.client import TOKEN_IDS, SmokeClient
+from orchestrator.verify.memory import MemoryWatch
 from orchestrator.verify.parser_checks import WEATHER_TOOL
 from orchestrator.verify.report import CheckOutcome, failed, passed
 
@@ -56,17 +57,20 @@ class _Load:
 
 
 def soak(client: SmokeClient) -> CheckOutcome:
-    """The server hangs, loses its drafts or keeps cache tokens only after minutes of mixed load."""
+    """The server hangs, loses its drafts, keeps cache tokens or grows only after minutes of mixed load."""
     seconds, ranks = client.target.soak_seconds, range(client.target.dp)
     before, held_before = _accept_lengths(client), _used_tokens(client)
     began = time.monotonic()
     load = _Load(end=began + seconds, finished_at=dict.fromkeys(ranks, began))
+    cached = client.described_by.metrics().get(str(Metric.ALL_TOKENS)) or 0.0
+    memory = MemoryWatch(client.target.memory, seconds, cached)
     threads = [_start_client(client, load, rank, number) for rank in ranks for number in range(_CLIENTS)]
     stalled: list[int] = []
     try:
         while not stalled and any(thread.is_alive() for thread in threads):
             time.sleep(_TICK)
             stalled = load.stalled()
+            memory.look()
             client.show(f"soak: {time.monotonic() - began:.0f} of {seconds:.0f} s, {len(load.done)} requests")
     finally:
         load.stopped.set()
@@ -85,7 +89,8 @@ def soak(client: SmokeClient) -> CheckOutcome:
                 faults.append(f"the accept length of rank {rank} fell from {first:.2f} to {last:.2f}")
     if held_before is not None and (held := _held_tokens(client, held_before)) > held_before:
         faults.append(f"{held:,.0f} cache tokens are in use without a request, {held_before:,.0f} before")
-    return failed("; ".join([*faults, counted])) if faults else passed("; ".join(shown))
+    faults += memory.faults()
+    return failed("; ".join([*faults, counted])) if faults else passed("; ".join([*shown, *memory.shown()]))
 
 
 def _start_client(client: SmokeClient, load: _Load, rank: int, number: int) -> threading.Thread:

@@ -15,6 +15,7 @@ from orchestrator.engine.responses import (
     read_usage_of,
 )
 from orchestrator.plan.plan import GREEDY_SPECULATION, Plan, PlanWarning, SmokeQuestion
+from orchestrator.verify.memory import MemoryGauge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Target:
     # Only a plan states these.
     on_gpu: bool = False
     soak_seconds: float = 0.0  # of mixed load; 0: none
+    memory: tuple[MemoryGauge, ...] = ()  # that a soak watches; none of a URL, whose host is unknown
     accept_length: float | None = None  # published, in tokens per verification step
     reasoning_parser: str | None = None
     tool_parser: str | None = None

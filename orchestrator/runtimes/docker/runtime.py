@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError, NameTakenError
@@ -112,7 +112,7 @@ class DockerRuntime(Runtime):
     def caches(self) -> Sequence[Cache]:
         from orchestrator.runtimes.docker.caches import caches
 
-        return caches(self._home, self._host_name)
+        return caches(self._home, self.host_name)
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. Removes a container that cannot be started before it raises."""
@@ -167,6 +167,22 @@ class DockerRuntime(Runtime):
         except APIError:  # the container is not running, or the host has no such `ps`
             return ()
         return tuple(title for _, stat, title in listed if not stat.startswith("Z"))
+
+    def host_memory(self, unit: Unit) -> int | None:
+        """See `Runtime.host_memory`. The container's control group tells (Linux, cgroup-v2.rst; memory.rst)."""
+        from docker.errors import APIError
+
+        container = self._get(unit)
+        if container is None:
+            return None
+        try:
+            with self._host.errors():
+                told: Any = container.stats(stream=False, one_shot=True)
+        except APIError:  # the container is not running
+            return None
+        counted = told["memory_stats"].get("stats", {})
+        anonymous = counted.get("anon", counted.get("total_rss", 0))
+        return anonymous + counted.get("shmem", counted.get("total_shmem", 0)) or None
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; reads the saved log if the container is removed."""

@@ -21,7 +21,15 @@ from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError, NameTakenError, StartError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import VARIABLE, ProcessMarkers, read_cmdline, server_processes, tokens
+from orchestrator.core.procfs import (
+    VARIABLE,
+    Process,
+    ProcessMarkers,
+    read_cmdline,
+    resident_bytes,
+    server_processes,
+    tokens,
+)
 from orchestrator.core.record_version import OtherVersionError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret, secret_variables
@@ -168,12 +176,10 @@ class ProcessRuntime(Runtime):
         return _state(record)
 
     def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
-        try:
-            record = read_record(Path(unit.run_dir))
-        except HostError:
-            return ()
-        running = server_processes(record.marks) if record is not None and not record.stopped else ()
-        return tuple(title for process in running if (title := read_cmdline(process.pid)))
+        return tuple(title for process in _running(unit) if (title := read_cmdline(process.pid)))
+
+    def host_memory(self, unit: Unit) -> int | None:
+        return sum(resident_bytes(process.pid) for process in _running(unit)) or None
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored the log without secrets, and without timestamps of its own."""
@@ -218,6 +224,15 @@ class ProcessRuntime(Runtime):
         terminate(name, record.marks if record else ProcessMarkers(token=run_marker(run_dir)), grace=0)
         if record is not None:
             record_end(record, run_dir)
+
+
+def _running(unit: Unit) -> tuple[Process, ...]:
+    """Return the processes of a unit that was not stopped; () if its record is unreadable."""
+    try:
+        record = read_record(Path(unit.run_dir))
+    except HostError:
+        return ()
+    return server_processes(record.marks) if record is not None and not record.stopped else ()
 
 
 def _state(record: Record) -> ServerState:

@@ -29,6 +29,7 @@ from orchestrator.plan.units import Role
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
+from orchestrator.servers.memory import memory_gauges
 from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes, record_processes
 from orchestrator.verify.gateway import count_workers, gateway_checks, generates
 from orchestrator.verify.pair import Pair, pair_checks, role_check
@@ -159,6 +160,12 @@ def run_smoke_test(
         checks += gateway_checks(target_of(plan, url=handle.url, api_key=key), plan.replicas)
         return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=tuple(checks))
     target = _with_soak(target_of(plan, url=handle.url, api_key=key), soak)
+    return _test(target, handle, runtime, plan)
+
+
+def _test(target: Target, handle: RunningServer, runtime: ServerGroup, plan: Plan) -> SmokeReport:
+    if target.soak_seconds:
+        target = replace(target, memory=memory_gauges(handle, runtime, plan))
     return smoke_test(target, faults=lambda: degraded_faults(runtime.logs(handle, follow=False)))
 
 
@@ -171,7 +178,7 @@ def _pair_report(
     )
     whole = target_of(replica_plans(plan)[-1], url=handle.url, api_key=key)
     target = replace(_with_soak(whole, soak), dp=1, engine_url=decode[0], metrics=whole.metrics and len(decode) == 1)
-    report = smoke_test(target, faults=lambda: degraded_faults(runtime.logs(handle, follow=False)))
+    report = _test(target, handle, runtime, plan)
 
     def logs() -> dict[str, Iterable[str]]:
         servers = zip(plan.server_names, handle.replicas, strict=True)

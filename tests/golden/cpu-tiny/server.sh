@@ -11,12 +11,14 @@
 # inferred   --max-total-tokens 65536
 # inferred   --mem-fraction-static 0.3
 # inferred   --sleep-on-idle
+# inferred   LRU_CACHE_CAPACITY=1
 # inferred   OMP_NUM_THREADS=1
 # inferred   SGLANG_USE_CPU_ENGINE=1
 # inferred   TORCHDYNAMO_DISABLE=1
 set -eu
 CDPATH= cd -- "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 export PYTHONSAFEPATH=1  # nothing in that folder is imported
+export LRU_CACHE_CAPACITY=1
 export OMP_NUM_THREADS=1
 export SGLANG_USE_CPU_ENGINE=1
 export TORCHDYNAMO_DISABLE=1

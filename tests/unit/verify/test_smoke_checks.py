@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -19,8 +20,9 @@ from orchestrator.core.secrets import Secret
 from orchestrator.engine.client import EngineClient
 from orchestrator.plan.plan import PlanWarning, SmokeQuestion
 from orchestrator.planner.planning import load
-from orchestrator.verify import smoke, soak
+from orchestrator.verify import memory, smoke, soak
 from orchestrator.verify.client import SmokeClient
+from orchestrator.verify.memory import MemoryGauge
 from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, Verdict
 from orchestrator.verify.target import Target, target_of
 
@@ -287,12 +289,25 @@ def test_a_soak_reports_its_load() -> None:
     found = soaked(engine(dp=2, accept_length=3.3))
     assert found.verdict is Verdict.PASSED, found
     assert re.match(r"0\.02 min: [\d,]+ requests, [\d,]+ of them aborted by the client; accept", found.evidence)
+    assert found.evidence.endswith("; memory not watched: the host of a URL is unknown")
+
+
+def test_a_soak_fails_if_memory_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MIN_SECONDS", 0.1)
+    monkeypatch.setattr(soak, "_TICK", 0.02)
+    grown = itertools.count(1 << 30, 8 << 20)
+    found = soaked(engine(dp=2, accept_length=3.3), MemoryGauge(name="GPU memory", read=lambda: next(grown)))
+    assert found.verdict is Verdict.FAILED
+    assert found.evidence.startswith("GPU memory grows and does not stop: 1,0"), found
+    steady = MemoryGauge(name="host memory", read=lambda: 1 << 30)
+    found = soaked(engine(dp=2, accept_length=3.3), steady)
+    assert found.evidence.endswith("; host memory 1,024, then 1,024 MiB"), found
     assert "soak" not in verdicts(run(engine()))
 
 
-def soaked(server: EngineApi) -> CheckOutcome:
+def soaked(server: EngineApi, *gauges: MemoryGauge) -> CheckOutcome:
     with EngineClient(SOAKED.url, key=None, transport=over_httpx(server)) as client:
-        return soak.soak(SmokeClient(SOAKED, client, seed=1, faults=None))
+        return soak.soak(SmokeClient(dataclasses.replace(SOAKED, memory=gauges), client, seed=1, faults=None))
 
 
 ODD: tuple[object, ...] = (

@@ -1,0 +1,86 @@
+"""Memory that grows during a soak and does not stop.
+
+The samples are split into four quarters. Of each, only the smallest sample counts: what requests take and give back
+raises the largest. A leak raises the smallest from quarter to quarter and does not slow down; buffers and caches that
+fill up slow down, and those of the first requests are there before the soak (the rule is this project's).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+MIN_SECONDS: Final = 20.0  # of a soak in which growth is told from noise
+GROWTH_BYTES: Final = 32 << 20  # over the last half: 64 MiB/h in a soak of an hour
+# Of host memory for each token in the prefix cache and each rank, until the cache is full: a Python number in a list
+# (8 + 28 bytes) and its index (8), with slack (sglang 0.5.14, mem_cache/radix_cache.py, `TreeNode`)
+CACHED_TOKEN_BYTES: Final = 64
+_QUARTERS: Final = 4
+_SAMPLES: Final = 60
+_MAX_INTERVAL: Final = 15.0  # seconds
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryGauge:
+    """A kind of memory of a server: `read` returns its bytes, None where they cannot be read now."""
+
+    name: str
+    read: Callable[[], int | None] = lambda: None
+    unwatched: str = ""  # the reason why it is not read
+    token_bytes: int = 0  # by which it may grow for each token in the prefix cache, until the cache is full
+
+
+@dataclass
+class MemoryWatch:
+    """Samples of gauges during a soak of `seconds`; the prefix cache holds `cached_tokens`."""
+
+    gauges: Sequence[MemoryGauge]
+    seconds: float
+    cached_tokens: float
+    clock: Callable[[], float] = time.monotonic
+    _samples: dict[str, list[int]] = field(default_factory=dict)
+    _due: float = 0.0
+
+    def look(self) -> None:
+        """Read the gauges, if it is time."""
+        if self.seconds < MIN_SECONDS or (now := self.clock()) < self._due:
+            return
+        self._due = now + min(self.seconds / _SAMPLES, _MAX_INTERVAL)
+        for gauge in self.gauges:
+            if not gauge.unwatched and (used := gauge.read()) is not None:
+                self._samples.setdefault(gauge.name, []).append(used)
+
+    def faults(self) -> Iterator[str]:
+        """Yield each kind of memory that grows and does not stop."""
+        for gauge in self.gauges:
+            least = smallest(self._samples.get(gauge.name, ()))
+            if grows(least, more_than=GROWTH_BYTES + gauge.token_bytes * self.cached_tokens):
+                figures = ", ".join(f"{each / _MIB:,.0f}" for each in least)
+                yield f"{gauge.name} grows and does not stop: {figures} MiB at least in the quarters of the soak"
+
+    def shown(self) -> Iterator[str]:
+        """Yield what was read of each gauge, or why nothing was."""
+        if not self.gauges:
+            yield "memory not watched: the host of a URL is unknown"
+        for gauge in self.gauges:
+            if least := smallest(self._samples.get(gauge.name, ())):
+                yield f"{gauge.name} {least[0] / _MIB:,.0f}, then {least[-1] / _MIB:,.0f} MiB"
+            else:
+                short = f"the soak is shorter than {MIN_SECONDS:g} s" if self.seconds < MIN_SECONDS else ""
+                yield f"{gauge.name} not watched: {gauge.unwatched or short or 'it could not be read'}"
+
+
+def smallest(samples: Sequence[int]) -> tuple[int, ...]:
+    """Return the smallest sample of each quarter; () of fewer than three samples in each."""
+    part = len(samples) / _QUARTERS
+    if part < 3:
+        return ()
+    return tuple(min(samples[int(at * part) : int((at + 1) * part)]) for at in range(_QUARTERS))
+
+
+def grows(least: Sequence[int], *, more_than: float) -> bool:
+    """Return whether memory grew in each quarter, in the last two by `more_than` bytes and without slowing to half."""
+    rises = [later - earlier for earlier, later in pairwise(least)]
+    return bool(rises) and min(rises) > 0 and 2 * rises[-1] >= rises[-2] and rises[-1] + rises[-2] > more_than

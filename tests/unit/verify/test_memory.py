@@ -1,0 +1,74 @@
+"""What a soak says of memory: growth that does not stop, and all that is none."""
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.verify.memory import MemoryGauge, MemoryWatch
+
+MIB = 1 << 20
+SECONDS = 1800.0
+
+
+def watched(used: Callable[[float], float | None], *, seconds: float = SECONDS, token_bytes: int = 0) -> MemoryWatch:
+    """A watch at the end of a soak, in which `used` MiB were in use at each second."""
+    now = [0.0]
+    gauge = MemoryGauge(
+        name="host memory",
+        read=lambda: None if (found := used(now[0])) is None else int(found * MIB),
+        token_bytes=token_bytes,
+    )
+    watch = MemoryWatch((gauge,), seconds, cached_tokens=1 << 20, clock=lambda: now[0])
+    while now[0] < seconds:
+        watch.look()
+        now[0] += 0.5
+    return watch
+
+
+LEAKS: dict[str, Callable[[float], float]] = {
+    "slow: 180 MB/h": lambda at: 2000 + at / 20,
+    "in steps": lambda at: 2000 + 50 * (at // 300),
+    "beneath the load": lambda at: 2000 + at / 6 + random.Random(at).uniform(0, 400),
+    "ever faster": lambda at: 2000 + (at / 100) ** 2,
+}
+NO_LEAKS: dict[str, Callable[[float], float]] = {
+    "constant": lambda _: 2000,
+    "load": lambda at: 2000 + random.Random(at).uniform(0, 400),
+    "filling up": lambda at: 2000 + 600 * (1 - math.exp(-at / 300)),
+    "a step in the middle": lambda at: 2000 + 800 * (at > SECONDS / 2),
+    "slower than the limit": lambda at: 2000 + at / 60,
+    "released at the end": lambda at: 2000 + min(at, 1800 - at),
+}
+
+
+@pytest.mark.parametrize("used", LEAKS.values(), ids=LEAKS)
+def test_growth_that_does_not_stop_is_a_fault(used: Callable[[float], float]) -> None:
+    watch = watched(used)
+    (fault,) = watch.faults()
+    assert fault.startswith("host memory grows and does not stop: 2,0"), fault
+
+
+@pytest.mark.parametrize("used", NO_LEAKS.values(), ids=NO_LEAKS)
+def test_memory_that_is_taken_once_or_given_back_is_none(used: Callable[[float], float]) -> None:
+    watch = watched(used)
+    assert list(watch.faults()) == []
+    assert next(watch.shown()).startswith("host memory 2,0")
+
+
+def test_the_prefix_cache_may_fill() -> None:
+    assert list(watched(lambda at: 2000 + at / 20).faults())
+    assert not list(watched(lambda at: 2000 + at / 20, token_bytes=64).faults())
+
+
+def test_what_is_not_watched_is_named_with_its_reason() -> None:
+    assert list(watched(lambda _: None).shown()) == ["host memory not watched: it could not be read"]
+    assert list(watched(lambda at: 9 * at, seconds=10).shown()) == [
+        "host memory not watched: the soak is shorter than 20 s"
+    ]
+    unread = MemoryGauge(name="GPU memory", unwatched="the slurm runtime starts servers on other hosts")
+    watch = MemoryWatch((unread,), SECONDS, cached_tokens=0)
+    watch.look()
+    assert list(watch.shown()) == ["GPU memory not watched: the slurm runtime starts servers on other hosts"]
+    assert list(watch.faults()) == []
