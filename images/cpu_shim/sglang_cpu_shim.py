@@ -8,6 +8,10 @@ Two packages that sglang imports have no CPU build in the package registry:
 - `triton`: not needed on a CPU, but imported by many of sglang's modules. sglang ships a stub for macOS
   (`sglang/_triton_stub.py`), which must be installed before `sglang` is imported.
 
+The tiers of the KV cache (`enable-hierarchical-cache`) need two changes: the host's pool must not be pinned, because
+pinning needs a GPU, and the copies of the `direct` backend come with sglang's GPU kernels. A small pool must also start
+where less than sglang's reserve of 10 GiB is free. Written for 0.5.14.
+
 The import of sglang creates a million objects, and garbage collection takes an eighth of its time in each process of a
 server (9.3 s of CPU instead of 8.1, the best of six alternating runs); a higher threshold avoids that.
 
@@ -15,12 +19,15 @@ Python imports this file at startup because of the `.pth`, also in child process
 program imports `torchvision` or `sglang`.
 """
 
+import functools
 import gc
 import importlib.machinery  # the stub uses it without importing it
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 _libraries: list[object] = []  # an operator exists as long as the library object that declared it
 
@@ -50,6 +57,27 @@ def _install_triton_stub() -> None:
     stub.install()  # does nothing where a real triton is installed
 
 
+def _unpin_host_pool(module: ModuleType) -> None:
+    pool, module.HICACHE_HOST_MEMORY_RESERVE_BYTES = module.HostKVCache, 0
+    initialize = pool.__init__
+
+    @functools.wraps(initialize)
+    def unpinned(self: object, *args: object, **options: object) -> None:
+        bound = inspect.signature(initialize).bind(self, *args, **options)
+        bound.arguments["pin_memory"] = False
+        initialize(*bound.args, **bound.kwargs)
+
+    pool.__init__ = unpinned
+
+
+def _add_copies(module: ModuleType) -> None:
+    def copy(*, src_layers: list, dst_layers: list, src_indices: object, dst_indices: object, page_size: int) -> None:
+        for source, target in zip(src_layers, dst_layers, strict=True):
+            target[dst_indices] = source[src_indices]
+
+    module.transfer_kv_direct = copy
+
+
 class _BeforeImport:
     """A finder that finds nothing, but runs an action before the first import of a name."""
 
@@ -62,4 +90,31 @@ class _BeforeImport:
             action()
 
 
-sys.meta_path.insert(0, _BeforeImport({"torchvision": _declare_torchvision_operators, "sglang": _prepare_sglang}))
+class _AfterImport:
+    """A finder that runs an action on a module after its import."""
+
+    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._actions = actions
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, _target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        action = self._actions.pop(name, None)
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if action is not None else None
+        if spec is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_act(module: ModuleType) -> None:
+            execute(module)
+            action(module)
+
+        spec.loader.exec_module = execute_and_act
+        return spec
+
+
+_POOLS = "sglang.srt.mem_cache"
+sys.meta_path[:0] = [
+    _BeforeImport({"torchvision": _declare_torchvision_operators, "sglang": _prepare_sglang}),
+    _AfterImport({f"{_POOLS}.pool_host.base": _unpin_host_pool, f"{_POOLS}.memory_pool_host": _add_copies}),
+]

@@ -94,6 +94,7 @@ class ServerInfo:
     cache_tokens: int | None = None  # of a replica
     prompt_tokens: int | None = None  # of the longest prompt that it accepts
     role: str = ""  # prefill or decode, if they are apart
+    tiers: tuple[str, ...] = ()  # of the KV cache behind the device's, as `cached_by_source` names them
 
 
 def read_json(content: bytes | bytearray, *, path: str) -> Any:  # noqa: ANN401 - of any shape
@@ -200,6 +201,9 @@ def read_server_info(data: Json) -> ServerInfo | None:
         cache_tokens=optional_number(data, "max_total_num_tokens"),
         prompt_tokens=limit - 1 if limit else None,
         role=role if (role := data.get("disaggregation_mode")) in ROLES else "",
+        tiers=(HOST, *([STORAGE] if data.get("hicache_storage_backend") else []))
+        if data.get("enable_hierarchical_cache") is True
+        else (),
     )
 
 
@@ -228,7 +232,7 @@ def read_generated(data: Json) -> GenerateResponse:
 def _cached_by_source(meta: Json) -> dict[str, int]:
     """Return the cached tokens by tier: `{'device': 0, 'host': 600}` (sglang 0.5.16 with a hierarchical cache)."""
     details = meta.get("cached_tokens_details")
-    tiers = ("device", "host", "storage")
+    tiers = (DEVICE, HOST, STORAGE)
     return {tier: number(details, tier) for tier in tiers if tier in details} if isinstance(details, dict) else {}
 
 

@@ -1,0 +1,95 @@
+"""The check of the KV cache's tiers: what the device evicts comes back from the host, and from storage."""
+
+import random
+import time
+from typing import Final
+
+from orchestrator.engine import endpoints
+from orchestrator.engine.cache_tiers import HOST, STORAGE
+from orchestrator.engine.responses import GenerateResponse
+from orchestrator.verify.client import TOKEN_IDS, SmokeClient
+from orchestrator.verify.report import CheckOutcome, failed, passed, skipped, warning
+
+_PROMPT: Final = 1024  # tokens; sglang reads no less than 256 from storage (0.5.14, managers/cache_controller.py)
+_ANSWER: Final = 16  # tokens
+_FILL_SECONDS: Final = 300.0  # to fill the device's pool
+_STORED_SECONDS: Final = 30.0  # until storage has a prompt: it is written in the background
+_INTERVAL: Final = 2.0
+
+
+def cache_tiers(client: SmokeClient) -> CheckOutcome:
+    """A tier of the KV cache is off or loses what it was given, or what it returns gives other answers.
+
+    Nothing is evicted from the device before its pool is full, so it is filled. What storage has is asked for after a
+    flush of device and host, as after a restart; a prompt that is the same in each run shows that it outlives one.
+    """
+    if not client.target.tiers:
+        return skipped("the profile has no tier behind the KV cache of its device")
+    told: list[str] = []
+    for tier, look in ((HOST, _from_host), (STORAGE, _from_storage)):
+        if tier in client.target.tiers:
+            outcome = look(client)
+            if outcome.verdict != "passed":
+                return outcome
+            told.append(outcome.evidence)
+    return passed("; ".join(told))
+
+
+def _from_host(client: SmokeClient) -> CheckOutcome:
+    info = client.info()
+    if not info.cache_tokens:
+        return warning("the server does not report the size of its pool: nothing can be evicted on purpose")
+    size = min(client.target.context_length, info.cache_tokens)
+    prompt = client.fresh_ids(min(_PROMPT, size // 4))
+    client.generate(prompt, tokens=_ANSWER)
+    before = client.generate(prompt, tokens=_ANSWER)  # the second use: a selective policy keeps it from then on
+    filled, longest, begin = 0, size - size // 8, time.monotonic()
+    while filled < info.cache_tokens:
+        client.show(f"filling the device's pool: {filled:,} of {info.cache_tokens:,} tokens")
+        filled += client.generate(client.fresh_ids(longest), tokens=1).prompt_tokens
+        expected = (time.monotonic() - begin) * info.cache_tokens / filled
+        if expected > _FILL_SECONDS:
+            return warning(
+                f"not proven: to fill the {info.cache_tokens:,} tokens of the device takes {expected / 60:.0f} minutes"
+            )
+    after = client.generate(prompt, tokens=_ANSWER)
+    least = (len(prompt) - 2) // info.page_size * info.page_size
+    if after.cached_tokens < least or not after.cached_by_source.get(HOST):
+        return failed(
+            f"of {len(prompt)} tokens that the device evicted, {_sources(after)}; {least} from host expected"
+        )
+    return _same(client, HOST, before, after) or passed(f"{_sources(after)} after {filled:,} other tokens")
+
+
+def _from_storage(client: SmokeClient) -> CheckOutcome:
+    count = min(_PROMPT, client.target.context_length // 4)
+    prompt = random.Random(STORAGE).choices(TOKEN_IDS, k=count)  # noqa: S311 - the same in each run
+    before, end = client.generate(prompt, tokens=_ANSWER), time.monotonic() + _STORED_SECONDS
+    if before.cached_by_source.get(STORAGE):
+        return passed(f"{_sources(before)}, kept since an earlier start")
+    while True:
+        if client.server.post_status(endpoints.FLUSH_CACHE, b"") != 200:
+            return warning(f"`{endpoints.FLUSH_CACHE}` is refused while requests run: storage was not read")
+        after = client.generate(prompt, tokens=_ANSWER)
+        if after.cached_by_source.get(STORAGE):
+            break
+        if time.monotonic() > end:
+            return failed(f"of {count} tokens, after a flush of device and host, {_sources(after)}; storage has none")
+        time.sleep(_INTERVAL)
+    return _same(client, STORAGE, before, after) or passed(f"{_sources(after)} after a flush")
+
+
+def _same(client: SmokeClient, tier: str, before: GenerateResponse, after: GenerateResponse) -> CheckOutcome | None:
+    """Return a failure if the answer after the tier's tokens differs: or a warning, where no two are the same."""
+    if before.ids == after.ids:
+        return None
+    place = next((place for place, pair in enumerate(zip(before.ids, after.ids, strict=False)) if len(set(pair)) > 1), 0)
+    evidence = f"with the tokens from {tier}, the answer differs at token {place}"
+    if not client.target.nondeterministic:
+        return failed(evidence)
+    return warning(evidence, causes=tuple(f"{each.summary} ({each.source})" for each in client.target.nondeterministic))
+
+
+def _sources(answer: GenerateResponse) -> str:
+    told = [f"{count:,} from {tier}" for tier, count in answer.cached_by_source.items() if count]
+    return ", ".join(told) or f"{answer.cached_tokens:,} from an unnamed cache" if answer.cached_tokens else "none cached"
