@@ -71,7 +71,7 @@ def _unpin_host_pool(module: ModuleType) -> None:
 
 
 def _add_copies(module: ModuleType) -> None:
-    def copy(*, src_layers: list, dst_layers: list, src_indices: object, dst_indices: object, page_size: int) -> None:
+    def copy(*, src_layers: list, dst_layers: list, src_indices: object, dst_indices: object, **_: object) -> None:
         for source, target in zip(src_layers, dst_layers, strict=True):
             target[dst_indices] = source[src_indices]
 

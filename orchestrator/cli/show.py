@@ -1,5 +1,6 @@
 """The command `deploy show`."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -10,12 +11,14 @@ from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.cli.options import Json, ProfileArgument, RuntimeOption, SetOption
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import note, print_data, terminal_width
+from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
 from orchestrator.plan.capacity import DEFAULT_WORKLOAD, Capacity
 from orchestrator.plan.plan import Plan
+from orchestrator.plan.tier_outlook import PUBLISHED, TierCosts, TierOutlook, tier_outlook
 from orchestrator.planner.capacity import capacity_table, warn_capacity
 from orchestrator.planner.explain import Explained, explained, explained_table
 from orchestrator.planner.image_env import image_config, note_environment
@@ -39,6 +42,7 @@ class CapacityOutput(Capacity):
     """With `--capacity`: what fits; `context` is the longest request in tokens. `unknown` says why a value is null."""
 
     profile: str
+    outlook: TierOutlook | None  # None: the size of the cache is unknown
 
 
 OUTPUT: Final = JsonOutput[PlanOutput | CapacityOutput | tuple[Explained, ...]](
@@ -53,6 +57,10 @@ def command(
     capacity: Annotated[
         bool, typer.Option("--capacity", help="show what fits: weights, KV cache tokens, concurrent requests")
     ] = False,
+    tier_costs: Annotated[
+        str | None,
+        typer.Option("--tier-costs", metavar="RETRIEVE,STORE,RECOMPUTE", help="µs per token, for `--capacity`"),
+    ] = None,
     runtime: RuntimeOption = None,
     set_: SetOption = None,
     json: Json = False,
@@ -60,12 +68,13 @@ def command(
     """Show the plan that a profile resolves to."""
     loaded = load(profile, overrides=overridden(set_, runtime=runtime))
     if capacity:
-        found = loaded.valid.shown_capacity
+        found, tiers = loaded.valid.shown_capacity, loaded.plan.serving.tiers
+        outlook = tier_outlook(found, loaded.valid.shown_load, PUBLISHED if tier_costs is None else _costs(tier_costs))
         warn_capacity(loaded.plan)
         if json:
-            OUTPUT.show(CapacityOutput(profile=loaded.plan.profile, **fields_of(found)))
+            OUTPUT.show(CapacityOutput(profile=loaded.plan.profile, outlook=outlook, **fields_of(found)))
         else:
-            print_data(capacity_table(found))
+            print_data(capacity_table(found, storage=tiers.storage if tiers else None, outlook=outlook))
         return
     home = Home.from_environment()
     image = image_config(loaded.plan, home)
@@ -87,6 +96,14 @@ def command(
         OUTPUT.show(rows)
     else:
         print_data(explained_table(rows, width=terminal_width()))
+
+
+def _costs(text: str) -> TierCosts:
+    if not re.fullmatch(r"(\d{1,9}(\.\d{1,9})?(,(?=\d)|$)){3}", text):
+        hint = "three numbers of microseconds: `--tier-costs 60,150,71`"
+        raise UsageError(f"`--tier-costs {text}` is not RETRIEVE,STORE,RECOMPUTE", hint=hint)
+    retrieve, store, recompute = map(float, text.split(","))
+    return TierCosts(retrieve=retrieve, store=store, recompute=recompute, source="as given")
 
 
 def _summary(loaded: ResolvedProfile, home: Home, image: ImageConfig | None) -> str:

@@ -142,6 +142,7 @@ class TokenBytes:
 
     planned: float  # both are whole numbers if no layer has a sliding window
     held: float
+    keys: float = 0  # of an indexer, in `held`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,9 @@ def token_bytes(needs: KvCacheSpec) -> TokenBytes:
     drafts, counted = needs.draft_layers, needs.counted_drafts
     keys = 0 if needs.indexer is None else needs.indexer.bytes * (needs.indexer.layers + drafts)
     return TokenBytes(
-        planned=int(planned * layers * (1 + counted / layers)) + keys, held=held * (layers + drafts) + keys
+        planned=int(planned * layers * (1 + counted / layers)) + keys,
+        held=held * (layers + drafts) + keys,
+        keys=keys,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from orchestrator.core.secrets import excerpt
+from orchestrator.engine.cache_tiers import DEVICE, HOST, STORAGE
 from orchestrator.engine.disaggregation import ROLES
 from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO, TOKENIZE
 

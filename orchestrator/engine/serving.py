@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.engine.cache_tiers import DEFAULT_RATIO, CacheTiers
 from orchestrator.engine.flags import FlagValue, flag_words
 from orchestrator.engine.memory import DSA_PAGE, WINDOW_RATIO
 from orchestrator.engine.request_memory import STATE_RATIO, StateOptions
@@ -19,9 +20,6 @@ _STEPS: Final = 3
 _PORTS: Final = ("nccl-port", "dist-init-addr", "disaggregation-bootstrap-port")  # a port, or host:port
 _HOST_CACHES: Final = ("enable-hierarchical-cache", "enable-hicache", "enable-hisparse")
 _LARGEST: Final = 2**63
-_HOST_CACHE: Final = (
-    1.23e9  # bytes per GB of `hicache-size`: 885 GB for four ranks of 180 (SemiAnalysisAI/InferenceX#3329)
-)
 # Second names of options used in this module; the same in every version that has them.
 _ALIASES: Final[Mapping[str, str]] = {
     "pipeline-parallel-size": "pp-size",
@@ -93,7 +91,8 @@ class ServingFacts:
     stages: int  # of the pipeline
     first_gpu: int
     gpu_step: int
-    host_cache_bytes: int  # of a rank's prefix cache in the host's memory
+    tiers: CacheTiers | None  # behind the KV cache of the device
+    binds_memory: bool  # each rank to a NUMA node
     ports: tuple[FixedPort, ...]
     paths: tuple[str, ...]  # values that may name a repository of the hub
 
@@ -110,7 +109,7 @@ def serving_facts(
     given = _Given(flags)
     chunk, drafts = given.count("chunked-prefill-size"), _drafts(given)
     whole = given.number("chunked-prefill-size") == -1
-    grammar, has_host_cache = given.text("grammar-backend"), given.has("enable-hierarchical-cache")
+    grammar = given.text("grammar-backend")
     batch = given.count("cuda-graph-max-bs-decode") or given.count("cuda-graph-max-bs")
     return ServingFacts(
         context=given.count("context-length") or context_length,
@@ -141,7 +140,8 @@ def serving_facts(
         stages=given.count("pp-size") or 1,
         first_gpu=given.count("base-gpu-id") or 0,
         gpu_step=given.count("gpu-id-step") or 1,
-        host_cache_bytes=int((given.number("hicache-size") or 0) * _HOST_CACHE) if has_host_cache else 0,
+        tiers=_tiers(given),
+        binds_memory=given.has("numa-node"),
         ports=tuple(_ports(flags)),
         paths=tuple(word for name in flags if name.endswith(("-path", "-paths")) for word in flag_words(flags[name])),
     )
@@ -230,6 +230,19 @@ def _states(given: _Given) -> StateOptions:
         each=3 + tracked if prefix_cache else 1,
         replay=given.has("enable-linear-replayssm-spec"),
         prefix_cache=prefix_cache,
+    )
+
+
+def _tiers(given: _Given) -> CacheTiers | None:
+    """Return the tiers of the KV cache (server_args.py:1775-1835)."""
+    if not given.has("enable-hierarchical-cache"):
+        return None
+    size = given.number("hicache-size") or 0
+    return CacheTiers(
+        kv_bytes=int(size * 1e9) if size > 0 else None,
+        ratio=given.number("hicache-ratio") or DEFAULT_RATIO,
+        write_policy=given.text("hicache-write-policy") or "write_through",
+        storage=given.text("hicache-storage-backend"),
     )
 
 

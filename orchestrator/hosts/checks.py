@@ -22,6 +22,7 @@ SERVING_CHECKS: Final[Sequence[Check]] = (
     machine_checks.devices,
     machine_checks.memory,
     machine_checks.shared_memory,
+    machine_checks.host_memory,
     machine_checks.numa_balancing,
     machine_checks.kernel_options,
     machine_checks.cpu_affinity,

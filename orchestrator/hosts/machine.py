@@ -47,6 +47,7 @@ class Machine:
     memlock: float | None  # bytes; infinite if unlimited
     memory: HostMemory | None
     shm_free: int | None
+    node_memory: tuple[int, ...]  # free or page cache, of each NUMA node
     numa_balancing: bool | None
     kernel_options: tuple[str, ...]
     cpus_allowed: frozenset[int]
@@ -68,6 +69,7 @@ def read_machine(survey: Survey) -> Machine:
         memlock=_memlock(survey["memlock"].text.strip()),
         memory=read_memory(survey["memory"].text),
         shm_free=disk.free if (disk := _disk(survey["shm"].text)) else None,
+        node_memory=_node_memory(survey["numa memory"].text),
         numa_balancing={"0": False, "1": True}.get(survey["numa balancing"].text.strip()),
         kernel_options=tuple(survey["kernel options"].text.split()),
         cpus_allowed=cpu_list(survey["cpus allowed"].text.partition(":")[2]),
@@ -115,6 +117,11 @@ def _memlock(text: str) -> float | None:
     if text == "unlimited":
         return float("inf")
     return int(text) * 1024 if text.isdigit() else None
+
+
+def _node_memory(text: str) -> tuple[int, ...]:
+    free, cached = (re.findall(rf"^Node \d+ {key}: +(\d+) kB$", text, re.MULTILINE) for key in ("MemFree", "FilePages"))
+    return tuple(int(one) + int(other) << 10 for one, other in zip(free, cached, strict=False))
 
 
 def _disk(text: str) -> Disk | None:

@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, UsageError
+from orchestrator.engine.cache_tiers import RESERVE
 from orchestrator.engine.endpoints import read_key
+from orchestrator.engine.options import Meaning
 from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpus.inventory import GIB, gib
 from orchestrator.hosts.ports import plan_ports, port_holder
 from orchestrator.hosts.report import Finding, Level, fail, info, warn
+from orchestrator.plan.host_needs import ranks_per_node
 from orchestrator.plan.plan import Plan
 
 _SIZE_TOLERANCE = 0.1  # share by which the size of a checkpoint may differ from the planned size;
@@ -56,6 +59,36 @@ def shared_memory(subject: CheckContext) -> Iterator[Finding]:
     else:
         hint = f"`sudo mount -o remount,size={needed // GIB}G /dev/shm`"
         yield warn("shared memory", f"{gib(free)} free", gib(needed), hint)
+
+
+def host_memory(subject: CheckContext) -> Iterator[Finding]:
+    """Check that the host, and each NUMA node, has the memory of the KV cache's tier: each rank looks only at its own.
+
+    Its pools are anonymous memory, which does not count against /dev/shm (sglang 0.5.14, mem_cache/mmap_allocator.py).
+    """
+    plan, machine = subject.plan, subject.machine
+    if not plan.host_cache_bytes or machine.memory is None:
+        return
+    available, total = machine.memory.available, machine.memory.total
+    ranks = ranks_per_node(plan) * plan.replicas
+    pools = plan.host_cache_bytes * ranks
+    needed = pools + (0 if plan.hardware.vendor == "cpu" else RESERVE)
+    found, text = (
+        f"{gib(available)} available of {gib(total)}",
+        f"{gib(needed)}: {ranks} x {gib(plan.host_cache_bytes)}",
+    )
+    hint = f"lower `{Meaning.HOST_TIER_SIZE}` or `{Meaning.HOST_TIER_RATIO}`, in `flags` of the profile"
+    if available < needed:
+        # what the server to be replaced holds is free when the new one starts
+        level = warn if subject.access.freed else fail
+        yield level("host memory", found, text, hint)
+        return
+    yield info("host memory", found, text)
+    nodes = machine.node_memory
+    if len(nodes) > 1 and min(nodes) < pools / len(nodes):
+        least = f"{gib(min(nodes))} on NUMA node {nodes.index(min(nodes))}"
+        level = fail if plan.serving.binds_memory else warn  # without a binding, pages of other nodes are taken
+        yield level("NUMA memory", least, f"{gib(int(pools / len(nodes)))} on each of {len(nodes)} nodes", hint)
 
 
 def numa_balancing(subject: CheckContext) -> Iterator[Finding]:

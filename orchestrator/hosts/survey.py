@@ -21,6 +21,7 @@ MACHINE_SECTIONS: Mapping[str, str] = {
     "memlock": "ulimit -l",
     "memory": "cat /proc/meminfo; cat /sys/fs/cgroup/memory.max 2>/dev/null",  # the latter in a container
     "shm": "df -Pk /dev/shm",
+    "numa memory": "cat /sys/devices/system/node/node*/meminfo",
     "numa balancing": "cat /proc/sys/kernel/numa_balancing",
     "kernel options": "cat /proc/cmdline",
     "cpus allowed": "grep Cpus_allowed_list /proc/self/status",

@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.core.errors import Problem, ProfileError, truncate_problems
 from orchestrator.engine.flags import FlagTable, flag_words
 from orchestrator.patches.schema import Patch
-from orchestrator.plan.capacity import Load, capacity_warnings
+from orchestrator.plan.capacity import Load, capacity_of, capacity_warnings
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import with_fusion_flag
 from orchestrator.plan.known_issues import KnownIssue, KnownIssues, blocking_issues, matching_issues
@@ -165,6 +165,7 @@ def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: Pl
         kubernetes=settings.kubernetes,
         slurm=settings.slurm,
         prebuilt_image=facts.image,
+        host_cache_bytes=host.bytes if (host := capacity_of(profile, profile_serving(profile), None).host) else 0,
     )
 
 

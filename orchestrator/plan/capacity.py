@@ -14,6 +14,7 @@ from pydantic import Field
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.validation import StrictModel, Text
+from orchestrator.engine.cache_tiers import HostTier
 from orchestrator.engine.memory import (
     GIB,
     ActivationSpec,
@@ -73,6 +74,7 @@ class KvCache:
     full_contexts: float | None  # requests of the longest context
     windows: SlidingWindow | None = None  # layers that keep only the last tokens
     requests: RequestMemory | None = None  # memory of requests beside their tokens
+    index_bytes: float = 0  # of a sparse indexer, in `actual_token_bytes`
 
     @property
     def window_tokens(self) -> int | None:
@@ -109,6 +111,7 @@ class Capacity:
     context: int
     max_tokens: int | None  # the profile's limit on the cache of a replica
     unknown: tuple[str, ...]
+    host: HostTier | None = None  # None: no tier in the host's memory
 
     @property
     def spare_bytes(self) -> int:
@@ -147,6 +150,7 @@ def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Cap
         context=facts.context,
         max_tokens=facts.cache_tokens,
         unknown=tuple(unknown),
+        host=_host_tier(facts, memory, cache),
     )
     if memory is None or not found.spare_bytes or found.reserved_bytes < memory.activation_bytes:
         return found
@@ -258,6 +262,20 @@ def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCa
         full_contexts=None if tokens is None else round(tokens / facts.context, 2),
         windows=windows,
         requests=requests,
+        index_bytes=size.keys,
+    )
+
+
+def _host_tier(facts: ServingFacts, memory: Memory | None, cache: KvCache | None) -> HostTier | None:
+    if facts.tiers is None:
+        return None
+    if cache is None:
+        return facts.tiers.unknown_pool(device_bytes=max(memory.cache_bytes, 0) if memory else 0)
+    return facts.tiers.host_pool(
+        token_bytes=cache.actual_token_bytes,
+        index_bytes=cache.index_bytes,
+        tokens=cache.tokens,
+        state_bytes=cache.requests.bytes if cache.requests else 0,
     )
 
 

@@ -31,10 +31,15 @@ def mebibytes(size: int) -> int:
     return -(-size // 1024**2)
 
 
+def ranks_per_node(plan: Plan) -> int:
+    """Return the ranks of one server on each of its nodes."""
+    return max(plan.layout.gpus * plan.serving.stages // plan.layout.nodes, 1)
+
+
 def host_needs(plan: Plan) -> HostNeeds:
     """Return the needs of a replica on each node; of several replicas, all have the same."""
-    ranks = max(plan.layout.gpus * plan.serving.stages // plan.layout.nodes, 1)
-    held = (plan.hardware.container.shm_bytes or 0) + plan.serving.host_cache_bytes * ranks
+    ranks = ranks_per_node(plan)
+    held = (plan.hardware.container.shm_bytes or 0) + plan.host_cache_bytes * ranks
     weights = plan.model.weight_bytes
     return HostNeeds(
         cpus=_CPUS[0] * ranks,

@@ -196,6 +196,7 @@ class RolePlan:
     layout: Layout
     flags: tuple[Flag, ...]  # of each; a prefill server has its bootstrap port besides
     bootstrap_ports: tuple[int, ...]  # of each prefill server; none for decode
+    host_cache_bytes: int = 0  # of a rank of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +298,7 @@ class Plan:
     role: Role = Role.SERVER  # of this server
     roles: tuple[RolePlan, ...] = ()  # prefill, then decode, if they are apart; `replicas` counts the servers of both
     transfer: str = ""  # `BACKEND over NETWORK` between the roles
+    host_cache_bytes: int = 0  # of a rank's tier of the KV cache in the host's memory, all pools
 
     def flag(self, name: str) -> str | None:
         """Return an option's values joined by spaces: "" for a bare switch, None if the plan does not set it."""

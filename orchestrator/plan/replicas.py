@@ -164,6 +164,7 @@ def _role_plans(plan: Plan, gateway: Gateway) -> Iterator[Plan]:
                 roles=(),
                 layout=role.layout,
                 flags=tuple(flags),
+                host_cache_bytes=role.host_cache_bytes,
             )
             yield each
             first = each.gpus[-1] + plan.serving.gpu_step if each.gpus else first

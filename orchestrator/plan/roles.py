@@ -54,7 +54,14 @@ def role_plans(profile: "Profile", plans: Mapping[str, Plan]) -> Iterator[RolePl
     for name, plan in plans.items():
         ports = role_ports(profile) if name == PREFILL else ()
         count = role_count(profile, name)
-        yield RolePlan(role=Role(name), count=count, layout=plan.layout, flags=plan.flags, bootstrap_ports=ports)
+        yield RolePlan(
+            role=Role(name),
+            count=count,
+            layout=plan.layout,
+            flags=plan.flags,
+            bootstrap_ports=ports,
+            host_cache_bytes=plan.host_cache_bytes,
+        )
 
 
 def as_role(plan: Plan, name: str, profile: "Profile") -> Plan:

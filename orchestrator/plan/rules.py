@@ -213,6 +213,23 @@ def cache_holds_a_context(context: RuleContext) -> Iterator[Problem]:
     yield from context_shortage(context.capacity, context.location, larger)
 
 
+def host_tier_is_larger(context: RuleContext) -> Iterator[Problem]:
+    """Check that the tier in the host's memory holds more than the device, of which it has a copy.
+
+    sglang 0.5.14 asserts this after it has loaded the weights; later versions warn (mem_cache/pool_host/base.py).
+    """
+    host, cache = context.capacity.host, context.capacity.cache
+    if host is None or not host.keeps_copies or host.tokens is None or cache is None or cache.tokens is None:
+        return
+    if host.tokens <= cache.tokens:
+        yield Problem(
+            f"the cache tier in the host's memory holds {host.tokens:,} tokens, no more than the "
+            f"{cache.tokens:,} of the device, of which it keeps copies",
+            context.location("flags", Meaning.HOST_TIER),
+            f"raise `flags.{Meaning.HOST_TIER_SIZE}` or `flags.{Meaning.HOST_TIER_RATIO}`, or remove the tier",
+        )
+
+
 def engine_fits_hardware(context: RuleContext) -> Iterator[Problem]:
     """Check that the image is built for this vendor and this GPU family."""
     engine, hardware = context.profile.engine, context.profile.hardware
@@ -339,6 +356,7 @@ RULES: Final[Sequence[Rule]] = (
     heads_divide,
     weights_fit,
     cache_holds_a_context,
+    host_tier_is_larger,
     runtime_can_start,
     flags_are_known,
     flag_values_are_valid,

@@ -6,15 +6,23 @@ from orchestrator.core.console import note, table, warn
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.capacity import Capacity, KvCache, LoadFit
 from orchestrator.plan.plan import Plan, PlanWarning
+from orchestrator.plan.tier_outlook import TierOutlook
 
 _WARNINGS = "capacity-"  # prefix of the warning ids of `orchestrator.plan.capacity`
 
 
-def capacity_table(found: Capacity) -> str:
+def capacity_table(found: Capacity, *, storage: str | None = None, outlook: TierOutlook | None = None) -> str:
     """Format the capacity as a table of values and their origin."""
     return table(
         ("capacity", "value", "from"),
-        [*_memory(found), *_cache(found), *_served(found.load_fit), *_unknown(found)],
+        [
+            *_memory(found),
+            *_cache(found),
+            *_tiers(found, storage),
+            *_served(found.load_fit),
+            *_outlook(outlook, has_tier=found.host is not None),
+            *_unknown(found),
+        ],
     )
 
 
@@ -92,6 +100,30 @@ def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
         kept = f"{cache.requests.each / 1e6:.1f} MB each, {_gb(cache.requests.bytes)} in all"
         yield "requests with a state", f"{cache.requests.requests:,}", f"{kept}; no token is counted in it"
     yield "concurrent longest contexts", f"{cache.full_contexts:g}", "in a replica"
+
+
+def _tiers(found: Capacity, storage: str | None) -> Iterator[tuple[str, str, str]]:
+    if (host := found.host) is None:
+        return
+    copies = "; the device's tokens are among them" if host.keeps_copies else ""
+    known = "unknown" if host.tokens is None else f"{host.tokens:,}"
+    size = f"{_gb(host.bytes)} for each rank, {_gb(host.bytes * found.gpus)} for a replica"
+    yield "tokens in host memory", known, f"{size if host.bytes else 'only a start shows the size'}{copies}"
+    if storage:
+        yield "tokens in storage", "as many as fit", f"`{storage}`, which other servers may share"
+
+
+def _outlook(outlook: TierOutlook | None, *, has_tier: bool) -> Iterator[tuple[str, str, str]]:
+    if outlook is None or not (has_tier or outlook.reuse_distance):
+        return
+    hits = f"{outlook.device_hits:.0%} of the prompt tokens from the device, {outlook.host_hits:.0%} from host memory"
+    yield "reuse distance", f"{outlook.reuse_distance:,}", f"tokens between two uses in `{outlook.workload}`: {hits}"
+    subject = "the cache tier helps" if has_tier else "a cache tier would help"
+    yield subject, "yes" if outlook.helps else "no", outlook.reason
+    costs = outlook.costs
+    each = f"{costs.retrieve:g} to retrieve, {costs.store:g} to store, {costs.recompute:g} to compute"
+    if outlook.host_hits:
+        yield "saved per prompt token", f"{outlook.saved_us:g} µs", f"µs a token: {each}; {costs.source}"
 
 
 def _token_from(cache: KvCache) -> str:

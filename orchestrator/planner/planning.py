@@ -70,8 +70,12 @@ class LoadedProfile:
     @property
     def shown_capacity(self) -> Capacity:
         """Return the capacity for display. A profile without a workload gets the default of `bench`."""
-        load = self.load or _read_load(DEFAULT_WORKLOAD, self.catalog, "")
-        return capacity_of(self.profile, profile_serving(self.profile), load)
+        return capacity_of(self.profile, profile_serving(self.profile), self.shown_load)
+
+    @property
+    def shown_load(self) -> Load:
+        """Return the lengths of its workload, or those of the default of `bench`."""
+        return self.load or _read_load(DEFAULT_WORKLOAD, self.catalog, "")
 
     @cached_property
     def knowledge(self) -> PlanningContext:

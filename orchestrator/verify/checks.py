@@ -22,6 +22,7 @@ from orchestrator.verify.questions import is_correct
 from orchestrator.verify.report import CheckOutcome, failed, passed, skipped, warning
 from orchestrator.verify.soak import soak
 from orchestrator.verify.target import Target
+from orchestrator.verify.tier_checks import cache_tiers
 
 Check = Callable[[SmokeClient], CheckOutcome]
 
@@ -310,6 +311,7 @@ CHECKS: Final[tuple[tuple[str, Check], ...]] = (
     ("sampling varies", sampling_varies),
     ("token counts", token_counts),
     ("prefix cache", prefix_cache),
+    ("cache tiers", cache_tiers),
     ("DP ranks", dp_ranks),
     ("speculative decoding", speculative_decoding),
     ("structured output", structured_output),

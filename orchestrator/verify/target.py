@@ -43,6 +43,7 @@ class Target:
     reasoning_parser: str | None = None
     tool_parser: str | None = None
     questions: tuple[SmokeQuestion, ...] = ()  # with one right answer each
+    tiers: tuple[str, ...] = ()  # of the KV cache behind the device's
     prefill_chunk: int | None = None  # tokens; None where the plan sets none
     wrong_answers: tuple[PlanWarning, ...] = ()  # what may make answers wrong
     nondeterministic: tuple[PlanWarning, ...] = ()  # why two greedy answers may differ
@@ -101,6 +102,7 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
         reasoning_parser=facts.reasoning_parser,
         tool_parser=facts.tool_parser,
         questions=plan.model.questions,
+        tiers=facts.tiers.names if facts.tiers else (),
         prefill_chunk=facts.prefill_chunk,
         wrong_answers=plan.wrong_answers,
         nondeterministic=plan.nondeterministic,
@@ -130,4 +132,5 @@ def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret |
         grammar=True,
         api_key=api_key,
         role=info.role,
+        tiers=info.tiers,
     )

@@ -13,7 +13,7 @@ from orchestrator.verify.report import CheckOutcome, failed, passed, skipped, wa
 _PROMPT: Final = 1024  # tokens; sglang reads no less than 256 from storage (0.5.14, managers/cache_controller.py)
 _ANSWER: Final = 16  # tokens
 _FILL_SECONDS: Final = 300.0  # to fill the device's pool
-_STORED_SECONDS: Final = 30.0  # until storage has a prompt: it is written in the background
+_STORED_SECONDS: Final = 60.0  # until storage has a prompt: it is written in the background
 _INTERVAL: Final = 2.0
 
 
@@ -21,7 +21,7 @@ def cache_tiers(client: SmokeClient) -> CheckOutcome:
     """A tier of the KV cache is off or loses what it was given, or what it returns gives other answers.
 
     Nothing is evicted from the device before its pool is full, so it is filled. What storage has is asked for after a
-    flush of device and host, as after a restart; a prompt that is the same in each run shows that it outlives one.
+    flush of device and host, as after a restart; a prompt that is the same in each run shows that storage outlives one.
     """
     if not client.target.tiers:
         return skipped("the profile has no tier behind the KV cache of its device")
@@ -55,9 +55,7 @@ def _from_host(client: SmokeClient) -> CheckOutcome:
     after = client.generate(prompt, tokens=_ANSWER)
     least = (len(prompt) - 2) // info.page_size * info.page_size
     if after.cached_tokens < least or not after.cached_by_source.get(HOST):
-        return failed(
-            f"of {len(prompt)} tokens that the device evicted, {_sources(after)}; {least} from host expected"
-        )
+        return failed(f"of {len(prompt)} tokens that the device evicted, {_sources(after)}; {least} from host expected")
     return _same(client, HOST, before, after) or passed(f"{_sources(after)} after {filled:,} other tokens")
 
 
@@ -66,16 +64,20 @@ def _from_storage(client: SmokeClient) -> CheckOutcome:
     prompt = random.Random(STORAGE).choices(TOKEN_IDS, k=count)  # noqa: S311 - the same in each run
     before, end = client.generate(prompt, tokens=_ANSWER), time.monotonic() + _STORED_SECONDS
     if before.cached_by_source.get(STORAGE):
-        return passed(f"{_sources(before)}, kept since an earlier start")
-    while True:
-        if client.server.post_status(endpoints.FLUSH_CACHE, b"") != 200:
-            return warning(f"`{endpoints.FLUSH_CACHE}` is refused while requests run: storage was not read")
-        after = client.generate(prompt, tokens=_ANSWER)
-        if after.cached_by_source.get(STORAGE):
-            break
+        return passed(f"{_sources(before)}, written before")
+    after = None
+    while after is None or not after.cached_by_source.get(STORAGE):
         if time.monotonic() > end:
-            return failed(f"of {count} tokens, after a flush of device and host, {_sources(after)}; storage has none")
-        time.sleep(_INTERVAL)
+            if after is None:
+                return warning(f"`{endpoints.FLUSH_CACHE}` is refused while requests run: storage was not read")
+            return failed(
+                f"of {count} tokens, after a flush of device and host, {_sources(after)}; some from storage expected"
+            )
+        client.show("waiting until storage has a prompt")
+        if client.server.post_status(endpoints.FLUSH_CACHE, b"") == 200:  # refused also while storage is written
+            after = client.generate(prompt, tokens=_ANSWER)
+        else:
+            time.sleep(_INTERVAL)
     return _same(client, STORAGE, before, after) or passed(f"{_sources(after)} after a flush")
 
 
@@ -83,7 +85,9 @@ def _same(client: SmokeClient, tier: str, before: GenerateResponse, after: Gener
     """Return a failure if the answer after the tier's tokens differs: or a warning, where no two are the same."""
     if before.ids == after.ids:
         return None
-    place = next((place for place, pair in enumerate(zip(before.ids, after.ids, strict=False)) if len(set(pair)) > 1), 0)
+    place = next(
+        (place for place, pair in enumerate(zip(before.ids, after.ids, strict=False)) if len(set(pair)) > 1), 0
+    )
     evidence = f"with the tokens from {tier}, the answer differs at token {place}"
     if not client.target.nondeterministic:
         return failed(evidence)
@@ -92,4 +96,6 @@ def _same(client: SmokeClient, tier: str, before: GenerateResponse, after: Gener
 
 def _sources(answer: GenerateResponse) -> str:
     told = [f"{count:,} from {tier}" for tier, count in answer.cached_by_source.items() if count]
-    return ", ".join(told) or f"{answer.cached_tokens:,} from an unnamed cache" if answer.cached_tokens else "none cached"
+    return (
+        ", ".join(told) or f"{answer.cached_tokens:,} from an unnamed cache" if answer.cached_tokens else "none cached"
+    )

@@ -26,6 +26,7 @@ VERSION = "0.5.14"
 OPEN_TO_ALL = {"/health", "/metrics"}
 _COLD = 0.1  # a temperature at which the likeliest token is taken
 _KEPT = 20  # prompts in the prefix cache
+_POOL = 65536  # tokens in it
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,9 @@ class EngineApi:
     drafts_wear_out: bool = False  # after 8 requests
     keeps_tokens: bool = False  # of the cache in use after requests have ended
     tiers: Mapping[str, int] | None = None  # cached tokens by tier
+    keeps: Sequence[str] = ()  # what the device evicts: "host", and "storage", which a flush leaves alone
+    loses_bits: str = ""  # a tier whose tokens make other answers
+    refuses_flush: bool = False
     hanging_rank: int | None = None
     samples_the_first_token_alone: bool = False
     gives_fewer_tokens_each_time: bool = False  # in `/generate`
@@ -120,6 +124,8 @@ class EngineApi:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._prefixes: list[tuple[int, list[int]]] = []
+        self._kept: dict[str, list[tuple[int, list[int]]]] = {tier: [] for tier in self.keeps}
+        self._sources: dict[str, int] = {}  # of the cached tokens of the last request
         self._greedy_answers = self._rolled = 0
         self.open = self.aborts = 0  # requests for tokens that are not answered yet; calls that abort all of them
         self.counts = dict.fromkeys(("prompt_tokens", "generation_tokens", "cached_tokens", "num_requests"), 0)
@@ -156,7 +162,7 @@ class EngineApi:
         lines = [f"sglang:{name}_total{labels} {float(value)}" for name, value in self.counts.items()]
         lines += [f"sglang:num_{state}_reqs{labels} 0.0" for state in ("queue", "running")]
         held = self.counts["num_requests"] * self.keeps_tokens
-        lines += [f"sglang:num_used_tokens{labels} {held}.0", f"sglang:max_total_num_tokens{labels} 65536.0"]
+        lines += [f"sglang:num_used_tokens{labels} {held}.0", f"sglang:max_total_num_tokens{labels} {_POOL}.0"]
         lines += [f"sglang:fwd_occupancy{labels} NaN"]
         for mode, name in (("prefill_compute", "prompt_tokens"), ("decode", "generation_tokens")):
             of_mode = labels.replace("}", f',mode="{mode}"}}')
@@ -186,7 +192,10 @@ class EngineApi:
         return Answer(200, [""])
 
     def _flush(self, _: Json) -> Answer:
+        if self.refuses_flush:
+            return Answer(400, ["Cache not flushed because there are pending requests."])
         self._prefixes.clear()
+        self._kept |= {"host": []} if self._kept else {}
         return Answer(200, ["Cache flushed.\n"])
 
     def _models(self, _: Json) -> Answer:
@@ -198,7 +207,7 @@ class EngineApi:
 
     def _server_info(self, _: Json) -> Answer:
         info = {"version": VERSION, "page_size": self.page, "dp_size": self.dp, "api_key": self.key}
-        info |= {"max_total_num_tokens": 65536, "max_req_input_len": self.context - 6}
+        info |= {"max_total_num_tokens": _POOL, "max_req_input_len": self.context - 6}
         info |= {"enable_cache_report": True, "dtype": self.dtype, "speculative_algorithm": self.speculative_algorithm}
         return Answer(200, [info])
 
@@ -226,7 +235,7 @@ class EngineApi:
                 "prompt_tokens": len(prompt) + self.counts_one_prompt_token_more,
                 "completion_tokens": so_far - self.counts_one_completion_token_less,
                 "cached_tokens": cached,
-                "cached_tokens_details": self.tiers,
+                "cached_tokens_details": self.tiers or self._sources or None,
                 "dp_rank": None if self.dp == 1 else 0 if self.rank_zero_answers_for_all else rank,
             }
             if self.says_no_rank:
@@ -352,8 +361,18 @@ class EngineApi:
             known = max((_common(prompt, ids) for at, ids in self._prefixes if at == rank), default=0)
             most = (len(prompt) - 1) // page * page
             cached = 0 if self.cache_off else most if self.cache_pretends else min(known // page * page, most)
-            ids = self._ids(prompt, tokens, dice=dice)
+            self._sources = {"device": cached} if self._kept else {}
+            for tier, held in self._kept.items():
+                found = max((_common(prompt, ids) for at, ids in held if at == rank), default=0)
+                self._sources[tier] = max(min(found // page * page, most) - cached, 0)
+                cached += self._sources[tier]
+            garbled = self.loses_bits and self._sources.get(self.loses_bits)
+            ids = self._ids([*prompt, 1] if garbled else prompt, tokens, dice=dice)
             self._prefixes = [*self._prefixes[-_KEPT:], (rank, prompt + ids)]
+            for held in self._kept.values():
+                held.append((rank, prompt + ids))
+            while sum(len(each) for _, each in self._prefixes) > _POOL:
+                self._prefixes.pop(0)
             if not self.metrics_stand_still:
                 for name, more in (("prompt", len(prompt)), ("generation", tokens), ("cached", cached)):
                     self.counts[f"{name}_tokens"] += more

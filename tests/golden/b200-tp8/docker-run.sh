@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=f4256da6cb756913bdb8e9a47fc88d5d91f839454dd3b5bebfe5f7077b0531d9 \
+  --label deploy.plan=262a47fa9a0caf5c393aca6ee0f34c45a0589464fe625b09ef56b3e6c076d3c1 \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -1,10 +1,15 @@
 """What options mean: each fact follows from its option, and from the engine's own default without it."""
 
+from functools import partial
+
 import pytest
 
+from orchestrator.engine.cache_tiers import CacheTiers
 from orchestrator.engine.flags import FlagValue
 from orchestrator.engine.serving import FixedPort, ServingFacts, recorded_facts, serving_facts
 from orchestrator.planner.planning import load
+
+TIERS = partial(CacheTiers, kv_bytes=None, ratio=2.0, write_policy="write_through", storage=None)
 
 
 def facts(flags: dict[str, FlagValue], *, platform: str = "rocm", sparse: bool = False) -> ServingFacts:
@@ -23,8 +28,10 @@ def facts(flags: dict[str, FlagValue], *, platform: str = "rocm", sparse: bool =
         ({"chunked-prefill-size": -1}, "prefill_batch", 16384, None),
         ({"chunked-prefill-size": -1, "max-prefill-tokens": 9}, "prefill_batch", 9, None),
         ({"max-total-tokens": 9}, "cache_tokens", 9, None),
-        ({"enable-hierarchical-cache": True, "hicache-size": 100}, "host_cache_bytes", 123 * 10**9, 0),
-        ({"hicache-size": 100}, "host_cache_bytes", 0, 0),
+        ({"enable-hicache": True, "hicache-size": 100}, "tiers", TIERS(kv_bytes=10**11), None),
+        ({"enable-hierarchical-cache": True, "hicache-ratio": 3}, "tiers", TIERS(ratio=3.0), None),
+        ({"hicache-size": 100}, "tiers", None, None),
+        ({"numa-node": "0"}, "binds_memory", True, False),
         ({"page-size": 16}, "page", 16, 1),
         ({"cuda-graph-max-bs": 16}, "graph_batch", 16, None),
         ({"cuda-graph-max-bs-decode": 16, "disable-cuda-graph": True}, "graph_batch", 0, None),

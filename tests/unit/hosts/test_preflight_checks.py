@@ -80,6 +80,41 @@ def test_a_port_of_our_own_server_is_freed_by_the_tool() -> None:
     assert len(stranger.found) < 90
 
 
+def meminfo(available: int, *nodes: int) -> dict[str, str]:
+    """What the host and its NUMA nodes have, in GiB; half of a node's is free, half is page cache."""
+    lines = [
+        f"Node {node} {key}:   {size << 19} kB" for node, size in enumerate(nodes) for key in ("MemFree", "FilePages")
+    ]
+    whole = f"MemTotal:   {3000 << 20} kB\nMemAvailable:   {available << 20} kB\n"
+    return {"memory": whole, "numa_memory": "\n".join(lines)}
+
+
+@pytest.mark.parametrize(
+    ("memory", "flags", "check", "level", "found"),
+    [
+        (meminfo(2000, 1000, 1000), (), "host memory", Level.INFO, "2000.0 GiB available"),
+        (meminfo(1650), (), "host memory", Level.FAIL, "1650.0 GiB available"),  # 8 x 206 GiB, and 10 GiB of reserve
+        (meminfo(2000, 1300, 700), (), "NUMA memory", Level.WARN, "700.0 GiB on NUMA node 1"),
+        (
+            meminfo(2000, 1300, 700),
+            ("flags.numa-node=[0,0,0,0,1,1,1,1]",),
+            "NUMA memory",
+            Level.FAIL,
+            "700.0 GiB on NU",
+        ),
+    ],
+)
+def test_the_host_has_the_memory_of_the_cache_tier(
+    memory: dict[str, str], flags: tuple[str, ...], check: str, level: Level, found: str
+) -> None:
+    report = look("mi355x-healthy", plan_of("mi355x-tp4dp2-tiers", *flags), **memory)
+    finding = only(report, check)
+    assert (finding.level, finding.found.startswith(found)) == (level, True), finding
+    assert check == "NUMA memory" or finding.needed == "1658.4 GiB: 8 x 206.1 GiB"
+    assert "NUMA memory" in raised(report) or level is not Level.WARN
+    assert "host memory" not in {item.check for item in look("mi355x-healthy", **memory).findings}
+
+
 def test_a_healthy_node_is_ready() -> None:
     report = look("mi355x-healthy")
     assert raised(report) == set()

@@ -66,8 +66,6 @@ CASES = (
      [{"flags": {"enable-hierarchical-cache": "absent"}}]),
     ("hierarchical-cache-write-back", {"version": "0.5.16", "arch": "gfx942", **HICACHE},
      [{"version": "0.5.18"}, {"version": "0.5.15.post1"}, {"flags": {"hicache-io-backend": "direct"}}]),
-    ("hierarchical-cache-host-memory", {"flags": {"enable-hierarchical-cache": None, "hicache-size": "180"}},
-     [{"model": "qwen3"}]),
     ("indexer-logits-2-gib", {"version": "0.5.18"},
      [{"version": "0.5.19"}, {"version": "0.5.16"}, {"arch": "gfx942"}, {"flags": {"chunked-prefill-size": "4096"}},
       {"flags": {"context-length": "23170"}}, {"env": {"SGLANG_DSA_MQA_LOGITS_FREE_MEM_FRACTION": "0.034"}}]),

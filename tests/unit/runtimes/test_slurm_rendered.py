@@ -109,8 +109,8 @@ def test_what_a_profile_does_not_say_the_cluster_decides() -> None:
         (("layout.tp=4", "slurm.sbatch_options=[--mem-per-gpu=90G]"), ("--cpus-per-task=40", "--mem-per-gpu=90G")),
         (("slurm.exclusive=false",), ("--cpus-per-task=80", "--mem=586714M")),
         (
-            ("layout.tp=4", "flags.enable-hierarchical-cache=true", "flags.hicache-size=100", *DIRECT),
-            ("--cpus-per-task=40", "--mem=979628M"),
+            ("layout.tp=4", "flags.enable-hierarchical-cache=true", "flags.hicache-size=180", *DIRECT),
+            ("--cpus-per-task=40", "--mem=1354422M"),
         ),
     ],
 )

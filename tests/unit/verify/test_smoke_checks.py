@@ -20,7 +20,7 @@ from orchestrator.core.secrets import Secret
 from orchestrator.engine.client import EngineClient
 from orchestrator.plan.plan import PlanWarning, SmokeQuestion
 from orchestrator.planner.planning import load
-from orchestrator.verify import memory, smoke, soak
+from orchestrator.verify import memory, smoke, soak, tier_checks
 from orchestrator.verify.client import SmokeClient
 from orchestrator.verify.memory import MemoryGauge
 from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, Verdict
@@ -51,6 +51,7 @@ EVERYTHING = dataclasses.replace(
     soak_seconds=0.3,
     accept_length=3.6,
     tool_parser="glm47",
+    tiers=("host", "storage"),
 )
 
 
@@ -74,11 +75,18 @@ def failures(report: SmokeReport) -> dict[str, str]:
 
 def test_an_honest_server_passes_everything() -> None:
     server = engine(
-        dp=2, key="sk-0123456789", accept_length=3.3, knows=KNOWS, context=65536, reads=6000, calls="parsed"
+        dp=2,
+        key="sk-0123456789",
+        accept_length=3.3,
+        knows=KNOWS,
+        context=65536,
+        reads=6000,
+        calls="parsed",
+        keeps=("host", "storage"),
     )
     report = run(server, EVERYTHING)
     assert set(verdicts(report).values()) == {Verdict.PASSED}, report.to_table()
-    assert len(report.checks) == 19
+    assert len(report.checks) == 20
 
 
 def test_a_gateway_that_answers_503_while_kernels_are_compiled_is_asked_again(
@@ -263,6 +271,52 @@ def test_drafts_are_judged_by_the_published_length(length: float, verdict: Verdi
 def test_cached_tokens_are_reported_by_tier() -> None:
     found = named(run(engine(tiers={"device": 100, "host": 860})), "prefix cache")
     assert found.evidence.endswith("(page 64), 100 from device, 860 from host")
+
+
+TIERED = dataclasses.replace(TARGET, tiers=("host", "storage"))
+UNSURE = dataclasses.replace(TIERED, nondeterministic=(CAUSE,))
+
+
+@pytest.mark.parametrize(
+    ("behaviors", "target", "verdict", "evidence"),
+    [
+        ({"keeps": ("host", "storage")}, TIERED, Verdict.PASSED, "960 from host after 68,096 other tokens; 960 from"),
+        ({}, TIERED, Verdict.FAILED, "of 1024 tokens that the device evicted, none cached; 960 from host expected"),
+        ({"keeps": ("host",)}, TIERED, Verdict.FAILED, "after a flush of device and host, none cached"),
+        ({"keeps": ("host",)}, dataclasses.replace(TIERED, tiers=("host",)), Verdict.PASSED, "960 from host"),
+        (
+            {"keeps": ("host",), "loses_bits": "host"},
+            TIERED,
+            Verdict.FAILED,
+            "the tokens from host, the answer differs",
+        ),
+        ({"keeps": ("host",), "loses_bits": "host"}, UNSURE, Verdict.WARNING, "the answer differs at token"),
+        ({"keeps": ("host", "storage"), "loses_bits": "storage"}, TIERED, Verdict.FAILED, "the tokens from storage"),
+        ({"keeps": ("host", "storage"), "refuses_flush": True}, TIERED, Verdict.WARNING, "storage was not read"),
+        ({"keeps": ("host",)}, TARGET, Verdict.SKIPPED, "the profile has no tier"),
+    ],
+)
+def test_a_tier_is_proven_by_what_the_device_evicted(
+    behaviors: dict[str, object], target: Target, verdict: Verdict, evidence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_checks, "_STORED_SECONDS", 0.05)
+    monkeypatch.setattr(tier_checks, "_INTERVAL", 0.01)
+    found = named(run(engine(**behaviors), target), "cache tiers")
+    assert (found.verdict, evidence in found.evidence) == (verdict, True), found
+
+
+def test_storage_is_read_without_a_flush_if_it_has_the_prompt_of_an_earlier_run() -> None:
+    server = engine(keeps=("host", "storage"))
+    run(server, TIERED)
+    server.answer("/flush_cache")
+    assert named(run(server, TIERED), "cache tiers").evidence.endswith("960 from storage, written before")
+
+
+def test_a_pool_that_takes_too_long_to_fill_is_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_checks, "_FILL_SECONDS", 0.0)
+    found = named(run(engine(keeps=("host",)), TIERED), "cache tiers")
+    assert found.verdict is Verdict.WARNING
+    assert "not proven: to fill the 65,536 tokens of the device takes" in found.evidence
 
 
 SOAKED = dataclasses.replace(TARGET, dp=2, speculative=True, soak_seconds=1.2)
@@ -544,6 +598,7 @@ def test_what_the_profile_lacks_is_not_applicable_and_not_passed() -> None:
     assert absent == {
         "API key required",
         "prefix cache",
+        "cache tiers",
         "DP ranks",
         "speculative decoding",
         "structured output",

@@ -76,7 +76,14 @@ LONG_PROMPTS = {"fact in a long text found", "long prefill"}
 def test_vllm_passes_all_that_it_offers() -> None:
     server = Foreign(engine(), "vllm")
     found = run(server)
-    skipped = {"API key required", "DP ranks", "speculative decoding", "clean log", "prefix cache"} | LONG_PROMPTS
+    skipped = {
+        "API key required",
+        "cache tiers",
+        "DP ranks",
+        "speculative decoding",
+        "clean log",
+        "prefix cache",
+    } | LONG_PROMPTS
     assert of(found, Verdict.SKIPPED) == skipped
     assert of(found, Verdict.PASSED) == found.keys() - skipped
     assert found["served model"].evidence == "`glm-5.2` of vllm, context 4096"

@@ -1,0 +1,102 @@
+"""Whether a cache tier behind the device can help a workload: by reuse distance, and by the cost of a transfer."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.engine.cache_tiers import HostTier
+from orchestrator.plan.capacity import Capacity, Load
+from orchestrator.plan.reuse_distance import HitRates, hit_rates, shared_prefix_accesses
+
+_REQUESTS: Final = 4000
+_PREFIXES: Final = 1000  # that are simulated; more have proportionally longer distances
+_RELEVANT: Final = 0.01  # share of the prompt tokens
+_MOST: Final = 0.95  # share of the hits that the shown distance covers
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierCosts:
+    """The microseconds that a token takes: to come back from a tier, to be stored there, to be computed again."""
+
+    retrieve: float
+    store: float
+    recompute: float
+    source: str
+
+    @property
+    def break_even(self) -> float | None:
+        """The uses of a stored token from which on it costs less than computing again; None: never."""
+        gain = self.recompute - self.retrieve
+        return self.store / gain if gain > 0 else None
+
+
+PUBLISHED: Final = TierCosts(
+    retrieve=60, store=150, recompute=71, source="published for GLM-5.2 on MI355X with LMCache (ROCm/ATOM, recipes)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierOutlook:
+    """What a cache tier is worth to a workload of shared prefixes. Shares are of the prompt tokens, 0 to 1."""
+
+    workload: str
+    reuse_distance: int  # tokens of an LRU cache with 95 % of all possible hits; 0: nothing is used again
+    device_hits: float
+    host_hits: float  # that the device misses; without a tier, those of an unlimited one
+    other_hits: float  # beyond the host: of storage, if there is one
+    uses: float  # of a token that is stored on the host
+    costs: TierCosts
+    saved_us: float  # per prompt token; negative: the tier costs more than it saves
+    helps: bool
+    reason: str
+
+
+def tier_outlook(found: Capacity, load: Load | None, costs: TierCosts) -> TierOutlook | None:
+    """Return what a tier is worth to a load; None if the size of the device's cache or the load is unknown."""
+    if load is None or found.cache is None or not found.cache.tokens:
+        return None
+    rates, scale = _rates(load, page=found.cache.page)
+    device, possible = rates.at(int(found.cache.tokens / scale)), rates.unlimited
+    reach = _reach(found.host, found.cache.tokens)
+    host = (possible if reach is None else rates.at(int(reach / scale))) - device
+    stored = 1 - possible + load.output_tokens / load.input_tokens + (possible - device - host)
+    saved = host * (costs.recompute - costs.retrieve) - stored * costs.store
+    uses, distance = host / stored, int(rates.size_for(_MOST) * scale)
+    reason = ""
+    if possible < _RELEVANT:
+        reason = "no token is used again"
+    elif possible - device < _RELEVANT:
+        reason = f"the device's {found.cache.tokens:,} tokens hold what is used again"
+    elif host < _RELEVANT:
+        reason = f"what is used again is {distance:,} tokens apart, and device and host hold {reach:,}"
+    elif saved <= 0:
+        needed = "never" if costs.break_even is None else f"from {costs.break_even:.1f} uses of a stored token on"
+        reason = f"it pays {needed}, and there are {uses:.1f}"
+    return TierOutlook(
+        workload=load.name,
+        reuse_distance=distance,
+        device_hits=round(device, 4),
+        host_hits=round(host, 4),
+        other_hits=round(possible - device - host, 4),
+        uses=round(uses, 2),
+        costs=costs,
+        saved_us=round(saved, 2),
+        helps=not reason,
+        reason=reason or f"{host:.0%} of the prompt tokens come from the host instead of being computed",
+    )
+
+
+def _reach(host: HostTier | None, device: int) -> int | None:
+    return None if host is None else host.reach(device)
+
+
+def _rates(load: Load, *, page: int) -> tuple[HitRates, float]:
+    """Return the hit rates of a sample of the prefixes, and by how much distances are longer with all of them."""
+    prefixes = min(load.num_prefixes, _PREFIXES)
+    accesses = shared_prefix_accesses(
+        requests=_REQUESTS,
+        num_prefixes=prefixes,
+        prefix_tokens=round(load.input_tokens * load.cache_hit_rate),
+        input_tokens=load.input_tokens,
+        output_tokens=load.output_tokens,
+    )
+    return hit_rates(accesses, page=page), load.num_prefixes / prefixes

@@ -1,0 +1,120 @@
+"""The tiers of the KV cache: the memory that they take, and whether a workload can gain from one."""
+
+import dataclasses
+
+import pytest
+
+from orchestrator.core.errors import ProfileError
+from orchestrator.plan.capacity import Capacity, Load
+from orchestrator.plan.host_needs import host_needs
+from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.tier_outlook import PUBLISHED, TierCosts, TierOutlook, tier_outlook
+from orchestrator.planner.planning import load
+
+ON = "flags.enable-hierarchical-cache=true"
+TP4 = ("mi355x-tp8-current", "layout.tp=4")
+FREE = TierCosts(retrieve=1, store=0, recompute=100, source="")
+
+
+def plan(profile: str, *overrides: str) -> Plan:
+    return load(profile, overrides=overrides).plan
+
+
+def capacity(profile: str, *overrides: str) -> Capacity:
+    return load(profile, overrides=overrides).valid.capacity
+
+
+def test_the_pools_of_a_published_tier_are_as_large_as_reported() -> None:
+    """SemiAnalysisAI/InferenceX#3329: 885 GB for four ranks of `hicache-size` 180, about 3.95 M tokens."""
+    found = capacity("mi355x-tp4dp2-tiers").host
+    assert found is not None
+    assert found.tokens == pytest.approx(3.95e6, rel=0.005)
+    assert found.bytes * 4 == pytest.approx(885e9, rel=0.001)
+
+
+def test_a_ratio_counts_the_device_s_tokens_and_all_their_bytes() -> None:
+    found = capacity(*TP4, ON, "flags.hicache-ratio=1.5")
+    assert found.host is not None
+    assert found.cache is not None
+    assert found.cache.tokens is not None
+    assert found.host.tokens == int(found.cache.tokens * 1.5)
+    assert found.host.bytes == pytest.approx(found.cache.tokens * 1.5 * found.cache.actual_token_bytes, rel=1e-6)
+    assert capacity(*TP4, ON).host == dataclasses.replace(
+        found.host, tokens=found.cache.tokens * 2, bytes=int(found.cache.tokens * 2 * found.cache.actual_token_bytes)
+    )
+    assert capacity(*TP4).host is None
+
+
+def test_states_of_linear_attention_are_kept_on_the_host_too() -> None:
+    found = capacity("mi355x-qwen3.5-397b-tp4", ON)
+    assert found.host is not None
+    assert found.cache is not None
+    assert found.cache.requests is not None
+    assert found.host.bytes > 2 * found.cache.requests.bytes > 0
+
+
+def test_the_memory_of_a_server_has_the_tier_of_each_rank() -> None:
+    without, with_tier = plan(*TP4), plan(*TP4, ON, "flags.hicache-size=180")
+    more = host_needs(with_tier).memory - host_needs(without).memory
+    assert more == 4 * with_tier.host_cache_bytes == pytest.approx(885e9, rel=0.001)
+    assert host_needs(with_tier).max_memory - host_needs(without).max_memory == more
+
+
+def test_a_tier_of_one_role_is_its_servers_alone() -> None:
+    flags = (f"layout.prefill.{ON}", "layout.prefill.flags.hicache-size=180")
+    prefill, decode = replica_plans(plan("mi355x-1p1d", *flags, "engine=sglang-0.5.20-rocm"))
+    assert prefill.host_cache_bytes > 180 * 10**9
+    assert decode.host_cache_bytes == 0
+
+
+def test_a_tier_that_holds_no_more_than_the_device_is_refused() -> None:
+    with pytest.raises(ProfileError, match="cannot plan") as error:
+        load(*TP4[:1], overrides=(TP4[1], ON, "flags.hicache-size=20")).plan  # noqa: B018 - a property
+    [problem] = error.value.problems
+    assert "holds 439,521 tokens, no more than the" in problem.message
+    assert "raise `flags.hicache-size`" in str(problem.hint)
+    assert plan(*TP4, ON, "flags.hicache-size=20", "flags.hicache-write-policy=write_back").host_cache_bytes
+
+
+def outlook(
+    device: int, host: int | None, *, prefixes: int, costs: TierCosts = FREE, share: float = 0.9
+) -> TierOutlook:
+    """Of prompts of 1,000 tokens on a CPU, whose caches have these sizes."""
+    tier = () if host is None else (ON, f"flags.hicache-ratio={host / device}", "flags.hicache-io-backend=direct")
+    found = capacity("cpu-tiny", f"flags.max-total-tokens={device}", "flags.context-length=2000", *tier)
+    work = Load(name="w", input_tokens=1000, output_tokens=10, cache_hit_rate=share, num_prefixes=prefixes)
+    told = tier_outlook(found, work, costs)
+    assert told is not None
+    return told
+
+
+def test_a_tier_helps_between_the_device_s_size_and_its_own() -> None:
+    inside = outlook(4000, 40_000, prefixes=16)
+    assert inside.helps
+    assert 4000 < inside.reuse_distance < 40_000
+    assert inside.host_hits > 0.5
+    assert inside.saved_us == pytest.approx(inside.host_hits * 99, rel=0.01)
+    below = outlook(40_000, 80_000, prefixes=4)
+    assert (below.helps, below.reason) == (False, "the device's 40,000 tokens hold what is used again")
+    beyond = outlook(4000, 4200, prefixes=5000)
+    assert not beyond.helps
+    assert "tokens apart, and device and host hold 4,200" in beyond.reason
+    assert beyond.other_hits > 0.8
+    new = outlook(4000, 40_000, prefixes=1, share=0.0)
+    assert (new.helps, new.reason) == (False, "no token is used again")
+
+
+def test_more_prefixes_than_are_simulated_are_further_apart() -> None:
+    few, many = outlook(4000, None, prefixes=1000), outlook(4000, None, prefixes=10_000)
+    assert many.reuse_distance == pytest.approx(10 * few.reuse_distance, rel=0.01)
+
+
+def test_a_tier_that_costs_more_than_it_saves_does_not_help() -> None:
+    assert PUBLISHED.break_even == pytest.approx(13.6, abs=0.1)
+    dear = outlook(4000, 40_000, prefixes=16, costs=PUBLISHED)
+    assert not dear.helps
+    assert dear.saved_us < 0
+    assert dear.reason.startswith("it pays from 13.6 uses of a stored token on, and there are ")
+    never = TierCosts(retrieve=80, store=1, recompute=71, source="")
+    assert outlook(4000, 40_000, prefixes=16, costs=never).reason.startswith("it pays never")
