@@ -31,7 +31,7 @@ from orchestrator.core.command_hints import left_running, set_invocation
 from orchestrator.core.console import expect_json
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
 from orchestrator.core.streams import ignore_sigpipe
-from orchestrator.core.suggest import did_you_mean
+from orchestrator.core.suggest import closest_match
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter, Parameter
@@ -205,13 +205,16 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         said, _, more = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
         option = getattr(error, "option_name", None) or ""
         renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
-        near = did_you_mean(option, getattr(error, "possibilities", None) or ())
+        of_profile = PROFILE_KEYS if any("--set" in each.opts for each in ctx.command.params) else {}
+        known = {each.lstrip("-"): each for each in (*(getattr(error, "possibilities", None) or ()), *of_profile)}
+        nearest = known.get(closest_match(option.lstrip("-"), known) or "")
+        near = f"did you mean `{nearest}`?" if nearest else ""
         help_ = f"`{ctx.command_path} -h` shows what it takes"
         said = ": ".join(_begun_small(part) for part in said.partition(" (Possible")[0].split(": "))
         if renamed:
             near = f"did you mean `{renamed}`?"
-        elif option in PROFILE_KEYS and any("--set" in each.opts for each in ctx.command.params):
-            near = f"`--set {PROFILE_KEYS[option]}=VALUE`"
+        elif key := of_profile.get(nearest or ""):
+            near = f"`--set {key}=VALUE`"
         raise UsageError(said, hint=near or _begun_small(more) or help_) from error
 
 

@@ -38,7 +38,9 @@ def gpus_present(subject: CheckContext) -> Iterator[Finding]:
     count, hint = len(inventory.gpus), f"find the missing GPU: `sudo dmesg | grep -i {module}`"
     found = f"{_each(inventory.gpus, [gpu.name or 'GPU' for gpu in inventory.gpus])} by {inventory.tool}"
     if count <= max(subject.plan.gpus, default=0):
-        yield fail("gpus", found, needed, hint)
+        source = subject.plan.model.checkpoint
+        other = f"; or `deploy up --model {source.path}` proposes a profile for this host's GPUs"
+        yield fail("gpus", found, needed, hint + other * (source.source != "generated"))
     elif count < hardware.gpus and len(subject.plan.gpus) > 1:  # a server on one GPU often has a machine of one
         part = f"{hint}; if the others are not yours: `--set hardware.gpus={count}`"
         yield warn("gpus", f"{found} of {hardware.gpus} in the node", needed, part)

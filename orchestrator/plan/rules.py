@@ -136,7 +136,7 @@ def layout_fits(context: RuleContext) -> Iterator[Problem]:
         yield Problem(
             f"{product}{offset} needs {used} GPUs{per_node}; the node has {hardware.gpus}",
             context.location("layout", "tp"),
-            "each of the `dp` workers needs `tp` GPUs unless `layout.dp_attention` is true; "
+            "lower `layout.tp`; each of the `dp` workers needs `tp` GPUs unless `layout.dp_attention` is true; "
             "`layout.nodes` spreads them over several nodes",
         )
     if tp % ep:
@@ -185,6 +185,8 @@ def weights_fit(context: RuleContext) -> Iterator[Problem]:
     if memory.cache_bytes <= 0:
         room, least = memory.free_bytes * memory.fraction, memory.weights_bytes / memory.free_bytes
         hint = "raise `layout.tp`, or choose a smaller quantization"
+        if context.capacity.gpus >= context.profile.hardware.gpus:  # all of the node
+            hint = "choose a smaller quantization, or hardware with more memory"
         if least < memory.safe_fraction:
             hint = _larger_fraction(context, least=least, safe=memory.safe_fraction)
         yield Problem(

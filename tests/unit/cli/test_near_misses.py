@@ -45,6 +45,22 @@ def test_a_location_names_the_option_that_was_typed(given: tuple[str, str]) -> N
     ]
 
 
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("--prot", "`--set server.port=VALUE`"), ("--hots", "did you mean `--host`?"), ("--zz", "`deploy up -h` shows")],
+)
+def test_the_nearest_option_or_key_of_the_profile_is_named(option: str, hint: str) -> None:
+    assert (refused("up", "cpu-tiny", option, "3").hint or "").startswith(hint)
+
+
+def test_the_remedy_of_a_node_with_one_gpu_is_no_larger_layout() -> None:
+    for command in (("show", "mi355x-tp8", "--set", "layout.tp=1"), ("add", "profile", "--model", "glm-5.2-mxfp4")):
+        of_node = ("--hardware", "mi355x", "--gpus", "1") if command[0] == "add" else ("--set", "hardware.gpus=1")
+        hints = {each.message.partition(":")[0]: each.hint for each in refused(*command, *of_node).problems_or_self()}
+        expected = "choose a smaller quantization, or hardware with more memory"
+        assert hints["the weights leave no room for a cache"] == expected
+
+
 def test_a_name_like_none_of_many_leads_to_their_list() -> None:
     """The hint listed 38 names."""
     assert refused("show", "zzz").hint == "`deploy profiles` lists them"

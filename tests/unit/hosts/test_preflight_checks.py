@@ -143,7 +143,9 @@ def test_gpus_that_the_plan_does_not_take_may_be_busy() -> None:
 
 
 def test_a_gpu_is_missing() -> None:
-    assert only(look("mi355x-gpu-missing"), "gpus").level is Level.FAIL
+    lost = only(look("mi355x-gpu-missing"), "gpus")
+    assert lost.level is Level.FAIL
+    assert lost.hint.endswith("; or `deploy up --model amd/GLM-5.2-MXFP4` proposes a profile for this host's GPUs")
     plan = plan_of("mi355x-tp8")
     four = replace(plan, layout=replace(plan.layout, tp=4))
     part = only(look("mi355x-gpu-missing", four), "gpus")
