@@ -342,6 +342,11 @@ class Plan:
         """The name of each server behind the gateway, by its number."""
         return server_names(self)
 
+    def is_alone(self, number: int) -> bool:
+        """Return whether no other server behind the gateway has the role of this one."""
+        roles = [name.rpartition("-")[0] for name in self.server_names]
+        return roles.count(roles[number - 1]) == 1
+
     def label_of(self, number: int) -> str:
         """Return the name of a server behind the gateway in a sentence: `replica 1 of 2`, `prefill 1 of 1`."""
         name = self.server_names[number - 1]

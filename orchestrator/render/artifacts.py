@@ -62,6 +62,11 @@ class Artifacts:
     spec: object = None
     replicas: tuple["Artifacts", ...] = ()  # if not empty, `command` starts their gateway
 
+    @property
+    def named_replicas(self) -> tuple[tuple[str, "Artifacts"], ...]:
+        """The replicas with their names, which their folders have too; empty for a single server."""
+        return tuple(zip(self.plan.server_names, self.replicas, strict=True)) if self.replicas else ()
+
 
 def server_command(
     plan: Plan,

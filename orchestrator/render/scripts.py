@@ -33,7 +33,7 @@ def files(artifacts: Artifacts) -> tuple[RenderedFile, ...]:
         written.append(script_file("gateway.sh", gateway_script(artifacts)))
     else:
         written.append(script_file("server.sh", server_script(artifacts)))
-    for folder, replica in zip(artifacts.plan.server_names, artifacts.replicas, strict=False):
+    for folder, replica in artifacts.named_replicas:
         written += [dataclasses.replace(file, path=f"{folder}/{file.path}") for file in files(replica)]
     if artifacts.build is not None:
         written += [dataclasses.replace(file, path=f"{IMAGE_FOLDER}/{file.path}") for file in artifacts.build.files]

@@ -215,6 +215,9 @@ class Runtime(ABC):
     supports_ssh: ClassVar[bool] = False  # `--host` may name another host
     cluster_managed: ClassVar[bool] = False  # the cluster chooses the node and provides image and checkpoint there
     gateway_discovery: ClassVar[bool] = False  # its gateways discover replicas by themselves
+    drains_on_stop: ClassVar[bool] = (
+        False  # a stop waits for requests, at most `timeouts.termination_grace` of the plan
+    )
     run_files: ClassVar[frozenset[str]] = frozenset()  # files that only this runtime writes into a run directory
     host_given: bool = False  # the user named the host: report if it does not answer
 

@@ -1,5 +1,6 @@
 """The drain of a server before it stops: its requests get a time limit, and what became of them is printed."""
 
+import os
 import threading
 import time
 from contextlib import suppress
@@ -53,7 +54,10 @@ class Drain:
             requests = ServerRequests(address.hostname, address.port or 80, key=_key_of(engine))
             self._tallies[label] = RequestTally(requests)
         except UnknownLoadError as error:
-            note(f"cannot count the requests of {label}: {error}")
+            why = str(error)
+            if (variable := _key_variable(engine)) and variable not in os.environ:
+                why = f"`{variable}` is not set; export it, and they are counted"
+            note(f"cannot count the requests of {label}: {why}")
 
     @property
     def grace(self) -> float:
@@ -63,7 +67,9 @@ class Drain:
         return max(self._end - time.monotonic(), 0.0) + (_EXIT if self._tallies else 0.0)
 
     def wait(self) -> None:
-        """Wait until no request is left. The gateway must send none any more."""
+        """Wait until no request is left, or abort them if there is no time. The gateway must send none any more."""
+        if self._seconds <= 0:
+            self.abort()
         idle = 0  # polls in a row: a request may be on its way
         while idle < 2 and not self._expired.wait(_POLL):
             idle = 0 if any(tally.is_busy for tally in self._tallies.values()) else idle + 1
@@ -71,8 +77,6 @@ class Drain:
     def __enter__(self) -> Self:
         if self._seconds > 0:
             start_thread_without_signals(self._thread)
-        else:
-            self._abort()
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
@@ -86,7 +90,7 @@ class Drain:
     def _watch(self) -> None:
         while not self._ended.wait(_POLL) and self._tallies:
             if time.monotonic() >= self._end:
-                self._abort()
+                self.abort()
                 return
             self._look()
         self._expired.set()
@@ -95,7 +99,7 @@ class Drain:
         for tally in self._tallies.values():
             tally.look()
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         """Abort the requests that are left, and wait until their clients have what was generated."""
         for tally in self._tallies.values():
             tally.abort()
@@ -108,13 +112,23 @@ class Drain:
 
 def drain_and_stop(runtime: ServerGroup, server: RunningServer, *, home: Home, seconds: float, reason: str) -> None:
     """Stop a server when its requests have ended, at most after `seconds`; see `stop_server`."""
+    most = runtime.max_drain(server)
+    if most is not None and seconds > most:
+        note(f"`{server.name}` aborts its requests after {most:g} s, `timeouts.termination_grace` of its plan")
+        seconds = most
     with Drain(runtime, server, seconds=seconds) as drain:
+        if seconds <= 0:
+            drain.abort()
         stop_server(runtime, server, home=home, grace=drain.grace, reason=reason)
+
+
+def _key_variable(engine: RunningServer) -> str | None:
+    return engine.plan.server.api_key_env if engine.plan else None
 
 
 def _key_of(engine: RunningServer) -> str:
     """Return the API key of a server; "" if it has none or it is not known here."""
     with suppress(UsageError):
-        key = api_key(engine.plan.server.api_key_env) if engine.plan else None
+        key = api_key(_key_variable(engine))
         return key.reveal() if key else ""
     return ""

@@ -105,6 +105,12 @@ class ServerGroup:
         """Whether gateways discover their replicas."""
         return self.runtime.gateway_discovery
 
+    def max_drain(self, server: RunningServer) -> float | None:
+        """Return the seconds after which the runtime aborts the requests of a server that it stops; None: never."""
+        if not self.runtime.drains_on_stop or (plan := server.plan) is None:
+            return None
+        return float(plan.timeouts.termination_grace)
+
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> RunningServer:
         """Start one unit. See `Runtime.start`."""
         started = self.runtime.start(artifacts, name=name, run_dir=run_dir, secrets=secrets)

@@ -40,12 +40,12 @@ class Pair:
 
 
 def role_check(url: str, *, key: Secret | None, name: str) -> CheckResult:
-    """Let one role generate a token by itself, as sglang's own health check does."""
+    """Let one role generate a token alone, as sglang's own health check does."""
     begun = time.monotonic()
     try:
         with EngineClient(url, key=key, limits=_LIMITS) as server:
             ids = _alone(server, PROMPT, 1)
-        outcome = passed("a token by itself") if ids else failed("no token")
+        outcome = passed("one token") if ids else failed("no token")
     except (NoResponseError, UnexpectedResponseError) as error:
         outcome = failed(str(error))
     return _result(name, outcome, begun)

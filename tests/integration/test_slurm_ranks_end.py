@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -112,3 +113,13 @@ def test_a_rank_that_ends_ends_the_server(ranks: Ranks, run: Path, monkeypatch: 
     program = f"{TOLD}{SAID}{ends}"
     assert ranks.run(monkeypatch, program, run) == 7
     assert sorted(path.name for path in ranks.folder.glob("told-*")) == ["told-0"]
+
+
+def test_a_rank_on_another_node_waits_for_its_vram_when_its_server_has_ended(
+    ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node may release its VRAM minutes after the first."""
+    monkeypatch.setattr(job, "read_record", lambda _folder, _kind: SimpleNamespace(exit_code=0))
+    program = "time.sleep(0 if rank == 0 else 2.5)\n(out / f'done-{rank}').touch()"
+    assert ranks.run(monkeypatch, program, run) == 0
+    assert len(list(ranks.folder.glob("done-[12]"))) == 2

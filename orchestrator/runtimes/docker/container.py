@@ -112,7 +112,7 @@ def spec_of(artifacts: Artifacts) -> ContainerSpec:
 
 def docker_run_files(artifacts: Artifacts, name: str) -> Iterator[RenderedFile]:
     """Yield `docker-run.sh`, the `docker run` command as a script; with replicas, one each and one for the gateway."""
-    for folder, server in zip(artifacts.plan.server_names, artifacts.replicas, strict=False):
+    for folder, server in artifacts.named_replicas:
         yield _script(f"{folder}/docker-run.sh", docker_run_line(server, name, folder))
     yield _script("docker-run.sh", docker_run_line(artifacts, name))
 

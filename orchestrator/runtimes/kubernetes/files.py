@@ -30,11 +30,8 @@ class PodImage:
 def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """Return the objects of the server as a file. Raises ProfileError if no cluster can pull its image."""
     plan, image = artifacts.plan, image_of_pods(artifacts)
-    parts = [
-        *zip(artifacts.replicas, plan.server_names, strict=False),
-        (artifacts, ""),
-    ]
-    found = chain.from_iterable(objects_of(each, image.reference, name, part) for each, part in parts)
+    parts = (*artifacts.named_replicas, ("", artifacts))
+    found = chain.from_iterable(objects_of(each, image.reference, name, part) for part, each in parts)
     return (_file("kubernetes.yaml", _head(plan, name), found),)
 
 

@@ -78,6 +78,7 @@ class KubernetesRuntime(Runtime):
     is_local = False
     cluster_managed = True
     gateway_discovery = True
+    drains_on_stop = True  # by a preStop hook
     run_files: ClassVar = frozenset({"kubernetes.yaml"})
 
     @classmethod

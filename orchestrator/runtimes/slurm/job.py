@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,7 @@ from orchestrator.runtimes.replicas import rank_dir, rank_dirs
 from orchestrator.runtimes.slurm.jobs import node_address
 from orchestrator.runtimes.slurm.record import QUESTION, SERVER, START
 from orchestrator.runtimes.supervisor.main import StartRequest, serve
+from orchestrator.runtimes.supervisor.record import read_record
 
 if TYPE_CHECKING:
     from orchestrator.engine.server_args import ArgumentRefusal
@@ -39,6 +41,7 @@ _KEEPS: Final = "keep"
 _REFUSED: Final = 3  # exit code
 _POLL: Final = 0.5  # seconds
 _TOGETHER: Final = 20.0  # seconds between the ends of two ranks
+_MAX_VRAM_WAIT: Final = 910.0  # seconds: `hosts.vram.LIMIT`, and a margin
 # A rank gets all that the job has on its node (srun(1), 22.05).
 _STEP: Final = ("srun", "--nodes=1", "--ntasks=1", "--whole", "--mpi=none", "--quiet")
 
@@ -130,9 +133,17 @@ def _start_ranks(run_dir: Path, others: int) -> int:
     for _ in range(2):  # the second one kills its server
         if first.wait_for(_TOGETHER) is None:
             first.send(signal.SIGTERM)
-    for step in steps:
-        step.wait_for(_TOGETHER)
+    for rank, step in enumerate(steps, start=1):
+        if step.wait_for(_TOGETHER) is None and _server_has_ended(rank_dir(run_dir, rank)):
+            step.wait_for(_MAX_VRAM_WAIT)
     return first.wait()
+
+
+def _server_has_ended(run_dir: Path) -> bool:
+    """Return whether the server of a rank has exited; its program may still wait for VRAM."""
+    with suppress(HostError):
+        return (record := read_record(run_dir, SERVER)) is not None and record.exit_code is not None
+    return False
 
 
 def _wait_for_vram(run_dir: Path) -> None:

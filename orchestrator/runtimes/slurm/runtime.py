@@ -318,11 +318,10 @@ def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Unit]) -> Ar
     if plan.gateway is None:
         return artifacts
     behind = {Path(unit.run_dir): unit.url for unit in found}
-    for number, replica in enumerate(replica_plans(plan), start=1):
-        if not (url := behind.get(run_dir / FileName(plan.server_names[number - 1]))):
-            raise StartError(
-                f"replica {number} has lost its node", hint=f"see `squeue --me` and the log in `{run_dir}`"
-            )
+    for name, replica in zip(plan.server_names, replica_plans(plan), strict=True):
+        if not (url := behind.get(run_dir / FileName(name))):
+            what = f"{name.replace('-', ' ')} has lost its node"
+            raise StartError(what, hint=f"see `squeue --me` and the log in `{run_dir}`")
         urls[replica.server.url] = url
     argv = tuple(urls.get(word, word) for word in artifacts.command.argv)
     return dataclasses.replace(artifacts, command=dataclasses.replace(artifacts.command, argv=argv))

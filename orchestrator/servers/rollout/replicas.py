@@ -77,7 +77,7 @@ class ReplicatedStart:
             )
             self._seconds += seconds  # the next one has started in the meantime
             say(f"{self._plan.label_of(number)} is ready")
-        for name, server, replica in zip(self._plan.server_names, self._servers, self.artifacts.replicas, strict=True):
+        for server, (name, replica) in zip(self._servers, self.artifacts.named_replicas, strict=True):
             self._checks += prefix_replica(name, run_smoke_test(server, self.runtime, plan=replica.plan, key=self.key))
         self.run.save("smoke.json", self.report.to_dict())
         self.report.require()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.bench.result import ServerProvenance
-from orchestrator.core.console import note, say
+from orchestrator.core.console import note, say, warn
 from orchestrator.core.errors import DeployError, Interrupted, NameTakenError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.signals import allow_signals, defer_signals
@@ -72,6 +72,9 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
     update.set_running(running)
     numbers = update.outdated() or server_numbers(plan)
     chosen = numbers[: start.request.max_replicas]
+    for number in chosen:
+        if plan.is_alone(number):
+            warn(f"{plan.label_of(number)} is replaced: requests fail until the new one is ready")
     try:
         for number in chosen:
             update.replace_replica(number)

@@ -56,13 +56,13 @@ def require_accepted(
 
     If the check is not possible, print a note and continue.
     """
-    plan, question = artifacts.plan, argument_question(artifacts, files).to_json()
+    plan, question = artifacts.plan, argument_question(artifacts, files)
     try:
-        verdicts = _verdicts(question, engine, home, next(iter(artifacts.replicas), artifacts).command.env)
+        verdicts = _verdicts(question.to_json(), engine, home, next(iter(artifacts.replicas), artifacts).command.env)
+        servers = dict(zip(question.argv, verdicts, strict=True))
     except (HostError, ValueError) as error:
         note(f"arguments not checked by sglang: {error}")
         return
-    servers = dict(zip(argument_question(artifacts, files).argv, verdicts, strict=False))
     problems = [
         _problem(verdict.refusal, argv, plan, locate)
         for argv, verdict in servers.items()

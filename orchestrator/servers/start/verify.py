@@ -66,12 +66,13 @@ def _healthy_replicas(handle: RunningServer, *, tries: int = 2, within: float = 
 
 
 def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: float) -> None:
-    """Wait until every replica of a running server is healthy.
+    """Wait until a running server is healthy, with all its replicas or roles.
 
     A health check fails behind a long prefill, and a gateway that has just lost one counts a replica as unhealthy until
     the next. Raises NotReadyError after `deadline` seconds, or at once when a process of the server has ended.
     """
     replicas, progress, began = len(handle.replicas) or 1, Progress(), time.monotonic()
+    kind = "servers" if handle.has_roles else "replicas"
 
     def look() -> tuple[int, str]:
         state = runtime.state(handle)
@@ -82,7 +83,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
 
     def show(seen: tuple[int, str]) -> None:
         elapsed = f"{time.monotonic() - began:.0f} s"
-        progress.update(f"waiting for `{handle.name}`: {seen[0]} of {replicas} replicas healthy", transient=elapsed)
+        progress.update(f"waiting for `{handle.name}`: {seen[0]} of {replicas} {kind} healthy", transient=elapsed)
 
     try:
         healthy, ended = poll_until(
@@ -93,7 +94,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
     if ended:
         raise NotReadyError(ended)
     if healthy != replicas:
-        raise NotReadyError(f"{healthy} of {replicas} replicas healthy after {deadline:g} s")
+        raise NotReadyError(f"{healthy} of {replicas} {kind} healthy after {deadline:g} s")
 
 
 def is_gateway_alive(handle: RunningServer) -> bool:
@@ -142,7 +143,7 @@ def run_smoke_test(
     `soak` is the minutes of mixed load, by default the plan's.
     """
     if plan.role is not Role.SERVER:
-        found = role_check(handle.url, key=key, name="generates by itself")
+        found = role_check(handle.url, key=key, name="generates alone")
         return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=(found,))
     if handle.has_roles:
         return _pair_report(handle, runtime, plan=plan, key=key, soak=soak)

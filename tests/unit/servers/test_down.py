@@ -28,6 +28,9 @@ def handle(name: str, run_dir: Path) -> RunningServer:
 class Stopping:
     """A runtime of servers, some of which cannot be stopped."""
 
+    def max_drain(self, _: RunningServer) -> None:
+        """As of most runtimes."""
+
     def __init__(self, home: Path, *names: str) -> None:
         self.handles = [handle(name, home / "runs" / name / str(number)) for number, name in enumerate(names)]
         self.stopped: list[str] = []

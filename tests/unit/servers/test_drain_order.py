@@ -7,16 +7,18 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pytest
+from plan_samples import plan_of
 
+from orchestrator.core.paths import Home
 from orchestrator.engine import drain as program
 from orchestrator.engine import liveness
-from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.base import Runtime, ServerState, Status
 from orchestrator.servers import drain as module
-from orchestrator.servers.drain import Drain
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.drain import Drain, drain_and_stop
+from orchestrator.servers.group import RunningServer, ServerGroup
 
 SERVER = RunningServer(
     runtime="noted",
@@ -37,6 +39,7 @@ class Engine:
     path: str = "/get_load"
     running: int = 0
     answers: int = 200
+    drains_on_stop: bool = False
     asked: int = 0
     aborted: list[int] = field(default_factory=list)
 
@@ -110,6 +113,42 @@ def test_no_time_at_all_aborts_at_once(engine: Engine, capsys: pytest.CaptureFix
     assert drained(engine, seconds=0) == 0
     assert engine.aborted == [2]
     assert capsys.readouterr().err == "drained `owl`: 0 requests ended, 2 aborted after 0 s\n"
+
+
+def test_without_time_requests_are_aborted_when_the_gateway_sends_no_more(engine: Engine) -> None:
+    """A rolling update first hides the replica from its gateway: else new requests come in between."""
+    engine.running = 2
+    with Drain(engine, SERVER, seconds=0) as drain:  # type: ignore[arg-type]  # as above
+        assert engine.aborted == []
+        engine.running = 3
+        drain.wait()
+        assert engine.aborted == [3]
+
+
+def test_a_missing_key_is_named_by_its_variable(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.json").write_text(plan_of("cpu-tiny", "server.api_key_env=OWL_KEY").to_json())
+    engine.answers = 401
+    monkeypatch.delenv("OWL_KEY", raising=False)
+    drained(engine, replace(SERVER, run_dir=str(tmp_path)), seconds=1)
+    said = "note: cannot count the requests of `owl`: `OWL_KEY` is not set; export it, and they are counted\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_runtime_that_aborts_earlier_limits_the_time_and_says_so(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hook of a pod has the seconds of the plan that runs; what it aborted was counted as ended."""
+    (tmp_path / "plan.json").write_text(plan_of("cpu-tiny", "timeouts.termination_grace=7").to_json())
+    server, graces = replace(SERVER, run_dir=str(tmp_path)), list[float]()
+    monkeypatch.setattr(module, "stop_server", lambda *_, grace, **__: graces.append(grace))
+    runtime = ServerGroup(cast("Runtime", engine))
+    for engine.drains_on_stop, seconds in ((True, 60.0), (True, 3.0), (False, 60.0)):
+        drain_and_stop(runtime, server, home=Home(tmp_path), seconds=seconds, reason="stopped")
+    assert [round(grace - module._EXIT) for grace in graces] == [7, 3, 60]
+    said = "note: `owl` aborts its requests after 7 s, `timeouts.termination_grace` of its plan\n"
+    assert capsys.readouterr().err == said
 
 
 def test_new_requests_are_waited_for_as_well(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
