@@ -11,9 +11,11 @@ from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, ServerProvenance
 from orchestrator.checkpoints.verify import FROM_RECEIPT
 from orchestrator.engine.options import Meaning
+from orchestrator.engine.serving import recorded_facts
 from orchestrator.plan.diff import Difference, differences, flatten
 from orchestrator.report.compare import UNKNOWN_LAYOUT, Comparison, engine_name
 
+_TIERS: Final = "cache_tiers"
 # Groups of differing values, the most important first, by patterns of keys. A wildcard's value is shown with its name.
 _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Prompts sent as": ("prompts_sent_as",),
@@ -23,13 +25,14 @@ _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Engine": ("endpoint.engine", "engine.version"),
     "Image": ("image", "engine.image"),
     "Kernel tables": ("patched.*moe-table",),
+    "Cache tiers": (_TIERS,),
     "Quantization": ("model.quantization", "flags.*quantization", f"flags.{Meaning.CACHE_TYPE}*"),
     "Speculation": ("endpoint.speculative", "flags.speculative*"),
 }
 _SHOWN: Final = 5  # groups; the other values are folded
 _DIGEST: Final = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}")
 # Keys that are derived from other keys of a plan.
-DERIVED: Final = ("description", "warnings", "nondeterministic", "wrong_answers", "model.questions")
+DERIVED: Final = ("host_cache_bytes", "description", "warnings", "nondeterministic", "wrong_answers", "model.questions")
 # Keys that do not affect a measurement: names, ports, sources and the prompt seed.
 _NAMES: Final = frozenset({"profile", "server.port", "workload.description", "workload.source", "workload.seed"})
 _RATES: Final = ("workload.request_rates", "workload.ramp")
@@ -159,12 +162,19 @@ def started_with(stood: ServerProvenance) -> dict[str, str]:
     return flat_known(
         {
             **(stood.plan or {}),
+            _TIERS: _tiers(stood),
             "image": stood.image_digest,
             "patched": _states(stood.patch_receipt),
             "weights": found.pop(_WEIGHTS, None),
             "host": found,
         }
     )
+
+
+def _tiers(stood: ServerProvenance) -> str | None:
+    """Return the tiers behind the device's KV cache in words; None without one."""
+    facts = recorded_facts(stood.plan or {})
+    return facts.tiers.describe() if facts and facts.tiers else None
 
 
 def flat_known(data: Mapping[str, object]) -> dict[str, str]:
@@ -201,6 +211,7 @@ def _facts(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "Engine", engine_name(comparison.result)
     yield "Hardware", comparison.system
     yield "Layout", "" if comparison.layout == UNKNOWN_LAYOUT else comparison.layout
+    yield "Cache tiers", _tiers(stood) or ""
     yield "Speculation", run.endpoint.speculative or ""
     yield "Settings", ", ".join(_setting(key[6:], value) for key, value in plan.items() if key.startswith("flags."))
     yield "Load", load(comparison)

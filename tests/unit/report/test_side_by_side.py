@@ -341,3 +341,22 @@ def test_the_best_of_three_is_compared_with_the_second(tmp_path: Path) -> None:
     assert report.headline[0].startswith(
         "At 2 rps, fast is better than middle: output tok/s per node +25 % and against slow +50 %; "
     )
+
+
+def test_cache_tiers_are_compared_in_their_own_words(tmp_path: Path) -> None:
+    tiers = [
+        {"name": "enable-hierarchical-cache", "values": []},
+        {"name": "hicache-ratio", "values": ["4"]},
+        {"name": "hicache-storage-backend", "values": ["file"]},
+    ]
+    results = [run(), run()]
+    for at, flags in enumerate(([], tiers)):
+        provenance = replace(
+            results[at].run.provenance, plan={"flags": flags, "host_cache_bytes": at}, plan_digest=str(at)
+        )
+        results[at] = replace(results[at], run=replace(results[at].run, provenance=provenance))
+    shown, others = grouped(made(tmp_path, a=results[0], b=results[1]).differences)
+    words = "host memory 4 x the device's pool, storage file, write_through"
+    assert [(each.key, each.values) for each in shown] == [("Cache tiers", ("", words))]
+    assert "host_cache_bytes" not in {each.key for each in others}
+    assert words in render_markdown(made(tmp_path, a=results[0], b=results[1]))

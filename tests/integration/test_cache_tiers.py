@@ -1,0 +1,129 @@
+"""Tiers of the KV cache on this CPU, in host memory and files: proven, kept over a restart, and their use predicted."""
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from command_line import CommandLine
+from cpu_server import processes_in
+from own_profiles import add_profiles
+from ports import free_port
+
+from orchestrator.core.paths import Home
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.servers.group import ServerGroup
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+PROFILE, NO_TIERS = "cpu-tiny-tiers", ("flags.enable-hierarchical-cache=false", "flags.hicache-storage-backend=null")
+COSTS = "220,150,300"  # µs a token, measured on two cores of this project's machine in November 2026
+TOKENS, ROUNDS = 3500, 10
+
+
+class Tiered:
+    """A home with the user's environments, and `deploy` in it."""
+
+    def __init__(self, folder: Path) -> None:
+        home, users = Home(add_profiles(folder / "home")), Home.from_environment()
+        users.environments.mkdir(parents=True, exist_ok=True)
+        home.environments.symlink_to(users.environments)
+        self.deploy, self.runtime = CommandLine(home), ServerGroup(ProcessRuntime(home))
+        self.ports = {name: free_port() for name in ("tiers", "none")}
+        self.storage = folder / "storage"
+
+    def up(self, name: str, *settings: str) -> None:
+        files = f"env.SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR={self.storage}"
+        chosen = [f"--set={each}" for each in (*settings, files, f"server.port={self.ports[name]}")]
+        ended = self.deploy.run("up", PROFILE, "--name", name, "--set=timeouts.progress_deadline=600", *chosen)
+        assert ended.returncode == 0, ended.stderr
+
+    def smoke(self, *words: str) -> dict[str, dict[str, Any]]:
+        ended = self.deploy.run("smoke", *words, "--json")
+        return {check["name"]: check for check in json.loads(ended.stdout)["checks"]}
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.ports[name]}"
+
+    def generate(self, name: str, prompt: list[int]) -> tuple[list[int], dict[str, Any]]:
+        body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}}
+        answer = httpx.post(f"{self.url(name)}/generate", json=body, timeout=120, trust_env=False).json()
+        return answer["output_ids"], answer["meta_info"]["cached_tokens_details"] or {}
+
+    def cpu(self, name: str) -> float:
+        """The CPU seconds of all its processes so far, which neighbors of the test do not change."""
+        [server] = self.runtime.find(name)
+        stats = [Path(f"/proc/{process.pid}/stat").read_text() for process in processes_in(Path(server.run_dir))]
+        ticks = sum(sum(map(int, text.rpartition(")")[2].split()[11:13])) for text in stats)  # utime, stime
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def predicted(self, tmp_path: Path, *, shared: float, prefixes: int) -> dict[str, Any]:
+        workload = tmp_path / "home/profiles/workloads/of-the-test.yaml"
+        workload.parent.mkdir(exist_ok=True)
+        workload.write_text(
+            f"input_tokens: {TOKENS}\noutput_tokens: 8\ncache_hit_rate: {shared}\nnum_prefixes: {prefixes}\n"
+            "load: closed\nconcurrency: 1\nrequests: 10\n"
+        )
+        shown = ("--capacity", "--tier-costs", COSTS, "--set", "workload=of-the-test", "--json")
+        return dict(json.loads(self.deploy.run("show", PROFILE, *shown).stdout)["outlook"])
+
+
+@pytest.fixture
+def tiered(tmp_path: Path) -> Iterator[Tiered]:
+    made = Tiered(tmp_path)
+    try:
+        yield made
+    finally:
+        for name in made.ports:
+            for handle in made.runtime.find(name):
+                made.runtime.stop(handle, grace=0)
+
+
+def test_tiers_are_proven_kept_and_of_use_as_predicted(tiered: Tiered, tmp_path: Path) -> None:
+    tiered.up("tiers")
+    dice = random.Random(7)
+    prompt = dice.choices(range(100, 500), k=1000)
+    answer, _ = tiered.generate("tiers", prompt)
+    found = tiered.smoke("tiers")["cache tiers"]
+    assert found["verdict"] == "passed", found
+    assert "999 from host after " in found["evidence"]
+
+    assert tiered.deploy.run("restart", "tiers").returncode == 0
+    again, cached = tiered.generate("tiers", prompt)
+    assert (again, cached.get("storage")) == (answer, 999)
+
+    tiered.up("none", *NO_TIERS)
+    claimed = tiered.smoke(tiered.url("none"), "--profile", PROFILE)["cache tiers"]  # its tiers are off, silently
+    assert claimed["verdict"] == "failed"
+    assert "from host expected" in claimed["evidence"]
+
+    # Six prefixes come back from the host; prompts that share nothing are only stored. Each server gets the same.
+    prefixes = [dice.choices(range(100, 500), k=TOKENS - 245) for _ in range(6)]
+    apart = tiered.predicted(tmp_path, shared=0.93, prefixes=6)
+    new = tiered.predicted(tmp_path, shared=0.0, prefixes=1)
+    assert (apart["helps"], new["helps"]) == (True, False)
+    assert new["saved_us"] < 0 < apart["saved_us"]
+    for name in tiered.ports:
+        for prefix in prefixes:
+            tiered.generate(name, prefix)
+    for used, helps in ((prefixes, True), ([], False)):
+        spent = dict.fromkeys(tiered.ports, 0.0)
+        sources = dict.fromkeys(tiered.ports, 0)
+        for turn in range(ROUNDS):
+            body = used[turn % len(used)] if used else dice.choices(range(100, 500), k=TOKENS - 245)
+            asked = [*body, *dice.choices(range(100, 500), k=245)]
+            answers = []
+            for name in tiered.ports:
+                before = tiered.cpu(name)
+                ids, cached = tiered.generate(name, asked)
+                spent[name] += tiered.cpu(name) - before
+                sources[name] += cached.get("host", 0)
+                answers.append(ids)
+            assert all(one == other for one, other in pairwise(answers))
+        print(f"{spent} CPU seconds, {sources} tokens from host")
+        assert (spent["tiers"] < spent["none"]) is helps, spent
+        assert (sources["tiers"] > ROUNDS * TOKENS * 0.8) is helps
