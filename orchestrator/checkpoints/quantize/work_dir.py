@@ -112,7 +112,13 @@ class WorkDir:
             )
 
     def resume(self, forecast: Forecast) -> set[CheckpointFile]:
-        """Return the finished shards; remove each shard that differs from the forecast."""
+        """Return the finished shards; remove every other file, e.g. the temporary file of a killed command."""
+        for entry in self.checkpoint.iterdir():
+            if entry.name not in forecast.shards:
+                if entry.is_dir() and not entry.is_symlink():
+                    remove_tree(entry, within=self.checkpoint)
+                else:
+                    remove_file(entry)
         done = set()
         for shard, tensors in forecast.shards.items():
             if self._fault(shard, tensors):

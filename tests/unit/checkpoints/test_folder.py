@@ -63,6 +63,16 @@ def test_what_is_as_foreseen_is_done(tmp_path: Path, foreseen: Forecast) -> None
     folder.require_complete(foreseen)
 
 
+def test_what_a_killed_command_left_beside_the_shards_is_removed(tmp_path: Path, foreseen: Forecast) -> None:
+    """The directory becomes the target: its temporary files would be part of the checkpoint."""
+    folder = done(tmp_path)
+    (folder.checkpoint / ".config.json.0a1b").write_text("{")
+    (folder.checkpoint / "assets").mkdir()
+    (folder.checkpoint / "assets" / "part").touch()
+    assert folder.resume(foreseen) == {*JOB.shards}
+    assert {entry.name for entry in folder.checkpoint.iterdir()} == {*JOB.shards}
+
+
 @pytest.mark.parametrize("how", ["cut", "other", "without a note"])
 def test_what_is_not_is_made_again(how: str, tmp_path: Path, foreseen: Forecast) -> None:
     folder, shard = done(tmp_path), "model.safetensors"
