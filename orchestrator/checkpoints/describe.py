@@ -40,6 +40,8 @@ def describe(summary: CheckpointSummary, overridden: Sequence[str]) -> Descripti
     Raises CheckpointError with every contradiction between its config and its tensors.
     """
     reader = _FactReader(summary, tuple(overridden))
+    if not summary.has_shards:
+        reader.notes.append("no file with weights is present: only the config and the index were read")
     facts = reader.facts()
     if problems := list(_contradictions(reader, facts)):
         raise CheckpointError(
@@ -127,10 +129,13 @@ class _FactReader:
     def _report_missing(self, key: str, message: str, example: str = "N") -> None:
         self.missing[key] = Problem(message, self.summary.location, f"`--set {key}={example}`")
 
-    def _weights(self) -> ConfigFact:
+    def _weights(self) -> ConfigFact | None:
         shards = self.summary.shards
         if not self.summary.has_shards:
-            self.notes.append("no file with weights is present: only the config and the index were read")
+            if not self.summary.weight_bytes:
+                why = f"{INDEX} has no `metadata.total_size`, and no file with weights is present"
+                self._report_missing("weights_size", f"cannot read `weights_size`: {why}", "BYTES")
+                return None
             return ConfigFact(value=self.summary.weight_bytes, source=f"{INDEX}: metadata.total_size")
         files = f"{shards} files that {INDEX} names" if shards > 1 else "one file"
         return ConfigFact(value=self.summary.weight_bytes, source=f"bytes of {files}")

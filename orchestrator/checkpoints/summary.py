@@ -84,7 +84,7 @@ def hub_summary(repository: str, revision: str | None, hub: Hub) -> tuple[Checkp
 def summarize(checkpoint: Checkpoint, *, config_only: bool = False) -> CheckpointSummary:
     """Summarize a checkpoint. Raises CheckpointError with all problems, HostError."""
     config, index, sizes = checkpoint.config, checkpoint.index, checkpoint.files.sizes
-    has_shards = not (config_only and index.total_bytes) or any(shard in sizes for shard in index.shards)
+    has_shards = not config_only or any(shard in sizes for shard in index.shards)
     summary = CheckpointSummary(
         location=checkpoint.location,
         config=config,

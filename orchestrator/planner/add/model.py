@@ -58,7 +58,7 @@ def add_model(
         outline, listing = hub_summary(checkpoint, revision, hub_of(environ))
         found, gated = describe(outline, keys), listing.gated
         section = {"source": "hub", "path": checkpoint, "revision": listing.commit}
-    lines = _lines(name, section, found, given, gated=gated)
+    lines = _lines(name, section, found, given, gated=gated, has_shards=outline.has_shards)
     require_whole(lines, found.missing, checkpoint, ModelFile)
     path = home.root / EntryKind.MODEL.file(name)
     added = CatalogFile(kind=EntryKind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
@@ -79,11 +79,18 @@ def _directory(checkpoint: str) -> Path | None:
 
 
 def _lines(
-    name: str, checkpoint: Mapping[str, Data], found: Description, given: Sequence[Override], *, gated: bool
+    name: str,
+    checkpoint: Mapping[str, Data],
+    found: Description,
+    given: Sequence[Override],
+    *,
+    gated: bool,
+    has_shards: bool,
 ) -> list[YamlLine]:
     """Return the lines in the order of the schema; the user's values replace those that were read."""
+    source = f"config.json and {'safetensors headers' if has_shards else 'index'} of the checkpoint"
     lines: dict[tuple[str, ...], YamlLine] = {
-        ("source",): YamlLine(path=("source",), value="config.json and safetensors headers of the checkpoint"),
+        ("source",): YamlLine(path=("source",), value=source),
         ("checkpoint",): YamlLine(path=("checkpoint",), value=dict(checkpoint)),
         ("served_name",): YamlLine(
             path=("served_name",), value=name, comment="the name of this file; change it with `--set`"

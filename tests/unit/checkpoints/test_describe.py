@@ -172,6 +172,13 @@ def test_config_and_index_alone_describe_a_checkpoint_that_is_not_here_yet(tmp_p
     with pytest.raises(CheckpointError):  # to serve it, the files are needed
         local_summary(tmp_path / "early")
 
+    (tmp_path / "early" / INDEX).write_text((whole / INDEX).read_text())  # without the size
+    early = local_summary(tmp_path / "early", config_only=True)
+    problem = describe(early, ()).missing["weights_size"]
+    assert f"{INDEX} has no `metadata.total_size`" in problem.message
+    assert problem.hint == "`--set weights_size=BYTES`"
+    assert "no file with weights is present" in describe(early, ["weights_size"]).notes[0]
+
 
 def test_each_fact_names_the_key_that_says_so(public: Path) -> None:
     facts = described(public / "GLM-5.2-FP8").facts
