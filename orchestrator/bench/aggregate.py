@@ -16,6 +16,7 @@ from orchestrator.bench.result import (
     Point,
     Price,
     ServerCounts,
+    SessionLoad,
     Throughput,
 )
 from orchestrator.bench.steady_state import (
@@ -39,6 +40,7 @@ class Observation:
     energy: Energy | None
     reports_cache: bool
     gpus: int | None
+    sessions: SessionLoad | None = None
 
 
 def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: float, price: Price | None) -> Point:
@@ -68,9 +70,30 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
 
 def summarize_closed_loop(observed: Observation, workload: Workload, *, price: Price | None) -> Point:
     """Compute the metrics of one concurrency."""
-    point = _point(observed, workload, arrivals="closed")
-    cost = _usd_per_million(point.full_run, price, observed.gpus)
+    point = replace(_point(observed, workload, arrivals="closed"), window=_full_lanes(observed))
+    cost = _usd_per_million(point.window or point.full_run, price, observed.gpus)
     return replace(point, concurrency=workload.concurrency, usd_per_million_output_tokens=cost)
+
+
+def summarize_replay(observed: Observation, workload: Workload, *, rate_rps: float, price: Price | None) -> Point:
+    """Compute the metrics of a trace at one speed; its mean rate says too little of the load to judge it."""
+    point = _point(observed, workload, arrivals="recorded")
+    cost = _usd_per_million(point.full_run, price, observed.gpus)
+    sent = _sent_rps(observed.load_result.records)
+    return replace(point, offered_rps=rate_rps, sent_rps=sent, usd_per_million_output_tokens=cost)
+
+
+def _full_lanes(observed: Observation) -> Throughput | None:
+    """Return the throughput up to the start of the last session, as then the number of running sessions falls.
+
+    None for independent prompts, and if that is less than half of the run.
+    """
+    records = observed.load_result.records
+    starts = [record.started_s for record in records if record.position == 0]
+    if observed.sessions is None or not starts:
+        return None
+    end = max(record.ended_s for record in records)
+    return throughput(records, start_s=0.0, end_s=max(starts), gpus=observed.gpus) if max(starts) > end / 2 else None
 
 
 def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point:
@@ -94,8 +117,12 @@ def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point
         latency=latency(records),
         send_lag_s=distribution(max(0.0, record.started_s - record.scheduled_s) for record in records),
         cache=cache_hits(
-            records, target_share=workload.cache_hit_rate, absent_is_zero=observed.reports_cache, server=server
+            records,
+            target_share=None if workload.has_sessions else workload.cache_hit_rate,
+            absent_is_zero=observed.reports_cache,
+            server=server,
         ),
+        sessions=observed.sessions,
         server=server,
         energy=observed.energy,
     )
@@ -205,7 +232,7 @@ def _emitted(record: RequestRecord) -> Iterable[tuple[float, float]]:
 
 
 def cache_hits(
-    records: Sequence[RequestRecord], *, target_share: float, absent_is_zero: bool, server: ServerCounts | None
+    records: Sequence[RequestRecord], *, target_share: float | None, absent_is_zero: bool, server: ServerCounts | None
 ) -> CacheHits:
     """Compute the share of prompt tokens read from the prefix cache, from response usage and from server counters.
 

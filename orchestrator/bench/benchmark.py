@@ -20,6 +20,7 @@ from orchestrator.bench.endpoint import Endpoint, check_fits, discover
 from orchestrator.bench.energy import EnergyReader
 from orchestrator.bench.load_generator import LoadResult, RequestRecord
 from orchestrator.bench.prompts import Source
+from orchestrator.bench.requests import requests_file
 from orchestrator.bench.result import (
     RESULT_FILE,
     RESULT_SCHEMA,
@@ -35,6 +36,7 @@ from orchestrator.bench.result import (
     ServerProvenance,
 )
 from orchestrator.bench.run_point import PointRunner
+from orchestrator.bench.sessions import SessionSource
 from orchestrator.bench.steady_state import knee
 from orchestrator.bench.text_prompts import count_words, takes_token_ids
 from orchestrator.bench.workload import MIN_TEXT_TOKENS, Workload
@@ -67,6 +69,8 @@ class BenchRequest:
     engine: str | None = None  # named by the user; None: detected
     directory: Path
     text: str  # source of text prompts
+    source: SessionSource | None = None  # the sessions of the workload; None: independent prompts
+    session_header: str | None = None  # carries the name of the session, for a gateway that routes by it
     text_prompts: bool = False  # send text also to an endpoint that takes token ids
     previous: BenchResult | None  # result to resume; its complete points are reused
     replica_urls: tuple[str, ...] = ()  # base URLs of the replicas if `url` is a gateway
@@ -118,7 +122,7 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
             endpoint = await discover(
                 connections, address, api=request.api, engine=request.engine, replicas=tuple(replicas)
             )
-            check_fits(request.workload, endpoint)
+            check_fits(request.workload, endpoint, request.source.longest if request.source else None)
             endpoint, text = await _prompt_source(request, endpoint)
         except asyncio.CancelledError as error:
             raise Interrupted("interrupted before the first measurement", hint=_left_running(request)) from error
@@ -132,6 +136,8 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
             price=request.price,
             read_energy=request.read_energy,
             progress=progress,
+            source=request.source,
+            session_header=request.session_header,
             salt="" if endpoint.is_sglang else f"{secrets.token_hex(4)}/",
         )
         return await _all_points(request, runner, result)
@@ -145,6 +151,12 @@ async def _prompt_source(request: BenchRequest, endpoint: Endpoint) -> tuple[End
     timeout_s = request.workload.timeout_s
     if not request.text_prompts and await takes_token_ids(endpoint, timeout_s=timeout_s):
         return endpoint, await _tokenize_text(request, endpoint)
+    if request.source is not None:
+        raise BenchError(
+            "sessions need an endpoint that takes token ids",
+            location=request.url,
+            hint="omit `--text-prompts`" if request.text_prompts else "`--api generate`",
+        )
     note("prompts are sent as text, with the token counts of the endpoint")
     endpoint = replace(endpoint, facts=replace(endpoint.facts, prompts_as="text"))
     return endpoint, await count_words(endpoint, request.text, timeout_s=timeout_s)
@@ -196,6 +208,7 @@ def _begin(request: BenchRequest, facts: EndpointFacts, forecast: CacheForecast 
         workload=request.workload.to_dict(),
         workload_digest=request.workload.digest,
         seed=request.workload.seed,
+        trace_sha256=request.source.digest if request.source else None,
         text_sha256=hashlib.sha256(request.text.encode()).hexdigest() if request.text else None,
         warmup="",
         endpoint=_without_secrets(facts),
@@ -217,6 +230,7 @@ def _require_same_measurement(previous: Run, now: Run) -> None:
     for name, before, after in (
         ("workload", previous.workload_digest, now.workload_digest),
         ("text", previous.text_sha256, now.text_sha256),
+        ("trace", previous.trace_sha256, now.trace_sha256),
         ("endpoint", previous.endpoint, now.endpoint),
         ("plan", previous.provenance.plan_digest, now.provenance.plan_digest),
     ):
@@ -235,7 +249,7 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
             point = replace(point, capped=concurrency_capped(measured, request.provenance))
             run = replace(result.run, warmup=warmup, ended_at=_now())
             result = _with_issues(request, replace(result, run=run, points=(*result.points, point)))
-            _write_requests(request, result, load_result, label=point.label)
+            _write_requests(request, result, load_result, requests_file(point))
             result = _write_with_kernel_gate(request, result)
             ending = point.ending
             if ending is BenchEnding.COMPLETE and (end := request.stop_when(result)) is not None:
@@ -296,6 +310,13 @@ async def _points(runner: PointRunner, completed: tuple[Point, ...]) -> AsyncIte
             warmup = await runner.warm_up(label)
             yield *(await runner.run_closed(label)), warmup
         return
+    if workload.trace is not None:
+        for speed in workload.speeds:
+            label = f"x{speed:g}"
+            if label not in done:
+                warmup = await runner.warm_up(label)
+                yield *(await runner.run_recorded(label, speed)), warmup
+        return
     rates = list(workload.request_rates)
     while rates:
         rate = rates.pop(0)
@@ -328,10 +349,10 @@ def _write(request: BenchRequest, result: BenchResult) -> None:
         raise ResultWriteError(result, error) from error
 
 
-def _write_requests(request: BenchRequest, result: BenchResult, load_result: LoadResult, *, label: str) -> None:
+def _write_requests(request: BenchRequest, result: BenchResult, load_result: LoadResult, name: FileName) -> None:
     lines = "".join(json.dumps(_request_line(record)) + "\n" for record in load_result.records)
     try:
-        atomic_write(request.directory / FileName(f"requests-{label}.jsonl"), lines)
+        atomic_write(request.directory / name, lines)
     except OSError as error:
         raise ResultWriteError(result, error) from error
 
@@ -340,7 +361,8 @@ def _request_line(record: RequestRecord) -> dict[str, object]:
     """Return a request record as JSON data, times rounded to microseconds."""
     data = asdict(record)
     times = {key: round(value, 6) for key, value in data.items() if isinstance(value, float)}
-    return {**data, **times, "chunk_s": [round(at, 6) for at in record.chunk_s]}
+    chunks = {"chunk_s": [round(at, 6) for at in record.chunk_s], "chunk_tokens": list(record.chunk_tokens)}
+    return {**data, **times, **chunks}
 
 
 def _now() -> str:

@@ -92,7 +92,7 @@ def _cache_hit_rate_issues(point: Point, engine: str, page_size: int | None) -> 
             option = option_name(engine, Meaning.CACHED_TOKENS_REPORT)
             detail = "the server reports no cached tokens" + (f"; start it with `--{option}`" if option else "")
             yield ComparabilityIssue(kind=IssueKind.CACHE_HIT_RATE_UNKNOWN, detail=detail, point=point.label)
-    elif abs(measured - point.cache.wanted_share) > CACHE_HIT_RATE_TOLERANCE:
+    elif point.cache.wanted_share is not None and abs(measured - point.cache.wanted_share) > CACHE_HIT_RATE_TOLERANCE:
         detail = f"{measured:.1%} of prompt tokens came from cache; the target is {point.cache.wanted_share:.0%}"
         if page_size and page_size > 1 and measured < point.cache.wanted_share:
             detail += f" (the cache holds whole blocks of {page_size} tokens)"

@@ -23,6 +23,9 @@ def server_counts(before: Metrics, after: Metrics, gauges: Iterable[Metrics]) ->
         value = delta(name)
         return round(value) if value is not None else None
 
+    def tier(name: Metric) -> int | None:
+        return whole(name) if name in after else None
+
     def mean(name: Metric) -> float | None:
         total, count = delta(f"{name}_sum"), delta(f"{name}_count")
         return _plausible(total / count) if total is not None and count else None
@@ -41,6 +44,9 @@ def server_counts(before: Metrics, after: Metrics, gauges: Iterable[Metrics]) ->
         prompt_tokens=whole(Metric.PROMPT_TOKENS),
         output_tokens=whole(Metric.OUTPUT_TOKENS),
         cached_tokens=whole(Metric.CACHED_TOKENS),
+        cached_device_tokens=tier(Metric.CACHED_DEVICE_TOKENS),
+        cached_host_tokens=tier(Metric.CACHED_HOST_TOKENS),
+        cached_storage_tokens=tier(Metric.CACHED_STORAGE_TOKENS),
         ttft_mean_s=mean(Metric.TTFT),
         e2e_mean_s=mean(Metric.E2E),
         retractions=whole(Metric.RETRACTIONS),

@@ -1,7 +1,7 @@
 """Discovery of an endpoint, and the control requests that a measurement needs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.bench.connection import Connections
@@ -14,7 +14,7 @@ from orchestrator.engine.disaggregation import refuses_alone
 from orchestrator.engine.liveness import MOST_METRICS_BYTES, RANK_FIELD
 from orchestrator.engine.metrics import Metrics, read_metrics
 from orchestrator.engine.options import Meaning
-from orchestrator.engine.requests import Api, benchmark_body, completion_body, generate_body, tokenize_body
+from orchestrator.engine.requests import RETURN_IDS, Api, benchmark_body, completion_body, generate_body, tokenize_body
 from orchestrator.engine.responses import (
     Json,
     NoResponseError,
@@ -49,20 +49,35 @@ class Endpoint:
         """The field or header that pins a request to a data-parallel rank; None if the engine has none."""
         return RANK_FIELD if self.is_sglang else foreign.RANK_HEADER.get(self.facts.engine)
 
-    def request(self, prompt: Sequence[bytes], workload: Workload, *, rank: int | None = None) -> tuple[bytes, ...]:
-        """Return a complete request for a prompt, in fragments; `rank` pins it to a data-parallel rank."""
+    def request(
+        self,
+        prompt: Sequence[bytes],
+        workload: Workload,
+        *,
+        tokens: int | None = None,
+        rank: int | None = None,
+        returns_ids: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[bytes, ...]:
+        """Return a complete request for a prompt, in fragments; `rank` pins it to a data-parallel rank.
+
+        `tokens` is the output length, by default of the workload.
+        """
+        api = Api(self.facts.api)
+        pinned = {RANK_FIELD: rank} if self.is_sglang and rank is not None else {}
         body = benchmark_body(
-            Api(self.facts.api),
+            api,
             prompt,
             model=self.facts.served_model,
-            tokens=workload.output_tokens,
+            tokens=tokens or workload.output_tokens,
             temperature=workload.temperature,
-            rank=rank if self.is_sglang else None,
             text=self.facts.prompts_as == "text",
+            **pinned,
+            **(RETURN_IDS if returns_ids and api is Api.COMPLETIONS else {}),
         )
         header = None if self.is_sglang or rank is None else self.rank_field
-        headers = {header: str(rank)} if header else {}
-        return (self.connections.head("POST", Api(self.facts.api).path, sum(map(len, body)), headers), *body)
+        headers = {**(headers or {}), **({header: str(rank)} if header else {})}
+        return (self.connections.head("POST", api.path, sum(map(len, body)), headers), *body)
 
     async def generate_one(self, prompt: str | Sequence[int], *, timeout_s: float) -> tuple[int, bytearray]:
         """Request one token after a prompt; return status and body. Raises NoResponseError."""
@@ -164,13 +179,16 @@ async def discover(
     )
 
 
-def check_fits(workload: Workload, endpoint: Endpoint) -> None:
-    """Raise BenchError if the engine lacks the API, or a request of the workload is longer than the server accepts."""
+def check_fits(workload: Workload, endpoint: Endpoint, longest: tuple[int, int] | None = None) -> None:
+    """Raise BenchError if the engine lacks the API, or a request is longer than the server accepts.
+
+    `longest` has the longest prompt and the longest request in tokens, if they are not the workload's.
+    """
     facts = endpoint.facts
     if facts.api == Api.GENERATE and foreign.is_foreign(facts.engine):
         message = f"{facts.engine} has no `{endpoints.GENERATE}`, which is sglang's own API"
         raise BenchError(message, location=facts.url, hint="omit `--api generate`")
-    prompt, whole = workload.input_tokens, workload.input_tokens + workload.output_tokens
+    prompt, whole = longest or (workload.input_tokens, workload.input_tokens + workload.output_tokens)
     own, load = f"`{facts.served_model}` has a context of", "the workload needs"
     for has, needs, needed, limit, meaning in (
         (own, load, whole, facts.context_length, Meaning.CONTEXT),
@@ -179,7 +197,8 @@ def check_fits(workload: Workload, endpoint: Endpoint) -> None:
     ):
         if limit is not None and needed > limit:
             option = foreign.option_name(facts.engine, meaning)
-            hint = "choose a smaller workload" + (f", or increase `--{option}` of the server" if option else "")
+            smaller = "leave longer requests out with `--max-context`" if longest else "choose a smaller workload"
+            hint = smaller + (f", or increase `--{option}` of the server" if option else "")
             raise BenchError(f"{has} {limit} tokens; {needs} {needed}", location=facts.url, hint=hint)
 
 

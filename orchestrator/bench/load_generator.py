@@ -1,16 +1,17 @@
-"""The load generator, with an open and a closed loop.
+"""The load generator, with an open and a closed loop over sessions; an independent prompt is a session of one request.
 
 Open loop: each request is sent at its planned time. A slow or failed response never delays an arrival (no coordinated
-omission), and latency counts from the planned time. Closed loop: a fixed number of concurrent requests, for
-single-stream metrics; it hides queueing.
+omission), and latency counts from the planned time. Closed loop: a fixed number of running sessions, each with its
+subagents; it hides queueing. A request without an arrival is sent some time after those before it have ended.
 """
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.result import BenchEnding
@@ -20,7 +21,57 @@ from orchestrator.engine.sse import Usage
 Request = tuple[bytes, ...]
 
 _LEAD_S: Final = 0.05  # between the start of the clock and the first arrival
+_AHEAD_S: Final = 0.25  # between the preparation of a session and its first arrival
 _MAX_CONSECUTIVE_LOSSES: Final = 5  # failed connections in a row that mean a dead endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRequest:
+    """One request of a session: its exact lengths in tokens, and its time."""
+
+    input_tokens: int
+    output_tokens: int
+    session: str = ""
+    position: int = 0  # in its session
+    is_subagent: bool = False
+    arrival_s: float | None = None  # after the start; None: `delay_s` after the requests of `after` have ended
+    after: tuple[int, ...] = ()  # indices of earlier requests of the plan
+    delay_s: float = 0.0
+    keeps_answer: bool = False  # a later prompt contains the answer
+
+
+class PlannedSession(Protocol):
+    """The requests of a session and its subagents."""
+
+    @property
+    def requests(self) -> Sequence[PlannedRequest]:
+        """The requests; none is before one of its `after`."""
+
+    def build(self, index: int) -> Request:
+        """Return a request ready to send; those of its `after` have ended."""
+
+    def answered(self, index: int, ids: bytes | None) -> None:
+        """Take the token ids of an answer, as the inside of a JSON array; None if there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinglePrompt:
+    """A session of one request that is already built."""
+
+    planned: PlannedRequest
+    request: Request
+
+    @property
+    def requests(self) -> Sequence[PlannedRequest]:
+        """The one request."""
+        return (self.planned,)
+
+    def build(self, index: int) -> Request:  # noqa: ARG002 - part of the protocol
+        """Return the request."""
+        return self.request
+
+    def answered(self, index: int, ids: bytes | None) -> None:
+        """Ignore the answer: no prompt continues it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +82,17 @@ class RequestRecord:
     scheduled_s: float
     started_s: float
     ended_s: float
-    chunk_s: tuple[float, ...]  # arrival times of the chunks with tokens
-    chunk_tokens: tuple[int | None, ...]  # cumulative output tokens
+    chunk_s: Sequence[float]  # arrival times of the chunks with tokens
+    chunk_tokens: Sequence[int | None]  # cumulative output tokens
     prompt_tokens: int | None  # token counts reported by the server
     output_tokens: int | None
     cached_tokens: int | None
     finish_reason: str | None
     failure: str | None
     failure_example: str
+    session: str = ""
+    position: int = 0
+    is_subagent: bool = False
 
     @property
     def ok(self) -> bool:
@@ -48,138 +102,223 @@ class RequestRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """The finished requests of one point, in order."""
+    """The finished requests of one point, in order, without those of the warm-up."""
 
     records: tuple[RequestRecord, ...]
     ending: BenchEnding
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestShape:
-    """The exact input and output length of each request, and its timeout."""
-
-    input_tokens: int
-    output_tokens: int
-    timeout_s: float
 
 
 class _EndpointGone(Exception):  # noqa: N818 - an end, not an error
     """The endpoint is dead."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """One finished request, with times on the clock of the loop."""
+
+    index: int
+    planned: PlannedRequest
+    scheduled: float
+    started: float
+    ended: float
+    chunks: Sequence[float]
+    tokens: Sequence[int | None]
+    failure: tuple[str, str] | None
+    usage: Usage | None
+
+
 class _Sender:
     """The sender of one point: records finished requests and detects a dead endpoint."""
 
-    def __init__(self, connections: Connections, shape: RequestShape, *, on_end: Callable[[int], None]) -> None:
+    def __init__(self, connections: Connections, load: "PlannedLoad") -> None:
         self._connections = connections
-        self._shape = shape
-        self._on_end = on_end
-        self._ended: list[tuple[int, float, float, float, StreamedResponse, Usage | None]] = []
+        self._load = load
+        self._ended: list[_Ended] = []
+        self._finished = 0
+        self._sent = 0
         self._consecutive_losses = 0
-        self.origin = 0.0
+        self.start = 0.0
+        self.measured_from = 0.0
 
-    async def send(self, index: int, request: Request, scheduled: float) -> None:
-        loop = asyncio.get_running_loop()
-        response = StreamedResponse(self._shape.output_tokens)
+    def begin(self, start: float) -> None:
+        """Start the clock; without a warm-up the measured window begins with it."""
+        self.start = self.measured_from = start
+        if not self._load.warmup_requests:
+            self._load.on_measured()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more requests are sent."""
+        duration, now = self._load.duration_s, asyncio.get_running_loop().time()
+        return duration is not None and self._measures and now >= self.measured_from + duration
+
+    @property
+    def _measures(self) -> bool:
+        return self._finished >= self._load.warmup_requests
+
+    async def play(self, session: PlannedSession) -> None:
+        """Send the requests of a session, each when those before it have ended; return after the last response."""
+        requests, loop = session.requests, asyncio.get_running_loop()
+        if len(requests) == 1:
+            await self._play_one(session, 0, loop.time())
+            return
+        waits = [len(each.after) for each in requests]
+        followers: list[list[int]] = [[] for _ in requests]
+        for index, each in enumerate(requests):
+            for before in each.after:
+                followers[before].append(index)
+
+        async def play_from(index: int) -> None:
+            if not await self._play_one(session, index, loop.time()):
+                return
+            for follower in followers[index]:
+                waits[follower] -= 1
+                if not waits[follower]:
+                    group.create_task(play_from(follower))
+
+        async with asyncio.TaskGroup() as group:
+            for first in [index for index, count in enumerate(waits) if not count]:
+                group.create_task(play_from(first))
+
+    async def _play_one(self, session: PlannedSession, index: int, ready: float) -> bool:
+        """Send a request at its time; `ready` is the end of those before it. Return whether it was sent."""
+        planned, loop = session.requests[index], asyncio.get_running_loop()
+        arrival = None if planned.arrival_s is None else self.start + planned.arrival_s
+        if arrival is not None and planned.after:
+            arrival = max(arrival, ready)
+        request = session.build(index)
+        at = ready + planned.delay_s if arrival is None else arrival
+        if (wait := at - loop.time()) > 0:
+            await asyncio.sleep(wait)
+        if self.is_over:
+            return False
+        session.answered(index, await self.send(planned, request, loop.time() if arrival is None else arrival))
+        return True
+
+    async def send(self, planned: PlannedRequest, request: Request, scheduled: float) -> bytes | None:
+        """Send one request; return the ids of its answer if the plan needs them."""
+        loop, index = asyncio.get_running_loop(), self._sent
+        self._sent += 1
+        response = StreamedResponse(planned.output_tokens, keep_ids=planned.keeps_answer)
         started = loop.time()
         try:
-            async with asyncio.timeout_at(max(scheduled, started) + self._shape.timeout_s):
+            async with asyncio.timeout_at(max(scheduled, started) + self._load.timeout_s):
                 await self._connections.send(request, response)
         except TimeoutError:
-            response.fail("timeout", f"no complete response within {self._shape.timeout_s:g} s")
-        self._ended.append((index, scheduled, started, loop.time(), response, self._check_length(response)))
-        self._on_end(len(self._ended))
+            response.fail("timeout", f"no complete response within {self._load.timeout_s:g} s")
+        usage = _check_length(planned, response)
+        self._finish(index, planned, (scheduled, started, loop.time()), response, usage)
         lost = response.failure is not None and response.failure[0] in {"refused", "unreachable", "reset"}
         self._consecutive_losses = self._consecutive_losses + 1 if lost else 0
         if self._consecutive_losses >= _MAX_CONSECUTIVE_LOSSES:
             raise _EndpointGone
+        return response.answer_ids if response.failure is None else None
 
     def records(self) -> tuple[RequestRecord, ...]:
-        return tuple(sorted((self._record(*ended) for ended in self._ended), key=lambda record: record.index))
+        """Return the requests sent in the measured window."""
+        measured = (
+            each for each in self._ended if not self._load.warmup_requests or each.started >= self.measured_from
+        )
+        return tuple(sorted(map(self._record, measured), key=lambda record: record.index))
 
-    def _check_length(self, response: StreamedResponse) -> Usage | None:
-        """Return the token counts of the server; fail a response of another length than requested."""
-        usage, requested = response.finish(), (self._shape.input_tokens, self._shape.output_tokens)
-        if usage is not None and (usage.prompt_tokens, usage.output_tokens) != requested:
-            counted = f"{usage.prompt_tokens} in / {usage.output_tokens} out"
-            response.fail("wrong-length", f"{counted} tokens; requested {requested[0]} in / {requested[1]} out")
-        return usage
-
-    def _record(
+    def _finish(
         self,
         index: int,
-        scheduled: float,
-        started: float,
-        ended: float,
+        planned: PlannedRequest,
+        times: tuple[float, float, float],
         response: StreamedResponse,
         usage: Usage | None,
-    ) -> RequestRecord:
-        failure = response.failure or (None, "")
+    ) -> None:
+        tokens = response.chunk_tokens
+        counted: Sequence[int | None] = tuple(tokens)
+        if None not in tokens:
+            counted = array("l", [each or 0 for each in tokens])
+        self._ended.append(
+            _Ended(index, planned, *times, array("d", response.chunk_s), counted, response.failure, usage)
+        )
+        self._finished += 1
+        self._load.on_end(self._finished)
+        if self._finished == self._load.warmup_requests:
+            self.measured_from = times[2]
+            self._load.on_measured()
+
+    def _record(self, ended: _Ended) -> RequestRecord:
+        failure, usage, origin = ended.failure or (None, ""), ended.usage, self.measured_from
         return RequestRecord(
-            index=index,
-            scheduled_s=scheduled - self.origin,
-            started_s=started - self.origin,
-            ended_s=ended - self.origin,
-            chunk_s=tuple(at - self.origin for at in response.chunk_s),
-            chunk_tokens=tuple(response.chunk_tokens),
+            index=ended.index,
+            scheduled_s=ended.scheduled - origin,
+            started_s=ended.started - origin,
+            ended_s=ended.ended - origin,
+            chunk_s=array("d", [at - origin for at in ended.chunks]),
+            chunk_tokens=ended.tokens,
             prompt_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
             finish_reason=usage.finish_reason if usage else None,
             failure=failure[0],
             failure_example=failure[1],
+            session=ended.planned.session,
+            position=ended.planned.position,
+            is_subagent=ended.planned.is_subagent,
         )
 
 
-async def run_open_loop(
-    connections: Connections,
-    requests: Sequence[Request],
-    times: Sequence[float],
-    *,
-    shape: RequestShape,
-    on_end: Callable[[int], None],
-) -> LoadResult:
-    """Send `requests[i]` at `times[i]` seconds; return when all ended, on Ctrl-C, or when the endpoint dies."""
-    sender = _Sender(connections, shape, on_end=on_end)
+def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage | None:
+    """Return the token counts of the server; fail a response of another length than requested."""
+    usage, requested = response.finish(), (planned.input_tokens, planned.output_tokens)
+    if usage is not None and (usage.prompt_tokens, usage.output_tokens) != requested:
+        counted = f"{usage.prompt_tokens} in / {usage.output_tokens} out"
+        response.fail("wrong-length", f"{counted} tokens; requested {requested[0]} in / {requested[1]} out")
+    return usage
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedLoad:
+    """The load of one point: sessions, and how many of them run at a time (closed loop) or arrive (open loop)."""
+
+    sessions: Iterable[PlannedSession]
+    concurrency: int | None  # running sessions; None: an open loop, sessions in the order of their first arrivals
+    timeout_s: float
+    on_end: Callable[[int], None] = lambda _: None  # called with the number of finished requests
+    warmup_requests: int = 0  # of the load, before the measured window
+    on_measured: Callable[[], None] = lambda: None  # called when the measured window begins
+    duration_s: float | None = None  # of the measured window; later requests are not sent
+
+
+async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
+    """Send a load; return when all requests ended, on Ctrl-C, or when the endpoint dies."""
+    sender = _Sender(connections, load)
     loop = asyncio.get_running_loop()
+    pending = iter(load.sessions)
 
-    async def arrivals(group: asyncio.TaskGroup) -> None:
-        sender.origin = loop.time() + _LEAD_S
-        for index, (request, time) in enumerate(zip(requests, times, strict=True)):
-            await asyncio.sleep(sender.origin + time - loop.time())
-            group.create_task(sender.send(index, request, sender.origin + time))
+    async def play_arrivals(group: asyncio.TaskGroup) -> None:
+        sender.begin(loop.time() + _LEAD_S)
+        for session in pending:
+            first = session.requests[0].arrival_s or 0.0
+            await asyncio.sleep(sender.start + first - _AHEAD_S - loop.time())
+            if sender.is_over:
+                return
+            group.create_task(sender.play(session))
 
-    return await _run(sender, arrivals)
+    async def play_sequentially() -> None:
+        for session in pending:
+            if sender.is_over:
+                return
+            await sender.play(session)
 
+    async def play_lanes(group: asyncio.TaskGroup) -> None:
+        sender.begin(loop.time())
+        for _ in range(load.concurrency or 1):
+            group.create_task(play_sequentially())
 
-async def run_closed_loop(
-    connections: Connections,
-    requests: Sequence[Request],
-    *,
-    concurrency: int,
-    shape: RequestShape,
-    on_end: Callable[[int], None],
-) -> LoadResult:
-    """Keep `concurrency` requests in flight until all are sent."""
-    sender = _Sender(connections, shape, on_end=on_end)
-    loop = asyncio.get_running_loop()
-    pending = iter(enumerate(requests))
-
-    async def send_sequentially() -> None:
-        for index, request in pending:
-            await sender.send(index, request, loop.time())
-
-    async def streams(group: asyncio.TaskGroup) -> None:
-        sender.origin = loop.time()
-        for _ in range(concurrency):
-            group.create_task(send_sequentially())
-
-    return await _run(sender, streams)
+    return await _run(
+        sender, play_arrivals if load.concurrency is None else play_lanes, gc_off=isinstance(load.sessions, list)
+    )
 
 
-async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[None]]) -> LoadResult:
+async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[None]], *, gc_off: bool) -> LoadResult:
     ending = BenchEnding.COMPLETE
-    with _gc_disabled():
+    with _quiet_gc(off=gc_off):
         try:
             async with asyncio.TaskGroup() as group:
                 await load(group)
@@ -193,10 +332,16 @@ async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[No
 
 
 @contextmanager
-def _gc_disabled() -> Iterator[None]:
-    """Disable garbage collection: a full pass over the prepared requests takes tens of milliseconds."""
-    gc.disable()
+def _quiet_gc(*, off: bool) -> Iterator[None]:
+    """Exempt what exists from garbage collection: a full pass over prepared requests takes tens of milliseconds.
+
+    With all requests prepared, collection is `off`; sessions that are built during the load need it.
+    """
+    gc.freeze()
+    if off:
+        gc.disable()
     try:
         yield
     finally:
         gc.enable()
+        gc.unfreeze()

@@ -71,6 +71,7 @@ class ReportMetric:
     displays: DisplayIn
     higher_is_better: bool = True
     exact: bool = False  # compared with published values without tolerance
+    if_measured: bool = False  # omitted where no point has it
     unpublished: str = "not published"  # shown for a published layout
 
     @property
@@ -118,8 +119,11 @@ def usd_per_million_tokens(usd_per_hour: float | None, tok_per_s: float | None) 
 
 
 def steady_state(point: Point) -> Throughput | None:
-    """Return the steady window of an open loop. A closed loop has constant load, so its full run counts."""
-    return point.window if point.concurrency is None else point.full_run
+    """Return the steady window, or the full run of a closed loop or a trace.
+
+    A closed loop has constant load, except sessions, whose window ends before it falls; a trace has no steady state.
+    """
+    return point.window or (point.full_run if point.concurrency is not None or point.sessions else None)
 
 
 def _output(throughput: Throughput | None) -> float | None:
@@ -148,7 +152,7 @@ def _e2e(latency: Latency) -> Distribution:
 
 
 def _percentile_of(
-    percentile: Literal["p50", "p95", "p99"], of: Callable[[Latency], Distribution | None], scale: float = 1.0
+    percentile: Literal["p50", "p90", "p95", "p99"], of: Callable[[Latency], Distribution | None], scale: float = 1.0
 ) -> Callable[[Point], float | None]:
     """Return a function from a point to one percentile of one of its latencies."""
 
@@ -163,6 +167,32 @@ def _per_user(point: Point) -> float | None:
     """Return tokens/s per user: the inverse of the median TPOT."""
     tpot = point.latency.tpot_s if point.latency else None
     return 1 / tpot.p50 if tpot and tpot.p50 > _MIN_TOKENS_PER_S else None
+
+
+def _slow_user(point: Point) -> float | None:
+    """Return the tokens/s that 90 % of the answers reach, the interactivity of InferenceX: the inverse of TPOT p90."""
+    tpot = point.latency.tpot_s if point.latency else None
+    return 1 / tpot.p90 if tpot and tpot.p90 > _MIN_TOKENS_PER_S else None
+
+
+def _total(point: Point) -> float | None:
+    """Return prompt and output tokens per second of sessions, cached prompt tokens included."""
+    throughput = steady_state(point)
+    return throughput.total_tok_per_s if throughput and point.sessions else None
+
+
+def _uncached(point: Point) -> float | None:
+    """Return the prompt tokens of sessions that were not read from the cache."""
+    cached = cached_share(point)
+    return point.input_tokens * max(0.0, 1 - cached) if point.sessions and cached is not None else None
+
+
+def _from(tier: str) -> Callable[[Point], float | None]:
+    """Return a function from a point to its prompt tokens from one tier of the cache; None without several tiers."""
+    several = "cached_host_tokens"
+    return lambda point: (
+        getattr(point.server, f"cached_{tier}_tokens") if getattr(point.server, several, None) is not None else None
+    )
 
 
 def accept_length(point: Point) -> float | None:
@@ -204,6 +234,7 @@ def _duration_metric(
     return ReportMetric(key, name, unit, show, of, displays=DisplayIn.WAIT | also, higher_is_better=False)
 
 
+_TIERS: Final = ("device", "host", "storage")  # of the cache
 _TABLES: Final = DisplayIn.BENCH | DisplayIn.COMPARE | DisplayIn.RATE
 _ALL: Final = _TABLES | DisplayIn.LAYOUT | DisplayIn.CARD
 
@@ -248,10 +279,31 @@ METRICS: Final = (
     _duration_metric("e2e_p95_s", "E2E p95", "s", seconds, _percentile_of("p95", _e2e), also=DisplayIn.CARD),
     _duration_metric("e2e_p99_s", "E2E p99", "s", seconds, _percentile_of("p99", _e2e)),
     ReportMetric(
+        "user_tok_s_p90", "tok/s p90", "per user", count, _slow_user, displays=DisplayIn.COMPARE | DisplayIn.WAIT
+    ),
+    ReportMetric(
+        "goodput_rps",
+        "goodput",
+        "rps",
+        plain,
+        lambda point: point.goodput_rps,
+        displays=DisplayIn.COMPARE | DisplayIn.WAIT,
+        if_measured=True,
+    ),
+    ReportMetric(
         "success_share", "success", "", share, lambda point: point.success_share, displays=_TABLES, exact=True
     ),
     ReportMetric("cached_share", "from cache", "", share, cached_share, displays=_TABLES | DisplayIn.CARD),
     ReportMetric("achievable_share", "achievable", "from cache", share, _achievable, displays=DisplayIn.BENCH),
+    *(
+        ReportMetric(key, name, unit, show, of, displays=_TABLES, if_measured=True)
+        for key, name, unit, show, of in (
+            ("total_tok_s", "total tok/s", "with cached", count, _total),
+            ("input_tokens", "input", "tokens", plain, lambda point: point.input_tokens if point.sessions else None),
+            ("uncached_input_tokens", "uncached", "input tokens", plain, _uncached),
+            *((f"cached_{tier}_tokens", f"from {tier}", "tokens", plain, _from(tier)) for tier in _TIERS),
+        )
+    ),
     ReportMetric("accept_length", "accepted", "tokens a step", plain, accept_length, displays=_TABLES | DisplayIn.CARD),
     ReportMetric(
         "usd_per_million", "$/M", "output tok", usd, _usd, displays=_ALL, higher_is_better=False, unpublished="no price"

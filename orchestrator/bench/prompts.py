@@ -18,7 +18,7 @@ from typing import Final
 
 from orchestrator.bench.workload import Workload
 
-_OPENING_WORDS: Final = 4
+_OPENING_WORDS: Final = 4  # at the start of a text, or of a block
 FIRST_WORD: Final = "The"  # of each prompt of words: it follows no space, so its tokens may differ
 
 
@@ -107,6 +107,19 @@ def _words(workload: Workload, label: str, index: int, count: int, words: Words)
 
 def _json_text(text: str) -> bytes:
     return json.dumps(text)[1:-1].encode()
+
+
+def block_ids(workload: Workload, label: str, tokens: int, *, text: Sequence[int]) -> bytes:
+    """Return the ids of a block as the inside of a JSON array; fewer `tokens` are the beginning of more.
+
+    A passage of `text` follows a few random tokens, so that blocks which begin at the same place differ.
+    """
+    if workload.prompts == "random":
+        return _token_ids(workload, label, 0, tokens, text)
+    drawn = _random_words(workload, f"{label}/opening", _OPENING_WORDS)
+    opening = [str(text[word % len(text)]).encode() for word in drawn][:tokens]
+    passage = _token_ids(workload, label, 0, tokens - len(opening), text)
+    return b",".join([*opening, passage] if passage else opening)
 
 
 def arrival_times(workload: Workload, rate_rps: float, count: int) -> list[float]:

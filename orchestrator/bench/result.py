@@ -103,7 +103,7 @@ class Latency:
 class CacheHits:
     """The share of prompt tokens from the prefix cache."""
 
-    wanted_share: Share
+    wanted_share: Share | None = None  # None for sessions
     usage_share: Amount | None = None  # from `cached_tokens` of the responses
     usage_share_per_request: Distribution | None = None
     achievable_share: Share | None = None  # of the forecast, for the size of this server's cache
@@ -121,6 +121,9 @@ class ServerCounts:
     prompt_tokens: Count | None = None
     output_tokens: Count | None = None
     cached_tokens: Count | None = None
+    cached_device_tokens: Count | None = None  # by source, if the server tells
+    cached_host_tokens: Count | None = None
+    cached_storage_tokens: Count | None = None
     ttft_mean_s: Amount | None = None
     e2e_mean_s: Amount | None = None
     retractions: Count | None = None
@@ -154,11 +157,23 @@ class FailureCount:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SessionLoad:
+    """The sessions of a point."""
+
+    sessions: Count  # with a measured request; subagents are not counted
+    subagents: Count
+    warmup_requests: Count  # of the load, not measured
+    dropped_requests: Count  # longer than `max_context`, or after such a request
+    next_prompts: str  # what a later prompt of a session contains after the earlier ones
+    speed: Rate | None = None  # of the recorded arrivals; None: a closed loop
+
+
+@dataclass(frozen=True, kw_only=True)
 class Point:
     """One offered rate (open loop) or one concurrency (closed loop)."""
 
-    label: str  # `2.25` (rps) or `closed-1` (concurrency)
-    arrivals: str  # constant | poisson | closed
+    label: str  # `2.25` (rps), `closed-1` (concurrency) or `x2` (speed of a trace)
+    arrivals: str  # constant | poisson | closed | recorded
     ending: BenchEnding
     started_at: str  # ISO 8601, UTC
     requests: Count  # requests sent
@@ -180,6 +195,7 @@ class Point:
     latency: Latency | None = None
     send_lag_s: Distribution | None = None  # delay of the client behind its schedule
     cache: CacheHits | None = None
+    sessions: SessionLoad | None = None  # None: independent prompts
     server: ServerCounts | None = None
     energy: Energy | None = None
     usd_per_million_output_tokens: Amount | None = None
@@ -273,6 +289,7 @@ class Run:
     label: str | None = None  # chosen by the user
     text_sha256: str | None = None  # of the prompt text
     cache_forecast: CacheForecast | None = None  # None if no prompts share a prefix
+    trace_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from orchestrator.bench.energy import EnergyReader, read_energy
 from orchestrator.bench.published import published_workloads
 from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, Price, ServerProvenance
 from orchestrator.bench.result_files import load_result
+from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.steady_state import unjudgeable_rates
 from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
 from orchestrator.core.catalog import Catalog, EntryKind
@@ -44,6 +45,11 @@ class WorkloadChanges:
     duration_s: float | None
     arrivals: str | None
     seed: int | None
+    concurrency: int | None = None  # of a trace: closed loop instead of recorded arrivals
+    speeds: tuple[float, ...] | None = None
+    max_think_time_s: float | None = None
+    max_context: int | None = None
+    warmup_requests: int | None = None
     ttft_p95_s: float | None = None  # SLO of a sustained rate
 
 
@@ -60,6 +66,7 @@ class BenchTarget:
     workload: str = DEFAULT_WORKLOAD  # name or file that is used if the command names none
     gpus: range | None = None  # GPU indices on the host of the server; None if unknown
     replica_urls: tuple[str, ...] = ()  # base URLs of the replicas of a gateway
+    session_header: str | None = None  # by which that gateway keeps a session on its replica
     on_result: Callable[[Path], object] = lambda _: None  # called with the absolute path of the result's directory
     may_be_local: bool = True  # False: a local port that forwards to a cluster
 
@@ -73,6 +80,7 @@ class BenchOptions:
     changes: WorkloadChanges
     api: str
     text_prompts: bool = False  # send text also where token ids are taken
+    session_header: str | None = None  # None: of the target
     usd_per_gpu_hour: float | None
     label: str | None = None  # name in reports
     directory: Path | None
@@ -141,6 +149,8 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
         text=read_text(workload),
         previous=_previous_result(directory, resume=options.resume),
         replica_urls=target.replica_urls,
+        source=open_sessions(workload),
+        session_header=options.session_header or target.session_header,
         stop_when=options.stop_when,
     )
     result = measure(request, progress)
@@ -199,24 +209,34 @@ def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workloa
         "arrivals": changes.arrivals,
         "duration_s": changes.duration_s,
         "seed": changes.seed,
+        "concurrency": changes.concurrency,
+        "speeds": changes.speeds,
+        "max_think_time_s": changes.max_think_time_s,
+        "max_context": changes.max_context,
+        "warmup_requests": changes.warmup_requests,
     }
     update: dict[str, object] = {key: value for key, value in plain.items() if value is not None}
     if changes.request_rates is not None:
         update |= {"request_rates": tuple(sorted(set(changes.request_rates))), "ramp": None}
+    if changes.concurrency is not None and workload.trace is not None:
+        update |= {"load": "closed"}
     if changes.requests is not None:
         update |= {"duration_s": None}  # `duration_s` takes precedence over `requests`
     if changes.ttft_p95_s is not None:
         update["slo"] = workload.slo.model_copy(update={"ttft_p95_s": changes.ttft_p95_s})
     changed = {key: value for key, value in update.items() if getattr(workload, key) != value}
     return _validate_workload({**workload.model_dump(exclude_unset=True), **changed}), tuple(
-        sorted(changed.keys() & {"requests", "duration_s", "slo"})
+        sorted(changed.keys() & {"requests", "duration_s", "slo", "max_context", "max_think_time_s", "concurrency"})
     )
 
 
 def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
     if changes.requests is not None and changes.duration_s is not None:
         raise UsageError("`--requests` and `--duration` are mutually exclusive")
-    if workload.load == "closed" and (changes.request_rates or changes.duration_s or changes.arrivals):
+    if workload.has_sessions:
+        if changes.request_rates or changes.arrivals:
+            raise UsageError("sessions have no rates or arrival process", hint="`--speed` or `--concurrency`")
+    elif workload.load == "closed" and (changes.request_rates or changes.duration_s or changes.arrivals):
         raise UsageError("a closed load has no rates, duration or arrivals", hint="use `--requests`")
 
 

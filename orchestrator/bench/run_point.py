@@ -2,24 +2,29 @@
 
 import asyncio
 import datetime as dt
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar
 
-from orchestrator.bench.aggregate import Observation, summarize_closed_loop, summarize_open_loop
+from orchestrator.bench.aggregate import Observation, summarize_closed_loop, summarize_open_loop, summarize_replay
 from orchestrator.bench.counters import server_counts
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, energy_between
 from orchestrator.bench.load_generator import (
     LoadResult,
+    PlannedLoad,
+    PlannedRequest,
+    PlannedSession,
     Request,
     RequestRecord,
-    RequestShape,
-    run_closed_loop,
-    run_open_loop,
+    SinglePrompt,
+    run_load,
 )
-from orchestrator.bench.prompts import Prompt, Source, arrival_times, prompts, warmup_prompts
-from orchestrator.bench.result import Energy, Point, Price
+from orchestrator.bench.prompts import Source, Words, arrival_times, prompts, warmup_prompts
+from orchestrator.bench.result import Energy, Point, Price, SessionLoad
+from orchestrator.bench.sessions import SessionSource, SessionTokens, TreeSession, plan_closed, plan_open
+from orchestrator.bench.traces.request import TraceRequest
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
 from orchestrator.engine.metrics import Metrics
@@ -41,6 +46,8 @@ class PointRunner:
     price: Price | None
     read_energy: EnergyReader | None
     progress: Callable[[str, str], None]
+    source: SessionSource | None = None  # None: independent prompts
+    session_header: str | None = None  # carries the name of the session, for a gateway that routes by it
     salt: str = ""  # varies the prompts between runs on an endpoint whose cache cannot be flushed
 
     async def warm_up(self, label: str) -> str:
@@ -49,15 +56,14 @@ class PointRunner:
         Each replica has its own cache, so warm-up requests are pinned where the engine can do it; measured requests are
         balanced by the server. Raises BenchError if a request fails or has a length other than requested.
         """
+        if self.source is not None:
+            return await self._warm_up_sessions(label, self.source)
         flushed = await self.endpoint.flush_cache()
         prefixes = await _collect_cooperatively(warmup_prompts(self.workload, self.salt + label, self.text))
-        replicas = self.endpoint.facts.replicas
-        pinned = self.endpoint.rank_field if replicas > 1 else None
+        replicas, pinned, ranks = self._replicas
         self.progress(f"{label}: warm-up", f"{len(prefixes)} prefixes on {replicas} replica(s)")
-        ranks: list[int | None] = list(range(replicas)) if pinned else [None]
-        load_results = await asyncio.gather(*(self._warm_replica(prefixes, rank) for rank in ranks))
-        for load_result in load_results:
-            check_warmup(self.workload, load_result.records)
+        planned = PlannedRequest(input_tokens=self.workload.input_tokens, output_tokens=self.workload.output_tokens)
+        await self._warm(planned, [(each.fragments, rank) for each in prefixes for rank in ranks])
         target = f"each of {replicas} replicas ({pinned})" if pinned else "the only known replica"
         if replicas > 1 and not pinned:
             target = f"one of {replicas} replicas, chosen by the server"
@@ -65,75 +71,199 @@ class PointRunner:
         prefix += f"caches cannot be flushed: prompts varied by `{self.salt}`, " if self.salt else ""
         return f"{prefix}each of {len(prefixes)} prefixes sent once to {target}, full length"
 
+    @property
+    def _replicas(self) -> tuple[int, str | None, list[int | None]]:
+        """The number of replicas, the field that pins a request to one of them, and their ranks as far as known."""
+        replicas = self.endpoint.facts.replicas
+        pinned = self.endpoint.rank_field if replicas > 1 else None
+        return replicas, pinned, list(range(replicas)) if pinned else [None]
+
+    async def _warm_up_sessions(self, label: str, source: SessionSource) -> str:
+        """Send the first prompt of the sessions with other tokens to each replica, then flush the prefix caches."""
+        first = next(source.trees())[0]
+        replicas, pinned, ranks = self._replicas
+        self.progress(f"{label}: warm-up", f"1 prompt on {replicas} replica(s)")
+        ids = SessionTokens(self.workload, f"{self.salt}{label}/warm-up/", _ids(self.text)).prompt(first, b"", 0)
+        planned = PlannedRequest(input_tokens=first.input_tokens, output_tokens=first.output_tokens)
+        await self._warm(planned, [((ids,), rank) for rank in ranks])
+        flushed = await self.endpoint.flush_cache()
+        target = f"each of {replicas} replicas ({pinned})" if pinned else "the server"
+        emptied = "then caches flushed" if flushed else f"caches not flushed: prompts varied by `{self.salt}`"
+        return f"1 prompt of other tokens sent to {target}, {emptied}; {self._measured_from}"
+
+    @property
+    def _measured_from(self) -> str:
+        count = self.workload.warmup_requests
+        return f"measured after {count} requests of the load" if count else "measured from the first request"
+
+    async def _warm(self, planned: PlannedRequest, prompts: Sequence[tuple[Sequence[bytes], int | None]]) -> None:
+        """Send prompts to their ranks: one after the other on each, all ranks at the same time."""
+
+        def sessions(of: int | None) -> list[SinglePrompt]:
+            chosen = (prompt for prompt, rank in prompts if rank == of)
+            return [
+                SinglePrompt(planned, self.endpoint.request(each, self.workload, tokens=planned.output_tokens, rank=of))
+                for each in chosen
+            ]
+
+        loads = (
+            PlannedLoad(sessions=sessions(rank), concurrency=1, timeout_s=self.workload.timeout_s)
+            for rank in dict.fromkeys(rank for _, rank in prompts)
+        )
+        for result in await asyncio.gather(*(run_load(self.endpoint.connections, load) for load in loads)):
+            check_warmup(planned, result.records)
+
     async def run_open(self, label: str, rate_rps: float) -> tuple[Point, LoadResult]:
         """Measure one offered rate."""
         count = self.workload.requests_at(rate_rps)
-        requests = await self._requests(prompts(self.workload, self.salt + label, count, self.text))
         times = arrival_times(self.workload, rate_rps, count)
-
-        def on_end(ended: int) -> None:
-            self.progress(f"{label} rps: {count} requests over {times[-1]:.0f} s", f"{ended}/{count} completed")
-
-        def load() -> Awaitable[LoadResult]:
-            return run_open_loop(self.endpoint.connections, requests, times, shape=self._shape, on_end=on_end)
-
-        on_end(0)
-        observed = await self._observe(label, load)
+        sessions = await self._independent(label, count, times)
+        activity = f"{label} rps: {count} requests over {times[-1]:.0f} s"
+        observed = await self._observe(label, self._load(sessions, activity, count))
         return summarize_open_loop(observed, self.workload, rate_rps=rate_rps, price=self.price), observed.load_result
 
     async def run_closed(self, label: str) -> tuple[Point, LoadResult]:
         """Measure the fixed concurrency of the workload."""
         concurrency, count = self.workload.concurrency or 1, self.workload.requests
-        requests = await self._requests(prompts(self.workload, self.salt + label, count, self.text))
-
-        def on_end(ended: int) -> None:
-            self.progress(f"{label}: {count} requests, {concurrency} at a time", f"{ended}/{count} completed")
-
-        def load() -> Awaitable[LoadResult]:
-            connections = self.endpoint.connections
-            return run_closed_loop(connections, requests, concurrency=concurrency, shape=self._shape, on_end=on_end)
-
-        on_end(0)
-        observed = await self._observe(label, load)
+        if self.source is None:
+            load = self._load(
+                await self._independent(label, count), f"{label}: {count} requests, {concurrency} at a time", count
+            )
+            observed = await self._observe(label, load)
+        else:
+            plan = partial(plan_closed, max_delay_s=self.workload.max_think_time_s)
+            observed = await self._replay(label, self.source, plan, f"{concurrency} sessions at a time", None)
         return summarize_closed_loop(observed, self.workload, price=self.price), observed.load_result
 
-    async def _warm_replica(self, prefixes: list[Prompt], rank: int | None) -> LoadResult:
-        requests = await self._requests(prefixes, replica=rank)
-        connections = self.endpoint.connections
-        return await run_closed_loop(connections, requests, concurrency=1, shape=self._shape, on_end=lambda _: None)
+    async def run_recorded(self, label: str, speed: float) -> tuple[Point, LoadResult]:
+        """Measure the recorded arrivals of a trace at one speed."""
+        assert self.source is not None  # noqa: S101 - only a trace has speeds
+        plan = partial(plan_open, speed=speed, max_delay_s=self.workload.max_think_time_s)
+        totals = self.source.totals
+        seconds = max((totals.last_arrival_s or 0.0) / speed, 1.0)
+        observed = await self._replay(label, self.source, plan, f"arrivals over {seconds:.0f} s", speed)
+        rate = totals.requests / seconds
+        return summarize_replay(observed, self.workload, rate_rps=rate, price=self.price), observed.load_result
 
-    @property
-    def _shape(self) -> RequestShape:
-        return RequestShape(
-            input_tokens=self.workload.input_tokens,
-            output_tokens=self.workload.output_tokens,
-            timeout_s=self.workload.timeout_s,
+    async def _replay(
+        self,
+        label: str,
+        source: SessionSource,
+        plan: Callable[[TraceRequest], PlannedRequest],
+        description: str,
+        speed: float | None,
+    ) -> Observation:
+        tokens = SessionTokens(self.workload, self.salt + ("" if self.endpoint.is_sglang else label), _ids(self.text))
+        sessions = (TreeSession(tree, tokens, self._session_request, plan) for tree in source.trees())
+        count = source.totals.requests
+        observed = await self._observe(label, self._load(sessions, f"{label}: {count} requests, {description}", count))
+        started = [record for record in observed.load_result.records if record.position == 0]
+        facts = SessionLoad(
+            sessions=sum(not record.is_subagent for record in started),
+            subagents=sum(record.is_subagent for record in started),
+            warmup_requests=self.workload.warmup_requests,
+            dropped_requests=source.dropped_requests,
+            next_prompts=_next_prompts(source, tokens),
+            speed=speed,
+        )
+        return replace(observed, sessions=facts)
+
+    def _session_request(self, ids: bytes, planned: PlannedRequest, *, key: str) -> Request:
+        headers = {self.session_header: key} if self.session_header else {}
+        return self.endpoint.request(
+            (ids,), self.workload, tokens=planned.output_tokens, returns_ids=planned.keeps_answer, headers=headers
         )
 
-    async def _requests(self, prompts: Iterable[Prompt], *, replica: int | None = None) -> list[Request]:
-        requests = (self.endpoint.request(each.fragments, self.workload, rank=replica) for each in prompts)
-        return await _collect_cooperatively(requests)
+    async def _independent(self, label: str, count: int, times: Sequence[float] | None = None) -> list[SinglePrompt]:
+        """Build the independent prompts of a point, so that nothing of it delays the load."""
+        drawn = prompts(self.workload, self.salt + label, count, self.text)
+        planned = PlannedRequest(input_tokens=self.workload.input_tokens, output_tokens=self.workload.output_tokens)
+        return await _collect_cooperatively(
+            SinglePrompt(
+                planned if times is None else replace(planned, arrival_s=times[index]),
+                self.endpoint.request(each.fragments, self.workload),
+            )
+            for index, each in enumerate(drawn)
+        )
 
-    async def _observe(self, label: str, load: Callable[[], Awaitable[LoadResult]]) -> Observation:
-        """Send a load, and read all counters before and after it."""
+    def _load(self, sessions: Iterable[PlannedSession], activity: str, count: int) -> PlannedLoad:
+        def on_end(ended: int) -> None:
+            self.progress(activity, f"{ended}/{count} completed")
+
+        on_end(0)
+        return PlannedLoad(
+            sessions=sessions,
+            concurrency=self.workload.concurrency if self.workload.load == "closed" else None,
+            timeout_s=self.workload.timeout_s,
+            on_end=on_end,
+            warmup_requests=self.workload.warmup_requests,
+            duration_s=self.workload.duration_s if self.source is not None else None,
+        )
+
+    async def _observe(self, label: str, load: PlannedLoad) -> Observation:
+        """Send a load, and read all counters at the start of the measured window and after the load."""
         started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        before, energy_before = await self.endpoint.metrics(), _read_energy(self.read_energy)
         gauges: list[Metrics] = []
-        poller = asyncio.create_task(_poll_metrics(self.endpoint, gauges))
+        watched = _Window(self.endpoint, self.read_energy, gauges)
+        if not load.warmup_requests:
+            await watched.begin()
         try:
-            load_result = await load()
+            load_result = await run_load(self.endpoint.connections, replace(load, on_measured=watched.begin_soon))
         finally:
-            poller.cancel()
+            watched.close()
         energy_after, after = _read_energy(self.read_energy), await self.endpoint.metrics()
+        before = watched.before
         return Observation(
             label=label,
             started_at=started_at,
             load_result=load_result,
             server=server_counts(before, after, gauges) if before is not None and after is not None else None,
-            energy=_energy_used(energy_before, energy_after, load_result),
+            energy=_energy_used(watched.energy, energy_after, load_result),
             reports_cache=self.endpoint.reports_cache,
             gpus=self.gpus,
         )
+
+
+class _Window:
+    """The counters at the start of the measured window, and the gauges in it."""
+
+    def __init__(self, endpoint: Endpoint, read_energy: EnergyReader | None, gauges: list[Metrics]) -> None:
+        self.before: Metrics | None = None
+        self.energy: EnergyReading | str | None = None
+        self._endpoint = endpoint
+        self._read_energy = read_energy
+        self._gauges = gauges
+        self._begun = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        """Read the counters, then poll the gauges."""
+        self._begun = True
+        self.before, self.energy = await self._endpoint.metrics(), _read_energy(self._read_energy)
+        self._tasks.append(asyncio.create_task(_poll_metrics(self._endpoint, self._gauges)))
+
+    def begin_soon(self) -> None:
+        """Begin while the load runs, unless that has happened before it."""
+        if not self._begun:
+            self._tasks.append(asyncio.create_task(self.begin()))
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+def _ids(text: Source) -> Sequence[int]:
+    """Return the ids of a text; prompts of sessions are never words."""
+    return () if isinstance(text, Words) else text
+
+
+def _next_prompts(source: SessionSource, tokens: SessionTokens) -> str:
+    """Describe what a later prompt of a session contains after the earlier ones."""
+    if source.format == "weka":
+        return "the recorded blocks"
+    if tokens.drawn_answers:
+        return f"drawn tokens in place of {tokens.drawn_answers} answers whose token ids the endpoint did not return"
+    return "the recorded blocks" if source.totals.continued == 0 else "the answers of the server, and new tokens"
 
 
 async def _collect_cooperatively(items: Iterable[Item]) -> list[Item]:
@@ -148,19 +278,19 @@ async def _collect_cooperatively(items: Iterable[Item]) -> list[Item]:
     return collected
 
 
-def check_warmup(workload: Workload, records: tuple[RequestRecord, ...]) -> None:
+def check_warmup(planned: PlannedRequest, records: tuple[RequestRecord, ...]) -> None:
     """Raise BenchError if a warm-up request failed or has not the exact length, which would invalidate all metrics."""
     for record in records:
         if record.failure not in {None, "wrong-length"}:
             raise BenchError(f"warm-up failed: {record.failure}", details=record.failure_example, hint=_hint(record))
-        if record.prompt_tokens != workload.input_tokens:
+        if record.prompt_tokens != planned.input_tokens:
             raise BenchError(
-                f"the endpoint counted {record.prompt_tokens} prompt tokens; {workload.input_tokens} were sent",
+                f"the endpoint counted {record.prompt_tokens} prompt tokens; {planned.input_tokens} were sent",
                 hint="an endpoint that changes or re-tokenizes prompts cannot be measured",
             )
-        if record.output_tokens != workload.output_tokens:
+        if record.output_tokens != planned.output_tokens:
             raise BenchError(
-                f"the endpoint returned {record.output_tokens} tokens; {workload.output_tokens} were requested",
+                f"the endpoint returned {record.output_tokens} tokens; {planned.output_tokens} were requested",
                 hint="it ignores `ignore_eos`, or its context is too short; for sglang, try `--api generate`",
             )
 

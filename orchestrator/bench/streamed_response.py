@@ -15,6 +15,7 @@ from orchestrator.engine.sse import (
     carries_text,
     has_choices,
     has_usage,
+    ids_in,
     is_error,
     read_usage,
     tokens_so_far,
@@ -31,6 +32,8 @@ class StreamedResponse:
         "_body",
         "_counted",
         "_events",
+        "_ids",
+        "_keeps_ids",
         "_last",
         "_tokens",
         "chunk_s",
@@ -40,7 +43,7 @@ class StreamedResponse:
         "stream_ended",
     )
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, *, keep_ids: bool = False) -> None:
         """Start before the first byte; `max_tokens` is the requested output length."""
         self.framing = ResponseFraming()
         self.chunk_s: list[float] = []  # arrival times of chunks with tokens, on the clock of `feed`
@@ -52,11 +55,18 @@ class StreamedResponse:
         self._last = b""  # last event with a choice
         self._body = b""
         self._tokens = max_tokens
+        self._keeps_ids = keep_ids
+        self._ids = b""  # of the answer so far, as the inside of a JSON array
 
     @property
     def complete(self) -> bool:
         """Whether the HTTP message ended."""
         return self.framing.complete
+
+    @property
+    def answer_ids(self) -> bytes | None:
+        """The token ids of the whole answer, as the inside of a JSON array; None if they were not kept or not sent."""
+        return self._ids if self._ids and self._ids.count(b",") + 1 == self._tokens else None
 
     def feed(self, data: bytes, now: float) -> None:
         """Process bytes that arrived at `now` (seconds). Raises MalformedError and UnexpectedResponseError."""
@@ -111,6 +121,9 @@ class StreamedResponse:
             return
         self._last = event
         tokens = tokens_so_far(event) if counts else None
+        if self._keeps_ids and (ids := ids_in(event)):
+            all_so_far = not self._ids or ids.count(b",") + 1 == tokens
+            self._ids = ids if all_so_far else b"%b,%b" % (self._ids, ids)
         if tokens is None and carries_text(event):
             self._record_chunk(now, None)
         elif tokens is not None and tokens > (self.chunk_tokens[-1] or 0 if self.chunk_tokens else 0):

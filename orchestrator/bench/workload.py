@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
+from orchestrator.bench.traces.synthetic import SessionShape
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.files import read_file
@@ -19,6 +20,11 @@ Rate = Annotated[float, Field(gt=0, le=10_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
 _MAX_PROMPT_TOKENS: Final = 200_000_000  # about 1 GB of token ids as JSON
 ANY_IDS: Final = (100, 499)  # ids in every vocabulary, above the usual special tokens
+
+
+# Keys that only sessions have, and keys that only independent prompts have.
+_OF_SESSIONS: Final = frozenset({"sessions", "trace", "speeds", "max_think_time_s", "max_context", "warmup_requests"})
+_OF_PROMPTS: Final = frozenset({"cache_hit_rate", "num_prefixes", "request_rates", "ramp", "arrivals"})
 
 
 class RateRamp(StrictModel):
@@ -43,8 +49,10 @@ class Workload(StrictModel):
 
     description: str = ""
     source: str = ""
-    input_tokens: Annotated[int, Field(ge=2, le=10_000_000)]
-    output_tokens: Annotated[int, Field(ge=2, le=10_000_000)]
+    input_tokens: Annotated[int, Field(ge=2, le=10_000_000)] = 0  # 0: of `sessions` or `trace`
+    output_tokens: Annotated[int, Field(ge=2, le=10_000_000)] = 0
+    sessions: SessionShape | None = None  # synthetic sessions, instead of independent prompts
+    trace: Text | None = None  # a file or directory of recorded sessions, instead of independent prompts
     cache_hit_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     num_prefixes: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     prompts: Literal["random", "text"] = "random"
@@ -55,8 +63,12 @@ class Workload(StrictModel):
     arrivals: Literal["constant", "poisson"] = "constant"
     request_rates: tuple[Rate, ...] = ()
     ramp: RateRamp | None = None
-    concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    requests: Annotated[int, Field(ge=2, le=1_000_000)] = 100  # per point
+    speeds: tuple[Rate, ...] = (1.0,)  # of the recorded arrivals of a trace, one point each
+    concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None  # requests; of sessions, with their subagents
+    max_think_time_s: Annotated[float, Field(ge=0)] | None = None  # bound of the delays within a session
+    max_context: Annotated[int, Field(ge=2)] | None = None  # tokens; a session ends before a longer request
+    warmup_requests: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # first requests of the sessions, not measured
+    requests: Annotated[int, Field(ge=2, le=1_000_000)] = 100  # per point; of a trace all, unless set
     duration_s: Annotated[float, Field(gt=0, le=86_400)] | None = None  # per rate, instead of `requests`
     seed: int = 1
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
@@ -64,12 +76,14 @@ class Workload(StrictModel):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> "Workload":
-        if self.load == "open" and (not self.request_rates or self.concurrency is not None):
-            raise ValueError("an open load needs `request_rates` and has no `concurrency`")
-        if self.load == "closed" and (self.concurrency is None or self.request_rates or self.ramp):
-            raise ValueError("a closed load needs `concurrency` and has neither `request_rates` nor `ramp`")
-        if list(self.request_rates) != sorted(set(self.request_rates)):
-            raise ValueError("`request_rates` must rise")
+        own = "input_tokens" in self.model_fields_set and "output_tokens" in self.model_fields_set
+        if [own, self.sessions is not None, self.trace is not None].count(True) != 1:
+            raise ValueError("needs either `input_tokens` and `output_tokens`, `sessions`, or `trace`")
+        self._check_load()
+        if not self.has_sessions and (given := _OF_SESSIONS & self.model_fields_set):
+            raise ValueError(f"`{min(given)}` requires `sessions` or `trace`")
+        if self.has_sessions and (given := _OF_PROMPTS & self.model_fields_set):
+            raise ValueError(f"`{min(given)}` is for independent prompts")
         if self.prompts != "random" and "token_ids" in self.model_fields_set:
             raise ValueError("`token_ids` requires `prompts: random`")
         if self.token_ids[1] <= self.token_ids[0]:
@@ -83,8 +97,30 @@ class Workload(StrictModel):
             )
         return self
 
+    def _check_load(self) -> None:
+        if self.load == "open" and self.trace is not None:
+            if self.request_rates or self.ramp or self.concurrency is not None:
+                raise ValueError("a trace has its own arrivals: use `speeds`, or `load: closed` and `concurrency`")
+        elif self.sessions is not None and (self.load == "open" or self.concurrency is None):
+            raise ValueError("`sessions` needs `load: closed` and `concurrency`")
+        elif self.load == "open" and (not self.request_rates or self.concurrency is not None):
+            raise ValueError("an open load needs `request_rates` and has no `concurrency`")
+        if self.load == "closed" and (self.concurrency is None or self.request_rates or self.ramp):
+            raise ValueError("a closed load needs `concurrency` and has neither `request_rates` nor `ramp`")
+        if list(self.request_rates) != sorted(set(self.request_rates)):
+            raise ValueError("`request_rates` must rise")
+        if not self.speeds or list(self.speeds) != sorted(set(self.speeds)):
+            raise ValueError("`speeds` must rise")
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether the load is sessions, synthetic or recorded, instead of independent prompts."""
+        return self.sessions is not None or self.trace is not None
+
     def _most_prompt_tokens(self) -> int:
         """Return the prompt tokens of the largest point; a shared prefix counts once."""
+        if self.has_sessions:
+            return 0  # built while the load runs
         last = max([*self.request_rates, *([self.ramp.max_rps] if self.ramp else [])], default=0.0)
         prompts = self.requests_at(last) if self.load == "open" else self.requests
         own = self.input_tokens - self.prefix_tokens
@@ -102,6 +138,7 @@ class Workload(StrictModel):
     def to_dict(self) -> dict[str, object]:
         """Return the workload as JSON data; random prompts omit the fields of text prompts, for a stable digest."""
         omitted = {"prompts", "text_file"} if self.prompts == "random" else {"token_ids"}
+        omitted |= _OF_PROMPTS | {"input_tokens", "output_tokens"} if self.has_sessions else _OF_SESSIONS
         return self.model_dump(mode="json", exclude=omitted)
 
     @property
@@ -111,30 +148,33 @@ class Workload(StrictModel):
 
 
 _FILES = (".yaml", ".yml")
+_TRACES = (".jsonl", ".json")
 
 
 def workload_name(name_or_file: str) -> str:
     """Return the name of a workload: the name itself (which may contain a dot), or the stem of a file."""
-    return Path(name_or_file).stem if name_or_file.endswith(_FILES) else name_or_file
+    return Path(name_or_file).stem if name_or_file.endswith((*_FILES, *_TRACES)) else name_or_file
 
 
 def load_workload(name_or_file: str, *, catalog: Catalog | None = None) -> Workload:
-    """Load a workload by name from the catalog, or from a file.
+    """Load a workload by name from the catalog, or from a file; a trace is a workload with its recorded arrivals.
 
     Raises UsageError for an unknown name or a missing file, ProfileError with the location of each problem.
     """
     catalog = catalog or Catalog.from_environment()
+    if name_or_file.endswith(_TRACES):
+        return Workload(trace=name_or_file)
     path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalog.find(EntryKind.WORKLOAD, name_or_file)
     if path is None or not path.is_file():
         known = did_you_mean(name_or_file, catalog.names(EntryKind.WORKLOAD))
-        hint = known if known.endswith("?") else f"{known}, or a .yaml file"
+        hint = known if known.endswith("?") else f"{known}, or a .yaml or .jsonl file"
         raise UsageError(f"no workload `{name_or_file}` found", hint=hint)
     return read_model(path, Workload, catalog.shown(path), fault=ProfileError)
 
 
 def require_context(name: str, workload: Workload, context: int, profile: str) -> None:
     """Raise UsageError if a request of the workload is longer than the context of a profile."""
-    needed = workload.input_tokens + workload.output_tokens
+    needed = workload.input_tokens + workload.output_tokens  # of sessions only `bench` knows it
     if needed > context:
         raise UsageError(
             f"a request of `{name}` has {needed:,} tokens; the context of `{profile}` has {context:,}",

@@ -4,7 +4,7 @@ import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import typer
 
@@ -74,6 +74,36 @@ LayoutOption: TypeAlias = Annotated[
     str | None, typer.Option("--layout", metavar="LAYOUT", help="layout behind a URL, such as tp8 or tp4dp2")
 ]
 
+ConcurrencyOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="sessions of a trace that run at a time")
+]
+SpeedOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="FACTOR,FACTOR…", help="speeds of the recorded arrivals of a trace")
+]
+MaxThinkTimeOption: TypeAlias = Annotated[
+    float | None, typer.Option(min=0, metavar="SECONDS", help="bound of the delays within a session (seconds)")
+]
+MaxContextOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=2, metavar="TOKENS", help="end sessions before a longer request (tokens)")
+]
+WarmupRequestsOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="first requests of sessions that are not measured")
+]
+SessionHeaderOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="NAME", help="header with the session's name, for a gateway")
+]
+ArrivalsOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="constant|poisson", help="arrival process of the requests")
+]
+ApiKeyEnvOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
+]
+OutputOption: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="directory of the result; default: results/WORKLOAD-TIME")
+]
+PriceOption: TypeAlias = Annotated[float | None, typer.Option(metavar="USD", help="price per GPU hour (USD)")]
+LabelOption: TypeAlias = Annotated[str | None, typer.Option(metavar="TEXT", help="name of the result in a report")]
+
 OUTPUT: Final = JsonOutput(BenchResult, omits_null=True)
 
 
@@ -86,24 +116,24 @@ def command(
     request_rate: RequestRateOption = None,
     duration: DurationOption = None,
     requests: RequestsOption = None,
-    arrivals: Annotated[
-        str | None, typer.Option(metavar="constant|poisson", help="arrival process of the requests")
-    ] = None,
+    arrivals: ArrivalsOption = None,
     seed: SeedOption = None,
+    concurrency: ConcurrencyOption = None,
+    speed: SpeedOption = None,
+    max_think_time: MaxThinkTimeOption = None,
+    max_context: MaxContextOption = None,
+    warmup_requests: WarmupRequestsOption = None,
+    session_header: SessionHeaderOption = None,
     api: ApiOption = "completions",
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
-    ] = None,
+    api_key_env: ApiKeyEnvOption = None,
     gpus: GpusOption = None,
     gpu: GpuOption = None,
     layout: LayoutOption = None,
     engine: EngineOption = None,
-    price: Annotated[float | None, typer.Option(metavar="USD", help="price per GPU hour (USD)")] = None,
-    label: Annotated[str | None, typer.Option(metavar="TEXT", help="name of the result in a report")] = None,
+    price: PriceOption = None,
+    label: LabelOption = None,
     text_prompts: Annotated[bool, typer.Option("--text-prompts", help="send text instead of token ids")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="directory of the result; default: results/WORKLOAD-TIME")
-    ] = None,
+    output: OutputOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="measure only the points missing in DIR")] = False,
     host: HostOption = None,
     json: Json = False,
@@ -114,23 +144,50 @@ def command(
         workload=workload,
         tokens=(input_tokens, output_tokens),
         changes=WorkloadChanges(
-            request_rates=read_rates(request_rate), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
+            request_rates=read_rates(request_rate),
+            requests=requests,
+            duration_s=duration,
+            arrivals=arrivals,
+            seed=seed,
+            concurrency=concurrency,
+            speeds=read_rates(speed, "--speed"),
+            max_think_time_s=max_think_time,
+            max_context=max_context,
+            warmup_requests=warmup_requests,
         ),
         api=api,
         text_prompts=text_prompts,
+        session_header=session_header,
         usd_per_gpu_hour=price,
         label=label,
         directory=output,
         resume=resume,
         command=shlex.join(["deploy", *sys.argv[1:]]),
     )
-    behind = {"--api-key-env": api_key_env, "--gpus": gpus, "--gpu": gpu, "--layout": layout, "--engine": engine}
-    target = name_at(target, Home.from_environment(), *behind.values(), host)
-    require_kind(target, url=is_url(target), of_url=behind, of_server={"--host": host})
+    _run(target, options, _OfUrl(api_key_env, gpus, gpu, layout, engine), host, json=json)
+
+
+class _OfUrl(NamedTuple):
+    """The options that say what is behind a URL."""
+
+    api_key_env: str | None
+    gpus: int | None
+    gpu: str | None
+    layout: str | None
+    engine: str | None
+
+
+def _run(target: str, options: BenchOptions, behind: _OfUrl, host: str | None, *, json: bool) -> None:
+    """Find the target, measure it, and show the result."""
+    target = name_at(target, Home.from_environment(), *behind, host)
+    of_url = {f"--{option.replace('_', '-')}": value for option, value in behind._asdict().items()}
+    require_kind(target, url=is_url(target), of_url=of_url, of_server={"--host": host})
     with ExitStack() as stack:
         if is_url(target):
-            claimed = ClaimedHardware.parse(gpu=gpu, gpus=gpus, layout=layout, engine=engine)
-            found = url_target(target, gpus=gpus, api_key_env=api_key_env, named=claimed)
+            claimed = ClaimedHardware.parse(
+                gpu=behind.gpu, gpus=behind.gpus, layout=behind.layout, engine=behind.engine
+            )
+            found = url_target(target, gpus=behind.gpus, api_key_env=behind.api_key_env, named=claimed)
         else:
             found = server_target(stack.enter_context(open_servers(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)

@@ -199,11 +199,11 @@ def named_files(option: str, pairs: Sequence[str] | None) -> dict[str, Path]:
     return files
 
 
-def read_rates(text: str | None) -> tuple[float, ...] | None:
+def read_rates(text: str | None, option: str = "--request-rate") -> tuple[float, ...] | None:
     """Parse rates such as `0.5,1,2.25`. Raises UsageError."""
     if text is None:
         return None
     try:
         return tuple(float(rate) for rate in text.split(","))
     except ValueError as error:
-        raise UsageError(f"`--request-rate {text}` is not a list of numbers", hint="write it as 0.5,1,2.25") from error
+        raise UsageError(f"`{option} {text}` is not a list of numbers", hint="write it as 0.5,1,2.25") from error

@@ -118,4 +118,6 @@ def _workload_text(name: str, workload: Workload) -> str:
     share, slo = workload.cache_hit_rate, workload.slo
     cached = f", {share:.0%} of each prompt from cache" if share else ""
     limits = f"TTFT p95 at most {slo.ttft_p95_s:g} s, {slo.success_share:.0%} succeed"
+    if workload.has_sessions:
+        return f"{name}: {workload.description or 'sessions'}; SLO: {limits}"
     return f"{name}: {workload.input_tokens:,} tokens in, {workload.output_tokens:,} out{cached}; SLO: {limits}"

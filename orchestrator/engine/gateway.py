@@ -28,6 +28,8 @@ LIVENESS: Final = "/liveness"  # 200 while the gateway runs; needs no key
 READINESS: Final = "/readiness"  # 200 with at least one healthy worker, else 503; needs no key
 GENERATION: Final = "/health_generate"  # in disaggregation mode: a token of a selected pair; needs no key
 WORKERS: Final = "/workers"  # GET, POST; PATCH and DELETE for a single worker; needs the control key
+# Names the session of a request; with `policy: consistent_hashing` its requests go to one replica (smg 1.13.0).
+SESSION_HEADER: Final = "x-smg-routing-key"
 CONTROL_KEY: Final = "GATEWAY_CONTROL_KEY"  # its name among the secrets of a server; never an environment variable
 
 

@@ -10,6 +10,7 @@ from orchestrator.engine import liveness
 from orchestrator.engine.liveness import number_in, samples
 from orchestrator.engine.responses import MOST_COUNT
 
+_CACHE_SOURCE: Final = re.compile(r'\bcache_source="(device|host|storage)')  # 0.5.14 adds the name of the storage
 _UPPER_END: Final = re.compile(r'\ble="([^"]+)"')
 
 
@@ -25,6 +26,10 @@ class Metric(StrEnum):
     PROMPT_TOKENS = "sglang:prompt_tokens_total"
     OUTPUT_TOKENS = "sglang:generation_tokens_total"
     CACHED_TOKENS = "sglang:cached_tokens_total"
+    # By tier, if the server has several; without, the only source is `total`. Their sum is CACHED_TOKENS.
+    CACHED_DEVICE_TOKENS = 'sglang:cached_tokens_total{cache_source="device"}'
+    CACHED_HOST_TOKENS = 'sglang:cached_tokens_total{cache_source="host"}'
+    CACHED_STORAGE_TOKENS = 'sglang:cached_tokens_total{cache_source="storage"}'
     VERIFY_STEPS = "sglang:spec_verify_calls_total"
     DRAFTS = "vllm:spec_decode_num_drafts_total"  # verification steps, counted where drafts were verified
     ACCEPTED_DRAFTS = "vllm:spec_decode_num_accepted_tokens_total"  # tokens; sglang 0.5.14 counts none
@@ -78,8 +83,11 @@ def read_metrics(content: bytes | bytearray) -> Metrics:
     A histogram is read as `_sum` and `_count`.
     """
     totals: dict[str, float] = {}
-    for name, _, value in samples(content, _READ):
+    for name, labels, value in samples(content, _READ):
         totals[_READ[name]] = totals.get(_READ[name], 0.0) + value
+        if name == Metric.CACHED_TOKENS and (source := _CACHE_SOURCE.search(labels)):
+            tier = f'{name}{{cache_source="{source[1]}"}}'
+            totals[tier] = totals.get(tier, 0.0) + value
     return {name: total if abs(total) <= MOST_COUNT else None for name, total in totals.items()}
 
 

@@ -3,11 +3,15 @@
 import json
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 from orchestrator.engine.endpoints import COMPLETIONS, GENERATE
 from orchestrator.engine.liveness import RANK_FIELD
 
 Body = dict[str, object]
+# Requests the token ids of an answer by the completions API (sglang from 0.5.18, vLLM); older ones ignore the field.
+# sglang's own API always returns them.
+RETURN_IDS: Final[Body] = {"return_token_ids": True}
 
 
 class Api(StrEnum):
@@ -79,20 +83,19 @@ def benchmark_body(
     model: str,
     tokens: int,
     temperature: float,
-    rank: int | None = None,
     text: bool = False,
+    **more: object,
 ) -> tuple[bytes, ...]:
     """Return the chunks of the body of a measured request, which streams exactly `tokens` tokens.
 
     `prompt` holds the chunks of the inside of a JSON array of token ids, or of a JSON string if it is `text`, so that
-    prompts with a common prefix share its bytes. `rank` pins the request to one data-parallel rank of sglang.
+    prompts with a common prefix share its bytes. `more` is added as it is.
     `completions` streams only new text. `generate` repeats the whole text in every chunk, which costs both sides CPU,
     unless the server runs with --incremental-streaming-output.
     """
     sampling: Body = {"temperature": temperature, "ignore_eos": True}
-    pinned: Body = {} if rank is None else {RANK_FIELD: rank}
     if api is Api.GENERATE:
-        settings = {"sampling_params": {**sampling, "max_new_tokens": tokens}, "stream": True, **pinned}
+        settings = {"sampling_params": {**sampling, "max_new_tokens": tokens}, "stream": True, **more}
         name = "text" if text else "input_ids"
     else:
         # continuous_usage_stats: every chunk counts the output tokens, as with speculation a chunk may hold several
@@ -103,7 +106,7 @@ def benchmark_body(
             "max_tokens": tokens,
             "stream": True,
             "stream_options": usage,
-            **pinned,
+            **more,
         }
         name = "prompt"
     opening = json.dumps(settings).removesuffix("}")

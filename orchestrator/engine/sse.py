@@ -32,6 +32,9 @@ _MOST_TOKENS: Final = 1 << 26  # of one prompt or answer; keeps the sums of resu
 _COUNT_KEY: Final = b'"completion_tokens":'
 _COUNT: Final = re.compile(rb"\s*(\d{1,9})\b")
 _TEXT: Final = re.compile(rb'"text":\s*"[^"]')
+# `output_ids` of sglang's own API, all so far or new ones; `token_ids` of completions with `return_token_ids`, new ones
+# (sglang from 0.5.18, vLLM). The first event of vLLM and sglang also has `prompt_token_ids`, which does not match.
+_IDS: Final = re.compile(rb'"(?:output|token)_ids":\s*\[([\d,\s]*)\]')
 _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
 _ERROR: Final = re.compile(rb'"error"\s*:(?!\s*null\b)')  # the event may have other keys as well
 _ERROR_TYPE: Final = re.compile(rb"event:[ \t]*error[ \t]*")
@@ -114,6 +117,12 @@ def tokens_so_far(event: bytes) -> int | None:
 def carries_text(event: bytes) -> bool:
     """Return whether an event carries text."""
     return _TEXT.search(event) is not None
+
+
+def ids_in(event: bytes) -> bytes:
+    """Return the token ids of an answer that an event has, as the inside of a JSON array; empty without any."""
+    found = _IDS.search(event)
+    return found[1].strip() if found else b""
 
 
 def read_usage(counted: bytes, last: bytes) -> Usage:

@@ -64,7 +64,11 @@ def _shown(report: Report) -> dict[str, object]:
         "cards": metrics.DisplayIn.CARD,
     }
     shown: dict[str, object] = {
-        name: [figure for figure in metrics.metrics_for(place) if report.published or figure.key in known]
+        name: [
+            figure
+            for figure in metrics.metrics_for(place)
+            if (report.published and not figure.if_measured) or figure.key in known
+        ]
         for name, place in places.items()
     }
     firsts = [side.runs[0] for side in report.together.sides]

@@ -16,6 +16,7 @@ from orchestrator.core.url import Address
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.endpoints import MODELS
 from orchestrator.engine.foreign import is_foreign, read_engine
+from orchestrator.engine.gateway import SESSION_HEADER
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
@@ -69,6 +70,7 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
         workload=_workload_of(server, servers.home) or DEFAULT_WORKLOAD,
         gpus=plan.gpus if plan else None,
         replica_urls=tuple(replica.url for replica in handle.replicas),
+        session_header=SESSION_HEADER if handle.replicas else None,
         on_result=partial(record_result, server.run),
         may_be_local=runtime_class(handle.runtime).is_local,
     )

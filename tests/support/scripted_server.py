@@ -5,6 +5,7 @@ answers. `/flush_cache` also starts the count of requests again.
 """
 
 import asyncio
+import hashlib
 import json
 import re
 import socket
@@ -13,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from ending_server import end_server
 from engine_api import EngineApi
@@ -60,9 +62,12 @@ class Script:
     die_after: int | None = None  # requests, then the server is gone
     served: int = 0
     replicas: int = 1
+    prefixes: set[bytes] | None = None  # the pages that its prefix cache holds; None: no cache, see `cached_tokens`
+    returns_ids: bool = True  # the ids of the answer, to who asks for them
     foreign: bool = False  # another engine: it has none of sglang's own paths
     pinned: list[int | None] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
+    heads: list[bytes] = field(default_factory=list)  # of the same requests
     exchanges: list[Exchange] = field(default_factory=list)  # in the order of arrival, the warm-up's too
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -71,7 +76,7 @@ class Script:
     def forget(self) -> None:
         """What was seen; the script stays."""
         self.served = self.prompt_tokens = self.output_tokens = self.cached_tokens = 0
-        for seen in (self.pinned, self.bodies, self.exchanges):
+        for seen in (self.pinned, self.bodies, self.heads, self.exchanges):
             seen.clear()
 
 
@@ -120,6 +125,8 @@ class ScriptedServer:
                 length = re.search(rb"(?i)content-length: *(\d+)", head)
                 content = await reader.readexactly(int(length[1]) if length else 0)
                 _method, path, _ = head.split(b" ", 2)
+                if path in {b"/v1/completions", b"/generate"}:
+                    self.script.heads.append(head)
                 rank = re.search(rb"(?i)x-data-parallel-rank: *(\d+)", head)
                 await self._respond(path.decode(), content, writer, rank=int(rank[1]) if rank else None)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -149,6 +156,8 @@ class ScriptedServer:
             return
         if path == "/flush_cache":
             script.served = 0
+            if script.prefixes is not None:
+                script.prefixes.clear()
         api = EngineApi(model=script.model, context=script.context_length, dp=script.replicas, key="never-to-be-stored")
         answer = api.answer(path, authorization=f"Bearer {api.key}")
         body = (self._metrics() if path == "/metrics" else answer.body()).encode()
@@ -180,10 +189,40 @@ class ScriptedServer:
             async with self._busy:
                 await asyncio.sleep(self.script.one_at_a_time_s)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        prompt = request.get("input_ids", request.get("prompt"))
+        if self.script.prefixes is not None:
+            answer = replace(answer, cached_tokens=_cached(self.script.prefixes, prompt))
+        if not self.script.returns_ids:
+            request.pop("return_token_ids", None)
         if (tokens := await _stream(path, request, writer, answer, exchange)) is not None:
             self.script.prompt_tokens += tokens[0]
             self.script.output_tokens += tokens[1]
             self.script.cached_tokens += answer.cached_tokens or 0
+            if self.script.prefixes is not None:
+                self.script.prefixes.update(_pages([*prompt, *answer_ids(tokens[1])]))
+
+
+PAGE = 16  # tokens of a page of the prefix cache
+
+
+def answer_ids(tokens: int) -> list[int]:
+    """What every request is answered."""
+    return [10 + index % 90 for index in range(tokens)]
+
+
+def _pages(ids: list[int]) -> list[bytes]:
+    """A digest of each beginning of whole pages."""
+    digest, found = hashlib.blake2b(), []
+    for at in range(0, len(ids) - PAGE + 1, PAGE):
+        digest.update(repr(ids[at : at + PAGE]).encode())
+        found.append(digest.copy().digest())
+    return found
+
+
+def _cached(prefixes: set[bytes], prompt: list[int]) -> int:
+    """The tokens of the longest beginning in the cache; the last token of a prompt is always computed."""
+    known = list(takewhile(prefixes.__contains__, _pages(prompt[:-1])))
+    return PAGE * len(known)
 
 
 async def _stream(
@@ -215,6 +254,9 @@ async def _stream(
             return None
         so_far = min(sent + answer.tokens_per_chunk, total)
         event = _event(len(prompt), so_far, total, cached, native=native, counted=not answer.usage_at_end_only)
+        if request.get("return_token_ids"):
+            ids = answer_ids(total)[sent:so_far]
+            event = event.replace('"index": 0', f'"index": 0, "token_ids": {ids}')
         exchange.chunk_s.append(await _send(writer, event, split_s=answer.split_s))
     claimed = (len(prompt), total) if answer.claims is None else (answer.claims, answer.claims)
     usage = {"choices": [], "usage": _usage(*claimed, cached)}

@@ -27,6 +27,7 @@ class TraceTotals:
     output_tokens: int
     longest_prompt: int
     longest_request: int  # prompt and output
+    continued: int  # prompts that contain the answer of the server
     block_tokens: int
     last_arrival_s: float | None  # None if a session has no arrival
 
@@ -75,7 +76,7 @@ def _format(path: Path) -> str:
 
 def count(trees: Iterator[Tree]) -> TraceTotals:
     """Count the requests of sessions."""
-    requests = sessions = subagents = tokens_in = tokens_out = prompt = whole = block = 0
+    requests = sessions = subagents = continued = tokens_in = tokens_out = prompt = whole = block = 0
     last: float | None = 0.0
     for tree in trees:
         sessions += 1
@@ -84,6 +85,7 @@ def count(trees: Iterator[Tree]) -> TraceTotals:
             last = None
         for each in tree:
             requests += 1
+            continued += each.continues
             tokens_in += each.input_tokens
             tokens_out += each.output_tokens
             prompt = max(prompt, each.input_tokens)
@@ -98,6 +100,7 @@ def count(trees: Iterator[Tree]) -> TraceTotals:
         output_tokens=tokens_out,
         longest_prompt=prompt,
         longest_request=whole,
+        continued=continued,
         block_tokens=block,
         last_arrival_s=last,
     )

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.http1 import MalformedError, ResponseFraming
-from orchestrator.bench.load_generator import RequestShape, _Sender
+from orchestrator.bench.load_generator import PlannedLoad, PlannedRequest, _Sender
 from orchestrator.bench.streamed_response import StreamedResponse
 from orchestrator.core.errors import UsageError
 from orchestrator.core.url import Address
@@ -204,11 +204,11 @@ def test_what_never_ends_is_refused(begin: bytes, again: bytes) -> None:
 
 def test_a_key_that_an_endpoint_repeats_in_its_error_is_not_kept() -> None:
     connections = Connections(Address.from_url("http://node:1"), key=None, clock=float)
-    asked = RequestShape(input_tokens=7, output_tokens=TOKENS, timeout_s=1)
-    sender = _Sender(connections, asked, on_end=lambda _: None)
+    sender = _Sender(connections, PlannedLoad(sessions=[], concurrency=1, timeout_s=1))
+    planned = PlannedRequest(input_tokens=7, output_tokens=TOKENS)
     answer = StreamedResponse(TOKENS)
     answer.fail("http-500", "no route for Authorization: Bearer wJ4-a-key-of-the-test")
-    sender._ended.append((0, 0.0, 0.0, 1.0, answer, None))
+    sender._finish(0, planned, (0.0, 0.0, 1.0), answer, None)
     (sample,) = sender.records()
     assert "wJ4" not in sample.failure_example
     assert "no route" in sample.failure_example

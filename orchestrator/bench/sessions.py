@@ -1,0 +1,195 @@
+"""The sessions of a workload: recorded or synthetic, limited by its keys, and their requests ready to send."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from orchestrator.bench.load_generator import PlannedRequest, Request
+from orchestrator.bench.prompts import block_ids
+from orchestrator.bench.traces.request import TraceRequest, Tree
+from orchestrator.bench.traces.synthetic import synthetic_trees
+from orchestrator.bench.traces.trace import TraceTotals, count, open_trace
+from orchestrator.bench.workload import Workload
+from orchestrator.core.errors import ProfileError
+
+_CACHED_BLOCKS: Final = 1 << 14  # 2 kB each for blocks of 512 tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionSource:
+    """The sessions of a workload, as often as they are needed; `totals` counts those that are sent."""
+
+    trees: Callable[[], Iterator[Tree]]
+    totals: TraceTotals
+    dropped_requests: int  # longer than `max_context`, or after such a request
+    format: str  # mooncake | weka | synthetic
+    digest: str | None  # hex sha256 of a trace
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The tokens of the longest prompt, and of the longest prompt with its output."""
+        return self.totals.longest_prompt, self.totals.longest_request
+
+
+def open_sessions(workload: Workload) -> SessionSource | None:
+    """Open the sessions of a workload; None for independent prompts.
+
+    Raises ProfileError for an invalid trace, and if nothing is left of it.
+    """
+    trees: Callable[[], Iterator[Tree]]
+    if workload.sessions is not None:
+        trees = partial(synthetic_trees, workload.sessions, workload.seed)
+        format_, digest, recorded = "synthetic", None, count(trees()).requests
+    elif workload.trace is not None:
+        trace = open_trace(Path(workload.trace))
+        if workload.load == "open" and trace.totals.last_arrival_s is None:
+            raise ProfileError(
+                "the trace has no arrival times",
+                location=workload.trace,
+                hint="run a number of sessions at a time: `--concurrency 8`",
+            )
+        trees, format_, digest, recorded = trace.trees, trace.format, trace.digest, trace.totals.requests
+    else:
+        return None
+
+    def limited() -> Iterator[Tree]:
+        return _limited(trees(), workload)
+
+    totals = count(limited())
+    if not totals.requests or totals.requests <= workload.warmup_requests:
+        raise ProfileError(
+            f"the load has {totals.requests} requests, of which {workload.warmup_requests} are its warm-up",
+            location=workload.trace or "",
+            hint="increase `max_context`, or reduce `warmup_requests`",
+        )
+    everything = totals.requests if "requests" in workload.model_fields_set else recorded
+    return SessionSource(
+        trees=limited, totals=totals, dropped_requests=everything - totals.requests, format=format_, digest=digest
+    )
+
+
+def _limited(trees: Iterator[Tree], workload: Workload) -> Iterator[Tree]:
+    """Yield the sessions up to `requests`, if set, each without what is longer than `max_context`."""
+    most = workload.requests if "requests" in workload.model_fields_set else None
+    sent = 0
+    for tree in trees:
+        kept = tree if workload.max_context is None else without_long(tree, workload.max_context)
+        if kept:
+            yield kept
+        sent += len(kept)
+        if most is not None and sent >= most:
+            return
+
+
+def without_long(tree: Tree, max_context: int) -> Tree:
+    """Return the tree without requests of more tokens, later ones of their sessions, and the subagents of these."""
+    kept: dict[int, TraceRequest] = {}
+    ended: set[str] = set()
+    places: dict[int, int] = {}
+    for index, request in enumerate(tree):
+        orphan = request.position == 0 and bool(request.after) and request.after[0] not in kept
+        if request.session in ended or orphan or request.input_tokens + request.output_tokens > max_context:
+            ended.add(request.session)
+            continue
+        places[index] = len(kept)
+        kept[index] = replace(request, after=tuple(places[each] for each in request.after if each in kept))
+    return tuple(kept.values())
+
+
+class RequestBuilder(Protocol):
+    """A function that makes a request from the inside of a JSON array of token ids."""
+
+    def __call__(self, ids: bytes, planned: PlannedRequest, *, key: str) -> Request:
+        """Return the request; `key` names the session, for a gateway that routes by it."""
+
+
+class SessionTokens:
+    """The token ids of the blocks of a point, as insides of JSON arrays."""
+
+    def __init__(self, workload: Workload, label: str, text: Sequence[int]) -> None:
+        """Draw from `text`, or at random; another `label` gives other tokens."""
+        self.drawn_answers = 0  # answers without token ids, replaced by drawn tokens
+        self._draw = partial(block_ids, workload, text=text)
+        self._label = label
+        self._block = lru_cache(_CACHED_BLOCKS)(lambda block, tokens: self._draw(f"{label}block/{block}", tokens))
+
+    def prompt(self, request: TraceRequest, context: bytes, context_tokens: int) -> bytes:
+        """Return the prompt of a request, which begins with `context` if it continues the session."""
+        if request.continues:
+            new = request.input_tokens - context_tokens
+            return b"%b,%b" % (context, self._own(request, "turn", new))
+        size, left, parts = request.block_tokens, request.input_tokens, list[bytes]()
+        for block in request.block_ids:
+            parts.append(self._block(block, min(size, left)))
+            left -= min(size, left)
+        if left:
+            parts.append(self._own(request, "tail", left))
+        return b",".join(parts)
+
+    def answer(self, request: TraceRequest) -> bytes:
+        """Return tokens in place of an answer whose ids are unknown."""
+        self.drawn_answers += 1
+        return self._own(request, "answer", request.output_tokens)
+
+    def _own(self, request: TraceRequest, kind: str, tokens: int) -> bytes:
+        return self._draw(f"{self._label}{kind}/{request.session}/{request.position}", tokens)
+
+
+class TreeSession:
+    """A tree of requests that are built one by one, while the load runs."""
+
+    def __init__(
+        self, tree: Tree, tokens: SessionTokens, build: RequestBuilder, plan: Callable[[TraceRequest], PlannedRequest]
+    ) -> None:
+        """Plan the requests of `tree`."""
+        continued = {(each.session, each.position - 1) for each in tree if each.continues}
+        self._tree = tree
+        self._tokens = tokens
+        self._build = build
+        self._contexts: dict[str, tuple[bytes, int]] = {}  # prompt and answer of the last request of a session
+        self._prompts: dict[int, bytes] = {}
+        planned = map(plan, tree)
+        self.requests: Sequence[PlannedRequest] = tuple(
+            replace(each, keeps_answer=(each.session, each.position) in continued) for each in planned
+        )
+
+    def build(self, index: int) -> Request:
+        """Build a request."""
+        request, planned = self._tree[index], self.requests[index]
+        prompt = self._tokens.prompt(request, *self._contexts.pop(request.session, (b"", 0)))
+        if planned.keeps_answer:
+            self._prompts[index] = prompt
+        return self._build(prompt, planned, key=self._tree[0].session)
+
+    def answered(self, index: int, ids: bytes | None) -> None:
+        """Keep prompt and answer if a later prompt begins with them."""
+        if (prompt := self._prompts.pop(index, None)) is not None:
+            request = self._tree[index]
+            answer = self._tokens.answer(request) if ids is None else ids
+            self._contexts[request.session] = b"%b,%b" % (prompt, answer), request.input_tokens + request.output_tokens
+
+
+def plan_closed(request: TraceRequest, *, max_delay_s: float | None) -> PlannedRequest:
+    """Plan a request without its recorded arrival: it follows those before it."""
+    delay = request.delay_s if max_delay_s is None else min(request.delay_s, max_delay_s)
+    return PlannedRequest(
+        input_tokens=request.input_tokens,
+        output_tokens=request.output_tokens,
+        session=request.session,
+        position=request.position,
+        is_subagent=request.parent is not None,
+        after=request.after,
+        delay_s=delay,
+    )
+
+
+def plan_open(request: TraceRequest, *, speed: float, max_delay_s: float | None) -> PlannedRequest:
+    """Plan a request at its recorded arrival, divided by `speed`; only a continued prompt waits for the answer."""
+    closed = plan_closed(request, max_delay_s=max_delay_s)
+    if request.arrival_s is None:
+        return replace(closed, delay_s=closed.delay_s / speed)
+    return replace(
+        closed, arrival_s=request.arrival_s / speed, after=request.after if request.continues else (), delay_s=0.0
+    )

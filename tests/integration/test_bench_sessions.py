@@ -1,0 +1,182 @@
+"""Traces and sessions replayed against a scripted server with a prefix cache: order, times, prompts, counts."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from scripted_runs import bench, only
+from scripted_server import Answer, Exchange, Script, answer_ids
+
+from orchestrator.bench.result import BenchEnding, Point
+from orchestrator.bench.sessions import open_sessions
+from orchestrator.bench.traces.synthetic import SessionShape, Subagents
+from orchestrator.bench.workload import Workload, load_workload
+from orchestrator.core.errors import BenchError
+
+QUICK = {"load": "closed", "timeout_s": 20.0, "token_ids": (10, 500)}
+SHAPE = SessionShape(
+    count=6,
+    turns=(3, 3),
+    system_prompt_tokens=64,
+    first_prompt_tokens=32,
+    turn_tokens=16,
+    output_tokens=16,
+    subagents=Subagents(every_turns=2, count=2, first_prompt_tokens=32),
+)
+
+
+def replay(script: Script, folder: Path, workload: Workload, **changes: object) -> Point:
+    result = bench(script, folder / "result", workload=workload, source=open_sessions(workload), **changes)
+    assert result.ending is BenchEnding.COMPLETE
+    return only(result)
+
+
+MEASURED = slice(2, None)  # the first asks whether token ids are taken, the second is the warm-up
+
+
+def prompts(script: Script) -> list[list[int]]:
+    return [json.loads(body)["prompt"] for body in script.bodies[MEASURED]]
+
+
+def mooncake(folder: Path, *lines: dict[str, object]) -> str:
+    path = folder / "trace.jsonl"
+    path.write_text("".join(json.dumps({"output_length": 4, **line}) + "\n" for line in lines))
+    return str(path)
+
+
+def at(milliseconds: float, ids: list[int], **more: object) -> dict[str, object]:
+    return {"timestamp": milliseconds, "hash_ids": ids, "input_length": 512 * len(ids), **more}
+
+
+def running(exchanges: list[Exchange]) -> int:
+    """The most that ran at the same time."""
+    ends = [(each.ended_s or 0.0, -1) for each in exchanges]
+    events = sorted([(each.arrived_s, 1) for each in exchanges] + ends)
+    most = now = 0
+    for _, change in events:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def test_a_trace_is_sent_at_its_arrivals_and_a_shared_block_is_found_in_the_cache(tmp_path: Path) -> None:
+    script = Script(prefixes=set())
+    trace = mooncake(tmp_path, at(0, [1, 2]), at(300, [1, 2, 3]), at(900, [9]), at(900, [1, 2, 4], input_length=1100))
+    point = replay(script, tmp_path, Workload(trace=trace, timeout_s=20.0, token_ids=(10, 500)))
+    assert (point.label, point.arrivals, point.requests, point.succeeded) == ("x1", "recorded", 4, 4)
+    assert sorted(len(each) for each in prompts(script)) == [512, 1024, 1100, 1536]
+    other, first, last, second = sorted(prompts(script), key=len)
+    assert second[:1024] == first
+    assert last[:1024] == first
+    assert other[:100] != first[:100]
+    arrived = [each.arrived_s for each in script.exchanges[MEASURED]]
+    assert [pytest.approx(later - arrived[0], abs=0.2) for later in arrived] == [0, 0.3, 0.9, 0.9]
+    assert point.cache is not None
+    assert point.cache.usage_share == pytest.approx(2048 / (1024 + 1536 + 512 + 1100))
+    assert point.sessions is not None
+    assert (point.sessions.sessions, point.sessions.next_prompts) == (4, "the recorded blocks")
+    assert point.sustained is None
+
+
+def test_a_speed_divides_the_arrivals(tmp_path: Path) -> None:
+    script = Script(prefixes=set())
+    trace = mooncake(tmp_path, at(0, [1]), at(2000, [2]))
+    point = replay(script, tmp_path, Workload(trace=trace, speeds=(4.0,), timeout_s=20.0))
+    begin, end = (each.arrived_s for each in script.exchanges[MEASURED])
+    assert end - begin == pytest.approx(0.5, abs=0.2)
+    assert (point.label, point.sessions and point.sessions.speed) == ("x4", 4.0)
+
+
+def test_a_prompt_of_a_session_continues_with_the_answer_of_the_server(tmp_path: Path) -> None:
+    script = Script(prefixes=set())
+    workload = Workload(sessions=SHAPE, concurrency=2, **QUICK)
+    point = replay(script, tmp_path, workload)
+    own = sorted((each for each in prompts(script) if len(each) > 96), key=len)
+    assert [len(each) for each in own] == [128] * 6 + [160] * 6
+    for longer in own[6:]:
+        assert any(longer[:128] == shorter and longer[128:144] == answer_ids(16) for shorter in own[:6])
+    assert point.sessions is not None
+    assert (point.sessions.sessions, point.sessions.subagents) == (6, 12)
+    assert point.sessions.next_prompts == "the answers of the server, and new tokens"
+    assert point.requests == 6 * 5
+    assert point.input_tokens == sum(map(len, prompts(script)))
+    assert point.cache is not None
+    assert point.cache.usage_share is not None
+    assert point.cache.metrics_share == pytest.approx(point.cache.usage_share)
+    assert point.cache.wanted_share is None
+
+
+def test_the_concurrency_is_sessions_with_their_subagents(tmp_path: Path) -> None:
+    script = Script(answer=lambda _: Answer(ttft_s=0.05))
+    replay(script, tmp_path, Workload(sessions=SHAPE, concurrency=1, **QUICK))
+    assert running(script.exchanges[MEASURED]) == 2  # the two subagents of the one session
+    replay(script, tmp_path / "two", Workload(sessions=SHAPE, concurrency=2, **QUICK))
+    assert 2 <= running(script.exchanges[MEASURED]) <= 4
+
+
+def test_answers_without_ids_are_replaced_and_the_result_says_so(tmp_path: Path) -> None:
+    script = Script(prefixes=set(), returns_ids=False)
+    point = replay(script, tmp_path, Workload(sessions=SHAPE, concurrency=2, **QUICK))
+    assert point.succeeded == point.requests
+    assert point.sessions is not None
+    assert point.sessions.next_prompts.startswith("drawn tokens in place of 12 answers")
+
+
+def test_think_time_is_honored_up_to_its_bound(tmp_path: Path) -> None:
+    turn = {"session_id": "a", "input_length": 20}
+    trace = mooncake(tmp_path, {**turn, "timestamp": 0}, {**turn, "delay": 400}, {**turn, "delay": 60_000})
+    script = Script()
+    replay(script, tmp_path, Workload(trace=trace, concurrency=1, max_think_time_s=0.6, **QUICK))
+    exchanges = script.exchanges[MEASURED]
+    gaps = [later.arrived_s - (earlier.ended_s or 0.0) for earlier, later in pairwise(exchanges)]
+    assert gaps == [pytest.approx(0.4, abs=0.15), pytest.approx(0.6, abs=0.15)]
+
+
+def test_the_warm_up_requests_are_not_measured(tmp_path: Path) -> None:
+    script = Script(prefixes=set())
+    trace = mooncake(tmp_path, *(at(0, [number]) for number in range(10)))
+    point = replay(script, tmp_path, Workload(trace=trace, concurrency=1, warmup_requests=4, **QUICK))
+    assert (point.requests, point.sessions and point.sessions.warmup_requests) == (6, 4)
+    assert point.server is not None
+    assert point.server.prompt_tokens is not None
+    assert 5 * 512 <= point.server.prompt_tokens <= 7 * 512  # the counters are read while the load goes on
+    assert point.full_run is not None
+    lines = (tmp_path / "result/requests-closed-1.jsonl").read_text().splitlines()
+    assert [json.loads(line)["session"] for line in lines] == [f"line {number}" for number in range(5, 11)]
+
+
+def test_a_long_request_is_refused_before_the_warm_up_or_left_out_with_what_follows(tmp_path: Path) -> None:
+    script = Script(context_length=1200)
+    turn = {"session_id": "a", "input_length": 600}
+    trace = mooncake(tmp_path, {**turn, "timestamp": 0}, turn, turn, at(5, [1]))
+    workload = Workload(trace=trace, concurrency=1, **QUICK)
+    with pytest.raises(BenchError, match="has a context of 1200 tokens; the workload needs 1812") as refused:
+        replay(script, tmp_path, workload)
+    assert "--max-context" in refused.value.hint
+    assert not script.bodies
+    point = replay(script, tmp_path, Workload(trace=trace, concurrency=1, max_context=1200, **QUICK))
+    assert (point.requests, point.sessions and point.sessions.dropped_requests) == (2, 2)
+
+
+def test_the_header_of_a_session_is_sent_with_each_of_its_requests(tmp_path: Path) -> None:
+    script = Script()
+    workload = Workload(sessions=SHAPE.model_copy(update={"count": 2}), concurrency=1, **QUICK)
+    replay(script, tmp_path, workload, session_header="x-smg-routing-key")
+    named = [head.split(b"x-smg-routing-key: ")[1].split(b"\r\n")[0] for head in script.heads[MEASURED]]
+    assert named == [b"session-0"] * 5 + [b"session-1"] * 5
+
+
+def test_a_session_goes_on_after_a_failed_request(tmp_path: Path) -> None:
+    script = Script(answer=lambda _: Answer(status=503) if len(script.bodies) == 3 else Answer())
+    shape = SHAPE.model_copy(update={"count": 1, "subagents": None})
+    point = replay(script, tmp_path, Workload(sessions=shape, concurrency=1, **QUICK))
+    assert (point.requests, point.succeeded) == (3, 2)
+
+
+@pytest.mark.parametrize("name", ["agent-sessions", "agent-sessions-tiny"])
+def test_the_shipped_sessions_grow(name: str) -> None:
+    source = open_sessions(load_workload(name))
+    assert source is not None
+    assert source.totals.subagents
+    assert source.totals.continued > source.totals.sessions
