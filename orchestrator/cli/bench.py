@@ -206,7 +206,7 @@ def _measure(target: BenchTarget, options: BenchOptions) -> tuple[BenchResult, P
         raise BenchError(
             f"cannot write the result: {error.cause.strerror}",
             location=str(error.cause.filename or ""),
-            hint="the result is on standard output: save it as `result.json`, free disk space, then `--resume`",
+            hint="save the result from standard output as `result.json`, free disk space, then `--resume`",
         ) from error
     finally:
         progress.done()
@@ -227,7 +227,9 @@ def _tell_ending(result: BenchResult, target: str, *, url: str, again: str) -> N
     if result.ending is BenchEnding.ENDPOINT_DIED:
         failure = result.points[-1].failures[0]
         raise BenchError(
-            f"the endpoint died: {failure.example}", location=url, hint=f"once it is back, continue with `{again}`"
+            f"the endpoint stopped answering: {failure.example}",
+            location=url,
+            hint=f"when the endpoint answers again: `{again}`",
         )
 
 

@@ -56,7 +56,7 @@ def command(
     if json:
         OUTPUT.show(diagnosis.to_output(well=well, ended=ended))
     elif well:
-        print_data(f"`{subject}` runs, answers, and its log of {diagnosis.lines} lines shows no known fault")
+        print_data(f"`{subject}` is healthy, and its log of {diagnosis.lines} lines shows no known fault")
     else:
         print_data("\n\n".join(filter(None, [ended, diagnosis.to_text()])))
 

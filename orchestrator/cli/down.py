@@ -44,7 +44,7 @@ def command(
     It waits for running and queued requests, aborts those left, and prints how many ended and were aborted.
     """
     if (name is None) != (all_ or all_homes):
-        raise UsageError("no server named", hint="pass a NAME of `deploy status`, or `--all`")
+        raise UsageError("no server name given", hint="`deploy status` lists servers; `--all` stops all")
     ended: list[str] = []
     with open_servers(Home.from_environment(), host) as servers:
         try:

@@ -72,7 +72,7 @@ def _run(command: Callable[[], object]) -> None:
     except DeployError as error:
         _exit_with(error)
     except UnsafeValueError as error:  # from a record, an index or a response that no caller expected to be invalid
-        _exit_with(HostError(str(error), hint="the file or host that contains it is damaged or hostile"))
+        _exit_with(HostError(str(error), hint="do not trust the file or host that contains this value"))
     except Exception as error:
         if _is_interrupt(error):
             raise KeyboardInterrupt from error
@@ -130,7 +130,7 @@ def _of_the_machine(error: OSError) -> HostError:
     hint = f"set {variable} to where you may write" if variable else "name a directory elsewhere"
     hint = f"free disk space, or {hint}" if place else ""
     if error.errno in _IN_THE_WAY:
-        hint = f"move what is there away, or set {variable or 'DEPLOY_HOME'} to another directory"
+        hint = f"move the existing file or directory away, or set {variable or 'DEPLOY_HOME'} to another directory"
     what = "cannot write: " if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS} else ""
     return HostError(f"{what}{error.strerror or error}", location=place, hint=hint)
 
@@ -156,9 +156,9 @@ def _of_this_tool(error: Exception) -> DeployError:
             file.write(whole)
         hint = f"please report it with `{file.name}`"
     except OSError as unwritable:  # a full or read-only disk
-        hint = f"please report it; all of it would be in a file, but: {unwritable.strerror or unwritable}"
+        hint = f"please report it; the traceback cannot be saved: {unwritable.strerror or unwritable}"
     return DeployError(
-        f"a fault of this tool: {type(error).__name__}: {error}",
+        f"internal error: {type(error).__name__}: {error}",
         location=f"{Path(last.filename).name}:{last.lineno}",
         hint=hint,
     )

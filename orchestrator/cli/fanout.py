@@ -71,7 +71,7 @@ def require_machine(word: str, *, location: str = "") -> None:
     if not given:
         scheme, rest = ("unix" if word.startswith("/") else "ssh"), word
     meant = f"{closest_match(scheme, _SCHEMES) or 'ssh'}://{rest}"
-    raise UsageError(f"`{word}` does not say how to reach the host", location=location, hint=f"did you mean `{meant}`?")
+    raise UsageError(f"`{word}` is not the URL of a host", location=location, hint=f"did you mean `{meant}`?")
 
 
 def _urls(word: str) -> Iterator[str]:
@@ -83,10 +83,10 @@ def _urls(word: str) -> Iterator[str]:
     try:
         lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UsageError(f"cannot read `{path}`: {why}", hint="write one host per line: ssh://user@node") from error
     if not any(lines):
-        raise UsageError(f"no host in `{path}`", hint="write one host per line: ssh://user@node")
+        raise UsageError(f"no host found in `{path}`", hint="write one host per line: ssh://user@node")
     for number, line in enumerate(lines, start=1):
         if line:
             require_machine(line, location=f"{path}:{number}")

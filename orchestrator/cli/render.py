@@ -119,7 +119,7 @@ def _check_kernels(plan: Plan, home: Home, missing: Sequence[str], table: bytes 
     if missing:
         build = "`deploy kernels build PROFILE` makes the table of tuned MoE kernels; then run this command again"
         warn(
-            f"`docker build` of these files stops: there is no file for patch `{'`, `'.join(missing)}`",
+            f"`docker build` of these files will fail: no file for patch `{'`, `'.join(missing)}`",
             hint=f"after tuning, {build}" if untuned else build,
         )
     else:

@@ -171,7 +171,10 @@ def command(
 def _check(*, tune: bool, host: str | None, running: bool, others: bool) -> None:
     """Raise UsageError for options that exclude each other; `others` apply to servers that are not started yet."""
     if tune and host is not None:
-        raise UsageError("`--tune` measures kernels on this host", hint=f"run `deploy reproduce` on {host}")
+        raise UsageError(
+            "cannot use `--tune` with `--host`: it measures kernels on this host",
+            hint=f"run `deploy reproduce` on {host}",
+        )
     if running and (tune or others):
         raise UsageError("`--tune`, `--checkpoint` and `--ablation` do not apply to a running server")
 
@@ -183,7 +186,7 @@ def _show(told: Sequence[str], bill: CostEstimate, todo: Sequence[CommandEstimat
     (print_data if dry_run else say)(bill.to_table(todo))
     note(bill.terms)
     if any(step.argv[:2] == ("kernels", "tune") for step in todo):
-        note(f"`kernels tune` counts with its limit of {TUNING_HOURS:.0f} hours: no duration is published")
+        note(f"the estimate includes {TUNING_HOURS:.0f} hours, the limit, for `kernels tune`: no duration is published")
 
 
 def _unmeasured(planned: ReproducePlan, bill: CostEstimate, name: str) -> Iterator[str]:

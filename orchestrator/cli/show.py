@@ -85,9 +85,7 @@ def command(
     warn_untuned(loaded.plan, home)
     note_environment(loaded.plan, image)
     if not loaded.plan.model.questions:
-        note(
-            f"model `{loaded.plan.model.name}` has no questions: the smoke test does not look whether answers are right"
-        )
+        note(f"model `{loaded.plan.model.name}` has no questions: the smoke test does not check answers")
     if not explain:
         OUTPUT.show(PlanOutput(**fields_of(loaded.plan)))
         return

@@ -63,7 +63,7 @@ def _hand_over_unit(
     """Print or write the unit, and name the variables that it reads."""
     secrets = secrets_file(names, home)
     if webhook != (environ.get(WEBHOOK) or None):
-        hint = f"leave it out, and write a line `{WEBHOOK}=…` into `{secrets}`, which the unit reads"
+        hint = f"omit `--webhook`, and write a line `{WEBHOOK}=…` into `{secrets}`, which the unit reads"
         raise UsageError("the URL of a webhook must not appear in a systemd unit", hint=hint)
     unit = unit_text(names, home, command=command)
     if output is None:

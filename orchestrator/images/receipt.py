@@ -102,7 +102,7 @@ def read_receipt(docker: DockerCli, image: str) -> ImageReceipt:
     """Read the receipt of an image on the docker host. Raises BuildError if the image or its receipt is missing."""
     found = labels(docker, image)
     if found is None:
-        raise BuildError(f"no image `{image}` found on this docker host", hint=f"`docker pull {image}`")
+        raise BuildError(f"no image `{image}` found on this Docker host", hint=f"`docker pull {image}`")
     return require_receipt(found, image)
 
 

@@ -131,6 +131,6 @@ def _aiter_hint(report: GateReport, run: RunDir) -> str:
     """Save the missed keys as input for the tuner; return the next commands."""
     untuned = atomic_write(run.path / "untuned.csv", report.untuned)
     return (
-        "`deploy kernels coverage PROFILE` shows the gap, `deploy kernels build PROFILE` fills what is known, "
-        f"`deploy kernels tune PROFILE` measures the rest; missed keys: {untuned}"
+        "`deploy kernels coverage PROFILE` shows the gap, `deploy kernels build PROFILE` adds known rows, "
+        f"`deploy kernels tune PROFILE` measures the others; missed keys: {untuned}"
     )

@@ -68,12 +68,12 @@ def _require_package(broker: str, tool: str | None) -> str:
     """Return the package of this tool. Raises UsageError without one, or if a machine cannot get it."""
     if tool is None:
         raise UsageError(
-            "a rented machine needs a package of this tool, which is on no package index",
+            "no `--package` given: `deploy` is on no package index, so a rented machine cannot install it",
             hint="`--package .` in a clone, a wheel, or a URL such as `git+https://…@COMMIT`",
         )
     _own_tool(tool)
     if broker == "dstack" and Path(tool).is_dir():
-        message = f"dstack's server refuses the upload of `{tool}`: it takes 2 MiB by default"
+        message = f"cannot upload `{tool}` to dstack: its server accepts 2 MiB by default"
         hint = "`uv build --wheel`, then `--package` with the wheel in `dist`"
         raise UsageError(message, hint=hint)  # dstack 0.22.5, settings.SERVER_CODE_UPLOAD_LIMIT
     return tool
@@ -82,7 +82,9 @@ def _require_package(broker: str, tool: str | None) -> str:
 def _refuse_files(named: Sequence[str], home: Home) -> None:
     """Raise UsageError if a profile or a catalog entry is a path."""
     if path := next(filter(is_path, named), None):
-        hint = f"put it into `{home.root / 'profiles'}` and use its name: that folder is copied to the rented machine"
+        hint = (
+            f"move the file into `{home.root / 'profiles'}`, which is copied to the rented machine, and pass its name"
+        )
         raise UsageError(f"`{path}` is a local file, which the rented machine does not have", hint=hint)
 
 

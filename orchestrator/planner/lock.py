@@ -76,7 +76,7 @@ def _digest_of(plan: Plan) -> str:
     image = plan.engine.image or ""
     digest = (local_config(image) or Registry().config(image)).digest
     if not digest:
-        raise BuildError("the image is local: no registry has a digest of it")
+        raise BuildError("the image is local: no registry has its digest")
     return digest
 
 
@@ -210,7 +210,7 @@ def default_path(profile: str) -> Path:
 def lock_output(output: Path | None, profile: str) -> Path:
     """Return the path to write a lock to. Raises UsageError for a name that `--locked` would not accept."""
     if output is not None and not output.name.endswith(LOCK_FILE):
-        raise UsageError(f"invalid lock name `{output}`", hint=f"the name must end in `{LOCK_FILE}`")
+        raise UsageError(f"invalid lockfile name `{output}`", hint=f"the name must end in `{LOCK_FILE}`")
     return output or default_path(profile)
 
 
@@ -229,10 +229,10 @@ def _seen_from(folder: Path, profile: str) -> str:
 def lock_path(given: str | None) -> Path:
     """Return the lock that `--locked` names: a file, or the default lock of a profile. Raises UsageError."""
     if given is None:
-        raise UsageError("which lock?", hint="`deploy up --locked FILE`; `deploy lock PROFILE` writes one")
+        raise UsageError("no lockfile given", hint="`deploy up --locked FILE`; `deploy lock PROFILE` writes one")
     path = Path(given) if given.endswith(LOCK_FILE) else default_path(given)
     if not path.is_file():
-        raise UsageError(f"no lock `{path}`", hint=f"`deploy lock {given}` writes one")
+        raise UsageError(f"no lockfile `{path}` found", hint=f"`deploy lock {given}` writes one")
     return path.absolute()
 
 
@@ -282,11 +282,11 @@ class LockSource(ProfileSource):
 
 
 def lock_source(path: Path, home: Home) -> LockSource:
-    """Read a lock and its profile, and note what the lock does not pin. Raises ProfileError."""
+    """Read a lock and its profile, and note the values that the lockfile does not pin. Raises ProfileError."""
     lock, document = read_lock(path)
     valid = read_profile(lock.profile, overrides=lock.overrides, catalog=Catalog.of(home))
     for key, reason in lock.unknown.items():
-        note(f"the lock does not pin `{key}`: {reason}")
+        note(f"the lockfile does not pin `{key}`: {reason}")
     return LockSource(valid=valid, home=home, path=path, lock=lock, document=document)
 
 

@@ -249,14 +249,16 @@ def _layers(path: Path, document: Document, catalog: Catalog) -> dict[Path, Docu
         place = document.location((EXTENDS,))
         if not isinstance(base, str):
             raise ProfileError(
-                "`extends` is not a name", location=place, hint="`extends: NAME`; `deploy profiles` lists the names"
+                "`extends` does not contain a name",
+                location=place,
+                hint="`extends: NAME`; `deploy profiles` lists the names",
             )
         if base in names:
             raise ProfileError(f"circular `extends`: profile `{base}` extends itself", location=place)
         found = _extended(base, path.parent, catalog)
         if found is None:
             hint = did_you_mean(base, catalog.names(EntryKind.PROFILE))
-            raise ProfileError(f"no profile `{base}` to extend", location=place, hint=hint)
+            raise ProfileError(f"no profile `{base}` found to extend", location=place, hint=hint)
         names.append(base)
         path, document = found, read_file(found, catalog.shown(found))
 
@@ -274,7 +276,7 @@ def _read_load(name: str, catalog: Catalog, place: str) -> Load:
     path = catalog.find(EntryKind.WORKLOAD, name)
     if path is None:
         hint = did_you_mean(name, catalog.names(EntryKind.WORKLOAD))
-        raise ProfileError(f"no workload `{name}`", location=place, hint=hint)
+        raise ProfileError(f"no workload `{name}` found", location=place, hint=hint)
     document = read_file(path, catalog.shown(path))
     lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
     return validate({**lengths, "name": name}, Load, place=document.location, message=f"workload `{name}` is not valid")
@@ -285,7 +287,7 @@ def _profile_path(name: str, catalog: Catalog) -> Path:
         path = Path(name)
         if path.is_file():
             return path
-        raise ProfileError(f"no file `{name}`", hint="`deploy profiles` lists the profiles of the catalog")
+        raise ProfileError(f"no file `{name}` found", hint="`deploy profiles` lists the profiles of the catalog")
     return catalog.path(EntryKind.PROFILE, name)
 
 
@@ -327,11 +329,11 @@ def _part_file(part: str, named: str, folder: Path, catalog: Catalog) -> Path:
     if is_path(named):
         file = path_named_in(folder, named)
         if not file.is_file():
-            raise ProfileError(f"no file `{file}`")
+            raise ProfileError(f"no file `{file}` found")
         if not is_valid_name(file.stem):
             raise ProfileError(f"invalid name `{file.stem}` of a catalog entry", hint="rename the file")
         return file
     if (found := catalog.find(_KINDS[part], named)) is None:
         hint = did_you_mean(named, catalog.names(_KINDS[part]))
-        raise ProfileError(f"no {part} `{named}`", hint=hint)
+        raise ProfileError(f"no {part} `{named}` found", hint=hint)
     return found

@@ -270,14 +270,18 @@ def _require_new(target: Path) -> None:
     if os.path.lexists(target):
         raise UsageError("the target exists", location=str(target), hint=_hint_of_what_exists(target))
     if not target.parent.is_dir():
-        raise UsageError("the directory does not exist", location=str(target.parent), hint="create it first")
+        raise UsageError(
+            "the directory does not exist",
+            location=str(target.parent),
+            hint=f"`mkdir -p {shlex.quote(str(target.parent))}`",
+        )
 
 
 def _hint_of_what_exists(target: Path) -> str:
     if target.name and read_receipt(target) and (left := WorkDir(target)).in_progress():
         folder = shlex.quote(str(left.root))
-        return f"it is complete; a killed command left its work directory: `rm -r {folder}`"
-    return "choose a new one: nothing is overwritten"
+        return f"the target is complete; remove the work directory of a killed command: `rm -r {folder}`"
+    return "choose a directory that does not exist"
 
 
 def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir) -> None:

@@ -242,7 +242,7 @@ def known_names(home: Home) -> tuple[str, ...]:
     return tuple(sorted(path.name for path in home.runs.glob("*") if path.is_dir()))
 
 
-def not_started(home: Home, name: str, *, hint: str = "`deploy status` lists what runs") -> StartError:
+def not_started(home: Home, name: str, *, hint: str = "`deploy status` lists servers") -> StartError:
     """Nothing was started under a name from this home; names the nearest one, else gives the hint."""
     near = did_you_mean(name, {*known_names(home)} - {name})
     return StartError(f"nothing was started as `{name}` from here", hint=near or hint)

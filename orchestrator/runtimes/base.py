@@ -248,7 +248,7 @@ class Runtime(ABC):
         """Return the host that `--host` or the environment names; None for this host. Raises UsageError."""
         del environ
         if host is not None and cls.cluster_managed:
-            raise UsageError(f"`--host` is not for {cls.name}: its cluster chooses the node", hint="omit `--host`")
+            raise UsageError(f"cannot use `--host` with {cls.name}: the cluster chooses the node", hint="omit `--host`")
         if host is not None:
             raise UsageError(
                 f"the {cls.name} runtime starts servers only on this host, not on `{host}`",

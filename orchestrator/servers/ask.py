@@ -32,11 +32,13 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = 
         with EngineClient(url, key=key, limits=_LIMITS) as server:
             yield from _pieces(server.events(endpoints.COMPLETIONS, body), tokens=tokens)
     except (NoResponseError, UnexpectedResponseError) as error:
-        hint = "`deploy status --health` asks every server whether it generates"
+        hint = "`deploy status --health` requests a token from every server"
         if isinstance(error, UnauthorizedError):
-            hint = "another server listens there: this one was started without a key"
+            hint = "another server listens at this address: this server was started without a key"
             if key is not None:
-                hint = "the variable that holds its key has another value in this shell than it was started with"
+                hint = (
+                    "export the API key with which the server was started; the variable has another value in this shell"
+                )
         raise StartError(f"no complete response from {url}: {error}", hint=hint) from error
 
 
@@ -53,10 +55,10 @@ def _pieces(events: Iterator[bytes], *, tokens: int) -> Iterator[str]:
         finish_reason = reason or finish_reason
         pieces += bool(text)
         if pieces > tokens:
-            raise UnexpectedResponseError(f"it goes on after {tokens} tokens")
+            raise UnexpectedResponseError(f"the response continues after {tokens} tokens")
         if text:
             yield text
     if finish_reason is None:
-        raise UnexpectedResponseError("it does not say how it ended")
+        raise UnexpectedResponseError("the response has no finish reason")
     if not pieces:
-        raise UnexpectedResponseError("it holds no text")
+        raise UnexpectedResponseError("the response has no text")

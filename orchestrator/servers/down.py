@@ -59,9 +59,9 @@ def down_all(
         except (DeployError, OSError) as error:
             failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
     if not names and not servers.unreachable:
-        say("no server of this home runs")
+        say("no server of this home is running")
     for name in sorted({handle.name for handle in found} - set(names)):
-        note(f"`{name}` was started from another home and is left alone: `deploy down {name}` stops it")
+        note(f"`{name}` was started from another home and is still running: `deploy down {name}` stops it")
     problems = [Problem(f"cannot query {kind}: {why}") for kind, why in servers.unreachable.items()]
     problems += [
         Problem(f"`{name}`: {problem.message}", problem.location, problem.hint)

@@ -34,7 +34,7 @@ def parse_since(text: str, now: datetime, *, option: str = "--since") -> datetim
         return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
     except ValueError as error:
         hint = " or ".join(f"`{option} {each}`" for each in ("5m", "2h", "14:05", "2026-11-22T14:05"))
-        raise UsageError(f"`{option} {text}` is neither a time nor a span of time", hint=hint) from error
+        raise UsageError(f"`{option} {text}` is neither a time nor a duration", hint=hint) from error
 
 
 def saved_log(servers: Servers, name: str, since: datetime | None = None) -> Iterator[str] | None:
@@ -42,7 +42,7 @@ def saved_log(servers: Servers, name: str, since: datetime | None = None) -> Ite
     run = latest_run(servers.home, name)
     if run is None or not run.log.is_file():
         return None
-    note(f"`{name}` is gone; this is its last log, `{run.log}`")
+    note(f"`{name}` is not running; this is the log of its last run: `{run.log}`")
     lines = LogTail(run.log).to_end()
     return lines if since is None else lines_since(lines, since, started=run.started, zone=_zone(run))
 

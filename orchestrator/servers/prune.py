@@ -195,7 +195,7 @@ def _contents(run: RunDir) -> list[tuple[str, os.stat_result]]:
     """Return the contents of a run directory by relative path, folders after their contents. Raises OSError."""
     own = run.path.lstat()
     if not stat.S_ISDIR(own.st_mode) or own.st_uid != os.geteuid():
-        raise PermissionError(1, "it belongs to another user", str(run.path))
+        raise PermissionError(1, "another user owns the directory", str(run.path))
     return [
         (str((Path(place) / FileName(name)).relative_to(run.path)), os.stat(name, dir_fd=at, follow_symlinks=False))
         for place, folders, files, at in os.fwalk(run.path, topdown=False, onerror=_raise)

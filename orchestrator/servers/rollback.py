@@ -34,7 +34,7 @@ def rollback(name: str, home: Home, *, drain: float | None = None) -> UpResult:
         require_version(newest)
         hint = f"`deploy history {name}` shows each with its smoke test"
         raise StartError(f"no last known good run of `{name}`", hint=hint)
-    note(f"back to `{name}/{run.path.name}`")
+    note(f"rolling back to `{name}/{run.path.name}`")
     return up(dataclasses.replace(request_from(run), name=name, replace=True, drain=drain), home)
 
 
@@ -73,8 +73,8 @@ def rerun_request(text: str, given: UpRequest, home: Home) -> UpRequest:
     Raises UsageError for an unknown run, and for options that would change its plan.
     """
     if given.profile or given.overrides or given.image:
-        what = "`--from` repeats a run; it takes no profile, `--set`, `--revision` or `--image`"
-        raise UsageError(what, hint="`deploy diff` shows what a run and a profile differ in")
+        what = "`--from` repeats a run: a profile, `--set`, `--revision` and `--image` do not apply"
+        raise UsageError(what, hint="`deploy diff` compares a run with a profile")
     was = request_from(named_run(home, text))
     return dataclasses.replace(
         was,
@@ -93,7 +93,9 @@ def decided_before(given: UpRequest, home: Home, *, run: str | None, locked: boo
     """Return the request for a run, a lockfile or a profile. Raises UsageError if none is given."""
     if run is not None:
         if locked:
-            raise UsageError("`--from` and `--locked` exclude each other", hint="a run's own lock is its `lock.yaml`")
+            raise UsageError(
+                "cannot use `--from` with `--locked`", hint="`--locked PATH` reads the `lock.yaml` in a run directory"
+            )
         return rerun_request(run, given, home)
     if locked:
         return _as_locked(given)
@@ -108,8 +110,8 @@ def _as_locked(given: UpRequest) -> UpRequest:
     Raises UsageError for a missing lockfile and for options that would change its plan, ProfileError for an edited one.
     """
     if given.overrides or given.image:
-        what = "`--locked` starts the lockfile; it takes no `--set`, `--revision` or `--image`"
-        raise UsageError(what, hint="`deploy lock PROFILE --set KEY=VALUE` locks it with them")
+        what = "`--locked` starts the lockfile: `--set`, `--revision` and `--image` do not apply"
+        raise UsageError(what, hint="`deploy lock PROFILE --set KEY=VALUE` writes a lockfile with other settings")
     path = lock_path(given.profile or None)
     lock, _ = read_lock(path)
     return dataclasses.replace(given, profile=lock.profile, overrides=lock.overrides, lock=str(path))

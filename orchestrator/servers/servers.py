@@ -150,7 +150,7 @@ class Servers:
             near = f"`deploy diagnose {name}` tells why its last start failed"
         raise StartError(
             f"no server `{name}` found",
-            hint=near or "`deploy status` lists what runs, `deploy profiles` what `deploy up` can start",
+            hint=near or "`deploy status` lists servers, `deploy profiles` lists profiles to start",
         )
 
     def server(self, found: RunningServer) -> Server:
@@ -223,12 +223,12 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
     if variable is None:
         return None
     if not (value := environ.get(variable)):
-        what = f"`{variable}` is not set; the plan takes the API key from it"
+        what = f"`{variable}` is not set: the plan reads the API key from this variable"
         raise UsageError(what, hint=f"export {variable}=…")
     key = read_key(value, location=variable)
     if len(key.reveal()) < SAFE_LENGTH:
         what = f"the API key in `{variable}` has fewer than {SAFE_LENGTH} characters"
-        warn(f"{what}: it can be guessed, and output redacts it only as a whole word")
+        warn(f"{what}: a short key can be guessed, and output redacts it only as a whole word")
     return key
 
 
@@ -237,10 +237,10 @@ def exit_problem(name: str, state: ServerState) -> Problem | None:
     if state.status is Status.RUNNING:
         return None
     if state.status is Status.PENDING:
-        hint = f"wait for it; `deploy down {name}` cancels it"
+        hint = f"wait, or `deploy down {name}`"
         return Problem(f"`{name}` is pending: {state.detail}", hint=hint)
     if state.status is Status.UNKNOWN:
-        return Problem(f"`{name}`: {state.detail}", hint=f"`deploy down {name}` ends it where it can")
+        return Problem(f"`{name}`: {state.detail}", hint=f"`deploy down {name}` stops the processes that it can reach")
     return Problem(f"`{name}` is not running: {state.exit_summary}", hint=RESTART_HINT.format(name=name))
 
 
@@ -281,7 +281,7 @@ def _started_again(state: ServerState, run: RunDir) -> str:
     noted = datetime.fromtimestamp((run.path / PROCESSES_FILE).stat().st_mtime, UTC)
     if datetime.fromisoformat(state.started_at) <= noted:
         return ""
-    began = f"it was started again {state.age()} ago, and is not ready yet"
+    began = f"restarted {state.age()} ago, not ready yet"
     return "; ".join(filter(None, [began, state.detail]))
 
 

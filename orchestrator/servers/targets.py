@@ -109,7 +109,9 @@ def side_of_server(servers: Servers, name: str) -> ProbeSide:
     server = servers.open(name)
     server.require_running()
     if server.found.has_roles:
-        raise UsageError(f"cannot probe `{name}`: a prefill or decode server refuses requests of its own")
+        raise UsageError(
+            f"cannot compare log-probabilities of `{name}`: prefill and decode servers answer only through the gateway"
+        )
     run, plan, key = server.require_own_run(), server.require_plan(), server.key
     engines = tuple(
         (f"replica {number}" if server.found.replicas else "", target_of(plan, url=engine.url, api_key=key))
@@ -127,7 +129,7 @@ def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
         with EngineClient(url, key=key) as server:
             engine = read_engine(server.get(MODELS))
             if is_foreign(engine):
-                raise SmokeError(f"log-probabilities are read by sglang's own API, and `{url}` is {engine}")
+                raise SmokeError(f"cannot read log-probabilities of `{url}`: it is {engine}, not sglang")
             target = target_from_server_info(server, url=url, api_key=key)
     except (NoResponseError, UnexpectedResponseError) as error:
         raise unidentified_server(url, error, key=key) from error

@@ -282,7 +282,7 @@ class TopView:
             between_tokens=read_buckets(exported, Metric.ITL),
         )
         if not read.metrics:
-            return "it exports no metrics any more"
+            return "the server no longer exports metrics"
         self._counters.append(read)
         while self._counters[0].at < read.at - WINDOW_S and len(self._counters) > 2:
             self._counters.popleft()

@@ -71,7 +71,7 @@ def code_of(deployment: Deployment, broken: Broken, *words: str, fresh: bool = F
     ended = deployment.start(*words, broken=broken, fresh=fresh).wait()
     printed = ended.stdout + ended.stderr
     assert "Traceback" not in printed
-    assert "a fault of this tool" not in printed
+    assert "internal error" not in printed
     assert "Exception ignored" not in printed
     return ended.code
 

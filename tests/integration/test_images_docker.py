@@ -318,7 +318,7 @@ def test_a_rendered_context_holds_its_table_or_its_build_fails(docker: DockerCli
     tag = f"deploy-test/{tmp_path.name}"
 
     rendered = deploy(*words)
-    assert "`docker build` of these files stops: there is no file for patch `aiter-fp4-moe-table`" in rendered.stderr
+    assert "`docker build` of these files will fail: no file for patch `aiter-fp4-moe-table`" in rendered.stderr
     failed = docker.run("build", "--tag", tag, str(tmp_path / "out/image"))
     assert not failed.ok
     assert "`deploy kernels build mi355x-tp8-july` makes it" in failed.stdout + failed.stderr

@@ -73,7 +73,7 @@ class Ended:
             yield f"{called} hangs: {said}"
         elif self.code not in codes:
             yield f"{called} ends with {self.code}: {said}"
-        if "Traceback" in self.stderr or "a fault of this tool" in self.stderr:
+        if "Traceback" in self.stderr or "internal error" in self.stderr:
             yield f"{called} shows a traceback: {said}"
 
 

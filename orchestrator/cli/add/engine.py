@@ -67,9 +67,7 @@ def command(
     home = Home.from_environment()
     if flags_only:
         if name or set_ or host or replace or dry_run:
-            raise UsageError(
-                "`--flags-only` goes with `--wheel` and `--python` only", hint="leave out the other options"
-            )
+            raise UsageError("`--flags-only` allows only `--wheel` and `--python`", hint="omit the other options")
         path = str(write_flag_table(what, home, wheel=wheel, python=python))
         if json:
             OUTPUT.show(WrittenFlagTable(path=path))
@@ -111,6 +109,6 @@ def _show_engine(found: AddedEngine, following: str, *, written: bool) -> None:
         if following:
             say(f"next: `{following}`")
         else:
-            note(f"no profile of the catalog uses it; to try one: `deploy show PROFILE --set engine={found.file.name}`")
+            note(f"no profile uses this engine; next: `deploy show PROFILE --set engine={found.file.name}`")
     else:
         say(f"would write {found.file.path}")

@@ -49,7 +49,7 @@ def command(
     The built-in rows are read from the profile's image, or from copies of its tables given with `--table`.
     """
     if host is not None and tables:
-        raise UsageError("`--host` needs `--image`", hint="without `--image`, tables are read on this host")
+        raise UsageError("`--host` needs `--image`", hint="add `--image IMAGE`, or run the command on that host")
     plan, home = load(profile, overrides=set_ or ()).plan, Home.from_environment()
     far = resolve_host_ref(plan.runtime, home, host).remote
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)

@@ -47,7 +47,7 @@ def command(
 ) -> None:
     """Show which token counts have a tuned kernel. Exits with 9 if the server would meet an untuned one."""
     if host is not None and image is None:
-        raise UsageError("`--host` needs `--image`", hint="tables and checkpoints are read on this host")
+        raise UsageError("`--host` needs `--image`", hint="add `--image IMAGE`, or run the command on that host")
     home, far = Home.from_environment(), remote_host(host, environ)
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)
     plans = _plans(profile, set_ or ())
@@ -67,9 +67,9 @@ def command(
         note(text)
     if short := [one for one in covered if one.untuned]:
         names = ", ".join(f"`{one.coverage.profile}` ({one.untuned} missing)" for one in short)
-        hint = "`deploy kernels build PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest"
+        hint = "`deploy kernels build PROFILE` adds known rows, `deploy kernels tune PROFILE` measures the others"
         if not any(one.supports_table for one in short):
-            hint = "aiter chooses a kernel by heuristics there; tables are made and tuned for MXFP4 alone"
+            hint = "aiter chooses kernels by heuristics; `deploy` tunes tables only for MXFP4"
         with hints_for(profile or short[0].coverage.profile, set_ or ()):
             raise KernelsError(f"no tuned kernel for every key of {names}", hint=hint)
 

@@ -31,7 +31,7 @@ def command(
     if sum(choice is not None for choice in (wheel, source, image)) != 1:
         raise UsageError("no sources given", hint="one of `--wheel VERSION`, `--source DIR`, `--image IMAGE`")
     if host is not None and image is None:
-        raise UsageError("`--host` needs `--image`", hint="wheels and directories are read on this host")
+        raise UsageError("`--host` needs `--image`", hint="add `--image IMAGE`, or run the command on that host")
     states = _states(wheel=wheel, source=source, image=image, host=host)
     if json:
         OUTPUT.show(tuple(states))

@@ -191,13 +191,13 @@ def _about(shipped: ImageTables | None, store: Store) -> ShippedTables | None:
 def _notes(facts: Mapping[str, Data], patches: Sequence[PatchState]) -> Iterator[str]:
     for patch in patches:
         if patch.state == CONFLICT:
-            yield f"patch `{patch.id}` does not apply, so no image can be built with it: `skip_patches` omits it"
+            yield f"patch `{patch.id}` does not apply, so an image build fails: `skip_patches` omits the patch"
     if not any(facts.get(key) for key in _RUNS_IN):
-        yield "it has no image: `--set engine.image=NAME:TAG` names one for a start, `deploy add engine IMAGE` for good"
+        yield "the engine has no image: `--set engine.image=NAME:TAG` names one; `deploy add engine IMAGE` keeps it"
     if facts.get("image") and not facts.get("image_digest"):
-        yield "no registry digest of the image found: it is not pinned, and its tag may move"
+        yield "the image is not pinned: no registry digest found, and the tag may move"
     if facts["platform"] == "rocm" and facts.get("image") and not facts.get("aiter_dir"):
-        yield "its aiter is unknown: pull the image, then `deploy add engine IMAGE` reads it"
+        yield "the image's aiter is unknown: pull the image, then `deploy add engine IMAGE` reads it"
 
 
 def _head(name: str, source: EngineSource, patches: Sequence[PatchState]) -> list[str]:

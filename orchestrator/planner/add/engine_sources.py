@@ -60,14 +60,14 @@ def engine_source(request: EngineRequest, home: Home) -> EngineSource:
     version = request.what.removeprefix("v")
     if not is_version(version):
         if request.wheel is not None:
-            hint = "write a version of sglang as 0.5.17; of an image, its own sources are read"
+            hint = "omit `--wheel`, or pass a version such as 0.5.17"
             raise UsageError(f"`--wheel` needs a version; `{request.what}` is an image", hint=hint)
         return _Image(request)
     if request.host is not None:
         raise UsageError("`--host` needs an image", hint=f"the wheel of {version} is read on this host")
     for said in map(Override.parse, request.overrides):
         if said.path == ("version",) and said.value != version:
-            hint = f"`deploy add engine {said.value}` reads that one's wheel"
+            hint = f"`deploy add engine {said.value}` reads that wheel"
             raise UsageError(f"`version` is {said.value}, but the wheel is of {version}", hint=hint)
     return _Release(replace(request, what=version), home)
 
@@ -90,7 +90,7 @@ class _Release:
         wheel = self.request.wheel or fetch_wheel(self.request.what, self.home.root / "wheels")
         if (found := wheel_version(wheel)) != self.request.what:
             said = f"has version {found}" if found else "has no version"
-            raise UsageError(f"`{wheel}` {said}, not {self.request.what}", hint="give the version of that wheel")
+            raise UsageError(f"`{wheel}` {said}, not {self.request.what}", hint="pass the wheel's version")
         return wheel
 
     def lines(self) -> Iterator[YamlLine]:
@@ -131,7 +131,7 @@ class _Image:
     def config(self) -> ImageConfig:
         if (found := docker_config(self.docker, self.name)) is None:
             hint = f"`docker pull {self.name}`; write a version of sglang as 0.5.17"
-            raise BuildError(f"no image `{self.name}` found on this docker host", hint=hint)
+            raise BuildError(f"no image `{self.name}` found on this Docker host", hint=hint)
         return found
 
     @cached_property

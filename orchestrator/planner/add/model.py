@@ -43,7 +43,7 @@ def add_model(
     """
     directory = _directory(checkpoint)
     if directory is not None and revision is not None:
-        raise UsageError("a directory has no revision", hint="`--revision` needs a repository on the hub")
+        raise UsageError("`--revision` needs a repository on the hub, not a directory", hint="omit `--revision`")
     given = [Override.parse(text) for text in overrides]
     name = name or (directory.name if directory else checkpoint.partition("/")[2]).lower()
     free_name(EntryKind.MODEL, name, home, replace=replace)
@@ -73,7 +73,7 @@ def _directory(checkpoint: str) -> Path | None:
     if checkpoint and path.is_dir():
         return path.absolute()
     if not checkpoint or path.exists() or not _REPOSITORY.fullmatch(checkpoint):
-        hint = "give the directory of a checkpoint, or a repository as `OWNER/NAME`"
+        hint = "pass the directory of a checkpoint, or a repository as `OWNER/NAME`"
         raise UsageError(f"`{checkpoint}` is neither a directory nor the name of a repository", hint=hint)
     return None
 

@@ -242,7 +242,7 @@ def _engine(
         return named, f"from `{request.base}`"
     if not found:
         hint = "`--engine NAME`, one of `deploy profiles`"
-        raise ProfileError(f"no engine for {node.arch} of {node.vendor}", hint=hint)
+        raise ProfileError(f"no engine found for {node.arch} ({node.vendor})", hint=hint)
     *newest, _ = max(found)
     return min(name for *of, name in found if of == newest), f"the newest in the catalog for {node.arch}"
 

@@ -48,7 +48,7 @@ def create_deployment(cluster: Cluster, deployment: Manifest) -> Mapping[str, An
     found = cluster.json("get", "deployment", about["name"], "--ignore-not-found")
     raise NameTakenError(
         f"`{about['labels'][NAME]}` exists in namespace `{cluster.namespace}`{holder(found.get('metadata', {}))}",
-        hint=f"another `--name`; {cluster.shown('get', 'deployment', about['name'])} shows it",
+        hint=f"choose another `--name`; {cluster.shown('get', 'deployment', about['name'])} shows it",
     )
 
 

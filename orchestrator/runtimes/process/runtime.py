@@ -362,5 +362,5 @@ def _how_it_ended(record: Record) -> str:
     code = record.exit_code
     if code is None:
         left = f"; {count} of its processes are still running" if (count := len(server_processes(record.marks))) else ""
-        return f"its supervisor was killed, and the server with it{left}"
+        return f"the supervisor was killed, and the server with it{left}"
     return describe_exit(code)

@@ -68,7 +68,7 @@ def _known(number: str) -> Job:
     job = jobs.find_job(number)
     if job is None:
         raise StartError(
-            f"job {number} disappeared from Slurm before it started", hint="`sacct` may have a record of it"
+            f"job {number} disappeared from Slurm before it started", hint="`sacct` may have a record of the job"
         )
     return job
 

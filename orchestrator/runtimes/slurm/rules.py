@@ -31,7 +31,7 @@ def has_engine(context: RuleContext) -> Iterator[Problem]:
     if section.container == "none":
         if engine.requirements is None and engine.python is None:
             yield Problem(
-                "on Slurm this engine needs a Python interpreter on the nodes, or containers of the site",
+                "on Slurm this engine needs a Python interpreter on the nodes, or a container",
                 context.location("engine"),
                 "`--set engine.python=PATH` for a Python that has sglang; or `--set slurm.container=apptainer` (or "
                 "pyxis) with `--set slurm.image=…`",
@@ -45,7 +45,7 @@ def has_engine(context: RuleContext) -> Iterator[Problem]:
         return
     if section.container == "pyxis" and context.profile.layout.nodes.value > 1:
         yield Problem(
-            "pyxis starts a server on one node only: it needs a job step, and a rank of several nodes is one itself",
+            "cannot start a server on several nodes with pyxis: it needs the job step that starts each rank",
             context.location("slurm", "container"),
             "`--set slurm.container=apptainer`",
         )
@@ -71,7 +71,7 @@ def address_is_routable(context: RuleContext) -> Iterator[Problem]:
         yield Problem(
             f"`{server.host}` may not be an address of the job's node",
             context.location("server", "host"),
-            "remove it: on Slurm a server listens on the addresses of its node",
+            "remove `server.host`: on Slurm a server listens on all addresses of its node",
         )
     elif server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
@@ -98,11 +98,13 @@ def options_are_free(context: RuleContext) -> Iterator[Problem]:
     for index, option in enumerate(context.profile.slurm.sbatch_options):
         place, name = context.location("slurm", "sbatch_options", index), option[2:].partition("=")[0]
         if ours := min((each for each in _OURS if each.startswith(name)), default=""):  # as in getopt_long(3)
-            hint = f"`slurm.{ours}` sets it" if ours in SlurmSection.model_fields else "leave it out"
-            yield Problem(f"`--{ours}` is set by this tool", place, hint)
+            hint = f"`slurm.{ours}` sets it" if ours in SlurmSection.model_fields else "omit it"
+            yield Problem(f"cannot set `--{ours}`: `deploy` sets it", place, hint)
         if looks_secret(option):
             yield Problem(
-                f"`--{name}` looks like a secret", place, "remove it: Slurm shows the options of a job to everyone"
+                f"`--{name}` looks like a secret",
+                place,
+                "remove the option: Slurm shows the options of a job to everyone",
             )
 
 

@@ -107,7 +107,7 @@ def job_script(plan: Plan, name: str) -> str:
     needed = dict(_needed_by_hand(plan))
     lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in job_options(plan, name))]
     lines += [
-        "# `deploy up` submits this with its own Python and the directory of its run, where the server's output goes",
+        "# `deploy up` submits this script with its own Python and the run directory, where the server's output goes",
         f"# to {LOG}, secrets removed. By hand, `sbatch {SCRIPT}` in this folder runs {command}. Export before:",
         *(f"#   {variable:<{max(map(len, needed))}}  {what}" for variable, what in needed.items()),
         *_BY_HAND * (plan.gateway is None and plan.layout.nodes > 1),

@@ -31,13 +31,15 @@ def interpreter(subject: CheckContext) -> Iterator[Finding]:
     """Check that the interpreter runs, with the plan's sglang and a torch that the driver supports."""
     python, engine = subject.access.interpreter, subject.plan.engine
     if python is None:
-        yield info("interpreter", "made on the way up", f"sglang {engine.version}")
+        yield info("interpreter", "built by `up`", f"sglang {engine.version}")
         return
     told = subject.access.runner((python, "-c", _ASK))
     versions = _versions(told.stdout) if told.ok else None
     if versions is None:
         said = (told.stderr or told.stdout).strip().splitlines()
-        found = f"`{python}` {'is no Python' if told.ok else 'does not run'}" + (f": {said[-1][:200]}" if said else "")
+        found = f"`{python}` {'is not a Python' if told.ok else 'does not run'}" + (
+            f": {said[-1][:200]}" if said else ""
+        )
         yield fail("interpreter", found, "a Python that has sglang", "choose another: `--set engine.python=PATH`")
         return
     shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version)

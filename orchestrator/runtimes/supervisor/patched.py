@@ -81,7 +81,7 @@ def patched_copy(python: str, sources: SourcePatches, packages: Path) -> Patched
     _require_sglang(sources)
     found = find_sources(python)
     if "sglang" not in found:
-        hint = "choose an interpreter that has it: `--set engine.python=…`; or `--set runtime=docker`"
+        hint = "choose an interpreter that has sglang: `--set engine.python=…`; or `--set runtime=docker`"
         raise BuildError(f"`{python}` has no sglang to patch", hint=hint)
     folder = packages / FileName(_digest(python, sources, found)[:16])
     if (receipt := receipt_of(folder)) is not None:

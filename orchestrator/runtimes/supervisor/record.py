@@ -108,7 +108,7 @@ def read_record(run_dir: Path, file: str = FILE) -> Record | None:
         name = run_root(run_dir).parent.name
         raise HostError(
             f"cannot read the record `{path}`: {reason}",
-            hint=f"`deploy down {name}` stops its known processes; then move its run directory away",
+            hint=f"`deploy down {name}` stops the known processes of the server; then move its run directory away",
         ) from error
 
 

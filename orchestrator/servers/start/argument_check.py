@@ -74,7 +74,7 @@ def require_accepted(
     for reason in dict.fromkeys(verdict.unchecked for verdict in verdicts if verdict.unchecked):
         note(f"arguments not checked by sglang: {reason}")
     if any(verdict.parsed_only for verdict in verdicts):
-        note(f"sglang parsed the arguments; without config.json of `{plan.model.name}` it did not validate them")
+        note(f"sglang parsed the arguments but did not validate them: no config.json of `{plan.model.name}`")
 
 
 def profile_places(profile: str, overrides: Sequence[str], home: Home) -> Locate:

@@ -35,7 +35,7 @@ def ensure_checkpoint(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
     Raises CheckpointError, HostError.
     """
     if runtime_class(plan.runtime).cluster_managed:
-        note(f"checkpoint of `{plan.model.name}`: not checked from here; it is on the node of the server")
+        note(f"the checkpoint of `{plan.model.name}` is on the server's node; its files were not checked")
         return
     if host_ref.remote is not None:
         _ensure_remote(plan, host_ref, host_ref.remote, stage=stage)

@@ -310,7 +310,7 @@ def unidentified_server(
         return SmokeError(f"no server answers at `{url}`: {error}", hint=hint)
     if isinstance(error, UnauthorizedError):
         hint = "`--api-key-env VARIABLE` names the variable that holds the key" if key is None else ""
-    return SmokeError(f"no sglang server describes itself at `{url}`: {error}", hint=hint)
+    return SmokeError(f"no sglang server found at `{url}`: {error}", hint=hint)
 
 
 def degraded_faults(log: Iterable[str]) -> tuple[str, ...]:

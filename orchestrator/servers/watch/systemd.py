@@ -63,10 +63,8 @@ def unit_text(names: Sequence[str], home: Home, *, command: str | None, environ:
         _watched_plan(home, name)
     secrets = secrets_file(names, home)
     if command and _holds_secret(command):
-        hint = f"let a script of yours read it from a file, or from its environment: `{secrets}` has variables for it"
-        raise UsageError(
-            "`--exec` holds what looks like a secret, and the unit and every `ps` would show it", hint=hint
-        )
+        hint = f"pass a script that reads the secret from its environment: write `NAME=VALUE` into `{secrets}`"
+        raise UsageError("`--exec` contains a secret, which the unit and `ps` would show", hint=hint)
     words = python_module_argv("orchestrator", "watch", *names, "--json")
     words += ["--exec", command] if command else []
     passed = {"DEPLOY_HOME": str(home.root), "PATH": environ.get("PATH", os.defpath)}
@@ -133,5 +131,5 @@ def _word(text: str) -> str:
 
 def _specifier(text: str) -> str:
     if "\n" in text:
-        raise UsageError("a unit's line holds no line end")
+        raise UsageError("a line of a systemd unit cannot contain a line break")
     return text.replace("%", "%%")

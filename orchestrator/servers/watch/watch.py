@@ -276,7 +276,7 @@ def _only_watch(home: Home, name: str) -> AbstractContextManager[object]:
         return hold(home.runs / FileName(name) / ".watch")
     except LockHeldError as error:
         message = f"another `deploy watch` is watching `{name}` (pid {error.holder})"
-        raise NameTakenError(message, hint=f"stop it first: `kill {error.holder}`") from error
+        raise NameTakenError(message, hint=f"`kill {error.holder}` stops that one") from error
 
 
 def _interrupt(restarts: Sequence[Program]) -> None:

@@ -324,7 +324,7 @@ class Watcher:
             rank.probe = None
             if answer == _OK or answer in REJECTED:
                 rank.problem = ""
-                self._note_rejection(rank, "" if answer == _OK else f"it rejects a request for a token: {answer}", now)
+                self._note_rejection(rank, "" if answer == _OK else f"rejects a request for a token: {answer}", now)
             else:
                 self._mark_problem(rank, answer if isinstance(answer, str) else f"HTTP {answer}", since=now)
                 self._next_snapshot = min(self._next_snapshot, max(now, self._snapshot_at + _RECHECK))
@@ -364,9 +364,9 @@ class Watcher:
 def _hold_reason(snapshot: ServerSnapshot) -> tuple[EventKind, str] | None:
     """Return why the server must not be restarted, whatever its state; None if it may be."""
     if snapshot.busy:
-        return EventKind.WAITING, "another `deploy` command is changing it"
+        return EventKind.WAITING, "another `deploy` command is changing the server"
     if not snapshot.wanted:
-        return EventKind.STOPPED, "by somebody else; a new start under this name will be watched"
+        return EventKind.STOPPED, "by another command; a new start under this name will be watched"
     if snapshot.status == "pending":
         return EventKind.WAITING, snapshot.exit_reason
     if snapshot.status == "unknown":

@@ -218,7 +218,7 @@ def test_a_key_that_an_endpoint_repeats_in_its_error_is_not_kept() -> None:
     "url", ["http://" + "a" * 64, "http://a..b", "http://x:99999", "http://[::1", "http://", "ftp://x"]
 )
 def test_what_is_no_address_of_an_endpoint_is_refused(url: str) -> None:
-    """A host that no name can be was a fault of this tool once it was looked up."""
+    """A host that no name can be was internal error once it was looked up."""
     with pytest.raises(UsageError, match=r"is not (a|the) URL"):
         Address.from_url(url)
 

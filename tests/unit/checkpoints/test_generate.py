@@ -26,7 +26,7 @@ def test_nobody_elses_directory_is_emptied_for_a_generated_model(tmp_path: Path)
 
 
 def test_a_generator_that_makes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It used to be called a fault of this tool."""
+    """It used to be called internal error."""
     generator = tmp_path / "owl.py"
     generator.write_text("print(1)")
     monkeypatch.setattr("orchestrator.checkpoints.generate.subprocesses.follow", lambda *_: 0)

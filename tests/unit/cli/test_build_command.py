@@ -117,7 +117,7 @@ def test_render_takes_the_table_that_was_built_here_as_build_does(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     render(profile="mi355x-tp8")
-    assert "`docker build` of these files stops" in capsys.readouterr().err
+    assert "`docker build` of these files will fail" in capsys.readouterr().err
     plan = load("mi355x-tp8").plan
     Store.of(home, plan).write(plan, COMPLETE)
     render(profile="mi355x-tp8", output=tmp_path / "out")

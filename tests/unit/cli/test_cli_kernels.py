@@ -70,7 +70,7 @@ def test_fp8_is_looked_up_by_blocks_and_in_the_gpu_s_own_type(
     assert (found["untuned"], found["untuned_in_workload"], found["fusion"]["fused"]) == (2, [131072], True)
     missed = [bucket["token"] for bucket in found["keys"][0]["buckets"] if bucket["state"] == "untuned"]
     assert missed == [32768, 131072]
-    assert "tables are made and tuned for MXFP4 alone" in told.err
+    assert "`deploy` tunes tables only for MXFP4" in told.err
     path.write_text(path.read_text().replace("e4m3fnuz", "e4m3fn"))
     deploy(monkeypatch, "coverage", "mi325x-tp8", "--table", str(path), "--json")
     assert json.loads(capsys.readouterr().out)[0]["untuned"] == 17

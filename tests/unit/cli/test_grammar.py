@@ -191,10 +191,10 @@ def test_a_shell_is_offered_names_wherever_one_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("bench owl -w smoke-tiny --gpu h200 --layout tp8", "`--gpu` and `--layout` are for a URL"),
-        ("bench http://127.0.0.1:9 -w smoke-tiny --host ssh://node", "`--host` is for a server of ours"),
-        ("eval owl --suite gsm8k --api-key-env KEY", "`--api-key-env` is for a URL"),
-        ("smoke owl --profile cpu-tiny", "`--profile` is for a URL"),
+        ("bench owl -w smoke-tiny --gpu h200 --layout tp8", "`--gpu` and `--layout` are for URLs"),
+        ("bench http://127.0.0.1:9 -w smoke-tiny --host ssh://node", "`--host` is for servers that `deploy` started"),
+        ("eval owl --suite gsm8k --api-key-env KEY", "`--api-key-env` is for URLs"),
+        ("smoke owl --profile cpu-tiny", "`--profile` is for URLs"),
     ],
 )
 def test_an_option_that_says_nothing_of_the_target_is_refused(line: str, message: str) -> None:

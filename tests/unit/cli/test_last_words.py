@@ -132,7 +132,7 @@ def test_what_stands_where_a_directory_is_to_be_is_no_fault_of_the_tool(
     assert deploy(monkeypatch) == 4
     said = capsys.readouterr().err
     assert f"--> {tmp_path / 'models'}" in said
-    assert "move what is there away" in said
+    assert "move the existing file or directory away" in said
 
 
 def test_a_fault_of_the_tool_is_called_one_and_kept_whole_in_a_file(
@@ -147,7 +147,7 @@ def test_a_fault_of_the_tool_is_called_one_and_kept_whole_in_a_file(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert deploy(monkeypatch) == 1
     said = capsys.readouterr().err
-    assert "error: a fault of this tool: FileNotFoundError" in said
+    assert "error: internal error: FileNotFoundError" in said
     assert "Traceback" not in said
     (kept,) = tmp_path.iterdir()
     assert f"`{kept}`" in said
@@ -164,7 +164,7 @@ def test_a_fault_of_the_tool_is_a_sentence_where_no_file_can_be_made(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     assert deploy(monkeypatch) == 1
     said = capsys.readouterr().err
-    assert "error: a fault of this tool: KeyError: 'x'" in said
+    assert "error: internal error: KeyError: 'x'" in said
     assert "No such file or directory" in said
 
 

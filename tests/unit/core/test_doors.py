@@ -96,7 +96,7 @@ def test_a_receipt_with_a_hostile_value_is_none(key: str, tmp_path: Path) -> Non
     ],
 )
 def test_a_receipt_of_another_form_is_none(key: str, values: list[object], tmp_path: Path) -> None:
-    """One was a fault of this tool, and `allow_mismatch` in any words was a consent."""
+    """One was internal error, and `allow_mismatch` in any words was a consent."""
     directory = write_checkpoint(tmp_path / "glm")
     path = receipt_path(directory)
     for value in values:

@@ -126,7 +126,7 @@ def test_a_damaged_outcome_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_are_refused_in_words(tmp_path: Path) -> None:
-    """They used to end as a fault of this tool."""
+    """They used to end as internal error."""
     file = tmp_path / "eval.json"
     file.write_bytes(b'{"suite": "\xe9"}')
     for load in (load_eval_result, load_result):

@@ -116,7 +116,7 @@ def test_an_engine_without_an_image_says_so_and_takes_one_at_a_start() -> None:
     """A release may have no image yet: its options and the state of its patches are known all the same."""
     done = deploy("add", "engine", "0.5.20", "--set", "platform=rocm", "--name", "own")
     assert done.exit_code == 0, done.stderr
-    assert "it has no image: `--set engine.image=NAME:TAG`" in done.stderr
+    assert "the engine has no image: `--set engine.image=NAME:TAG`" in done.stderr
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8-current", overrides=["engine=own"])
     [problem] = caught.value.problems_or_self()
@@ -143,7 +143,7 @@ dockerfile: sglang-rocm  # of its platform
     )
     assert written(home) == ["profiles/engines/own.yaml"], "the table of 0.5.20 is shipped"
     assert re.fullmatch(r"next: `deploy show mi355x-\S+ --set engine=own`", done.stderr.splitlines()[-1])
-    assert "its aiter is unknown" in done.stderr
+    assert "the image's aiter is unknown" in done.stderr
 
 
 def test_what_contradicts_is_refused_and_nothing_is_written(home: Home, tmp_path: Path) -> None:
@@ -252,5 +252,5 @@ def test_an_aiter_without_tables_is_told_and_no_reason_to_refuse(monkeypatch: py
 def test_an_image_that_is_not_there_is_not_pulled(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_sources, "docker_config", lambda *_: None)
     [said] = refused("0.5", fault=BuildError)
-    assert said == "no image `0.5` found on this docker host | `docker pull 0.5`; write a version of sglang as 0.5.17"
+    assert said == "no image `0.5` found on this Docker host | `docker pull 0.5`; write a version of sglang as 0.5.17"
     assert written(home) == []

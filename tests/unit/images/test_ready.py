@@ -210,7 +210,7 @@ def labels_of(image: PrebuiltImage) -> dict[str, str]:
     ],
 )
 def test_a_label_that_is_no_receipt_is_told_as_one(key: str | None, value: object) -> None:
-    """Anybody may put a label on an image: some were a fault of this tool."""
+    """Anybody may put a label on an image: some were internal error."""
     image = ready(july())
     receipt = json.loads(labels_of(image)["deploy.receipt"])
     assert receipt_in({"deploy.receipt": json.dumps(receipt)}, "x") == image.receipt

@@ -167,7 +167,7 @@ def test_a_reproduction_tunes_what_it_lacks_as_a_step(tmp_path: Path, capsys: py
         ["mi355x-tp8", "142.08"],
         ["mi355x-tp4dp2", "142.08"],
     ], "each shape once"
-    assert "`kernels tune` counts with its limit of 12 hours" in shown.err
+    assert "the estimate includes 12 hours, the limit, for `kernels tune`" in shown.err
     with pytest.raises(UsageError, match="on this host"):
         reproduce("wafer-glm52", tune=True, dry_run=True, host="node1", output=tmp_path / "new")
 

@@ -172,7 +172,7 @@ def test_a_name_that_cannot_be_one_is_asked_for(home: Home, tmp_path: Path) -> N
 
 def test_what_is_no_checkpoint_is_said_to_be_none(home: Home, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="a directory has no revision"):
+    with pytest.raises(UsageError, match="needs a repository on the hub, not a directory"):
         added(tmp_path, home, revision="main")
     for location in ("no-such-directory", "a/b/c", str(tmp_path / "file")):
         with pytest.raises(UsageError, match="neither a directory nor the name of a repository"):

@@ -137,7 +137,7 @@ def test_what_nobody_answers_for_is_unknown_with_the_reason(home: Home, monkeypa
     monkeypatch.setattr(Registry, "config", lambda _, name: ImageConfig(reference=name, digest="", env={}, labels={}))
     found = resolve(GLM, ("engine.image=house/sglang:1", "engine.image_digest=null"), home, {})
     assert found.unknown["checkpoint"] == "cannot reach the hub: https://mirror/?token=[REDACTED]"
-    assert "no registry has a digest of it" in found.unknown["engine.image_digest"]
+    assert "no registry has its digest" in found.unknown["engine.image_digest"]
     assert found.checkpoint == {}
 
 
@@ -260,9 +260,9 @@ def test_a_run_keeps_its_lock_and_nobody_is_asked_for_it(home: Home, monkeypatch
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"profile": ""}, "which lock"),
-        ({"profile": "cpu-tiny"}, "no lock `cpu-tiny.lock.yaml`"),
-        ({"profile": "x.lock.yaml", "image": "x"}, "takes no"),
+        ({"profile": ""}, "no lockfile given"),
+        ({"profile": "cpu-tiny"}, "no lockfile `cpu-tiny.lock.yaml` found"),
+        ({"profile": "x.lock.yaml", "image": "x"}, "do not apply"),
     ],
 )
 def test_a_lock_that_cannot_be_meant_is_refused(home: Home, asked: dict[str, object], said: str) -> None:
@@ -282,7 +282,7 @@ def test_the_command_line_locks_and_starts_by_the_name_of_the_profile(
 
 
 def test_a_lock_that_up_would_not_find_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="invalid lock name") as refused:
+    with pytest.raises(UsageError, match="invalid lockfile name") as refused:
         app(["lock", "cpu-tiny", "--output", str(tmp_path / "mine.yaml")], standalone_mode=False)
     assert "lock.yaml" in refused.value.hint
 

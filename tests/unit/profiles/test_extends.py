@@ -41,8 +41,8 @@ def test_the_state_of_july_differs_in_its_engine_alone() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("extends: mi355x-tp9\n", "no profile `mi355x-tp9` to extend", "mi355x-tp8"),
-        ("extends: [a]\n", "`extends` is not a name", "`extends: NAME`"),
+        ("extends: mi355x-tp9\n", "no profile `mi355x-tp9` found to extend", "mi355x-tp8"),
+        ("extends: [a]\n", "`extends` does not contain a name", "`extends: NAME`"),
     ],
 )
 def test_what_is_not_there_cannot_be_extended(text: str, message: str, hint: str, tmp_path: Path) -> None:

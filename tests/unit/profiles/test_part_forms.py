@@ -31,7 +31,7 @@ def test_a_path_counts_from_the_profile(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "engines" / "no name.yaml").write_text(ENGINE)
     with pytest.raises(ProfileError) as caught:
         load(profile(tmp_path, "engine: ./no.yaml\n"))
-    assert caught.value.problems[0].message == f"no file `{tmp_path}/no.yaml`"
+    assert caught.value.problems[0].message == f"no file `{tmp_path}/no.yaml` found"
     assert caught.value.problems[0].location.endswith("mine.yaml:5")
     with pytest.raises(ProfileError) as caught:
         load(profile(tmp_path, "engine: engines/no name.yaml\n"))

@@ -107,8 +107,8 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
 def test_every_part_that_does_not_exist_is_named_with_the_nearest(tmp_path: Path) -> None:
     text = GOOD.replace("cpu\n", "cpo\n", 1).replace("tiny", "tyni")
     assert faults(tmp_path, text) == {
-        "no hardware `cpo`": ("1", "did you mean `cpu`?"),
-        "no model `tyni`": ("2", "did you mean `tiny`?"),
+        "no hardware `cpo` found": ("1", "did you mean `cpu`?"),
+        "no model `tyni` found": ("2", "did you mean `tiny`?"),
     }
 
 

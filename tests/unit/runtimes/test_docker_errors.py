@@ -104,7 +104,7 @@ def test_an_address_that_is_none_is_a_daemon_that_does_not_answer(tmp_path: Path
 
 
 def test_a_daemon_that_fails_is_named_with_its_words() -> None:
-    """A daemon that is about to restart answers 500; it used to end as a fault of this tool."""
+    """A daemon that is about to restart answers 500; it used to end as internal error."""
     answer = requests.Response()
     answer.status_code = 500
     failing = APIError("500 Server Error", answer, "dial unix /run/containerd/containerd.sock: connection refused")

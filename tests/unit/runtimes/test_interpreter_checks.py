@@ -72,8 +72,8 @@ def test_an_interpreter_as_it_should_be_is_told_with_its_versions() -> None:
             "interpreter",
             "does not run: no `python`",
         ),
-        (CompletedProgram(argv=(), code=0, stdout="", stderr=""), "interpreter", "`/opt/engine/python` is no Python"),
-        (CompletedProgram(argv=(), code=0, stdout="[1]\n", stderr=""), "interpreter", "is no Python: [1]"),
+        (CompletedProgram(argv=(), code=0, stdout="", stderr=""), "interpreter", "`/opt/engine/python` is not a Python"),
+        (CompletedProgram(argv=(), code=0, stdout="[1]\n", stderr=""), "interpreter", "is not a Python: [1]"),
         (printed(sglang=None), "interpreter", "torch 2.11.0+cu130"),
         (printed(sglang="0.5.14"), "interpreter", "sglang 0.5.14"),
         (printed(torch=None, cuda=None), "torch", "none"),
@@ -103,4 +103,4 @@ def test_without_nvcc_there_is_a_warning() -> None:
 
 
 def test_one_that_is_not_there_yet_is_made_on_the_way_up() -> None:
-    assert row(findings(None), "interpreter").found == "made on the way up"
+    assert row(findings(None), "interpreter").found == "built by `up`"

@@ -151,7 +151,7 @@ def test_newest_run_of_a_name_is_its_server_unless_it_was_stopped(home: Home) ->
         (1, "exit code 1"),
         (137, "killed by SIGKILL"),
         (255, "exit code 255"),
-        (None, "its supervisor was killed, and the server with it"),
+        (None, "the supervisor was killed, and the server with it"),
     ],
 )
 def test_end_of_a_server_in_words(home: Home, code: int | None, detail: str) -> None:
@@ -175,7 +175,7 @@ def test_server_whose_orphans_alone_run_has_ended_and_is_still_to_be_stopped(hom
     state = runtime.state(handle)
 
     assert (state.status, state.exit_code) == (Status.EXITED, None)
-    assert state.detail == "its supervisor was killed, and the server with it; 1 of its processes are still running"
+    assert state.detail == "the supervisor was killed, and the server with it; 1 of its processes are still running"
     assert str(folder) in [handle.run_dir for handle in runtime.find("tiny")]
     assert runtime.state(replace(handle, run_dir="/nowhere")).status is Status.NOT_FOUND
 

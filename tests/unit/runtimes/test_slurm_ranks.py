@@ -63,7 +63,7 @@ def test_the_job_has_a_task_on_each_node_and_only_its_first_program_gets_the_sig
 def test_pyxis_is_refused() -> None:
     with pytest.raises(ProfileError, match="cannot plan") as error:
         plan("slurm.container=pyxis", "slurm.image=docker://sglang")
-    assert "pyxis starts a server on one node only" in error.value.problems_or_self()[0].message
+    assert "cannot start a server on several nodes with pyxis" in error.value.problems_or_self()[0].message
 
 
 def test_a_rank_has_a_directory_in_that_of_its_server(run: Path) -> None:

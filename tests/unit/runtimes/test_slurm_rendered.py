@@ -177,12 +177,15 @@ def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
     ("settings", "message"),
     [
         (["server.host=10.1.2.3"], "`10.1.2.3` may not be an address of the job's node"),
-        (["slurm.sbatch_options=[--output=x]"], "`--output` is set by this tool"),
-        (["slurm.sbatch_options=[--gres=gpu:1]"], "`--gres` is set by this tool"),
-        (["slurm.sbatch_options=[--ntasks-per-node=2]"], "`--ntasks-per-node` is set by this tool"),
-        (["slurm.sbatch_options=[--arr=1-4]"], "`--array` is set by this tool"),  # as sbatch takes it
-        (["slurm.sbatch_options=[--test-only]"], "`--test-only` is set by this tool"),
-        (["slurm.sbatch_options=[--comment=sk-abcdefghijklmnopqrstuvwxyz0123]"], "`--comment` is set by this tool"),
+        (["slurm.sbatch_options=[--output=x]"], "cannot set `--output`: `deploy` sets it"),
+        (["slurm.sbatch_options=[--gres=gpu:1]"], "cannot set `--gres`: `deploy` sets it"),
+        (["slurm.sbatch_options=[--ntasks-per-node=2]"], "cannot set `--ntasks-per-node`: `deploy` sets it"),
+        (["slurm.sbatch_options=[--arr=1-4]"], "cannot set `--array`: `deploy` sets it"),  # as sbatch takes it
+        (["slurm.sbatch_options=[--test-only]"], "cannot set `--test-only`: `deploy` sets it"),
+        (
+            ["slurm.sbatch_options=[--comment=sk-abcdefghijklmnopqrstuvwxyz0123]"],
+            "cannot set `--comment`: `deploy` sets it",
+        ),
         (["slurm.sbatch_options=[--mail-user=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH]"], "looks like a secret"),
         (["slurm.container=pyxis"], "`pyxis` needs an image"),
         (["slurm.image=/i.sif"], "`slurm.image` needs `slurm.container`"),
@@ -202,7 +205,7 @@ def test_what_is_not_written_so_is_told_how_it_is_meant() -> None:
 
 def test_an_engine_without_an_interpreter_needs_a_container() -> None:
     [(message, location, hint)] = problems("mi355x-tp8", *KEYED)
-    assert "needs a Python interpreter on the nodes, or containers of the site" in message
+    assert "needs a Python interpreter on the nodes, or a container" in message
     assert location == "profiles/mi355x-tp8.yaml:7"
     assert "slurm.container" in hint
 

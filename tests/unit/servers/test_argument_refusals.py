@@ -149,7 +149,7 @@ def test_every_replica_is_judged_and_a_common_refusal_told_once(tmp_path: Path) 
 
 def test_where_nothing_was_validated_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     judge(Answers({"accepted": "parsed"}), tmp_path)
-    assert "without config.json of `tiny` it did not validate them" in capsys.readouterr().err
+    assert "did not validate them: no config.json of `tiny`" in capsys.readouterr().err
 
 
 def test_the_files_of_a_model_are_those_that_tell_its_shape(tmp_path: Path) -> None:

@@ -118,13 +118,13 @@ def test_all_leaves_servers_of_another_home_alone_and_names_them(
 
     assert runtime.stopped == ["0", "1"]
     said = capsys.readouterr().err
-    assert "`theirs` was started from another home and is left alone: `deploy down theirs` stops it" in said
+    assert "`theirs` was started from another home and is still running: `deploy down theirs` stops it" in said
     assert "`gone` was started from another home" in said
 
 
 def test_all_of_none_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command.down_all(fleet(Stopping(tmp_path), tmp_path), host=None)
-    assert capsys.readouterr().err == "no server of this home runs\n"
+    assert capsys.readouterr().err == "no server of this home is running\n"
 
 
 def test_all_homes_is_an_explicit_word(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_what_since_means(text: str, moment: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "m", "yesterday", "25:00", "5m ago", "-5m"])
 def test_what_is_no_time_is_refused_with_one_that_is(text: str) -> None:
-    with pytest.raises(UsageError, match="is neither a time nor a span of time") as caught:
+    with pytest.raises(UsageError, match="is neither a time nor a duration") as caught:
         parse_since(text, NOW)
     assert "--since 5m" in caught.value.hint
 

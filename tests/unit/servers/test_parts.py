@@ -126,7 +126,7 @@ def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Ru
     noted = datetime.fromtimestamp((run_dir / "processes.json").stat().st_mtime, UTC)
     runtime.started = (noted + timedelta(seconds=1)).isoformat()
     said = dead_processes(runtime, handle)  # type: ignore[arg-type]
-    assert said.startswith("it was started again 0 s ago, and is not ready yet")
+    assert said.startswith("restarted 0 s ago, not ready yet")
     runtime.started = (noted - timedelta(seconds=1)).isoformat()
     assert "rank DP0, rank DP1 have ended while the server runs" in dead_processes(runtime, handle)  # type: ignore[arg-type]
 

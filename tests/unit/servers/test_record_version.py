@@ -148,7 +148,7 @@ def test_a_process_whose_own_record_is_of_another_version_is_named(home: Home, v
     assert found["owl"].status == Status.UNKNOWN
     told = f"process.json`: it has version {version}, and this `deploy` reads version {RECORD_VERSION}"
     assert told in found["owl"].detail
-    assert "`deploy down owl` stops its known processes" in found["owl"].detail
+    assert "`deploy down owl` stops the known processes of the server" in found["owl"].detail
     runtime = ProcessRuntime(home)
     runtime.stop(*runtime.find("owl"), grace=0)  # no process bears the mark of its run: it has ended
     assert not (run.path / "process.json").exists()

@@ -23,8 +23,8 @@ def test_a_cluster_without_checkpoint_image_and_key() -> None:
     assert [problem.message for problem in refused.value.problems] == [
         "no checkpoint location is set for the pods",
         "the image that `deploy` builds is in no registry",
-        "`--host` is not for kubernetes: its cluster chooses the node",
-        "`OWL_KEY` is not set; the plan takes the API key from it",
+        "cannot use `--host` with kubernetes: the cluster chooses the node",
+        "`OWL_KEY` is not set: the plan reads the API key from this variable",
     ]
 
 
@@ -59,7 +59,7 @@ def test_a_job_with_an_image_and_without_key_and_interpreter() -> None:
     with pytest.raises(ProfileError) as refused:
         up(profile="mi355x-tp8", runtime="slurm", image="me/x:1")
     assert [problem.message for problem in refused.value.problems] == [
-        "on Slurm this engine needs a Python interpreter on the nodes, or containers of the site",
+        "on Slurm this engine needs a Python interpreter on the nodes, or a container",
         "on Slurm the server is open to the cluster's network and has no API key",
         "the slurm runtime uses no image",
     ]
@@ -70,9 +70,9 @@ def test_a_container_of_several_nodes_without_an_image() -> None:
     with pytest.raises(ProfileError) as refused:
         up(profile="mi355x-tp8", runtime="slurm", set_=settings)
     assert [problem.message for problem in refused.value.problems] == [
-        "pyxis starts a server on one node only: it needs a job step, and a rank of several nodes is one itself",
+        "cannot start a server on several nodes with pyxis: it needs the job step that starts each rank",
         "`pyxis` needs an image",
-        "`OWL_KEY` is not set; the plan takes the API key from it",
+        "`OWL_KEY` is not set: the plan reads the API key from this variable",
     ]
 
 

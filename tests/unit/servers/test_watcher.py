@@ -313,6 +313,6 @@ def test_a_key_that_is_refused_is_told_and_no_death() -> None:
     watcher = world.watcher()
     world.probe_rank = lambda *_: Later(world, world.now, lambda: 401)  # type: ignore[method-assign, assignment]
     world.pass_by(watcher, 600)
-    assert world.events[1][1:] == (EventKind.UNHEALTHY, "it rejects a request for a token: 401")
+    assert world.events[1][1:] == (EventKind.UNHEALTHY, "rejects a request for a token: 401")
     assert (world.kinds, world.restarted_at) == (["watching", "unhealthy", "unhealthy"], [])
     assert [kind for _, kind in world.alerted] == ["unhealthy"]
