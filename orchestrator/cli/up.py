@@ -130,9 +130,7 @@ def command(
         timeout=timeout,
     )
     if output is not None and not dry_run:
-        raise UsageError(
-            "`--output` needs `--dry-run`", hint="add `--dry-run`; `up` itself saves its files in the run directory"
-        )
+        raise UsageError("`--output` needs `--dry-run`", hint="add `--dry-run`")
     request = decided_before(request, home, run=from_, locked=locked)
     if dry_run:
         _show_preview(preview(request, home), output, json=json)

@@ -325,7 +325,7 @@ def test_a_rendered_context_holds_its_table_or_its_build_fails(docker: DockerCli
 
     rendered = deploy(*words, "--input", f"moe-table={table}")
     assert rendered.returncode == 0, rendered.stderr
-    assert "`docker build` of these files stops" not in rendered.stderr
+    assert "`docker build` of these files will fail" not in rendered.stderr
     built = docker.run("build", "--tag", tag, str(tmp_path / "out/image"))
     assert built.ok, built.stdout + built.stderr
     shown = docker.run("run", "--rm", "--entrypoint", "cat", tag, "/opt/deploy/receipt.json").stdout

@@ -98,7 +98,7 @@ def test_a_unit_is_run_by_who_has_written_it_and_its_webhook_is_not_forgotten(
 )
 def test_a_command_that_holds_a_secret_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("PAGER_TOKEN", "wJ4zTq8-of-the-pager")
-    with pytest.raises(UsageError, match="looks like a secret") as refused:
+    with pytest.raises(UsageError, match="contains a secret") as refused:
         unit_text(["owl"], home, command=command)
     assert f"{home.root / 'watch-owl.env'}" in refused.value.hint
     assert "notify --tokens 5" in unit_text(["owl"], home, command="notify --tokens 5 --to keyboard")

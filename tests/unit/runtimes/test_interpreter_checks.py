@@ -72,7 +72,11 @@ def test_an_interpreter_as_it_should_be_is_told_with_its_versions() -> None:
             "interpreter",
             "does not run: no `python`",
         ),
-        (CompletedProgram(argv=(), code=0, stdout="", stderr=""), "interpreter", "`/opt/engine/python` is not a Python"),
+        (
+            CompletedProgram(argv=(), code=0, stdout="", stderr=""),
+            "interpreter",
+            "`/opt/engine/python` is not a Python",
+        ),
         (CompletedProgram(argv=(), code=0, stdout="[1]\n", stderr=""), "interpreter", "is not a Python: [1]"),
         (printed(sglang=None), "interpreter", "torch 2.11.0+cu130"),
         (printed(sglang="0.5.14"), "interpreter", "sglang 0.5.14"),

@@ -37,5 +37,5 @@ def test_a_key_that_was_refused_is_not_asked_for_again() -> None:
 def test_logprobs_of_another_engine_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     served = {"data": [{"id": "tiny", "owned_by": "vllm"}]}
     monkeypatch.setattr("orchestrator.servers.targets.EngineClient.get", lambda *_: served)
-    with pytest.raises(SmokeError, match="cannot read log-probabilities of `http.*`: it is vllm"):
+    with pytest.raises(SmokeError, match=r"cannot read log-probabilities of `http.*`: it is vllm"):
         side_of_url("http://127.0.0.1:1", key=None)
