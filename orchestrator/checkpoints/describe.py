@@ -16,12 +16,14 @@ from orchestrator.checkpoints.config import (
     ConfigFact,
     modelopt_label,
 )
+from orchestrator.checkpoints.hybrid import MissingKeyError, read_hybrid
 from orchestrator.checkpoints.summary import EXPERT_ROWS, HEAD_ROWS, INDEXER_ROWS, LATENT_ROWS, CheckpointSummary
 from orchestrator.core.errors import CheckpointError, Problem
 from orchestrator.core.suggest import closest_match
 from orchestrator.engine.architectures import ARCHITECTURES, PARSERS, Architecture, parsers_of
 from orchestrator.engine.options import Meaning
 
+_MAY_BE_ZERO: Final = ("moe.shared_experts", "kv_cache.qk_rope_head_dim")
 _HEADERS: Final = "the headers of the safetensors files"
 
 
@@ -98,13 +100,16 @@ class _FactReader:
                 "moe.shared_experts": self._shared_experts,
                 "moe.experts_per_token": lambda: self._count("moe.experts_per_token"),
             }
-        if self.kind.attention == "latent":
+        hybrid = self._hybrid()
+        if hybrid is None or self.kind.attention == "other":
+            readers |= {cache: self._no_cache}
+        elif self.kind.attention == "latent":
             latent = [f"{cache}.kv_lora_rank", f"{cache}.qk_rope_head_dim"]
             latent += [f"{cache}.index_head_dim"] if self._is_sparse else []
             readers |= {key: (lambda key=key: self._count(key)) for key in latent}  # type: ignore[misc]
             if self._is_sparse:
                 readers |= {f"{cache}.index_layers": lambda: self.config.index_layers}
-        elif self.kind.attention == "heads":
+        else:
             readers |= {
                 f"{cache}.head_dim": lambda: self._required(f"{cache}.head_dim", self.head_dim()),
                 f"{cache}.v_head_dim": self._v_head_dim,
@@ -112,9 +117,27 @@ class _FactReader:
             if self.kind.windows:
                 window = f"{cache}.sliding_window"
                 readers |= {window: lambda: self._count(window), f"{cache}.sliding_layers": self._sliding_layers}
-        else:
-            readers |= {cache: self._no_cache}
-        return readers | self._parsers()
+        readers |= {key: (lambda fact=fact: fact) for key, fact in (hybrid or {}).items()}  # type: ignore[misc]
+        return readers | {f"{cache}.counts_draft": self._counts_draft} | self._parsers()
+
+    def _hybrid(self) -> dict[str, ConfigFact] | None:
+        """Read the layers that are not plain attention; None, with a note, if config.json lacks what tells of them."""
+        if self.kind.hybrid is None:
+            return {}
+        try:
+            return read_hybrid(self.kind.hybrid, self.config)
+        except MissingKeyError as error:
+            self.kind = replace(
+                self.kind, attention="other", why=f"layers that {CONFIG} does not describe: no `{error}`"
+            )
+            return None
+
+    def _counts_draft(self) -> ConfigFact | None:
+        """Whether sglang counts the draft layer in the cache: only if the config names its number."""
+        if not self.summary.separate_mtp or self.config.mtp_layers or self.kind.attention == "other":
+            return None
+        source = f"{CONFIG} has no {DRAFTS} (sglang 0.5.23, spec_aux_hidden_state.py:172)"
+        return ConfigFact(value=False, source=source)
 
     def _count(self, key: str, *names: str) -> ConfigFact | None:
         return self._required(key, self.config.count(key, *names), *names)
@@ -170,6 +193,8 @@ class _FactReader:
 
     def _mtp_layer(self) -> ConfigFact | None:
         drafts, index = self.config.mtp_layers or 0, self._mtp_index
+        if self.summary.separate_mtp and index > 0:
+            return ConfigFact(value=index, source="tensors named `mtp.`")
         if drafts and self.summary.layers[index]:
             return ConfigFact(value=index, source=f"{CONFIG}: {DRAFTS}; tensors found")
         if drafts:
@@ -177,6 +202,8 @@ class _FactReader:
         return None
 
     def _mtp_weights(self) -> ConfigFact | None:
+        if size := self.summary.mtp_bytes:
+            return ConfigFact(value=size, source=f"tensors named `mtp.`, by {_HEADERS}")
         size = self.summary.layer_bytes[self._mtp_index]
         if self.config.mtp_layers != 1 or not size:
             return None
@@ -214,7 +241,7 @@ class _FactReader:
     def _no_cache(self) -> None:
         """Note an architecture without a supported KV cache, or report an unknown one as missing."""
         if self.known is not None:
-            self.notes.append(f"`{self.name}` has {self.known.why}: the size of its KV cache is not estimated")
+            self.notes.append(f"`{self.name}` has {self.kind.why}: the size of its KV cache is not estimated")
             return
         near = closest_match(self.name, ARCHITECTURES)
         message = f"unknown architecture `{self.name}`" if self.name else f"{CONFIG} names no architecture"
@@ -273,7 +300,7 @@ def _impossible_counts(facts: dict[str, ConfigFact]) -> Iterator[str]:
                 few_name, many_name = (fact.source.removeprefix(f"{CONFIG}: ") for fact in (few, many))
                 yield f"`{few_name}` {few.value} {how} `{many_name}` {many.value}"
     for key, fact in facts.items():
-        if type(fact.value) is int and fact.value < (0 if key == "moe.shared_experts" else 1):
+        if type(fact.value) is int and fact.value < (0 if key in _MAY_BE_ZERO else 1):
             yield f"`{fact.source.removeprefix(f'{CONFIG}: ')}` is {fact.value}"
 
 

@@ -18,6 +18,7 @@ from orchestrator.checkpoints.safetensors import StoredTensor
 from orchestrator.core.errors import CheckpointError, HostError, Problem
 from orchestrator.core.safe_paths import CheckpointFile
 
+_MTP: Final = "mtp."
 _SHOWN: Final = 3  # tensor names in one message
 LAYER: Final = re.compile(r"(?:(?:language_model|model|transformer)\.)*layers\.(\d+)\.(.+)")
 # Name endings of tensors with a number of rows that follows from config.json. Packing never changes the rows of a
@@ -42,17 +43,22 @@ class CheckpointSummary:
     chat_template: str = ""
     layers: Counter[int] = field(default_factory=Counter)  # tensors by layer
     layer_bytes: Counter[int] = field(default_factory=Counter)  # by layer, of the read headers
+    separate_mtp: bool = False  # the MTP layer has no index: its tensors are named `mtp.` (Qwen3-Next, Qwen3.5)
+    mtp_bytes: int = 0  # of those, of the read headers
     rows: dict[str, tuple[str, int]] = field(default_factory=dict)  # one tensor for each ending above: (name, rows)
     tensors: dict[str, StoredTensor] = field(default_factory=dict)  # of the read headers
 
     def count_layers(self, names: Iterable[str]) -> None:
         """Count the layers in tensor names."""
+        names = list(names)
+        self.separate_mtp |= any(name.startswith(_MTP) for name in names)
         self.layers.update(int(match[1]) for name in names if (match := LAYER.fullmatch(name)) is not None)
 
     def add_header(self, header: Mapping[str, StoredTensor]) -> None:
         """Add the tensors of a header."""
         for name, tensor in header.items():
             self.tensors[name] = tensor
+            self.mtp_bytes += tensor.size if name.startswith(_MTP) else 0
             if (match := LAYER.fullmatch(name)) is None:
                 continue
             self.layer_bytes[int(match[1])] += tensor.size
@@ -110,7 +116,7 @@ def summarize(checkpoint: Checkpoint, *, config_only: bool = False) -> Checkpoin
 def _needed_shards(index: CheckpointIndex, config: CheckpointConfig) -> set[CheckpointFile]:
     """Return the shards with MTP layers, and with one tensor for each checked number of rows."""
     layers = config.count("layers")
-    needed: set[CheckpointFile] = set()
+    needed = {shard for shard, names in index.shards.items() if any(name.startswith(_MTP) for name in names)}
     missing = set(_CHECKED_ROWS)
     for shard, names in sorted(index.shards.items()):
         for match in filter(None, map(LAYER.fullmatch, names)):

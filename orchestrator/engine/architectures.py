@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 Attention: TypeAlias = Literal["heads", "latent", "other"]
+Hybrid: TypeAlias = Literal["gdn", "kda", "mamba", "compressed", "blocks"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Architecture:
     attention: Attention
     why: str = ""  # for `other`: the feature whose sizes are not read
     windows: bool = False  # some layers have a sliding window, see `layer_types` in the config
+    hybrid: Hybrid | None = None  # layers of another kind, see checkpoints/hybrid.py
     sparse: bool = False  # uses DeepSeek's sparse attention if the config has `index_topk`
     expert_size: str = "moe_intermediate_size"  # the config key with an expert's inner dimension
     each_expert: bool = False  # loads routed experts one by one; an MTP layer, if any, follows the last layer
@@ -37,12 +39,13 @@ _HEADS: Final = Architecture(attention="heads")
 _LATENT: Final = Architecture(attention="latent", each_expert=True)
 _SPARSE: Final = Architecture(attention="latent", sparse=True, each_expert=True)
 _WINDOWS: Final = "sliding windows in some of its layers, with heads or chunks of another shape"
-# 0.5.16, mem_cache/kv_cache_configurator.py, `_handle_max_mamba_cache`
-_LINEAR: Final = "linear attention in some of its layers, with a state that a request takes once, however long it is"
+_GDN: Final = Architecture(attention="heads", hybrid="gdn")
+_KDA: Final = Architecture(attention="latent", hybrid="kda")
+_BLOCKS: Final = Architecture(attention="heads", hybrid="blocks", expert_size="intermediate_size")
 
 
-def _other(why: str, expert_size: str = "moe_intermediate_size") -> Architecture:
-    return Architecture(attention="other", why=why, expert_size=expert_size)
+def _other(why: str) -> Architecture:
+    return Architecture(attention="other", why=why)
 
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
@@ -70,21 +73,19 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Step3p5ForCausalLM": _other(_WINDOWS),
     "Gemma4ForCausalLM": _other(_WINDOWS),
     "Gemma4ForConditionalGeneration": _other(_WINDOWS),
-    "Qwen3NextForCausalLM": _other(_LINEAR),
-    "Qwen3_5ForConditionalGeneration": _other(_LINEAR),
-    "Qwen3_5MoeForConditionalGeneration": _other(_LINEAR),
-    "KimiLinearForCausalLM": _other(_LINEAR),
-    "KimiK3ForConditionalGeneration": _other(_LINEAR),
-    "Qwen4ExpForConditionalGeneration": _other(_LINEAR),
-    "Glm5NextForConditionalGeneration": Architecture(attention="other", why=_LINEAR, sparse=True, each_expert=True),
-    "NemotronHForCausalLM": _other("Mamba layers, with a state that a request takes once, however long it is"),
-    "DeepseekV4ForCausalLM": _other("compressed attention"),
+    "Qwen3NextForCausalLM": _GDN,
+    "Qwen3_5ForConditionalGeneration": _GDN,
+    "Qwen3_5MoeForConditionalGeneration": _GDN,
+    "KimiLinearForCausalLM": _KDA,
+    "KimiK3ForConditionalGeneration": _KDA,
+    "Qwen4ExpForConditionalGeneration": _other("linear and sparse attention over heads, with an indexer"),
+    "Glm5NextForConditionalGeneration": Architecture(attention="latent", hybrid="kda", sparse=True, each_expert=True),
+    "NemotronHForCausalLM": Architecture(attention="heads", hybrid="mamba"),
+    "DeepseekV4ForCausalLM": Architecture(attention="heads", hybrid="compressed"),
     "DeepseekV41ForCausalLM": _other("compressed attention"),
     "LongcatFlashForCausalLM": _other("two attentions in each layer"),  # :982
-    "MiniMaxM3SparseForCausalLM": _other("sparse attention over heads, with an indexer", "intermediate_size"),
-    "MiniMaxM3SparseForConditionalGeneration": _other(
-        "sparse attention over heads, with an indexer", "intermediate_size"
-    ),
+    "MiniMaxM3SparseForCausalLM": _BLOCKS,
+    "MiniMaxM3SparseForConditionalGeneration": _BLOCKS,
 }
 
 PARSERS: Final = ("reasoning-parser", "tool-call-parser")

@@ -24,18 +24,21 @@ _FP8_ROW: Final = 512  # bytes without the rotary part; mem_cache/deepseek_v4_me
 
 @dataclass(frozen=True, kw_only=True)
 class LinearState:
-    """The layers with linear attention (GDN, KDA) and the shape of their state; heads are those of the whole model."""
+    """The layers with linear attention (GDN, KDA) or Mamba and the shape of their state, of the whole model."""
 
     layers: int
     key_heads: int
     value_heads: int
     head_dim: int
     conv_kernel: int
+    key_dim: int | None = None  # None: as `head_dim`
 
     def bytes(self, *, ranks: int, element: int) -> int:
-        """Return the bytes of one state (configs/mamba_utils.py, `mamba_cache_per_req`)."""
-        conv = (self.value_heads + 2 * self.key_heads) * self.head_dim // ranks * (self.conv_kernel - 1)
-        return self.layers * (conv * _CONV + self.value_heads // ranks * self.head_dim**2 * element)
+        """Return the bytes of one state (configs/mamba_utils.py, `mamba_cache_per_req`, `Mamba2StateShape.create`)."""
+        width = self.key_dim or self.head_dim
+        groups = self.key_heads if self.key_heads % ranks == 0 else ranks  # each rank has one at least
+        conv = (self.value_heads * self.head_dim + 2 * groups * width) // ranks * (self.conv_kernel - 1)
+        return self.layers * (conv * _CONV + self.value_heads // ranks * self.head_dim * width * element)
 
 
 @dataclass(frozen=True, kw_only=True)

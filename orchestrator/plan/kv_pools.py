@@ -39,7 +39,7 @@ def token_size(
     if (compressed := _compressed(profile, cache)) is not None:
         size = compressed.token_bytes(drafts=_draft_tokens(facts))
         return TokenBytes(planned=size, held=size)
-    layers = profile.model.layers - (cache.linear.layers if cache.linear else 0)
+    layers = cache.attention_layers or profile.model.layers - (cache.linear.layers if cache.linear else 0)
     prefill, decode = facts.sparse_backends
     drafts = facts.drafts
     draft_layers = 1 if drafts is not None and not drafts.by_ngrams else 0

@@ -130,12 +130,13 @@ class QuestionSection(StrictModel):
 
 
 class LinearSection(StrictModel):
-    """Layers with linear attention (GDN, KDA): a state per request, and nothing per token."""
+    """Layers with linear attention (GDN, KDA) or Mamba: a state per request, and nothing per token."""
 
     layers: int = Field(ge=1, description="layers without a cache")
     key_heads: int = Field(ge=1, description="key heads")
     value_heads: int = Field(ge=1, description="value heads")
-    head_dim: int = Field(ge=1, description="head width")
+    head_dim: int = Field(ge=1, description="width of a value head")
+    key_dim: int | None = Field(default=None, ge=1, description="width of a key head or Mamba state, if it differs")
     conv_kernel: int = Field(ge=2, description="convolution width")
 
 
@@ -158,6 +159,7 @@ class KvCacheSection(StrictModel):
     index_head_dim: int | None = Field(default=None, ge=1, description="width of the indexer's keys (DSA)")
     index_layers: int | None = Field(default=None, ge=1, description="layers with an indexer, if not all")
     index_kpool: int | None = Field(default=None, ge=1, description="tokens per indexer key")
+    attention_layers: int | None = Field(default=None, ge=1, description="layers with attention, if not all others")
     linear: LinearSection | None = Field(default=None, description="the layers with linear attention")
     counts_draft: bool = Field(default=True, description="sglang counts the MTP layer when it sizes the cache")
     compressed: CompressedSection | None = Field(default=None, description="compressed attention")

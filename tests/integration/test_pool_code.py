@@ -1,7 +1,4 @@
-"""The bytes of a token and of a request that are computed beforehand, against sglang 0.5.23's own pool code.
-
-The configs are the public ones of the models (ai-dynamo/aiconfigurator, `model_configs`), without what no pool needs.
-"""
+"""The bytes of a token and of a request that are computed beforehand, against sglang 0.5.23's own pool code."""
 
 import json
 import subprocess
@@ -9,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from pool_configs import CODER, FLASH, GLM, KIMI, LINEAR, M3, NEMOTRON, NEXT, QWEN, V4, V4_PRO, Config, described
 from wheels import unpacked
 
+from orchestrator.engine.request_memory import LinearState
 from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.plan.capacity import KvCache
 from orchestrator.planner.planning import load
@@ -18,68 +17,6 @@ from orchestrator.planner.planning import load
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "pool_code.py"
-Config = Mapping[str, object]
-GLM: Config = {
-    "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "hidden_size": 6144, "dtype": "bfloat16",
-    "num_hidden_layers": 78, "num_attention_heads": 64, "num_key_value_heads": 64, "kv_lora_rank": 512,
-    "q_lora_rank": 2048, "qk_rope_head_dim": 64, "qk_nope_head_dim": 192, "v_head_dim": 256, "index_head_dim": 128,
-    "index_n_heads": 32, "index_topk": 2048, "max_position_embeddings": 1048576, "num_nextn_predict_layers": 1,
-    "indexer_types": ["full" if layer < 3 or layer % 4 == 2 else "shared" for layer in range(78)],
-}  # fmt: skip
-QWEN: Config = {
-    "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
-    "text_config": {
-        "model_type": "qwen3_5_moe_text", "hidden_size": 4096, "num_hidden_layers": 60, "num_attention_heads": 32,
-        "num_key_value_heads": 2, "head_dim": 256, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
-        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 15, "linear_key_head_dim": 128,
-        "linear_num_key_heads": 16, "linear_num_value_heads": 64, "linear_value_head_dim": 128, "dtype": "bfloat16",
-        "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144, "num_experts": 512, "num_experts_per_tok": 10,
-        "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 1024, "mtp_num_hidden_layers": 1,
-    },
-}  # fmt: skip
-FLASH: Config = {
-    "architectures": ["Glm5NextForConditionalGeneration"], "model_type": "glm5_next",
-    "vision_config": {"swiglu_limit": 10.0},
-    "text_config": {
-        "model_type": "glm5_next_text", "hidden_size": 4096, "num_hidden_layers": 45, "num_attention_heads": 64,
-        "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 0, "qk_nope_head_dim": 256, "v_head_dim": 256,
-        "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048, "index_kpool": 4, "dtype": "bfloat16",
-        "linear_head_dim": 128, "linear_num_heads": 64, "linear_conv_kernel_dim": 4, "num_nextn_predict_layers": 1,
-        "max_position_embeddings": 1048576, "n_routed_experts": 288,
-    },
-}  # fmt: skip
-V4: Config = {
-    "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "dtype": "bfloat16", "hidden_size": 4096,
-    "num_hidden_layers": 43, "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024,
-    "o_lora_rank": 1024, "o_groups": 8, "qk_rope_head_dim": 64, "index_head_dim": 128, "index_n_heads": 64,
-    "index_topk": 512, "sliding_window": 128, "max_position_embeddings": 1048576, "num_nextn_predict_layers": 1,
-    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0], "n_routed_experts": 256, "num_experts_per_tok": 6,
-    "n_shared_experts": 1, "moe_intermediate_size": 2048, "num_hash_layers": 3, "rope_theta": 10000,
-}  # fmt: skip
-V4_PRO: Config = {
-    **V4, "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128, "q_lora_rank": 1536,
-    "index_topk": 1024, "compress_ratios": [128, *[128, 4] * 30, 0], "n_routed_experts": 384,
-    "moe_intermediate_size": 3072,
-}  # fmt: skip
-KIMI: Config = {  # the text part of KimiK25ForConditionalGeneration
-    **{key: value for key, value in GLM.items() if not key.startswith("index")}, "model_type": "deepseek_v3",
-    "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168, "num_hidden_layers": 61,
-    "num_nextn_predict_layers": 0, "max_position_embeddings": 262144,
-}  # fmt: skip
-CODER: Config = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 6144, "num_hidden_layers": 62,
-    "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144,
-    "dtype": "bfloat16",
-}  # fmt: skip
-M3: Config = {
-    "architectures": ["MiniMaxM3SparseForCausalLM"], "model_type": "mixtral", "hidden_size": 6144, "dtype": "bfloat16",
-    "num_hidden_layers": 60, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
-    "max_position_embeddings": 1048576,
-    "sparse_attention_config": {
-        "sparse_attention_freq": [0] * 3 + [1] * 57, "sparse_disable_index_value": [0] * 3 + [1] * 57,
-        "sparse_index_dim": 128, "use_sparse_attention": True, "sparse_block_size": 128, "sparse_topk_blocks": 16,
-    },
-}  # fmt: skip
 NO_DRAFTS = tuple(
     f"flags.speculative-{name}=null" for name in ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens")
 )
@@ -102,6 +39,12 @@ CASES: Mapping[str, tuple[Config, int, int, int, str, tuple[str, ...]]] = {
     "minimax": (M3, 8, 1, 0, "mi355x-minimax-m3-tp8", (FP8,)),
     "minimax-bf16": (M3, 8, 2, 0, "mi355x-minimax-m3-tp8", ()),
 }  # fmt: skip
+STATES: Mapping[str, tuple[Config, int]] = {  # without a shipped profile: config and tp
+    "qwen3-next": (NEXT, 2),
+    "kimi-linear": (LINEAR, 4),
+    "nemotron-h": (NEMOTRON, 1),
+    "nemotron-h-tp16": (NEMOTRON, 16),
+}
 ENGINE = ("engine.version=0.5.23", "engine.image=rocm/sgl-dev:mine")
 
 
@@ -113,6 +56,8 @@ def real(cpu_environment: Venv) -> dict[str, dict[str, float]]:
                "env": {"SGLANG_HACK_FLASHMLA_BACKEND": "unified_kv_triton"}}
         for name, (config, tp, element, drafts, _, _) in CASES.items()
     }  # fmt: skip
+    asked |= {name: {"config": config, "tp": tp, "element": 2, "drafts": 0, "running": 64, "env": {}}
+              for name, (config, tp) in STATES.items()}  # fmt: skip
     done = subprocess.run(
         [cpu_environment.python, SCRIPT, unpacked("0.5.23")],
         input=json.dumps(asked),
@@ -144,3 +89,15 @@ def test_bytes_are_those_of_sglangs_own_pool_code(real: dict[str, dict[str, floa
     if "fixed" in told:
         assert cache.requests is not None
         assert cache.requests.bytes == told["fixed"]
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_read_from_config_json_is_that_of_sglang(
+    real: dict[str, dict[str, float]], name: str, tmp_path: Path
+) -> None:
+    config, tp = STATES[name]
+    state = described(tmp_path, config).facts["kv_cache.linear"].value
+    assert isinstance(state, dict)
+    size = LinearState(**state).bytes(ranks=tp, element=4)
+    print(f"{name}: computed {size:,} B, sglang {real[name]['state']:,.0f} B a state")
+    assert size == real[name]["state"]

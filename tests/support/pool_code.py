@@ -61,8 +61,9 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
         import sglang.srt.mem_cache.deepseek_v4_memory_pool as v4
         import sglang.srt.mem_cache.kv_cache_configurator as caches
         from sglang.srt import runtime_context
+        from sglang.srt.configs import kimi_linear, nemotron_h
 
-        for module in (pools, caches, v4, runtime_context):
+        for module in (pools, caches, v4, runtime_context, kimi_linear, nemotron_h):
             for name, answer in answers.items():
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, lambda answer=answer: answer))

@@ -103,6 +103,6 @@ def _lines(
         if path[0] == "flags":
             setting: Data = {"value": str(fact.value), "origin": "recipe", "source": fact.source}
             lines[path] = YamlLine(path=path, value=setting)
-        elif isinstance(fact.value, bool | int | str):
+        elif isinstance(fact.value, bool | int | str | dict):
             lines[path] = YamlLine(path=path, value=fact.value, comment=fact.source)
     return part_lines(lines, given, ModelFile)

@@ -198,7 +198,7 @@ def test_the_layer_that_drafts_has_its_own_bytes(public: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("MiniMax-M3-MXFP8", "sparse attention over heads"),
+        ("MiniMax-M3-MXFP8", "layers that config.json does not describe: no `sparse_attention_freq`"),
         ("MiniMax-M3-MXFP8", "the checkpoint has no tensor of the"),
         ("Kimi-K2-Instruct", "names code of the checkpoint"),
         ("Kimi-K2-Instruct", "no default `reasoning-parser`"),

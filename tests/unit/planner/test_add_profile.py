@@ -131,7 +131,10 @@ def test_a_cache_that_is_not_known_is_not_guessed_at(home: Home, tmp_path: Path)
     linear = {"architectures": ["Qwen3NextForCausalLM"], "moe_intermediate_size": 2880}
     checkpoint = write_public(tmp_path / "linear", "gpt-oss-120b", **linear)
     model = add_model(str(checkpoint), home, name="own-linear", environ={})
-    assert "# `Qwen3NextForCausalLM` has linear attention in some of its layers" in model.path.read_text()
+    assert (
+        "# `Qwen3NextForCausalLM` has layers that config.json does not describe: no `linear_key_head_dim`"
+        in model.path.read_text()
+    )
     found = proposed(home, "linear", "h200")
     assert found.valid.profile.layout.tp.value == 1
     assert "has no `kv_cache`" in why(found, "layout.tp")

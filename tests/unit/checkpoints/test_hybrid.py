@@ -1,0 +1,95 @@
+"""The cache of a model, read from config.json, against what people wrote into the shipped model files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+from pool_configs import CODER, FLASH, GLM, KIMI, LINEAR, M3, NEMOTRON, NEXT, OSS, QWEN, V4, V4_PRO, Config, described
+
+from orchestrator.checkpoints.describe import Description
+from orchestrator.core.paths import data_root
+from orchestrator.profiles.schema import KvCacheSection
+
+MODELS = data_root() / "profiles" / "models"
+SHIPPED: Mapping[str, Config] = {  # config by the name of the file, or its beginning
+    "glm-5.2": GLM,
+    "glm-5.3-flash": FLASH,
+    "glm-5.3": GLM,
+    "qwen3.5-397b": QWEN,
+    "qwen3-coder": CODER,
+    "deepseek-v4-flash": V4,
+    "deepseek-v4-pro": V4_PRO,
+    "kimi-k2.7": {**KIMI, "architectures": ["KimiK25ForConditionalGeneration"]},
+    "minimax-m3": M3,
+    "gpt-oss": OSS,
+}
+WITHOUT = {"deepseek-v4.1-flash", "tiny"}  # its cache is not sized; made by images/tiny_model.py
+
+
+def section(found: Description) -> KvCacheSection:
+    values = {key.removeprefix("kv_cache."): fact.value for key, fact in found.facts.items() if "kv_cache." in key}
+    return KvCacheSection.model_validate(values)
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in MODELS.glob("*.yaml")} - WITHOUT))
+def test_what_is_read_is_what_people_wrote(name: str, tmp_path: Path) -> None:
+    config = next(config for start, config in SHIPPED.items() if name.startswith(start))
+    written = KvCacheSection.model_validate(yaml.safe_load((MODELS / f"{name}.yaml").read_text())["kv_cache"])
+    drafts = ["mtp.fc.weight"] if config is QWEN else []
+    found = described(tmp_path, config, *drafts)
+    assert section(found) == written
+    assert not [key for key in found.missing if "kv_cache" in key]
+    model = yaml.safe_load((MODELS / f"{name}.yaml").read_text())
+    if drafts:
+        assert found.facts["mtp_layer"].value == model["mtp_layer"]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (NEXT, "heads 256, 36 states of 16 + 32 heads of 128"),
+        (LINEAR, "latent 512 + 64, 20 states of 32 + 32 heads of 128"),
+        (NEMOTRON, "heads 128 in 6 layers, 23 states of 8 + 64 heads of 64 x 128"),
+    ],
+    ids=["qwen3-next", "kimi-linear", "nemotron-h"],
+)
+def test_linear_attention_and_mamba(config: Config, expected: str, tmp_path: Path) -> None:
+    cache = section(described(tmp_path, config))
+    width = (
+        f"latent {cache.kv_lora_rank} + {cache.qk_rope_head_dim}" if cache.kv_lora_rank else f"heads {cache.head_dim}"
+    )
+    layers = f" in {cache.attention_layers} layers" if cache.attention_layers else ""
+    state = cache.linear
+    assert state is not None
+    size = f"{state.head_dim} x {state.key_dim}" if state.key_dim else f"{state.head_dim}"
+    found = f"{width}{layers}, {state.layers} states of {state.key_heads} + {state.value_heads} heads of {size}"
+    assert found == expected
+
+
+def test_the_source_of_each_fact_is_named(tmp_path: Path) -> None:
+    found = described(tmp_path, NEXT, "mtp.fc.weight").facts
+    assert found["kv_cache.linear"].source == "config.json: full_attention_interval, linear_*"
+    assert found["kv_cache.counts_draft"].value is False
+    assert found["kv_cache.counts_draft"].source.endswith("(sglang 0.5.23, spec_aux_hidden_state.py:172)")
+    assert found["mtp_layer"].value == 48
+    assert "kv_cache.counts_draft" not in described(tmp_path, NEXT).facts, "there is no draft"
+    assert "kv_cache.counts_draft" not in described(tmp_path, GLM).facts, "the config names its draft"
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (NEXT, "linear_num_value_heads"),
+        (LINEAR, "linear_attn_config"),
+        (NEMOTRON, "hybrid_override_pattern"),
+        (NEMOTRON, "ssm_state_size"),
+        (V4, "compress_ratios"),
+        (M3, "sparse_attention_config"),
+    ],
+)
+@pytest.mark.parametrize("value", [None, "many", -1, [], {}], ids=repr)
+def test_a_config_that_lacks_a_size_is_not_sized(config: Config, key: str, value: object, tmp_path: Path) -> None:
+    found = described(tmp_path, {**config, key: value})
+    assert not [fact for fact in found.facts if "kv_cache" in fact]
+    assert f"`{config['architectures'][0]}` has layers that config.json does not describe: no `" in "".join(found.notes)
