@@ -127,7 +127,7 @@ def _of_the_machine(error: OSError) -> HostError:
         )
     place = str(error.filename2 or error.filename or "")
     variable = _variable_for(place)
-    hint = f"set {variable} to where you may write" if variable else "name a directory elsewhere"
+    hint = f"set {variable} to a directory where you may write" if variable else "choose another directory"
     hint = f"free disk space, or {hint}" if place else ""
     if error.errno in _IN_THE_WAY:
         hint = f"move the existing file or directory away, or set {variable or 'DEPLOY_HOME'} to another directory"

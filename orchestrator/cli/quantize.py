@@ -117,7 +117,7 @@ def _show(source: Path, home: Home, *, json: bool) -> None:
     if json:
         OUTPUT.show(tuple(RecipeOutput(recipe=row[0], size=row[1], left=row[2], what=row[3]) for row in rows))
         return
-    print_data(table(["recipe", "size", "left as they are", "what it does"], rows, width=terminal_width()))
+    print_data(table(["recipe", "size", "not quantized", "what it does"], rows, width=terminal_width()))
     note(cost(found))
 
 

@@ -55,7 +55,7 @@ def show_up(done: UpResult, *, json: bool) -> None:
     handle, already = done.handle, "already " if done.smoke is None else ""
     if done.smoke is not None:
         say(done.smoke.to_table(width=terminal_width(sys.stderr)))
-    url = f"{handle.service_url}, where it runs" if handle.service_url else handle.url
+    url = f"{handle.service_url}, inside its network" if handle.service_url else handle.url
     say(f"`{handle.name}` is {already}up at {url} (model `{done.served_name}`)")
     if handle.forward_command:
         note(f"to reach it from this host: `{handle.forward_command}`")

@@ -100,6 +100,10 @@ def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
 
 Rule = Callable[[RuleContext], Iterator[Problem]]
 
+KEY_HINT: Final = (
+    "name the variable with a key (`--set server.api_key_env=SGLANG_KEY`), "
+    "or allow access without one: `--set server.allow_unauthenticated=true`"
+)
 VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
 # The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
@@ -324,8 +328,7 @@ def public_address_is_allowed(context: RuleContext) -> Iterator[Problem]:
         yield Problem(
             f"other hosts can reach `{server.host}`, and the server has no API key",
             context.location("server", "host"),
-            "name the variable with a key (`--set server.api_key_env=SGLANG_KEY`), "
-            "or allow access without one: `--set server.allow_unauthenticated=true`",
+            KEY_HINT,
         )
 
 

@@ -32,7 +32,7 @@ class ImageVariable:
     def __str__(self) -> str:
         if self.plan is None or self.plan.value == self.image:
             return f"{self.name}={self.image}"
-        return f"{self.name}={self.plan.value} (the image says {self.image}; {self.plan.source})"
+        return f"{self.name}={self.plan.value} (the image sets {self.image}; {self.plan.source})"
 
 
 def image_of(plan: Plan) -> str | None:

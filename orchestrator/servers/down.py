@@ -69,7 +69,7 @@ def down_all(
         for problem in error.problems_or_self()
     ]
     if problems:
-        what = f"{len(failures)} of {len(names)} servers are not known to be down" if failures else "not all was found"
+        what = f"cannot stop {len(failures)} of {len(names)} servers" if failures else "cannot query every runtime"
         raise HostError(what, problems=problems)
 
 

@@ -56,7 +56,7 @@ class Drain:
         except UnknownLoadError as error:
             why = str(error)
             if (variable := _key_variable(engine)) and variable not in os.environ:
-                why = f"`{variable}` is not set; export it, and they are counted"
+                why = f"`{variable}` is not set; export it to count them"
             note(f"cannot count the requests of {label}: {why}")
 
     @property

@@ -16,7 +16,7 @@ from orchestrator.runtimes.base import EXIT_FILE, ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup
 
 RESTARTS_FILE: Final = "restarts.json"  # when `deploy watch` restarted the server of this run, and why
-STOPPED_FOR_RESTART: Final = "ended by `deploy watch`, to be started again"  # the reason of a stop
+STOPPED_FOR_RESTART: Final = "stopped by `deploy watch` for a restart"  # the reason of a stop
 UP_FAILED: Final = "`up` failed"
 
 

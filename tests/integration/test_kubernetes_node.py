@@ -155,7 +155,7 @@ def test_the_life_of_real_sglang_in_a_pod(
     assert done.returncode == 0, done.stderr
     assert "correct answers" in done.stderr
     assert "API key required" in done.stderr
-    assert f"is up at http://{NAME}.default.svc:30010, where it runs" in done.stderr
+    assert f"is up at http://{NAME}.default.svc:30010, inside its network" in done.stderr
     assert f"to reach it from this host: `kubectl --namespace default port-forward service/{NAME} 30010`" in done.stderr
 
     [pod] = cluster_engine.cluster.get("pods", "--selector", f"deploy.name={NAME}")

@@ -64,7 +64,7 @@ class AddedEngine:
     def rows(self) -> Iterator[list[str]]:
         """Yield key, value and source of each fact, as table rows."""
         yield from self.file.rows()
-        how = "asked of its own parser" if self.options.made else "known already"
+        how = "from its parser" if self.options.made else "already known"
         yield [_TABLE, f"{self.options.count:,}", f"{how}: {self.options.path}"]
         if self.tables is not None:
             gpus = ", ".join(self.tables.gpus)

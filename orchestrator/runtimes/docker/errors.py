@@ -77,13 +77,13 @@ _CAUSES: Final = (
         pattern=r'gathering device information while adding custom device "(?P<device>[^"]+)"',
         message="this host has no device `{device}`",
         location="{hardware}: container.devices",
-        hint="`ls -l {device}` on the host: is the GPU driver loaded? Is the profile for this hardware?",
+        hint="load the GPU driver, or choose a profile for this host's hardware",
     ),
     _Cause(
         pattern=r"error setting rlimit type (?P<number>\d+): operation not permitted",
         message="the Docker daemon is not permitted to set the limit `{limit}`{asked}",
         location="{hardware}: container.ulimits",
-        hint="the daemon lacks CAP_SYS_RESOURCE: raise its own limit, or lower the limit in the profile",
+        hint="the daemon lacks CAP_SYS_RESOURCE: raise the daemon's limit, or lower the limit in the profile",
     ),
     _Cause(
         pattern=r"listen tcp\d? \S*:(?P<port>\d+): bind: address already in use"

@@ -8,7 +8,7 @@ from orchestrator.plan.build import RuntimeSettings
 from orchestrator.plan.patches import profile_patches
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.plan.rules import RuleContext
+from orchestrator.plan.rules import KEY_HINT, RuleContext
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, Command, server_command
 from orchestrator.runtimes.base import PodTargets, PreparedRun
@@ -39,15 +39,13 @@ def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
         yield Problem(
             f"a Service of type {service} exposes the server outside the cluster without an API key",
             context.location("kubernetes", "service_type"),
-            "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
-            "or say that you mean it: `--set server.allow_unauthenticated=true`",
+            KEY_HINT,
         )
     elif context.profile.layout.nodes.value > 1 and server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
             "a server on several nodes is open to the network of the nodes and has no API key",
             context.location("layout", "nodes"),
-            "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
-            "or say that you mean it: `--set server.allow_unauthenticated=true`",
+            KEY_HINT,
         )
 
 

@@ -8,7 +8,7 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.secrets import looks_secret
 from orchestrator.plan.build import RuntimeSettings
 from orchestrator.plan.placement import servers_are_equal
-from orchestrator.plan.rules import RuleContext
+from orchestrator.plan.rules import KEY_HINT, RuleContext
 from orchestrator.profiles.schema import Profile
 from orchestrator.profiles.slurm import SlurmSection
 
@@ -77,8 +77,7 @@ def address_is_routable(context: RuleContext) -> Iterator[Problem]:
         yield Problem(
             "on Slurm the server is open to the cluster's network and has no API key",
             context.location("runtime"),
-            "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
-            "or say that you mean it: `--set server.allow_unauthenticated=true`",
+            KEY_HINT,
         )
 
 

@@ -277,7 +277,7 @@ class Watcher:
         if snapshot.dead and snapshot.dead == self._dead:
             return snapshot.dead
         if snapshot.restarts > self._known_restarts and any(rank.problem for rank in self._ranks):
-            return "it died, and its runtime restarted it"
+            return "the server died, and its runtime restarted it"
         for rank in self._ranks:
             if rank.problem and now - rank.stalled_since >= snapshot.unhealthy_after:
                 how = "no output" if self._output_stalled and rank.number != GATEWAY else "no progress"
@@ -372,7 +372,7 @@ def _hold_reason(snapshot: ServerSnapshot) -> tuple[EventKind, str] | None:
     if snapshot.status == "unknown":
         return EventKind.UNHEALTHY, "cannot read its record"
     if snapshot.status == "running" and not (snapshot.ready or snapshot.by_watch):
-        never = f"it was never ready; `deploy restart {snapshot.name}` restarts it"
-        mixed = f"its replicas have two plans; `deploy status {snapshot.name}` shows them"
+        never = f"the server was never ready; `deploy restart {snapshot.name}` restarts it"
+        mixed = f"the replicas have two plans; `deploy status {snapshot.name}` shows them"
         return EventKind.WAITING, mixed if snapshot.replica_urls else never
     return None

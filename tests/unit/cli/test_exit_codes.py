@@ -146,9 +146,9 @@ def test_an_option_that_cannot_name_an_image_is_refused_before_docker_is_asked(l
 @pytest.mark.parametrize(
     ("folder", "hint"),
     [
-        ("temporary/home/runs", "or set DEPLOY_HOME to where you may write"),
-        ("temporary", "or set TMPDIR to where you may write"),
-        ("chosen", "or name a directory elsewhere"),
+        ("temporary/home/runs", "or set DEPLOY_HOME to a directory where you may write"),
+        ("temporary", "or set TMPDIR to a directory where you may write"),
+        ("chosen", "or choose another directory"),
     ],
 )
 def test_a_full_disk_is_answered_with_what_moves_the_file(

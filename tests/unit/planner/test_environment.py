@@ -38,7 +38,7 @@ def test_what_the_image_sets_is_shown_with_what_the_plan_sets_instead(
     note_environment(plan_of(), image_config(plan_of(), Home(tmp_path)))
     said = capsys.readouterr().err
     assert "HSA_NO_SCRATCH_RECLAIM=1, NCCL_MIN_NCHANNELS=112" in said
-    assert f"{CAST}=0 (the image says 1; sgl-project/sglang#40084)" in said
+    assert f"{CAST}=0 (the image sets 1; sgl-project/sglang#40084)" in said
     assert "ROCM_QUICK_REDUCE_QUANTIZATION=INT8" in said
     assert "PATH" not in said
     assert "warning" not in said

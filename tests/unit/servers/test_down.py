@@ -61,7 +61,7 @@ def test_all_goes_on_past_a_failure_names_each_and_fails(tmp_path: Path, capsys:
 
     assert ended == ["a", "e"]
     assert runtime.stopped == ["0", "4"]
-    assert caught.value.message == "3 of 5 servers are not known to be down"
+    assert caught.value.message == "cannot stop 3 of 5 servers"
     assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["`b`", "`c`", "`d`"]
     assert caught.value.problems[0].hint == "look"
     said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]

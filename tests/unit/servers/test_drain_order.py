@@ -132,7 +132,7 @@ def test_a_missing_key_is_named_by_its_variable(
     engine.answers = 401
     monkeypatch.delenv("OWL_KEY", raising=False)
     drained(engine, replace(SERVER, run_dir=str(tmp_path)), seconds=1)
-    said = "note: cannot count the requests of `owl`: `OWL_KEY` is not set; export it, and they are counted\n"
+    said = "note: cannot count the requests of `owl`: `OWL_KEY` is not set; export it to count them\n"
     assert capsys.readouterr().err == said
 
 
