@@ -241,8 +241,7 @@ def _engine(
     if any(name == named for *_, name in found):
         return named, f"from `{request.base}`"
     if not found:
-        hint = "`--engine NAME`, one of `deploy profiles`"
-        raise ProfileError(f"no engine found for {node.arch} ({node.vendor})", hint=hint)
+        raise ProfileError(f"no engine found for {node.arch} ({node.vendor})", hint="`deploy profiles` lists engines")
     *newest, _ = max(found)
     return min(name for *of, name in found if of == newest), f"the newest in the catalog for {node.arch}"
 
@@ -260,8 +259,7 @@ def _is_for(model: str, engine: EngineFile, catalog: Catalog) -> bool:
 
 
 def _shape(model: str, catalog: Catalog) -> tuple[object, ...]:
-    data = _part(catalog, "model", model)
-    return tuple(data.get(key) for key in ("layers", "attention_heads", "moe"))
+    return tuple(map(_part(catalog, "model", model).get, ("layers", "attention_heads", "moe")))
 
 
 def _engines(catalog: Catalog) -> Iterator[tuple[str, EngineFile]]:
