@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from orchestrator import __version__
-from orchestrator.bench.cache_forecast import forecast_workload, with_achievable
-from orchestrator.bench.comparability import comparability_issues
+from orchestrator.bench.aiperf.runner import CLIENT, AiperfRunner
+from orchestrator.bench.cache_forecast import forecast_load, with_achievable
+from orchestrator.bench.comparability import client_issues, comparability_issues
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.counters import concurrency_capped
 from orchestrator.bench.endpoint import Endpoint, check_fits, discover
@@ -72,6 +73,7 @@ class BenchRequest:
     source: SessionSource | None = None  # the sessions of the workload; None: independent prompts
     session_header: str | None = None  # carries the name of the session, for a gateway that routes by it
     text_prompts: bool = False  # send text also to an endpoint that takes token ids
+    aiperf: Path | None = None  # the program that sends the load; None: the client of `deploy`
     previous: BenchResult | None  # result to resume; its complete points are reused
     replica_urls: tuple[str, ...] = ()  # base URLs of the replicas if `url` is a gateway
     stop_when: Callable[[BenchResult], BenchEnding | None] = lambda _: None  # called after each point; not None: stop
@@ -126,7 +128,7 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
             endpoint, text = await _prompt_source(request, endpoint)
         except asyncio.CancelledError as error:
             raise Interrupted("interrupted before the first measurement", hint=_left_running(request)) from error
-        result = _begin(request, endpoint.facts, forecast_workload(request.workload, endpoint))
+        result = _begin(request, endpoint.facts, forecast_load(request.workload, request.source, endpoint))
         _write(request, result)
         runner = PointRunner(
             workload=request.workload,
@@ -140,6 +142,10 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
             session_header=request.session_header,
             salt="" if endpoint.is_sglang else f"{secrets.token_hex(4)}/",
         )
+        if request.aiperf is not None:
+            runner = AiperfRunner(
+                **vars(runner), program=request.aiperf, key=request.key, directory=request.directory.absolute()
+            )
         return await _all_points(request, runner, result)
     finally:
         for endpoint_connections in (connections, *replicas):
@@ -201,6 +207,7 @@ def _begin(request: BenchRequest, facts: EndpointFacts, forecast: CacheForecast 
     now = _now()
     run = Run(
         tool_version=__version__,
+        client=None if request.aiperf is None else CLIENT,
         started_at=now,
         ended_at=now,
         command=redact(request.command),
@@ -232,6 +239,7 @@ def _require_same_measurement(previous: Run, now: Run) -> None:
         ("text", previous.text_sha256, now.text_sha256),
         ("trace", previous.trace_sha256, now.trace_sha256),
         ("endpoint", previous.endpoint, now.endpoint),
+        ("client", previous.client, now.client),
         ("plan", previous.provenance.plan_digest, now.provenance.plan_digest),
     ):
         if before != after:
@@ -249,7 +257,8 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
             point = replace(point, capped=concurrency_capped(measured, request.provenance))
             run = replace(result.run, warmup=warmup, ended_at=_now())
             result = _with_issues(request, replace(result, run=run, points=(*result.points, point)))
-            _write_requests(request, result, load_result, requests_file(point))
+            if request.aiperf is None:
+                _write_requests(request, result, load_result, requests_file(point))
             result = _write_with_kernel_gate(request, result)
             ending = point.ending
             if ending is BenchEnding.COMPLETE and (end := request.stop_when(result)) is not None:
@@ -281,7 +290,9 @@ def _with_issues(request: BenchRequest, result: BenchResult) -> BenchResult:
         page_size=result.run.endpoint.page_size,
         speculation=result.run.endpoint.speculative if request.workload.prompts == "random" else None,
     )
-    return replace(result, points=points, knee_rps=knee(points), comparability_issues=issues)
+    return replace(
+        result, points=points, knee_rps=knee(points), comparability_issues=(*client_issues(result.run.client), *issues)
+    )
 
 
 def _write_with_kernel_gate(request: BenchRequest, result: BenchResult) -> BenchResult:

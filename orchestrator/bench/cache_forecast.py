@@ -7,14 +7,28 @@ from typing import Final
 
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.result import CacheForecast, CacheSize, Point
+from orchestrator.bench.sessions import SessionSource
+from orchestrator.bench.traces.accesses import cache_accesses
 from orchestrator.bench.workload import Workload
 from orchestrator.plan.reuse_distance import CacheAccess, hit_rates, shared_prefix_accesses
 
 _SHARES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the hits of an unlimited cache
 
 
-def forecast_workload(workload: Workload, endpoint: Endpoint) -> CacheForecast | None:
-    """Compute the forecast of independent prompts; None if they share no prefix."""
+def forecast_load(workload: Workload, source: SessionSource | None, endpoint: Endpoint) -> CacheForecast | None:
+    """Compute the forecast of sessions or of independent prompts; None if the prompts share no prefix."""
+    if source is not None:
+        closed = workload.load == "closed"
+
+        def sessions() -> Iterable[CacheAccess]:
+            return cache_accesses(
+                source.trees(),
+                concurrency=workload.concurrency if closed else None,
+                max_delay_s=workload.max_think_time_s,
+                warmup_requests=workload.warmup_requests,
+            )
+
+        return forecast_cache(sessions, endpoint)
     if not workload.prefix_tokens:
         return None
     accesses = partial(

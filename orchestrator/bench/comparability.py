@@ -36,6 +36,13 @@ def comparability_issues(
     )
 
 
+def client_issues(client: str | None) -> Iterator[ComparabilityIssue]:
+    """Yield an issue if another program than `deploy` sent the load."""
+    if client is not None:
+        detail = f"{client} sent the load: its latencies count from sending, its throughput has no steady window"
+        yield ComparabilityIssue(kind=IssueKind.ANOTHER_CLIENT, detail=detail)
+
+
 def _server_issues(provenance: ServerProvenance) -> Iterator[ComparabilityIssue]:
     variables = (provenance.plan or {}).get("env", ())
     for variable in variables if isinstance(variables, list | tuple) else ():

@@ -135,7 +135,7 @@ def _per_gpu(point: Point) -> float | None:
 
 
 def _ttft(latency: Latency) -> Distribution:
-    return latency.ttft_from_schedule_s
+    return latency.ttft_s
 
 
 def _tpot(latency: Latency) -> Distribution | None:
@@ -148,7 +148,7 @@ def _itl(latency: Latency) -> Distribution | None:
 
 
 def _e2e(latency: Latency) -> Distribution:
-    return latency.e2e_from_schedule_s
+    return latency.e2e_from_schedule_s or latency.e2e_from_send_s
 
 
 def _percentile_of(
@@ -294,9 +294,7 @@ METRICS: Final = (
         "success_share", "success", "", share, lambda point: point.success_share, displays=_TABLES, exact=True
     ),
     ReportMetric("cached_share", "from cache", "", share, cached_share, displays=_TABLES | DisplayIn.CARD),
-    ReportMetric(
-        "achievable_share", "achievable", "from cache", share, _achievable, displays=DisplayIn.BENCH, if_measured=True
-    ),
+    ReportMetric("achievable_share", "achievable", "from cache", share, _achievable, displays=DisplayIn.BENCH),
     *(
         ReportMetric(key, name, unit, show, of, displays=_TABLES, if_measured=True)
         for key, name, unit, show, of in (
@@ -394,7 +392,8 @@ def _remarks(result: BenchResult) -> Iterator[str]:
         yield from (f"{point.label}: {failure.count} x {failure.kind}: {failure.example}" for failure in point.failures)
     if result.run.cache_forecast is not None:
         yield forecast_text(result.run.cache_forecast)
-    yield _knee(result)
+    if result.run.client is None:
+        yield _knee(result)
     for issue in result.comparability_issues:
         at_point = f" at {issue.point}" if issue.point else ""
         yield f"NOT COMPARABLE ({issue.kind.value}{at_point}): {issue.detail}"

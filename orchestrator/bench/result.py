@@ -42,6 +42,7 @@ class IssueKind(StrEnum):
     CLIENT_LAGGED = "client-lagged"  # the load client missed its own schedule
     INCOMPLETE = "incomplete"  # interrupted, or the endpoint died
     RANDOM_PROMPTS = "random-prompts"  # with speculation on, which they do not measure
+    ANOTHER_CLIENT = "another-client"  # whose figures have other definitions
     CHANGED_WORKLOAD = "changed-workload"  # requests or duration were overridden on the command line
 
 
@@ -90,13 +91,18 @@ class Throughput:
 class Latency:
     """Latencies of successful requests; `from_schedule` counts from the planned arrival (open loop)."""
 
-    ttft_from_schedule_s: Distribution
     ttft_from_send_s: Distribution
-    e2e_from_schedule_s: Distribution
     e2e_from_send_s: Distribution
+    ttft_from_schedule_s: Distribution | None = None  # None if another client measured it
+    e2e_from_schedule_s: Distribution | None = None
     tpot_s: Distribution | None = None  # per request: (end - first token) / (output tokens - 1)
     itl_per_chunk_s: Distribution | None = None  # gaps between chunks with tokens; see tokens_per_chunk
     tokens_per_chunk: Amount | None = None  # mean; above 1, inter-chunk gaps are not inter-token gaps
+
+    @property
+    def ttft_s(self) -> Distribution:
+        """The TTFT that is judged: from the planned arrival, or from sending if another client measured it."""
+        return self.ttft_from_schedule_s or self.ttft_from_send_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +281,7 @@ class Run:
     """The metadata of a measurement."""
 
     tool_version: str
+    client: str | None = None  # the program that sent the load, as `aiperf 0.13.0`; None: deploy
     started_at: str  # ISO 8601, UTC
     ended_at: str
     command: str  # quoted argv that repeats the measurement

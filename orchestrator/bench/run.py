@@ -12,6 +12,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from orchestrator.bench.aiperf.runner import aiperf_program
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.energy import EnergyReader, read_energy
 from orchestrator.bench.published import published_workloads
@@ -23,6 +24,7 @@ from orchestrator.bench.workload import Workload, load_workload, read_text, work
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.core.suggest import did_you_mean
@@ -79,6 +81,7 @@ class BenchOptions:
     tokens: tuple[int | None, int | None]  # input, output
     changes: WorkloadChanges
     api: str
+    tool: str = "deploy"  # client that sends the load: deploy | aiperf
     text_prompts: bool = False  # send text also where token ids are taken
     session_header: str | None = None  # None: of the target
     usd_per_gpu_hour: float | None
@@ -127,13 +130,13 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
     name, workload = _workload(options, target.workload)
     workload, overridden = apply_changes(workload, options.changes)
     reasons, hint = unjudgeable_rates(workload)
-    if reasons:
+    if reasons and options.tool == "deploy":  # aiperf has no window in which a rate is judged
         warn("; ".join(reasons), hint=hint)
     directory = options.directory or _default_directory(name)
     request = BenchRequest(
         url=target.url,
         api=_api(target, options),
-        text_prompts=options.text_prompts,
+        text_prompts=options.text_prompts or _needs_text(target, options),
         key=target.key,
         workload_name=name,
         workload=workload,
@@ -147,6 +150,7 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
         engine=target.engine,
         directory=directory,
         text=read_text(workload),
+        aiperf=aiperf_program(Home.from_environment()) if options.tool == "aiperf" else None,
         previous=_previous_result(directory, resume=options.resume),
         replica_urls=target.replica_urls,
         source=open_sessions(workload),
@@ -160,10 +164,15 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
 
 def _api(target: BenchTarget, options: BenchOptions) -> str:
     """Return the API to use: sglang's gateway accepts token ids only in the `generate` API."""
-    if target.replica_urls and options.api == Api.COMPLETIONS and not options.text_prompts:
+    if target.replica_urls and options.api == Api.COMPLETIONS and not options.text_prompts and options.tool == "deploy":
         note("the gateway accepts token ids only in sglang's own API; using `--api generate`")
         return Api.GENERATE
     return options.api
+
+
+def _needs_text(target: BenchTarget, options: BenchOptions) -> bool:
+    """Return whether the requests must be text: aiperf has no `generate` API, where a gateway takes token ids."""
+    return options.tool == "aiperf" and bool(target.replica_urls)
 
 
 def _workload(options: BenchOptions, default: str) -> tuple[str, Workload]:

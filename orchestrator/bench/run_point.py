@@ -200,6 +200,9 @@ class PointRunner:
             duration_s=self.workload.duration_s if self.source is not None else None,
         )
 
+    async def _send(self, label: str, load: PlannedLoad) -> LoadResult:  # noqa: ARG002 - for a client with files
+        return await run_load(self.endpoint.connections, load)
+
     async def _observe(self, label: str, load: PlannedLoad) -> Observation:
         """Send a load, and read all counters at the start of the measured window and after the load."""
         started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
@@ -208,7 +211,7 @@ class PointRunner:
         if not load.warmup_requests:
             await watched.begin()
         try:
-            load_result = await run_load(self.endpoint.connections, replace(load, on_measured=watched.begin_soon))
+            load_result = await self._send(label, replace(load, on_measured=watched.begin_soon))
         finally:
             watched.close()
         energy_after, after = _read_energy(self.read_energy), await self.endpoint.metrics()

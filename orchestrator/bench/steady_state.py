@@ -105,7 +105,7 @@ def judge_sustained(
 ) -> tuple[bool | None, tuple[str, ...]]:
     """Judge whether an open-loop point is sustained (None: cannot be judged), with all reasons against it."""
     reasons = []
-    ttft = point.latency.ttft_from_schedule_s.p95 if point.latency else math.inf
+    ttft = point.latency.ttft_s.p95 if point.latency else math.inf
     if ttft > limits.ttft_p95_s:
         reasons.append(f"TTFT p95 {ttft:.2f} s exceeds {limits.ttft_p95_s:g} s")
     if point.success_share < limits.success_share:

@@ -103,6 +103,9 @@ OutputOption: TypeAlias = Annotated[
 ]
 PriceOption: TypeAlias = Annotated[float | None, typer.Option(metavar="USD", help="price per GPU hour (USD)")]
 LabelOption: TypeAlias = Annotated[str | None, typer.Option(metavar="TEXT", help="name of the result in a report")]
+ToolOption: TypeAlias = Annotated[
+    str, typer.Option("--tool", metavar="deploy|aiperf", help="program that sends the load")
+]
 
 OUTPUT: Final = JsonOutput(BenchResult, omits_null=True)
 
@@ -132,6 +135,7 @@ def command(
     engine: EngineOption = None,
     price: PriceOption = None,
     label: LabelOption = None,
+    tool: ToolOption = "deploy",
     text_prompts: Annotated[bool, typer.Option("--text-prompts", help="send text instead of token ids")] = False,
     output: OutputOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="measure only the points missing in DIR")] = False,
@@ -139,7 +143,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Measure throughput and latency. The knee is the highest rate that the server sustains."""
-    _check(api, arrivals)
+    _check(api, arrivals, tool)
     options = BenchOptions(
         workload=workload,
         tokens=(input_tokens, output_tokens),
@@ -156,6 +160,7 @@ def command(
             warmup_requests=warmup_requests,
         ),
         api=api,
+        tool=tool,
         text_prompts=text_prompts,
         session_header=session_header,
         usd_per_gpu_hour=price,
@@ -233,8 +238,12 @@ def _tell_ending(result: BenchResult, target: str, *, url: str, again: str) -> N
         )
 
 
-def _check(api: str, arrivals: str | None) -> None:
+def _check(api: str, arrivals: str | None, tool: str) -> None:
     if api not in {"completions", "generate"}:
         raise UsageError(f"unknown API `{api}`", hint="`--api completions` or `--api generate`")
     if arrivals not in {None, "constant", "poisson"}:
         raise UsageError(f"unknown arrival process `{arrivals}`", hint="`--arrivals constant` or `--arrivals poisson`")
+    if tool not in {"deploy", "aiperf"}:
+        raise UsageError(f"unknown load client `{tool}`", hint="`--tool deploy` or `--tool aiperf`")
+    if tool == "aiperf" and api != "completions":
+        raise UsageError("aiperf sends to the completions API only", hint="omit `--api`")

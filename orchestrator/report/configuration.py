@@ -110,6 +110,8 @@ def _reported(comparison: Comparison) -> dict[str, str]:
     """Return what the endpoint of a result reports, its workload, and its layout and hardware if known."""
     values = _telling(flat_known({**_endpoint(comparison.result), "workload": comparison.result.run.workload}))
     values["prompts_sent_as"] = comparison.result.run.endpoint.prompts_as
+    if comparison.result.run.client is not None:
+        values["load_client"] = comparison.result.run.client
     values |= {"hardware": comparison.system} if comparison.result.run.provenance.gpu else {}
     return values | ({"layout": comparison.layout} if comparison.layout != UNKNOWN_LAYOUT else {})
 
@@ -130,7 +132,7 @@ def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | N
 def same_load(one: Comparison, other: Comparison) -> bool:
     """Return whether two results have the same load, so that a change between them comes from the server."""
     sent = [[each.result.run.workload.get(key) for key in _SENDING] for each in (one, other)]
-    return sent[0] == sent[1]
+    return sent[0] == sent[1] and one.result.run.client == other.result.run.client
 
 
 def configuration_of(result: BenchResult) -> dict[str, str]:
@@ -162,7 +164,7 @@ def started_with(stood: ServerProvenance) -> dict[str, str]:
     return flat_known(
         {
             **(stood.plan or {}),
-            _TIERS: tiers_of(stood),
+            _TIERS: _tiers(stood),
             "image": stood.image_digest,
             "patched": _states(stood.patch_receipt),
             "weights": found.pop(_WEIGHTS, None),
@@ -171,7 +173,7 @@ def started_with(stood: ServerProvenance) -> dict[str, str]:
     )
 
 
-def tiers_of(stood: ServerProvenance) -> str | None:
+def _tiers(stood: ServerProvenance) -> str | None:
     """Return the tiers behind the device's KV cache in words; None without one."""
     facts = recorded_facts(stood.plan or {})
     return facts.tiers.describe() if facts and facts.tiers else None
@@ -211,7 +213,7 @@ def _facts(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "Engine", engine_name(comparison.result)
     yield "Hardware", comparison.system
     yield "Layout", "" if comparison.layout == UNKNOWN_LAYOUT else comparison.layout
-    yield "Cache tiers", tiers_of(stood) or ""
+    yield "Cache tiers", _tiers(stood) or ""
     yield "Speculation", run.endpoint.speculative or ""
     yield "Settings", ", ".join(_setting(key[6:], value) for key, value in plan.items() if key.startswith("flags."))
     yield "Load", load(comparison)

@@ -17,19 +17,24 @@ S_PER_TOKEN: Final = 0.02
 
 
 def cache_accesses(
-    trees: Iterable[Tree], *, concurrency: int | None = None, max_delay_s: float = float("inf")
+    trees: Iterable[Tree],
+    *,
+    concurrency: int | None = None,
+    max_delay_s: float | None = None,
+    warmup_requests: int = 0,
 ) -> Iterator[CacheAccess]:
     """Yield the accesses of the sessions: `concurrency` of them at a time, or each at its recorded arrival.
 
     Only the sessions that run at the same time are in memory. Delays count up to `max_delay_s`.
     """
-    for tree, index in _in_order(trees, concurrency=concurrency, max_delay_s=max_delay_s):
+    longest = float("inf") if max_delay_s is None else max_delay_s
+    for number, (tree, index) in enumerate(_in_order(trees, concurrency=concurrency, max_delay_s=longest)):
         request, following = tree[index], _continuation(tree, index)
         prompt = _blocks(request.block_ids, request.block_tokens, request.input_tokens)
         held = [*prompt, (None, request.output_tokens)]
         if following is not None:
             held = _blocks(following.block_ids, request.block_tokens, request.input_tokens + request.output_tokens)
-        yield CacheAccess(prompt=prompt, held=held, session=tree[0].session)
+        yield CacheAccess(prompt=prompt, held=held, session=tree[0].session, counted=number >= warmup_requests)
 
 
 def _blocks(ids: Iterable[int], size: int, tokens: int) -> list[Block]:

@@ -92,7 +92,7 @@ class Goal:
                 f"at {each.label} requests/s: {why}" for each in result.points for why in each.not_sustained_because
             ]
             return "; ".join(reasons) or "no rate was sustained"
-        late = point.latency is not None and point.latency.ttft_from_schedule_s.p95 > self.ttft_p95_s
+        late = point.latency is not None and point.latency.ttft_s.p95 > self.ttft_p95_s
         if self.closed or (point.window is not None and not late):
             return ""
         return "; ".join(point.not_sustained_because) or "no steady window"
@@ -122,7 +122,7 @@ class Goal:
 
         It is the product of success share, completion ratio, and TTFT p95 limit / measured TTFT p95 (each at most 1).
         """
-        late = point.latency.ttft_from_schedule_s.p95 if point.latency else 0.0
+        late = point.latency.ttft_s.p95 if point.latency else 0.0
         in_time = min(1.0, self.ttft_p95_s / late) if late > 0 else 1.0
         in_window = min(1.0, point.completion_ratio) if point.completion_ratio is not None else 1.0
         return round(point.success_share * in_window * in_time, _DECIMALS)

@@ -25,7 +25,7 @@ USES: dict[str, str] = {
     "checkpoints": "core engine hosts patches plan render",
     "images": "core engine hosts patches plan render",
     "runs": "core plan render",
-    "bench": "core engine plan runs",
+    "bench": "core engine hosts plan runs",
     "kernels": "bench checkpoints core hosts images plan render runs",
     "runtimes": "checkpoints core engine hosts images kernels patches plan profiles render",
     "planner": "checkpoints core engine hosts images kernels patches plan profiles render runs runtimes",

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.bench.cache_forecast import forecast_cache, forecast_workload, with_achievable
+from orchestrator.bench.cache_forecast import forecast_cache, forecast_load, with_achievable
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.metrics import forecast_text
 from orchestrator.bench.result import BenchEnding, CacheHits, EndpointFacts, Point
+from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.traces.accesses import cache_accesses
 from orchestrator.bench.traces.request import TraceRequest, Tree, own_blocks
 from orchestrator.bench.traces.synthetic import SessionShape, Subagents, synthetic_trees
@@ -35,7 +36,7 @@ PREFIXES = Workload(
 
 
 def test_a_cache_smaller_than_the_prefixes_cannot_reach_their_share() -> None:
-    small, large = (forecast_workload(PREFIXES, endpoint(cache_tokens=size)) for size in (8_000, 100_000))
+    small, large = (forecast_load(PREFIXES, None, endpoint(cache_tokens=size)) for size in (8_000, 100_000))
     assert small is not None
     assert large is not None
     assert small.unlimited_share == pytest.approx(0.8)
@@ -48,18 +49,18 @@ def test_a_cache_smaller_than_the_prefixes_cannot_reach_their_share() -> None:
 
 def test_whole_pages_hit() -> None:
     """800 tokens of prefix are 12 pages of 64."""
-    found = forecast_workload(PREFIXES, endpoint(cache_tokens=None, page=64))
+    found = forecast_load(PREFIXES, None, endpoint(cache_tokens=None, page=64))
     assert found is not None
     assert found.share is None
     assert found.unlimited_share == pytest.approx(12 * 64 / 1000)
 
 
 def test_each_replica_is_warm_for_prefixes_and_nothing_is_forecast_without_them() -> None:
-    found = forecast_workload(PREFIXES, endpoint(cache_tokens=100_000, replicas=3))
+    found = forecast_load(PREFIXES, None, endpoint(cache_tokens=100_000, replicas=3))
     assert found is not None
     assert found.spread_share is None
     assert found.share == pytest.approx(0.8, abs=0.01)
-    assert forecast_workload(PREFIXES.model_copy(update={"cache_hit_rate": 0.0}), endpoint(cache_tokens=9)) is None
+    assert forecast_load(PREFIXES.model_copy(update={"cache_hit_rate": 0.0}), None, endpoint(cache_tokens=9)) is None
 
 
 SHAPE = SessionShape(
@@ -145,9 +146,21 @@ def test_a_point_carries_the_rate_beside_the_measured_one() -> None:
         label="1", arrivals="constant", ending=BenchEnding.COMPLETE, started_at="", requests=2, succeeded=2,
         success_share=1.0, failures=(), input_tokens=1, output_tokens=1, cache=CacheHits(wanted_share=0.8),
     )  # fmt: skip
-    found = forecast_workload(PREFIXES, endpoint(cache_tokens=8_000))
+    found = forecast_load(PREFIXES, None, endpoint(cache_tokens=8_000))
     assert found is not None
     marked = with_achievable(point, found)
     assert marked.cache is not None
     assert marked.cache.achievable_share == found.share
     assert with_achievable(replace(point, cache=None), found).cache is None
+
+
+def test_the_forecast_of_a_workload_with_sessions_leaves_the_warm_up_out() -> None:
+    workload = Workload(sessions=SHAPE, load="closed", concurrency=3, warmup_requests=10)
+    cold = workload.model_copy(update={"warmup_requests": 0})
+    found = forecast_load(workload, open_sessions(workload), endpoint(cache_tokens=50_000))
+    whole = forecast_load(cold, open_sessions(cold), endpoint(cache_tokens=1))
+    assert found is not None
+    assert whole is not None
+    assert found.prompt_tokens < whole.prompt_tokens
+    assert found.share is not None
+    assert found.share > whole.unlimited_share

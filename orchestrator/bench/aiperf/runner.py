@@ -1,0 +1,185 @@
+"""The runner of the points that aiperf measures; warm-up, server counters and energy are those of `deploy`."""
+
+import asyncio
+import json
+import signal
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from orchestrator.bench.aiperf.config import (
+    KEY,
+    REQUIREMENTS,
+    TOKENIZER_FILES,
+    VERSION,
+    aiperf_config,
+    payload_line,
+)
+from orchestrator.bench.aiperf.export import EXPORT, AiperfExport, parse_export, with_export
+from orchestrator.bench.load_generator import LoadResult, PlannedLoad, PlannedSession
+from orchestrator.bench.result import BenchEnding, Point
+from orchestrator.bench.run_point import PointRunner
+from orchestrator.core import subprocesses
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BenchError
+from orchestrator.core.files import atomic_write, open_new, read_file, remove_tree
+from orchestrator.core.logs.lines import last_lines
+from orchestrator.core.paths import Home, data_root
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secrets import Secret, redact
+from orchestrator.hosts.venvs.venv import ensure_venv
+
+CLIENT: Final = f"aiperf {VERSION}"
+_NEXT_PROMPTS: Final = "the recorded blocks, or drawn tokens in place of answers"
+_POLL_S: Final = 0.2
+_GRACE_S: Final = 10.0  # after Ctrl-C
+_TAIL: Final = 12
+_MAX_LOG: Final = 1 << 26
+_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # set, aiperf takes a directory for a name on the hub
+_LOG: Final = "aiperf.log"
+
+
+def aiperf_program(home: Home) -> Path:
+    """Return the program in its own virtual environment, which the first call builds. Raises BuildError."""
+    venv = ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
+    return venv.python.with_name("aiperf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AiperfLoad(LoadResult):
+    """A load without records of its requests."""
+
+    export: AiperfExport
+
+
+@dataclass(frozen=True, kw_only=True)
+class AiperfRunner(PointRunner):
+    """A runner whose load comes from aiperf; its files stay in `directory`."""
+
+    program: Path
+    key: Secret | None
+    directory: Path
+
+    async def run_open(self, label: str, rate_rps: float) -> tuple[Point, LoadResult]:
+        """Measure one offered rate."""
+        return self._with_export(*await super().run_open(label, rate_rps))
+
+    async def run_closed(self, label: str) -> tuple[Point, LoadResult]:
+        """Measure the fixed concurrency of the workload."""
+        return self._with_export(*await super().run_closed(label))
+
+    async def run_recorded(self, label: str, speed: float) -> tuple[Point, LoadResult]:
+        """Measure the recorded arrivals of a trace at one speed."""
+        return self._with_export(*await super().run_recorded(label, speed))
+
+    def _with_export(self, point: Point, load_result: LoadResult) -> tuple[Point, LoadResult]:
+        assert isinstance(load_result, _AiperfLoad)  # noqa: S101 - made by `_send`
+        found = with_export(point, load_result.export, self.gpus)
+        if point.sessions is not None and self.source is not None:
+            totals = self.source.totals
+            sessions = replace(point.sessions, sessions=totals.sessions, subagents=totals.subagents)
+            found = replace(found, sessions=replace(sessions, next_prompts=_NEXT_PROMPTS))
+        return found, load_result
+
+    def _load(self, sessions: Iterable[PlannedSession], activity: str, count: int) -> PlannedLoad:
+        return replace(super()._load(sessions, f"{CLIENT}: {activity}", count), warmup_requests=0, duration_s=None)
+
+    async def _send(self, label: str, load: PlannedLoad) -> LoadResult:
+        """Run aiperf; its temporary files are removed in any case. Raises BenchError with its log if it fails."""
+        out = self.directory / FileName(f"aiperf-{label}")
+        remove_tree(out, within=self.directory)
+        work = Path(tempfile.mkdtemp(prefix="deploy-aiperf-"))
+        try:
+            for name, content in TOKENIZER_FILES.items():
+                atomic_write(work / "tokenizer" / FileName(name), json.dumps(content))
+            with open_new(work / "requests.jsonl") as trace:
+                written = await _write_requests(trace, load.sessions, recorded=self.source is not None)
+            config = aiperf_config(
+                self.endpoint.facts,
+                self.workload,
+                self._phase(written),
+                trace=work / "requests.jsonl",
+                tokenizer=work / "tokenizer",
+                directory=out,
+                has_key=self.key is not None,
+            )
+            code = await self._follow(atomic_write(work / "aiperf.yaml", config), work, out / _LOG)
+            return _AiperfLoad(records=(), ending=BenchEnding.COMPLETE, export=_read_export(out, code))
+        finally:
+            remove_tree(work, within=Path(tempfile.gettempdir()))
+
+    def _phase(self, sent: "_Written") -> dict[str, object]:
+        """Return the phase of aiperf: a concurrency, recorded arrivals, or a rate."""
+        phase: dict[str, object] = {"name": "profiling"}
+        if self.workload.load == "closed":
+            return {**phase, "type": "concurrency", "concurrency": self.workload.concurrency, "sessions": sent.sessions}
+        if self.source is not None:
+            return {**phase, "type": "fixed_schedule", "auto_offset": False}
+        rate = round((sent.sessions - 1) / sent.last_arrival_s, 9)
+        return {**phase, "type": self.workload.arrivals, "rate": rate, "requests": sent.sessions}
+
+    async def _follow(self, config: Path, work: Path, log: Path) -> int:
+        argv = [str(self.program), "profile", "--config", str(config), "--ui", "none"]
+        env: dict[str, str | None] = {"TMPDIR": str(work), "AIPERF_DATASET_MMAP_CACHE_ENABLED": "false"}
+        env |= dict.fromkeys(_OFFLINE)
+        if self.key is not None:
+            env[KEY] = self.key.reveal()
+        with _new_log(log) as output, subprocesses.start(argv, cwd=work, env=env, output=output, tied=True) as program:
+            try:
+                while (code := program.code) is None:  # noqa: ASYNC110 - a process sets no event
+                    await asyncio.sleep(_POLL_S)
+            except asyncio.CancelledError:
+                program.end(signal.SIGINT, grace=_GRACE_S)
+                raise
+            return code
+
+
+@dataclass(frozen=True)
+class _Written:
+    sessions: int
+    last_arrival_s: float
+
+
+async def _write_requests(trace: BinaryIO, sessions: Iterable[PlannedSession], *, recorded: bool) -> _Written:
+    """Write the requests as lines of a trace, so that both clients send the same bytes.
+
+    aiperf replays the lines of a session one after the other: subagents follow each other, and an answer that the next
+    prompt continues is replaced by drawn tokens.
+    """
+    count, last = 0, 0.0
+    for number, session in enumerate(sessions):
+        name = f"session-{number}"
+        for index, planned in enumerate(session.requests):
+            body = b"".join(session.build(index)[1:])
+            session.answered(index, None)
+            if planned.arrival_s is not None and not planned.after:
+                name, last = f"session-{number}.{index}", max(last, planned.arrival_s)
+            count += index == 0 or name.endswith(f".{index}")
+            at = planned.arrival_s if recorded else None
+            trace.write(payload_line(body, planned, session=name, arrival_s=at))
+        await asyncio.sleep(0)  # for Ctrl-C
+    return _Written(count, last)
+
+
+def _new_log(log: Path) -> BinaryIO:
+    log.parent.mkdir(parents=True)
+    return open_new(log)
+
+
+def _read_export(out: Path, code: int) -> AiperfExport:
+    """Return the summary that aiperf wrote. Raises BenchError if it failed or measured only a part."""
+    log, file = out / _LOG, out / EXPORT
+    said = redact(read_file(log, most=_MAX_LOG).decode(errors="replace"))
+    if code or not file.is_file():
+        raise BenchError(
+            f"{CLIENT} failed with exit code {code}",
+            location=str(log),
+            details="\n".join(line for line in last_lines(said, _TAIL) if line.strip()),
+            hint="see its log; `bench` without `--tool` measures with the client of `deploy`",
+        )
+    export = parse_export(read_file(file, most=_MAX_LOG).decode(), location=str(file))
+    if export.was_cancelled or not export.is_complete:
+        raise BenchError(f"{CLIENT} ended early: {export.incomplete_reason or 'cancelled'}", location=str(log))
+    return export

@@ -1,0 +1,92 @@
+"""aiperf's configuration and result: what is translated, and what stays absent."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench.aiperf.config import KEY, aiperf_config, payload_line
+from orchestrator.bench.aiperf.export import parse_export, with_export
+from orchestrator.bench.load_generator import PlannedRequest
+from orchestrator.bench.metrics import METRICS, OUTPUT, TTFT_P95
+from orchestrator.bench.result import BenchEnding, CacheHits, EndpointFacts, FailureCount, Point
+from orchestrator.bench.workload import Workload
+from orchestrator.core.errors import BenchError
+from orchestrator.core.paths import data_root
+
+SAMPLE = data_root() / "tests/samples/aiperf-0.13.0.json"  # of a real run, 30 requests at 10 rps
+OPEN = Workload(input_tokens=32, output_tokens=50, request_rates=(10.0,), requests=30)
+PHASE: dict[str, object] = {"name": "profiling", "type": "constant", "rate": 10.0, "requests": 30}
+BARE = Point(
+    label="10", arrivals="constant", ending=BenchEnding.COMPLETE, started_at="2026-11-27T14:36:00+00:00", requests=0,
+    succeeded=0, success_share=0.0, failures=(), input_tokens=0, output_tokens=0, offered_rps=10.0,
+    cache=CacheHits(wanted_share=0.1, metrics_share=0.1), sustained=False, not_sustained_because=("no requests",),
+)  # fmt: skip
+
+
+def point(**changes: object) -> Point:
+    text = json.dumps({**json.loads(SAMPLE.read_text()), **changes})
+    return with_export(BARE, parse_export(text, location="sample"), 2)
+
+
+def test_the_figures_of_a_real_run() -> None:
+    found = point()
+    assert (found.requests, found.succeeded, found.failures) == (30, 30, ())
+    assert (found.input_tokens, found.output_tokens) == (30 * 32, 30 * 50)
+    assert found.latency is not None
+    assert found.latency.ttft_from_send_s.p50 == pytest.approx(0.0516, abs=1e-4)
+    assert found.latency.tpot_s is not None
+    assert found.latency.tpot_s.count == 30
+    assert found.latency.itl_per_chunk_s is not None
+    assert found.latency.itl_per_chunk_s.count == 30 * 49
+    assert found.latency.e2e_from_schedule_s is not None
+    assert found.full_run is not None
+    assert found.full_run.output_tok_per_s == pytest.approx(454.7, abs=0.1)
+    assert found.full_run.output_tok_per_s_per_gpu == pytest.approx(454.7 / 2, abs=0.1)
+    assert found.cache is not None
+    assert found.cache.metrics_share == pytest.approx(0.1)
+
+
+def test_what_aiperf_does_not_have_is_absent() -> None:
+    """No steady window, no TTFT from the schedule, no verdict; and no metric is zero for want of a figure."""
+    found = point()
+    assert found.latency is not None
+    assert found.latency.ttft_from_schedule_s is None
+    assert (found.window, found.sustained, found.achieved_rps, found.sent_rps) == (None, None, None, None)
+    assert OUTPUT.value_of(found) is None
+    assert TTFT_P95.value_of(found) == found.latency.ttft_from_send_s.p95
+    assert 0 not in {metric.value_of(found) for metric in METRICS} - {None}
+    bare = point(time_to_first_token=None, benchmark_duration=None, credit_to_start_latency=None)
+    assert (bare.latency, bare.full_run, bare.send_lag_s) == (None, None, None)
+
+
+def test_failed_requests() -> None:
+    summary = [{"error_details": {"code": 503, "type": "Unavailable", "message": "no room"}, "count": 2}]
+    found = point(error_summary=summary, error_request_count={"unit": "requests", "avg": 2.0})
+    assert found.failures == (FailureCount(kind="http-503", count=2, example="no room"),)
+    assert (found.requests, found.succeeded, found.success_share) == (32, 30, 30 / 32)
+
+
+def test_anything_else_is_refused() -> None:
+    with pytest.raises(BenchError, match=r"not a valid `profile_export_aiperf\.json` of aiperf"):
+        parse_export('{"aiperf_version": 3}', location="x.json")
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+def test_the_configuration_names_the_key_and_has_the_slo(has_key: bool) -> None:
+    facts = EndpointFacts(url="http://h:1", api="completions", served_model="m")
+    text = aiperf_config(facts, OPEN, PHASE, trace=Path("t"), tokenizer=Path("k"), directory=Path("d"), has_key=has_key)
+    found = json.loads(text)["benchmark"]
+    assert found["endpoint"].get("api_key") == (f"${{{KEY}}}" if has_key else None)
+    assert found["endpoint"]["path"] == "/v1/completions"
+    assert found["slos"] == {"time_to_first_token": 5000.0}
+    assert found["phases"] == [PHASE]
+
+
+def test_a_request_is_sent_as_it_is() -> None:
+    planned = PlannedRequest(input_tokens=2, output_tokens=50, delay_s=1.5)
+    body = b'{"prompt": [1, 2], "stream": true}'
+    line = json.loads(payload_line(body, planned, session="a", arrival_s=None))
+    payload = {"prompt": [1, 2], "stream": True}
+    assert line == {"session_id": "a", "output_length": 50, "delay": 1500.0, "payload": payload}
+    assert json.loads(payload_line(body, planned, session="a", arrival_s=2.0))["timestamp"] == 2000.0
