@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.core.console import warn
+from orchestrator.core.console import note, warn
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.secrets import Secret
 from orchestrator.core.subprocesses import CompletedProgram
@@ -16,6 +16,7 @@ from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.manifests import Manifest, metadata, objects_of
 from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef
 from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
+from orchestrator.runtimes.kubernetes.record import object_name
 from orchestrator.runtimes.labels import NAME, STARTER
 
 
@@ -38,13 +39,15 @@ def objects_of_start(
 
 def create_deployment(cluster: Cluster, deployment: Manifest) -> Mapping[str, Any]:
     """Return the Deployment as created. Raises NameTakenError, or StartError if the cluster rejects it."""
-    done = cluster.create(deployment)
+    done, about = cluster.create(deployment), deployment["metadata"]
     if done.ok:
+        name, in_cluster = about["labels"][NAME], about["name"]
+        if in_cluster == object_name(name) != name:  # of a replica, the first one says it
+            note(f"the objects of `{name}` are called `{in_cluster}`: a cluster takes no dot and no long name")
         made: Mapping[str, Any] = json.loads(done.stdout)
         return made
     if "AlreadyExists" not in done.stderr:
         require_taken(done)
-    about = deployment["metadata"]
     found = cluster.json("get", "deployment", about["name"], "--ignore-not-found")
     raise NameTakenError(
         f"`{about['labels'][NAME]}` exists in namespace `{cluster.namespace}`{holder(found.get('metadata', {}))}",

@@ -10,8 +10,10 @@ from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.runtimes.base import EXIT_FILE
+from orchestrator.runtimes.kubernetes.creation import create_deployment
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.namespaces import known_namespaces
+from orchestrator.runtimes.kubernetes.record import deployment_name, object_name
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 from orchestrator.runtimes.labels import NAME, PLAN, PROFILE, RUN_DIR, URL
 
@@ -63,3 +65,17 @@ def test_a_cluster_names_no_run_directory_of_a_server_that_was_just_started(
     runtime, run_dir = KubernetesRuntime(Home(tmp_path)), tmp_path / "runs/owl/1"
     handle = runtime.start(render_artifacts(plan), name="owl", run_dir=run_dir, secrets={})
     assert (handle.name, handle.run_dir) == ("owl", str(run_dir))
+
+
+def test_a_start_says_under_which_name_kubectl_knows_the_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        Cluster, "create", lambda _, made: CompletedProgram(argv=(), code=0, stdout=json.dumps(made), stderr="")
+    )
+    for name, part in (("owl", ""), ("owl-5.3", ""), ("owl-5.3", "replica-1"), ("owl-5.3", "replica-2")):
+        about = {"name": deployment_name(name, part), "labels": {NAME: name}}
+        create_deployment(Cluster("", "default"), {"metadata": about})
+    called = object_name("owl-5.3")
+    said = f"note: the objects of `owl-5.3` are called `{called}`: a cluster takes no dot and no long name\n"
+    assert capsys.readouterr().err == 2 * said
