@@ -111,8 +111,8 @@ class _Draft:
         for (section, key), (value, why) in self.ordered():
             setting: Data = {"value": value, "origin": Origin.INFERRED.value, "note": why}
             lines.append(YamlLine(path=(section, key), value=setting))
-        timeouts = self.keys.get("timeouts")
-        lines += [YamlLine(path=("timeouts", key), value=value) for key, value in _items(timeouts)]
+        if isinstance(timeouts := self.keys.get("timeouts"), dict):
+            lines += [YamlLine(path=("timeouts", key), value=value) for key, value in timeouts.items()]
         head = [
             "yaml-language-server: $schema=profile.schema.json",
             f"{self.name}, proposed by `deploy add profile`; not measured.",
@@ -394,7 +394,3 @@ def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], need:
 
 def _plain(value: Scalar | list[Scalar]) -> Data:
     return [*value] if isinstance(value, list) else value
-
-
-def _items(value: Data) -> list[tuple[str, Data]]:
-    return list(value.items()) if isinstance(value, dict) else []

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from orchestrator.cli.render import command as render
 from orchestrator.cli.up import command as up
-from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.servers.start import decisions
 
 
@@ -53,6 +54,21 @@ def test_an_image_without_digest_for_a_cluster_with_other_refusals(
         "`me/x:1` has no registry digest; a cluster needs the image by digest",
         "patch `mtp-shared-expert-exclude` changes the checkpoint's config.json, which is in the cluster",
     }
+
+
+def test_the_rules_of_a_profile_come_before_a_daemon_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_docker(_: str | None = None) -> NoReturn:
+        raise HostError("no Docker daemon answers")
+
+    monkeypatch.setattr(decisions, "find_docker", find_docker)
+    with pytest.raises(ProfileError) as refused:
+        up(profile="mi355x-tp8", image="me/x:1", set_=["layout.tp=16", "server.api_key_env=OWL_KEY"])
+    assert [problem.message for problem in refused.value.problems] == [
+        "tp 16 needs 16 GPUs; the node has 8",
+        "`OWL_KEY` is not set; the plan takes the API key from it",
+    ]
+    with pytest.raises(HostError, match="no Docker daemon answers"):
+        up(profile="mi355x-tp8", image="me/x:1")
 
 
 def test_a_job_with_an_image_and_without_key_and_interpreter() -> None:
