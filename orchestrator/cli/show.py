@@ -8,7 +8,7 @@ import typer
 from pydantic import computed_field
 
 from orchestrator.bench.workload import Workload, load_workload
-from orchestrator.cli.options import Json, ProfileArgument, RuntimeOption, SetOption
+from orchestrator.cli.options import Json, ProfileArgument, RuntimeOption, SetOption, WorkloadOption
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.console import note, print_data, terminal_width
 from orchestrator.core.errors import UsageError
@@ -23,6 +23,7 @@ from orchestrator.planner.capacity import capacity_table, warn_capacity
 from orchestrator.planner.explain import Explained, explained, explained_table
 from orchestrator.planner.image_env import image_config, note_environment
 from orchestrator.planner.planning import ResolvedProfile, load
+from orchestrator.planner.reuse import load_reuse
 from orchestrator.planner.summary import plan_summary
 
 
@@ -57,6 +58,7 @@ def command(
     capacity: Annotated[
         bool, typer.Option("--capacity", help="show what fits: weights, KV cache tokens, concurrent requests")
     ] = False,
+    workload: WorkloadOption = None,
     tier_costs: Annotated[
         str | None,
         typer.Option("--tier-costs", metavar="RETRIEVE,STORE,RECOMPUTE", help="µs per token, for `--capacity`"),
@@ -69,7 +71,7 @@ def command(
     loaded = load(profile, overrides=overridden(set_, runtime=runtime))
     if capacity:
         found, tiers = loaded.valid.shown_capacity, loaded.plan.serving.tiers
-        outlook = tier_outlook(found, loaded.valid.shown_load, PUBLISHED if tier_costs is None else _costs(tier_costs))
+        outlook = _outlook(loaded, found, workload, tier_costs)
         warn_capacity(loaded.plan)
         if json:
             OUTPUT.show(CapacityOutput(profile=loaded.plan.profile, outlook=outlook, **fields_of(found)))
@@ -94,6 +96,12 @@ def command(
         OUTPUT.show(rows)
     else:
         print_data(explained_table(rows, width=terminal_width()))
+
+
+def _outlook(loaded: ResolvedProfile, found: Capacity, workload: str | None, costs: str | None) -> TierOutlook | None:
+    named = workload or loaded.profile.workload or DEFAULT_WORKLOAD
+    reuse = load_reuse(named, loaded.valid.catalog, page=found.cache.page if found.cache else 1)
+    return tier_outlook(found, reuse, PUBLISHED if costs is None else _costs(costs))
 
 
 def _costs(text: str) -> TierCosts:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.engine.cache_tiers import HostTier
-from orchestrator.plan.capacity import Capacity, Load
+from orchestrator.plan.capacity import Capacity
 from orchestrator.plan.reuse_distance import HitRates, hit_rates, shared_prefix_accesses
 
 _REQUESTS: Final = 4000
@@ -35,8 +34,22 @@ PUBLISHED: Final = TierCosts(
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadReuse:
+    """The hit rates of a load by the size of the cache; of a load `scale` times as large as the one of `rates`."""
+
+    workload: str
+    rates: HitRates
+    output_share: float  # output tokens for each prompt token
+    scale: float = 1.0
+
+    def at(self, tokens: int) -> float:
+        """Return the hit rate of a cache of so many tokens, 0 to 1."""
+        return self.rates.at(int(tokens / self.scale))
+
+
+@dataclass(frozen=True, kw_only=True)
 class TierOutlook:
-    """What a cache tier is worth to a workload of shared prefixes. Shares are of the prompt tokens, 0 to 1."""
+    """What a cache tier is worth to a workload. Shares are of the prompt tokens, 0 to 1."""
 
     workload: str
     reuse_distance: int  # tokens of an LRU cache with 95 % of all possible hits; 0: nothing is used again
@@ -50,17 +63,16 @@ class TierOutlook:
     reason: str
 
 
-def tier_outlook(found: Capacity, load: Load | None, costs: TierCosts) -> TierOutlook | None:
-    """Return what a tier is worth to a load; None if the size of the device's cache or the load is unknown."""
-    if load is None or found.cache is None or not found.cache.tokens:
+def tier_outlook(found: Capacity, reuse: LoadReuse, costs: TierCosts) -> TierOutlook | None:
+    """Return what a tier is worth to a load; None if the size of the device's cache is unknown."""
+    if found.cache is None or not found.cache.tokens:
         return None
-    rates, scale = _rates(load, page=found.cache.page)
-    device, possible = rates.at(int(found.cache.tokens / scale)), rates.unlimited
-    reach = _reach(found.host, found.cache.tokens)
-    host = (possible if reach is None else rates.at(int(reach / scale))) - device
-    stored = 1 - possible + load.output_tokens / load.input_tokens + (possible - device - host)
+    device, possible = reuse.at(found.cache.tokens), reuse.rates.unlimited
+    reach = None if found.host is None else found.host.reach(found.cache.tokens)
+    host = (possible if reach is None else reuse.at(reach)) - device
+    stored = 1 - device - host + reuse.output_share
     saved = host * (costs.recompute - costs.retrieve) - stored * costs.store
-    uses, distance = host / stored, int(rates.size_for(_MOST) * scale)
+    uses, distance = host / stored, int(reuse.rates.size_for(_MOST) * reuse.scale)
     reason = ""
     if possible < _RELEVANT:
         reason = "no token is used again"
@@ -72,7 +84,7 @@ def tier_outlook(found: Capacity, load: Load | None, costs: TierCosts) -> TierOu
         needed = "never" if costs.break_even is None else f"from {costs.break_even:.1f} uses of a stored token on"
         reason = f"it pays {needed}, and there are {uses:.1f}"
     return TierOutlook(
-        workload=load.name,
+        workload=reuse.workload,
         reuse_distance=distance,
         device_hits=round(device, 4),
         host_hits=round(host, 4),
@@ -85,18 +97,21 @@ def tier_outlook(found: Capacity, load: Load | None, costs: TierCosts) -> TierOu
     )
 
 
-def _reach(host: HostTier | None, device: int) -> int | None:
-    return None if host is None else host.reach(device)
-
-
-def _rates(load: Load, *, page: int) -> tuple[HitRates, float]:
-    """Return the hit rates of a sample of the prefixes, and by how much distances are longer with all of them."""
-    prefixes = min(load.num_prefixes, _PREFIXES)
+def prefix_reuse(
+    workload: str, *, num_prefixes: int, prefix_tokens: int, input_tokens: int, output_tokens: int, page: int
+) -> LoadReuse:
+    """Return the reuse of shared prefixes; of many, a sample is simulated."""
+    prefixes = min(num_prefixes, _PREFIXES)
     accesses = shared_prefix_accesses(
         requests=_REQUESTS,
         num_prefixes=prefixes,
-        prefix_tokens=round(load.input_tokens * load.cache_hit_rate),
-        input_tokens=load.input_tokens,
-        output_tokens=load.output_tokens,
+        prefix_tokens=prefix_tokens,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
     )
-    return hit_rates(accesses, page=page), load.num_prefixes / prefixes
+    return LoadReuse(
+        workload=workload,
+        rates=hit_rates(accesses, page=page),
+        output_share=output_tokens / input_tokens,
+        scale=num_prefixes / prefixes,
+    )

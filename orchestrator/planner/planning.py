@@ -58,7 +58,10 @@ class LoadedProfile:
 
     @cached_property
     def load(self) -> Load | None:
-        """Return the lengths of its workload. Raises ProfileError if the workload does not exist."""
+        """Return the lengths of its workload, None without one and for sessions.
+
+        Raises ProfileError if the workload does not exist.
+        """
         name = self.profile.workload
         return _read_load(name, self.catalog, self.composed.place(("workload",))) if name else None
 
@@ -73,9 +76,9 @@ class LoadedProfile:
         return capacity_of(self.profile, profile_serving(self.profile), self.shown_load)
 
     @property
-    def shown_load(self) -> Load:
-        """Return the lengths of its workload, or those of the default of `bench`."""
-        return self.load or _read_load(DEFAULT_WORKLOAD, self.catalog, "")
+    def shown_load(self) -> Load | None:
+        """Return the lengths of its workload, or those of the default of `bench`; None for sessions."""
+        return self.load if self.profile.workload else _read_load(DEFAULT_WORKLOAD, self.catalog, "")
 
     @cached_property
     def knowledge(self) -> PlanningContext:
@@ -271,13 +274,15 @@ def _extended(base: str, folder: Path, catalog: Catalog) -> Path | None:
     return path if path.is_file() else None
 
 
-def _read_load(name: str, catalog: Catalog, place: str) -> Load:
+def _read_load(name: str, catalog: Catalog, place: str) -> Load | None:
     """Read the lengths of a workload. Planning needs no other key; `bench` validates the whole file."""
     path = catalog.find(EntryKind.WORKLOAD, name)
     if path is None:
         hint = did_you_mean(name, catalog.names(EntryKind.WORKLOAD))
         raise ProfileError(f"no workload `{name}` found", location=place, hint=hint)
     document = read_file(path, catalog.shown(path))
+    if document.data.keys() & {"sessions", "trace"}:
+        return None  # each request has lengths of its own
     lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
     return validate({**lengths, "name": name}, Load, place=document.location, message=f"workload `{name}` is not valid")
 

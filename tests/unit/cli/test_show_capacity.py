@@ -9,6 +9,7 @@ import pytest
 from own_profiles import add_profiles
 
 from orchestrator.cli.show import command as show
+from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner.capacity import capacity_table, note_capacity
 from orchestrator.planner.planning import load, read_profile
@@ -32,6 +33,29 @@ def test_the_same_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["cache"]["token_bytes"] == 26624
     assert told["memory"]["fraction"] == 0.85
     assert told["load_fit"]["fits"] is True
+
+
+def test_a_cache_tier_is_judged_by_the_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    show(profile="mi355x-tp4dp2-tiers", capacity=True)
+    rows = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["tokens in host memory"].startswith("3,955,696")
+    assert "885.0 GB for a replica" in rows["tokens in host memory"]
+    assert "`wafer-20k-1k`" in rows["reuse distance"]
+    assert rows["the cache tier helps"].startswith("no")
+    assert "60 to retrieve, 150 to store, 71 to compute; published" in rows["saved per prompt token"]
+
+    show(profile="mi355x-tp4dp2", capacity=True, workload="agent-sessions", tier_costs="1,2,30.5", json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["host"] is None
+    assert found["outlook"]["workload"] == "agent-sessions"
+    assert found["outlook"]["costs"] == {"retrieve": 1.0, "store": 2.0, "recompute": 30.5, "source": "as given"}
+    assert 0.9 < found["outlook"]["device_hits"] < 1
+
+
+@pytest.mark.parametrize("text", ["1,2", "1,2,3,4", "a,b,c", "1,2,-3", "1,2,nan", "1,2,3,"])
+def test_costs_of_a_tier_are_three_numbers(text: str) -> None:
+    with pytest.raises(UsageError, match="is not RETRIEVE,STORE,RECOMPUTE"):
+        show(profile="cpu-tiny", capacity=True, tier_costs=text)
 
 
 def test_what_does_not_fit_is_told_beside_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from orchestrator.core.errors import ProfileError
-from orchestrator.plan.capacity import Capacity, Load
+from orchestrator.plan.capacity import Capacity
 from orchestrator.plan.host_needs import host_needs
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.plan.tier_outlook import PUBLISHED, TierCosts, TierOutlook, tier_outlook
+from orchestrator.plan.tier_outlook import PUBLISHED, TierCosts, TierOutlook, prefix_reuse, tier_outlook
 from orchestrator.planner.planning import load
 
 ON = "flags.enable-hierarchical-cache=true"
@@ -83,8 +83,10 @@ def outlook(
     """Of prompts of 1,000 tokens on a CPU, whose caches have these sizes."""
     tier = () if host is None else (ON, f"flags.hicache-ratio={host / device}", "flags.hicache-io-backend=direct")
     found = capacity("cpu-tiny", f"flags.max-total-tokens={device}", "flags.context-length=2000", *tier)
-    work = Load(name="w", input_tokens=1000, output_tokens=10, cache_hit_rate=share, num_prefixes=prefixes)
-    told = tier_outlook(found, work, costs)
+    reuse = prefix_reuse(
+        "w", num_prefixes=prefixes, prefix_tokens=int(1000 * share), input_tokens=1000, output_tokens=10, page=1
+    )
+    told = tier_outlook(found, reuse, costs)
     assert told is not None
     return told
 
