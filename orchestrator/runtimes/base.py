@@ -137,15 +137,12 @@ class PartialResultError(HostError):
 
 @dataclass(frozen=True, kw_only=True)
 class Cache:
-    """A cache that one start fills and later starts reuse.
-
-    `place` is a volume name or a directory, `size` is in bytes.
-    """
+    """A cache that one start fills and later starts reuse."""
 
     kind: str
-    place: str
+    place: str  # a volume name or a directory
     made_for: Mapping[str, str]  # what a start must match to reuse it
-    size: int
+    size: int  # bytes
     used_by: tuple[str, ...]  # servers by name
     remove: Callable[[], bool] = field(metadata={"exclude": True})  # returns False if the cache is in use
 
@@ -215,9 +212,7 @@ class Runtime(ABC):
     supports_ssh: ClassVar[bool] = False  # `--host` may name another host
     cluster_managed: ClassVar[bool] = False  # the cluster chooses the node and provides image and checkpoint there
     gateway_discovery: ClassVar[bool] = False  # its gateways discover replicas by themselves
-    drains_on_stop: ClassVar[bool] = (
-        False  # a stop waits for requests, at most `timeouts.termination_grace` of the plan
-    )
+    drains_on_stop: ClassVar[bool] = False  # a stop waits for requests, at most `timeouts.termination_grace`
     run_files: ClassVar[frozenset[str]] = frozenset()  # files that only this runtime writes into a run directory
     host_given: bool = False  # the user named the host: report if it does not answer
 
