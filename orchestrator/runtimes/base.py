@@ -160,9 +160,7 @@ class EnginePython:
     """A Python interpreter with the engine as the server runs it, without GPUs. `identity` is None if it may change."""
 
     identity: str | None
-    run: Callable[
-        [str, str], CompletedProgram
-    ]  # takes the text of a program and its stdin; raises HostError if it cannot run
+    run: Callable[[str, str], CompletedProgram]  # takes a program's text and its stdin; raises HostError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,9 +310,7 @@ class Runtime(ABC):
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """Start a unit. Raises NameTakenError for a name in use, or StartError; then it leaves nothing behind.
 
-        Replicas are started first, each in its own subdirectory of the run directory, then their gateway in the
-        run directory itself.
-
+        Replicas come first, each in its own subdirectory of the run directory, then their gateway in that directory.
         `secrets` are variables for the server by name. They are never in an argv or in a file that others can read.
         """
 
