@@ -45,7 +45,7 @@ def test_of_a_log_of_vllm_only_what_any_engine_can_have_is_named_and_nothing_of_
     assert [found.signature.id for found in unexplained.matches] == ["other-engine"]
     assert "no known cause of a failure; the last 2 of 2 lines:" in unexplained.to_text()
     named = [each.elsewhere or each.hint for each in load_catalog() if each.elsewhere is not None]
-    assert len(named) == 13
+    assert len(named) == 15
     assert not [hint for hint in named if "deploy" in hint or "`--" in hint or "flags." in hint]
 
 
