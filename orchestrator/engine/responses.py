@@ -96,6 +96,7 @@ class ServerInfo:
     prompt_tokens: int | None = None  # of the longest prompt that it accepts
     role: str = ""  # prefill or decode, if they are apart
     tiers: tuple[str, ...] = ()  # of the KV cache behind the device's, as `cached_by_source` names them
+    cache_bytes: float = 0.0  # of the KV cache of all ranks that report it
 
 
 def read_json(content: bytes | bytearray, *, path: str) -> Any:  # noqa: ANN401 - of any shape
@@ -205,7 +206,16 @@ def read_server_info(data: Json) -> ServerInfo | None:
         tiers=(HOST, *([STORAGE] if data.get("hicache_storage_backend") else []))
         if data.get("enable_hierarchical_cache") is True
         else (),
+        cache_bytes=sum(_cache_bytes(data.get("internal_states"))),
     )
+
+
+def _cache_bytes(states: object) -> Iterator[float]:
+    """Yield the bytes of each rank's cache, rounded to 0.01 GiB (0.5.14, `get_internal_state`)."""
+    for state in states if isinstance(states, list) else ():
+        used = state.get("memory_usage") if isinstance(state, dict) else None
+        size = used.get("kvcache") if isinstance(used, dict) else None
+        yield (size + 0.01) * (1 << 30) if type(size) is float and 0 <= size < MOST_COUNT else 0.0
 
 
 def read_generated(data: Json) -> GenerateResponse:

@@ -34,11 +34,15 @@ class MemoryGauge:
 
 @dataclass
 class MemoryWatch:
-    """Samples of gauges during a soak of `seconds`; the prefix cache holds `cached_tokens`."""
+    """Samples of gauges during a soak of `seconds`.
+
+    The prefix cache holds `cached_tokens`, of which `host_bytes` are in host memory: without a GPU, page by page.
+    """
 
     gauges: Sequence[MemoryGauge]
     seconds: float
     cached_tokens: float
+    host_bytes: float = 0.0
     clock: Callable[[], float] = time.monotonic
     _samples: dict[str, list[int]] = field(default_factory=dict)
     _due: float = 0.0
@@ -56,7 +60,8 @@ class MemoryWatch:
         """Yield each kind of memory that grows and does not stop."""
         for gauge in self.gauges:
             least = smallest(self._samples.get(gauge.name, ()))
-            if grows(least, more_than=GROWTH_BYTES + gauge.token_bytes * self.cached_tokens):
+            fills = gauge.token_bytes * self.cached_tokens + (self.host_bytes if gauge.token_bytes else 0.0)
+            if grows(least, more_than=GROWTH_BYTES + fills):
                 figures = ", ".join(f"{each / _MIB:,.0f}" for each in least)
                 yield f"{gauge.name} grows and does not stop: {figures} MiB at least in the quarters of the soak"
 

@@ -63,7 +63,8 @@ def soak(client: SmokeClient) -> CheckOutcome:
     began = time.monotonic()
     load = _Load(end=began + seconds, finished_at=dict.fromkeys(ranks, began))
     cached = client.described_by.metrics().get(str(Metric.ALL_TOKENS)) or 0.0
-    memory = MemoryWatch(client.target.memory, seconds, cached)
+    in_host = 0.0 if client.target.on_gpu or not client.is_sglang else client.info().cache_bytes
+    memory = MemoryWatch(client.target.memory, seconds, cached, in_host)
     threads = [_start_client(client, load, rank, number) for rank in ranks for number in range(_CLIENTS)]
     stalled: list[int] = []
     try:
@@ -87,7 +88,7 @@ def soak(client: SmokeClient) -> CheckOutcome:
             shown.append(f"accept length {first:.2f}, then {last:.2f}")
             if last < _MIN_ACCEPTANCE * first:
                 faults.append(f"the accept length of rank {rank} fell from {first:.2f} to {last:.2f}")
-    if held_before is not None and (held := _held_tokens(client, held_before)) > held_before:
+    if held_before is not None and (held := _held_tokens(client, held_before)) is not None and held > held_before:
         faults.append(f"{held:,.0f} cache tokens are in use without a request, {held_before:,.0f} before")
     faults += memory.faults()
     return failed("; ".join([*faults, counted])) if faults else passed("; ".join([*shown, *memory.shown()]))
@@ -181,8 +182,11 @@ def _used_tokens(client: SmokeClient) -> float | None:
     return None if metrics.get(str(Metric.RUNNING)) else metrics.get(str(Metric.USED_TOKENS))
 
 
-def _held_tokens(client: SmokeClient, before: float) -> float:
-    """Return the cache tokens in use after the aborted requests have ended."""
+def _held_tokens(client: SmokeClient, before: float) -> float | None:
+    """Return the cache tokens in use after the aborted requests have ended; None if others go on sending."""
     return poll_until(
-        lambda held: held <= before, lambda: _used_tokens(client) or 0.0, within=_DRAIN_SECONDS, pause=1.0
+        lambda held: held is not None and held <= before,
+        lambda: _used_tokens(client),
+        within=_DRAIN_SECONDS,
+        pause=1.0,
     )

@@ -13,6 +13,7 @@
 # inferred   --sleep-on-idle
 # inferred   LRU_CACHE_CAPACITY=1
 # inferred   OMP_NUM_THREADS=1
+# inferred   ONEDNN_PRIMITIVE_CACHE_CAPACITY=8
 # inferred   SGLANG_USE_CPU_ENGINE=1
 # inferred   TORCHDYNAMO_DISABLE=1
 set -eu
@@ -20,6 +21,7 @@ CDPATH= cd -- "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 export PYTHONSAFEPATH=1  # nothing in that folder is imported
 export LRU_CACHE_CAPACITY=1
 export OMP_NUM_THREADS=1
+export ONEDNN_PRIMITIVE_CACHE_CAPACITY=8
 export SGLANG_USE_CPU_ENGINE=1
 export TORCHDYNAMO_DISABLE=1
 exec python3 -m sglang.launch_server \

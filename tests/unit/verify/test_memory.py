@@ -6,13 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
+from orchestrator.engine.responses import read_server_info
 from orchestrator.verify.memory import MemoryGauge, MemoryWatch
 
 MIB = 1 << 20
 SECONDS = 1800.0
 
 
-def watched(used: Callable[[float], float | None], *, seconds: float = SECONDS, token_bytes: int = 0) -> MemoryWatch:
+def watched(
+    used: Callable[[float], float | None], *, seconds: float = SECONDS, token_bytes: int = 0, host_bytes: float = 0
+) -> MemoryWatch:
     """A watch at the end of a soak, in which `used` MiB were in use at each second."""
     now = [0.0]
     gauge = MemoryGauge(
@@ -20,7 +23,7 @@ def watched(used: Callable[[float], float | None], *, seconds: float = SECONDS, 
         read=lambda: None if (found := used(now[0])) is None else int(found * MIB),
         token_bytes=token_bytes,
     )
-    watch = MemoryWatch((gauge,), seconds, cached_tokens=1 << 20, clock=lambda: now[0])
+    watch = MemoryWatch((gauge,), seconds, cached_tokens=1 << 20, host_bytes=host_bytes, clock=lambda: now[0])
     while now[0] < seconds:
         watch.look()
         now[0] += 0.5
@@ -60,6 +63,21 @@ def test_memory_that_is_taken_once_or_given_back_is_none(used: Callable[[float],
 def test_the_prefix_cache_may_fill() -> None:
     assert list(watched(lambda at: 2000 + at / 20).faults())
     assert not list(watched(lambda at: 2000 + at / 20, token_bytes=64).faults())
+    assert not list(watched(lambda at: 2000 + at / 20, token_bytes=1, host_bytes=20 * MIB).faults())
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([{"memory_usage": {"kvcache": 0.03}}, {"memory_usage": {"kvcache": 0.03}}], 0.08),
+        ([{"memory_usage": {"kvcache": "many"}}, {"memory_usage": []}, 7], 0),
+        (None, 0),
+    ],
+)
+def test_the_cache_in_host_memory_is_read_from_the_server(states: object, expected: float) -> None:
+    info = read_server_info({"version": "0.5.14", "page_size": 1, "internal_states": states})
+    assert info is not None
+    assert info.cache_bytes == pytest.approx(expected * 1024 * MIB)
 
 
 def test_what_is_not_watched_is_named_with_its_reason() -> None:

@@ -1,0 +1,117 @@
+"""Each check of the smoke test, and the soak, against a fault planted in a real sglang on this CPU.
+
+Checks whose fault is none of a CPU's are in docs/how-to/smoke-test.md. What a plan promises and a server lacks, wrong
+answers and a stalled scheduler: test_real_smoke.py.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cpu_server import CpuEngine, CpuServer
+
+from orchestrator.diagnose.match import diagnose
+from orchestrator.engine.client import EngineClient
+from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.memory import memory_gauges
+from orchestrator.verify import soak
+from orchestrator.verify.checks import CHECKS
+from orchestrator.verify.client import SmokeClient
+from orchestrator.verify.report import CheckOutcome, Verdict
+from orchestrator.verify.target import target_of
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+PLANTED = Path(__file__).parents[1] / "support" / "planted"
+FAULTS = {  # planted: the check, what it says
+    "temperature ignored": ("sampling varies", "rank 0 returns the same 32 tokens twice at temperature 2"),
+    "greedy ignored": ("greedy deterministic", "two greedy answers differ at token "),
+    "a chunk is lost": ("streaming matches", "streaming gives "),
+    "cut answers": ("token counts", "output ids: 15, not 16; "),
+    "no cache": ("prefix cache", "a repeated prompt of 1024 tokens: 0 from cache"),
+    "grammar ignored": ("structured output", 'JSON that does not match the schema: "yes"'),
+    "calls by qwen25": (
+        "tool call parsed",
+        "`tool-call-parser` glm47 left a call in the text: '<tool_call>get_weather",
+    ),
+    "thinks by kimi": ("reasoning separated", "`reasoning-parser` glm45 left `<think>` in the answer: "),
+    "a mistake is an error of the server": ("bad requests rejected", "messages of the wrong type is answered 500"),
+    "too long is an error of the server": ("overlong prompt rejected", "500"),
+    "nothing is counted": ("metrics", r"`sglang:generation_tokens_total` went from (\d+) to \1 over 17 tokens"),
+    "a fault in the log": ("clean log", ""),
+}
+RIGHT = {"calls by qwen25": "calls by glm47", "thinks by kimi": "thinks by glm45"}  # the fault's own control
+SOAKED = {
+    "requests fail": (10, r"\d+ of \d+ requests failed, the first one of kind \w+: .*500"),
+    "cache tokens are held": (5, r"[\d,]+ cache tokens are in use without a request, \d+ before"),
+    "host memory leaks": (30, r"host memory grows and does not stop: [\d,]+, [\d,]+, [\d,]+, [\d,]+ MiB at least"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Planted:
+    """A server with a fault that can be switched on."""
+
+    server: CpuServer
+    file: Path
+
+    def outcome(self, check: str, name: str = "", *, minutes: float = 0.0) -> CheckOutcome:
+        """What the check concludes while the fault is on."""
+        handle = RunningServer.of(self.server.handle)
+        target = dataclasses.replace(
+            target_of(self.server.plan, url=self.server.url, api_key=None),
+            tool_parser="glm47",
+            reasoning_parser="glm45",
+            soak_seconds=minutes * 60,
+            memory=memory_gauges(handle, ServerGroup(self.server.runtime), self.server.plan),
+        )
+        self.file.write_text(name)
+        try:
+            with EngineClient(self.server.url, key=None) as client:
+                log = self.server.log
+                faults = lambda: diagnose(log.read_text().splitlines()).degraded  # noqa: E731
+                asked = SmokeClient(target, client, seed=len(name), faults=faults)
+                if check == "clean log":
+                    asked.usage("once", tokens=1)  # for the server to log its fault
+                return dict(CHECKS)[check](asked)
+        finally:
+            self.file.write_text("")
+
+
+@pytest.fixture(scope="module")
+def planted(cpu_engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
+    file = tmp_path_factory.mktemp("planted") / "fault"
+    server = cpu_engine.start("planted", f"env.PYTHONPATH={PLANTED}", f"env.PLANTED_FAULT={file}")
+    try:
+        server.wait_until_ready()
+        yield Planted(server, file)
+    finally:
+        server.runtime.stop(server.handle, grace=0)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_check_fails_with_its_fault_and_passes_without(planted: Planted, name: str) -> None:
+    check, evidence = FAULTS[name]
+    without, found = planted.outcome(check, RIGHT.get(name, "")), planted.outcome(check, name)
+    print(f"{check}: {without.verdict}: {without.evidence}\n{name}: {found.verdict}: {found.evidence}")
+    assert without.verdict is Verdict.PASSED
+    assert found.verdict is Verdict.FAILED
+    assert re.search(evidence, found.evidence)
+
+
+def test_a_soak_passes_and_watches_memory(planted: Planted) -> None:
+    found = planted.outcome("soak", minutes=0.75)
+    print(found.evidence)
+    assert found.verdict is Verdict.PASSED
+    assert re.search(r"; host memory [\d,]+, then [\d,]+ MiB$", found.evidence)
+
+
+@pytest.mark.parametrize("name", SOAKED)
+def test_a_soak_fails_with_its_fault(planted: Planted, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "_DRAIN_SECONDS", 5.0)
+    seconds, evidence = SOAKED[name]
+    found = planted.outcome("soak", name, minutes=seconds / 60)
+    print(found.evidence)
+    assert found.verdict is Verdict.FAILED
+    assert re.match(evidence, found.evidence)
