@@ -65,7 +65,7 @@ def test_the_rules_of_a_profile_come_before_a_daemon_that_does_not_answer(monkey
         up(profile="mi355x-tp8", image="me/x:1", set_=["layout.tp=16", "server.api_key_env=OWL_KEY"])
     assert [problem.message for problem in refused.value.problems] == [
         "tp 16 needs 16 GPUs; the node has 8",
-        "`OWL_KEY` is not set; the plan takes the API key from it",
+        "`OWL_KEY` is not set: the plan reads the API key from this variable",
     ]
     with pytest.raises(HostError, match="no Docker daemon answers"):
         up(profile="mi355x-tp8", image="me/x:1")
