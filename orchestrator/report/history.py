@@ -59,6 +59,7 @@ class RunSummary:
     started_at: str
     ready_seconds: float | None
     smoke: Mapping[str, int]  # number of checks by verdict, in the last smoke test
+    soak_seconds: float  # of mixed load in that test, per replica; 0: none
     failed: tuple[str, ...]  # names of the failed checks
     kernels: Mapping[str, int]  # lookups of tuned kernels, `hits` and `misses`
     best: tuple[BestFigures, ...]
@@ -103,6 +104,7 @@ def history_table(starts: Iterable[RunSummary], *, width: int | None = None) -> 
 
 def _smoke_text(start: RunSummary) -> str:
     counted = ", ".join(f"{count} {verdict}" for verdict, count in start.smoke.items())
+    counted += f", soak of {start.soak_seconds / 60:.0f} min" if start.soak_seconds else ""
     return f"{counted} ({', '.join(start.failed)})" if start.failed else counted
 
 
@@ -144,6 +146,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
         started_at=run.started.isoformat() if run.started else "",
         ready_seconds=float(seconds) if isinstance(seconds, int | float) else None,
         smoke=dict(Counter(verdict for _, verdict in verdicts)),
+        soak_seconds=_soak_seconds(smoke.get("checks")),
         failed=tuple(check for check, verdict in verdicts if verdict == _FAILED),
         kernels=_counted(run.read("kernels.json")),
         best=_best_of_workloads(results),
@@ -195,6 +198,14 @@ def _verdicts(checks: object) -> Iterator[tuple[str, str]]:
     for check in checks if isinstance(checks, list) else ():
         if isinstance(check, dict):
             yield str(check.get("name")), str(check.get("verdict"))
+
+
+def _soak_seconds(checks: object) -> float:
+    """Return the seconds of the shortest soak that passed; 0 if there was none."""
+    found = [check for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
+    soaks = [each for each in found if str(each.get("name")).endswith("soak") and each.get("verdict") == "passed"]
+    seconds = [each.get("seconds") for each in soaks]
+    return min((float(each) for each in seconds if isinstance(each, int | float)), default=0.0)
 
 
 def _counted(gate: Mapping[str, object]) -> dict[str, int]:

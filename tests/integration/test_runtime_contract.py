@@ -155,6 +155,14 @@ def forked(server: CpuServer) -> list[str]:
     return [title for title in titles if ("os.fork" in title or "defunct" in title) and "docker-init" not in title]
 
 
+def test_host_memory_is_that_of_the_server_or_unknown(case: Case) -> None:
+    server = case.start("large", "import time; held = b'x' * (200 << 20); print('holds', flush=True); time.sleep(600)")
+    wait_for(lambda: has_logged(server, "holds"))
+    used = server.runtime.host_memory(server.handle)
+    assert used is None if server.runtime.name in {"kubernetes", "slurm"} else used is not None
+    assert used is None or 200 << 20 < used < 400 << 20
+
+
 def test_following_a_log_ends_with_the_server(case: Case) -> None:
     if case.restarts:
         pytest.skip(

@@ -207,6 +207,26 @@ def test_a_key_that_is_a_verdict_changes_none(servers: Servers) -> None:
     assert start.smoke == {"passed": 1}
 
 
+@pytest.mark.parametrize(
+    ("checks", "expected"),
+    [
+        ((CHECK,), "1 passed"),
+        ((CHECK, replace(CHECK, name="soak", seconds=3600.2)), "2 passed, soak of 60 min"),
+        (
+            tuple(replace(CHECK, name=f"replica {number}: soak", seconds=600 * number) for number in (1, 2)),
+            "2 passed, soak of 10 min",
+        ),
+        ((replace(CHECK, name="soak", verdict=Verdict.FAILED),), "1 failed (soak)"),
+    ],
+)
+def test_the_history_tells_how_long_a_server_was_soaked(
+    servers: Servers, checks: tuple[CheckResult, ...], expected: str
+) -> None:
+    report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=checks)
+    past_run(servers.home, 1).save("smoke.json", report.to_dict())
+    assert expected in history_table(history(servers, "owl", []))
+
+
 def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> NoReturn:
         raise OSError(28, "No space left on device")
