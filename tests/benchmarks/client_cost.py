@@ -1,6 +1,6 @@
 """What the load client itself costs, side by side with the established ones, in one run on one machine.
 
-    python tests/benchmarks/client_cost.py [--aiohttp] [--sglang PYTHON] [--aiperf PROGRAM] [--requests 500]
+    python tests/benchmarks/client_cost.py [--aiohttp] [--sglang PYTHON] [--aiperf] [--requests 500]
                                            [--rates 50,100,200] [--rounds 5]
 
 Each client sends the same streamed requests to the same scripted server (tests/support/scripted_server.py, in a
@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/integration")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from scripted_server import Answer, Script, scripted  # noqa: E402
 
@@ -77,12 +77,12 @@ def serve(pipe: Connection) -> None:
             script.forget()
 
 
-def deploy(*program: str) -> Client:
+def deploy(*program: str, tool: str = "deploy") -> Client:
     def client(url: str, requests: int, rate: float, folder: Path) -> float:
         workload = folder / "w.yaml"
         workload.write_text(WORKLOAD)
         argv = [sys.executable, *program, "bench", url, "-w", str(workload), f"--request-rate={rate}"]
-        run([*argv, f"--requests={requests}", "--output", str(folder / "out")])
+        run([*argv, f"--requests={requests}", f"--tool={tool}", "--output", str(folder / "out")])
         point = json.loads((folder / "out/result.json").read_text())["points"][0]
         return point["latency"]["ttft_from_send_s"]["p50"] * 1e3
 
@@ -98,19 +98,6 @@ def bench_serving(python: str, tokenizer: str) -> Client:
         argv += [f"--num-prompts={requests}", f"--request-rate={rate}", f"--output-file={folder / 'o.jsonl'}"]
         run(argv, PYTHONPATH=str(folder), HF_HUB_OFFLINE="1")
         return json.loads((folder / "o.jsonl").read_text())["median_ttft_ms"]
-
-    return client
-
-
-def aiperf(program: str, tokenizer: str) -> Client:
-    def client(url: str, requests: int, rate: float, folder: Path) -> float:
-        argv = [program, "profile", "--model=scripted", f"--url={url}", "--endpoint-type=completions", "--streaming"]
-        argv += [f"--tokenizer={tokenizer}", f"--request-count={requests}", f"--request-rate={rate}"]
-        argv += [f"--isl={INPUT}", f"--osl={OUTPUT}", "--arrival-pattern=constant", "--ui=none"]
-        argv += ["--extra-inputs=ignore_eos:true", f"--output-artifact-dir={folder / 'out'}"]
-        run(argv)
-        (summary,) = (folder / "out").rglob("profile_export_aiperf.json")
-        return json.loads(summary.read_text())["time_to_first_token"]["p50"]
 
     return client
 
@@ -169,8 +156,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--aiohttp", action="store_true", help="our own client over aiohttp, which must be installed")
     parser.add_argument("--sglang", help="a python that has sglang")
-    parser.add_argument("--aiperf", help="the program aiperf")
-    parser.add_argument("--tokenizer", help="a model directory with a tokenizer, for the others")
+    parser.add_argument("--aiperf", action="store_true", help="`deploy bench --tool aiperf`: the same requests")
+    parser.add_argument("--tokenizer", help="a model directory with a tokenizer, for sglang")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--rates", default="50,100,200")
     parser.add_argument("--rounds", type=int, default=5)
@@ -181,7 +168,7 @@ def main() -> None:
     if chosen.sglang:
         clients["bench_serving"] = bench_serving(chosen.sglang, chosen.tokenizer)
     if chosen.aiperf:
-        clients["aiperf"] = aiperf(chosen.aiperf, chosen.tokenizer)
+        clients["aiperf"] = deploy("-m", "orchestrator", tool="aiperf")
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
     server.start()

@@ -1,0 +1,66 @@
+"""The achievable hit rate of a trace, against the prefix cache of a real sglang with a pool too small for the trace."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from cpu_server import CpuEngine, CpuServer
+
+from orchestrator.bench.benchmark import BenchRequest, measure
+from orchestrator.bench.result import ServerProvenance
+from orchestrator.bench.sessions import open_sessions
+from orchestrator.bench.workload import Workload
+
+POOL = 8192
+TOLERANCE = 0.03  # sglang evicts whole nodes of its tree, and needs room for a prompt before it is cached
+
+
+@pytest.fixture(scope="module")
+def capped(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
+    """A server with a pool of `POOL` tokens."""
+    flags = ("flags.context-length=4096", f"flags.max-total-tokens={POOL}", "flags.enable-cache-report=true")
+    server = cpu_engine.start("capped", *flags)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.runtime.stop(server.handle, grace=0)
+
+
+def trace(file: Path) -> Path:
+    """12 interleaved sessions of 5 turns: a prompt is the previous one and a new block; all share the first block."""
+    draw, requests, block = Random(5), list[tuple[float, dict[str, object]]](), 10
+    for _ in range(12):
+        at, ids = draw.uniform(0, 12), [0]
+        for _turn in range(5):
+            block += 1
+            ids = [*ids, block]
+            tokens = 512 * len(ids) - draw.randint(0, 400)
+            line = {"timestamp": round(at * 1000), "input_length": tokens, "output_length": 8, "hash_ids": ids}
+            requests.append((at, line))
+            at += draw.uniform(2, 14)
+    file.write_text("".join(json.dumps(line) + "\n" for _, line in sorted(requests, key=lambda each: each[0])))
+    return file
+
+
+@pytest.mark.slow
+def test_the_measured_hit_rate_is_the_achievable_one(capped: CpuServer, tmp_path: Path) -> None:
+    workload = Workload(
+        trace=str(trace(tmp_path / "trace.jsonl")), load="closed", concurrency=1, token_ids=(10, 500), timeout_s=120
+    )
+    request = BenchRequest(
+        url=capped.url, api="completions", key=None, workload_name="trace", workload=workload, overridden=(),
+        command="deploy bench", provenance=ServerProvenance(), kernel_gate=lambda: None, price=None, read_energy=None,
+        directory=tmp_path / "out", text="", source=open_sessions(workload), previous=None,
+    )  # fmt: skip
+    result = measure(request, lambda _text, _far: None)
+    forecast, (point,) = result.run.cache_forecast, result.points
+    assert forecast is not None
+    assert forecast.cache_tokens == POOL
+    assert point.cache is not None
+    assert point.cache.metrics_share == pytest.approx(forecast.share, abs=TOLERANCE)
+    assert point.cache.achievable_share == forecast.share
+    assert forecast.share is not None
+    assert forecast.share < forecast.unlimited_share - 0.2  # the size of the pool decides
