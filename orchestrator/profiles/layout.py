@@ -37,7 +37,7 @@ class LayoutSection(StrictModel):
     dp: CountField = Field(default=CountSetting(value=1, origin=Origin.INFERRED), description="data-parallel ranks")
     ep: CountField = Field(default=CountSetting(value=1, origin=Origin.INFERRED), description="expert-parallel ranks")
     dp_attention: SwitchField = Field(
-        default=SwitchSetting(value=False, origin=Origin.INFERRED), description="dp splits the same GPUs"
+        default=SwitchSetting(value=False, origin=Origin.INFERRED), description="`dp` ranks split the `tp` GPUs"
     )
     nodes: CountField = Field(default=CountSetting(value=1, origin=Origin.INFERRED), description="nodes of one replica")
     prefill: RoleSection | None = Field(default=None, description="servers that only read prompts; needs `decode`")

@@ -66,7 +66,7 @@ def test_so_does_that_of_a_setting(setting: str, new: str) -> None:
 
 def test_a_key_that_has_no_new_name_there_leads_to_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "load.yaml"
-    path.write_text("input_tokens: 8\noutput_tokens: 8\nseeds: 1\nkind: x\nconcurrency: 1\nload: closed\n")
+    path.write_text("input_tokens: 8\noutput_tokens: 8\nseedd: 1\nkind: x\nconcurrency: 1\nload: closed\n")
     with pytest.raises(ProfileError) as caught:
         read_model(path, Workload, "load.yaml")
-    assert [problem.hint for problem in caught.value.problems if "seeds" in problem.message] == ["did you mean `seed`?"]
+    assert [problem.hint for problem in caught.value.problems if "seedd" in problem.message] == ["did you mean `seed`?"]
