@@ -189,10 +189,7 @@ def _uncached(point: Point) -> float | None:
 
 def _from(tier: str) -> Callable[[Point], float | None]:
     """Return a function from a point to its prompt tokens from one tier of the cache; None without several tiers."""
-    several = "cached_host_tokens"
-    return lambda point: (
-        getattr(point.server, f"cached_{tier}_tokens") if getattr(point.server, several, None) is not None else None
-    )
+    return lambda p: getattr(p.server, f"cached_{tier}_tokens") if p.server and p.server.cached_host_tokens else None
 
 
 def accept_length(point: Point) -> float | None:
@@ -234,13 +231,14 @@ def _duration_metric(
     return ReportMetric(key, name, unit, show, of, displays=DisplayIn.WAIT | also, higher_is_better=False)
 
 
+_BENCH: Final = DisplayIn.BENCH
 _TIERS: Final = ("device", "host", "storage")  # of the cache
 _TABLES: Final = DisplayIn.BENCH | DisplayIn.COMPARE | DisplayIn.RATE
 _ALL: Final = _TABLES | DisplayIn.LAYOUT | DisplayIn.CARD
 
 # key, name, unit, format, value
 METRICS: Final = (
-    ReportMetric("achieved_rps", "achieved", "rps", plain, lambda point: point.achieved_rps, displays=DisplayIn.BENCH),
+    ReportMetric("achieved_rps", "achieved", "rps", plain, lambda point: point.achieved_rps, displays=_BENCH),
     ReportMetric(
         "output_tok_s",
         "output tok/s",
@@ -294,7 +292,7 @@ METRICS: Final = (
         "success_share", "success", "", share, lambda point: point.success_share, displays=_TABLES, exact=True
     ),
     ReportMetric("cached_share", "from cache", "", share, cached_share, displays=_TABLES | DisplayIn.CARD),
-    ReportMetric("achievable_share", "achievable", "from cache", share, _achievable, displays=DisplayIn.BENCH),
+    ReportMetric("achievable_share", "achievable", "from cache", share, _achievable, displays=_BENCH, if_measured=True),
     *(
         ReportMetric(key, name, unit, show, of, displays=_TABLES, if_measured=True)
         for key, name, unit, show, of in (

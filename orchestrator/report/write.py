@@ -13,7 +13,7 @@ from orchestrator.bench.published import (
     price_book,
 )
 from orchestrator.bench.requests import RequestTimes, requests_file
-from orchestrator.bench.result import RESULT_FILE, BenchResult, Point
+from orchestrator.bench.result import RESULT_FILE, BenchResult, IssueKind, Point
 from orchestrator.bench.result_files import load_requests, load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import atomic_write_all
@@ -69,9 +69,10 @@ def make_report(
 
     `published` is a name or a file, or "none" for no comparison. None selects the published measurement of the same
     workload and hardware, if there is one. Without a published measurement, several results are named after their
-    directories.
+    directories. Raises UsageError for a mix of simulated and real acceptance of draft tokens.
     """
     measured = tuple(load_result(path) for path in results)
+    _require_one_acceptance(measured, results)
     evals = details.evals if details else ()
     known = _named(published) if published else _of_the_same(measured) if measured else _of_suites(evals)
     directories = _directories(results) if known is None and len(results) > 1 else ()
@@ -82,6 +83,22 @@ def make_report(
         prices=price_book(prices),
         details=replace(details or Details(), directories=directories),
     )
+
+
+def _require_one_acceptance(measured: Sequence[BenchResult], results: Sequence[Path]) -> None:
+    """Raise UsageError if some results have simulated and others real acceptance of draft tokens."""
+    simulated = [
+        any(issue.kind is IssueKind.SIMULATED_ACCEPTANCE for issue in result.comparability_issues)
+        for result in measured
+    ]
+    if any(simulated) and not all(simulated):
+        raise UsageError(
+            "results with simulated acceptance of draft tokens cannot be compared with others",
+            location=", ".join(
+                str(path) for path, is_simulated in zip(results, simulated, strict=True) if is_simulated
+            ),
+            hint="compare the others alone",
+        )
 
 
 def _directories(results: Sequence[Path]) -> tuple[str, ...]:

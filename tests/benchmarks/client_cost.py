@@ -1,7 +1,7 @@
 """What the load client itself costs, side by side with the established ones, in one run on one machine.
 
     python tests/benchmarks/client_cost.py [--aiohttp] [--sglang PYTHON] [--aiperf] [--requests 500]
-                                           [--rates 50,100,200] [--rounds 5]
+                                           [--rates 50,100,200] [--rounds 5] [--trace]
 
 Each client sends the same streamed requests to the same scripted server (tests/support/scripted_server.py, in a
 process of its own): 32 ids in, 50 tokens out, one a chunk, TTFT 50 ms, then a token every 5 ms. The clients take turns,
@@ -9,7 +9,8 @@ and what is printed of each is the median over the rounds: CPU seconds per 1,000
 used, less what they use for two requests: start-up is not load), how far the median TTFT it reports lies above the one
 the server knows of, and how late requests came, seen by the server: p99 behind an even spacing that starts with the
 most punctual one. sglang.bench_serving has Poisson arrivals only, so its lateness is not known; what it sent a second
-is. The last table is the cost of every other client in times ours, round by round.
+is. With --trace, deploy and aiperf replay a Mooncake trace of 1,536 tokens in, of which 1,024 are shared, at its
+arrivals. The last table is the cost of every other client in times ours, round by round.
 """
 
 import argparse
@@ -77,12 +78,26 @@ def serve(pipe: Connection) -> None:
             script.forget()
 
 
-def deploy(*program: str, tool: str = "deploy") -> Client:
+def trace(folder: Path, requests: int, rate: float) -> Path:
+    path = folder / "trace.jsonl"
+    line = {"input_length": 3 * 512, "output_length": OUTPUT}
+    lines = [
+        {"timestamp": round(index / rate * 1e3), **line, "hash_ids": [index % 8, 10 + index % 8, 100 + index]}
+        for index in range(requests)
+    ]
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return path
+
+
+def deploy(*program: str, tool: str = "deploy", replay: bool = False) -> Client:
     def client(url: str, requests: int, rate: float, folder: Path) -> float:
         workload = folder / "w.yaml"
         workload.write_text(WORKLOAD)
-        argv = [sys.executable, *program, "bench", url, "-w", str(workload), f"--request-rate={rate}"]
-        run([*argv, f"--requests={requests}", f"--tool={tool}", "--output", str(folder / "out")])
+        load = ["-w", str(workload), f"--request-rate={rate}", f"--requests={requests}"]
+        if replay:
+            load = ["-w", str(trace(folder, requests, rate))]
+        argv = [sys.executable, *program, "bench", url, *load]
+        run([*argv, f"--tool={tool}", "--output", str(folder / "out")])
         point = json.loads((folder / "out/result.json").read_text())["points"][0]
         return point["latency"]["ttft_from_send_s"]["p50"] * 1e3
 
@@ -161,14 +176,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--rates", default="50,100,200")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--trace", action="store_true", help="replay a trace")
     chosen = parser.parse_args()
-    clients: dict[str, Client] = {"deploy": deploy("-m", "orchestrator")}
+    clients: dict[str, Client] = {"deploy": deploy("-m", "orchestrator", replay=chosen.trace)}
     if chosen.aiohttp:
         clients["aiohttp"] = deploy(str(ROOT / "tests/benchmarks/aiohttp_bench.py"))
     if chosen.sglang:
         clients["bench_serving"] = bench_serving(chosen.sglang, chosen.tokenizer)
     if chosen.aiperf:
-        clients["aiperf"] = deploy("-m", "orchestrator", tool="aiperf")
+        clients["aiperf"] = deploy("-m", "orchestrator", tool="aiperf", replay=chosen.trace)
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
     server.start()

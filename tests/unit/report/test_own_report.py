@@ -11,6 +11,7 @@ from measured_samples import marked, point, save, single_stream, tp4dp2, tp8
 from orchestrator.bench.metrics import result_text
 from orchestrator.bench.result import BenchResult, ComparabilityIssue, FailureCount, IssueKind
 from orchestrator.cli.report import command as report_command
+from orchestrator.core.errors import UsageError
 from orchestrator.report.charts import line_charts
 from orchestrator.report.document import Details, Report
 from orchestrator.report.render import render_html, render_json, render_markdown
@@ -147,6 +148,14 @@ def test_marks_are_loud_beside_nothing_too(tmp_path: Path) -> None:
 
     assert "NOT COMPARABLE" in comparison_text(report)
     assert "must not be compared with other measurements" in render_html(report)
+
+
+def test_simulated_acceptance_never_stands_beside_real_acceptance(tmp_path: Path) -> None:
+    simulated = marked(own(1.0), IssueKind.SIMULATED_ACCEPTANCE)
+    made(tmp_path, simulated, simulated)
+    with pytest.raises(UsageError, match="simulated acceptance") as refused:
+        made(tmp_path, own(1.0), simulated)
+    assert refused.value.location
 
 
 def test_what_differs_between_two_runs_is_a_table(tmp_path: Path) -> None:

@@ -143,7 +143,8 @@ def test_every_figure_of_the_table_is_in_every_rendering() -> None:
         assert f" {figure.title} |" in text.split("against published")[1]
     paid = tuple(replace(point, usd_per_million_output_tokens=1.25) for point in tp4dp2().points)
     measured = result_text(replace(tp4dp2(), points=paid))
-    assert all(f"  {figure.name}" in measured for figure in metrics.metrics_for(metrics.DisplayIn.BENCH))
+    always = [each for each in metrics.metrics_for(metrics.DisplayIn.BENCH) if not each.if_measured]
+    assert all(f"  {figure.name}" in measured for figure in always)
 
 
 def test_tokens_a_second_and_watt_are_shown() -> None:
