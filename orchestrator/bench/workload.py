@@ -144,7 +144,12 @@ class Workload(StrictModel):
     @property
     def digest(self) -> str:
         """The hex sha256 of the JSON data."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+        return self.digest_with(None)
+
+    def digest_with(self, trace_digest: str | None) -> str:
+        """Return the hex sha256 of the JSON data, with the digest of a trace in place of its path."""
+        data = {**self.to_dict(), **({"trace": trace_digest} if trace_digest else {})}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 _FILES = (".yaml", ".yml")

@@ -225,8 +225,10 @@ def _setting(name: str, value: str) -> str:
 
 
 def load(comparison: Comparison) -> str:
-    """Describe the load of a result from its workload; "" if the workload has no token counts."""
+    """Describe the load of a result from its workload; "" if the workload has neither token counts nor sessions."""
     workload = comparison.result.run.workload
+    if workload.get("trace") or workload.get("sessions"):
+        return f"sessions of {workload['trace']}" if workload.get("trace") else "synthetic sessions"
     tokens_in, tokens_out, cached = (workload.get(key) for key in ("input_tokens", "output_tokens", "cache_hit_rate"))
     if not (isinstance(tokens_in, int) and isinstance(tokens_out, int)):
         return ""
