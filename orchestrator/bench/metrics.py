@@ -390,8 +390,7 @@ def _remarks(result: BenchResult) -> Iterator[str]:
         yield from (f"{point.label}: {failure.count} x {failure.kind}: {failure.example}" for failure in point.failures)
     if result.run.cache_forecast is not None:
         yield forecast_text(result.run.cache_forecast)
-    if result.run.client is None:
-        if not all(point.sessions for point in result.points):
+    if result.run.client is None and not all(point.sessions for point in result.points):
         yield _knee(result)
     for issue in result.comparability_issues:
         at_point = f" at {issue.point}" if issue.point else ""
