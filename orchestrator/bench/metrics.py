@@ -189,7 +189,8 @@ def _uncached(point: Point) -> float | None:
 
 def _from(tier: str) -> Callable[[Point], float | None]:
     """Return a function from a point to its prompt tokens from one tier of the cache; None without several tiers."""
-    return lambda p: getattr(p.server, f"cached_{tier}_tokens") if p.server and p.server.cached_host_tokens else None
+    of_server = f"cached_{tier}_tokens"
+    return lambda p: getattr(p.server, of_server) if p.server and p.server.cached_host_tokens is not None else None
 
 
 def accept_length(point: Point) -> float | None:
