@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 from pydantic import computed_field
 
+from orchestrator.bench.load_reuse import load_reuse
 from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.cli.options import Json, ProfileArgument, RuntimeOption, SetOption, WorkloadOption
 from orchestrator.cli.overrides import overridden
@@ -23,7 +24,6 @@ from orchestrator.planner.capacity import capacity_table, warn_capacity
 from orchestrator.planner.explain import Explained, explained, explained_table
 from orchestrator.planner.image_env import image_config, note_environment
 from orchestrator.planner.planning import ResolvedProfile, load
-from orchestrator.planner.reuse import load_reuse
 from orchestrator.planner.summary import plan_summary
 
 

@@ -122,7 +122,7 @@ def _outlook(outlook: TierOutlook | None, *, has_tier: bool) -> Iterator[tuple[s
     yield subject, "yes" if outlook.helps else "no", outlook.reason
     costs = outlook.costs
     each = f"{costs.retrieve:g} to retrieve, {costs.store:g} to store, {costs.recompute:g} to compute"
-    if outlook.host_hits:
+    if has_tier or outlook.host_hits:
         yield "saved per prompt token", f"{outlook.saved_us:g} µs", f"µs a token: {each}; {costs.source}"
 
 

@@ -164,7 +164,7 @@ def started_with(stood: ServerProvenance) -> dict[str, str]:
     return flat_known(
         {
             **(stood.plan or {}),
-            _TIERS: _tiers(stood),
+            _TIERS: tiers_of(stood),
             "image": stood.image_digest,
             "patched": _states(stood.patch_receipt),
             "weights": found.pop(_WEIGHTS, None),
@@ -173,7 +173,7 @@ def started_with(stood: ServerProvenance) -> dict[str, str]:
     )
 
 
-def _tiers(stood: ServerProvenance) -> str | None:
+def tiers_of(stood: ServerProvenance) -> str | None:
     """Return the tiers behind the device's KV cache in words; None without one."""
     facts = recorded_facts(stood.plan or {})
     return facts.tiers.describe() if facts and facts.tiers else None
@@ -213,7 +213,7 @@ def _facts(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "Engine", engine_name(comparison.result)
     yield "Hardware", comparison.system
     yield "Layout", "" if comparison.layout == UNKNOWN_LAYOUT else comparison.layout
-    yield "Cache tiers", _tiers(stood) or ""
+    yield "Cache tiers", tiers_of(stood) or ""
     yield "Speculation", run.endpoint.speculative or ""
     yield "Settings", ", ".join(_setting(key[6:], value) for key, value in plan.items() if key.startswith("flags."))
     yield "Load", load(comparison)

@@ -23,7 +23,7 @@ from orchestrator.servers.group import ServerGroup
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PROFILE, NO_TIERS = "cpu-tiny-tiers", ("flags.enable-hierarchical-cache=false", "flags.hicache-storage-backend=null")
-COSTS = "220,150,300"  # µs a token, measured on two cores of this project's machine in November 2026
+COSTS = "70,150,300"  # µs a token, measured on two cores of this project's machine in November 2026
 TOKENS, OWN, ROUNDS = 3500, 30, 10
 
 

@@ -360,3 +360,9 @@ def test_cache_tiers_are_compared_in_their_own_words(tmp_path: Path) -> None:
     assert [(each.key, each.values) for each in shown] == [("Cache tiers", ("", words))]
     assert "host_cache_bytes" not in {each.key for each in others}
     assert words in render_markdown(made(tmp_path, a=results[0], b=results[1]))
+
+    results[0] = marked(results[0], IssueKind.CACHE_HIT_RATE_OFF_TARGET)  # which a tier may be for
+    assert comparison_text(made(tmp_path, a=results[0], b=results[1])).startswith("At 2 rps, ")
+    same = [results[0], replace(results[1], run=results[0].run)]
+    told = comparison_text(made(tmp_path, a=same[0], b=same[1]))
+    assert told.startswith("No verdict on b and a: a is NOT COMPARABLE (cache-hit-rate-off-target)")
