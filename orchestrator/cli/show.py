@@ -17,7 +17,7 @@ from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.plan_coverage import report_coverage, warn_untuned
-from orchestrator.plan.capacity import DEFAULT_WORKLOAD, Capacity
+from orchestrator.plan.capacity import DEFAULT_WORKLOAD, Capacity, Load
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.tier_outlook import PUBLISHED, TierCosts, TierOutlook, tier_outlook
 from orchestrator.planner.capacity import capacity_table, warn_capacity
@@ -63,14 +63,23 @@ def command(
         str | None,
         typer.Option("--tier-costs", metavar="RETRIEVE,STORE,RECOMPUTE", help="µs per token, for `--capacity`"),
     ] = None,
+    input_tokens: Annotated[
+        int | None, typer.Option("--input-tokens", min=1, help="of your requests, for `--capacity`")
+    ] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option("--output-tokens", min=1, help="of your requests, for `--capacity`")
+    ] = None,
     runtime: RuntimeOption = None,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
     """Show the plan that a profile resolves to."""
+    if (input_tokens is None) != (output_tokens is None):
+        raise UsageError("a request has both lengths", hint="`--input-tokens 2000 --output-tokens 300`")
     loaded = load(profile, overrides=overridden(set_, runtime=runtime))
-    if capacity:
-        found, tiers = loaded.valid.shown_capacity, loaded.plan.serving.tiers
+    if capacity or input_tokens:
+        requests = _requests(loaded, input_tokens, output_tokens)
+        found, tiers = loaded.valid.capacity_for(requests), loaded.plan.serving.tiers
         outlook = _outlook(loaded, found, workload, tier_costs)
         warn_capacity(loaded.plan)
         if json:
@@ -102,6 +111,14 @@ def _outlook(loaded: ResolvedProfile, found: Capacity, workload: str | None, cos
     named = workload or loaded.profile.workload or DEFAULT_WORKLOAD
     reuse = load_reuse(named, loaded.valid.catalog, page=found.cache.page if found.cache else 1)
     return tier_outlook(found, reuse, PUBLISHED if costs is None else _costs(costs))
+
+
+def _requests(loaded: ResolvedProfile, input_tokens: int | None, output_tokens: int | None) -> Load:
+    if input_tokens is None or output_tokens is None:
+        return loaded.valid.shown_load
+    return Load(
+        name=f"{input_tokens:,} in, {output_tokens:,} out", input_tokens=input_tokens, output_tokens=output_tokens
+    )
 
 
 def _costs(text: str) -> TierCosts:

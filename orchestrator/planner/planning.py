@@ -73,7 +73,11 @@ class LoadedProfile:
     @property
     def shown_capacity(self) -> Capacity:
         """Return the capacity for display. A profile without a workload gets the default of `bench`."""
-        return capacity_of(self.profile, profile_serving(self.profile), self.shown_load)
+        return self.capacity_for(self.shown_load)
+
+    def capacity_for(self, load: Load) -> Capacity:
+        """Return the capacity of each replica for requests of these lengths."""
+        return capacity_of(self.profile, profile_serving(self.profile), load)
 
     @property
     def shown_load(self) -> Load | None:

@@ -16,6 +16,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file, read_model
 from orchestrator.core.yaml_document import Data
+from orchestrator.engine.architectures import PARSERS
 from orchestrator.engine.options import Meaning, Tie, flag_for, ties
 from orchestrator.plan.capacity import Capacity, context_shortage, graph_requests
 from orchestrator.plan.plan import NAME
@@ -195,12 +196,10 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     if like is not None:
         draft.keys["timeouts"] = dict(like.profile.timeouts.model_dump())
     draft.decisions.append(Decision(key="engine", value=engine, why=why))
-    if workload:
-        why = "as requested" if request.workload else f"from `{request.base}`"
-        draft.decisions.append(Decision(key="workload", value=workload, why=why))
-    else:
-        why = "no workload given: concurrent requests are unlimited; `workload: NAME` limits them"
-        draft.decisions.append(Decision(key="workload", value="none", why=why))
+    why = "as requested" if request.workload else f"from `{request.base}`"
+    if not workload:
+        why = "`bench` sends `short`, and requests have no limit; `workload: NAME` sets both"
+    draft.decisions.append(Decision(key="workload", value=workload or "none", why=why))
     return draft
 
 
@@ -296,6 +295,11 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
         for name in like.profile.env:
             if _is_own(like, "env", name):
                 draft.set("env", name, _plain(like.profile.env[name].value), f"from `{request.base}`")
+    for name in PARSERS:
+        if found := model.flags.get(name):
+            draft.decisions.append(
+                Decision(key=f"flags.{name}", value=str(found.value), why=found.source or "the model's")
+            )
     for meaning, why in _MEASURED.items():
         draft.settings.setdefault(("flags", meaning.value), (True, why))
     if request.max_context and request.max_context < model.model.context_length:

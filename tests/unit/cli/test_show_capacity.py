@@ -58,6 +58,17 @@ def test_costs_of_a_tier_are_three_numbers(text: str) -> None:
         show(profile="cpu-tiny", capacity=True, tier_costs=text)
 
 
+def test_requests_of_given_lengths_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    show(profile="cpu-tiny", input_tokens=2000, output_tokens=300)
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("concurrent requests"))
+    assert re.search(r"  28  +`2,000 in, 300 out`, 2,300 tokens each", row)
+
+
+def test_one_length_alone_is_refused() -> None:
+    with pytest.raises(UsageError, match="both lengths"):
+        show(profile="cpu-tiny", output_tokens=300)
+
+
 def test_what_does_not_fit_is_told_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     show(profile="mi355x-tp4dp2", capacity=True, set_=["flags.max-running-requests=512"])
     assert re.search(r"warning: 512 concurrent requests of `wafer-20k-1k` need", capsys.readouterr().err)

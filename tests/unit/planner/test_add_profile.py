@@ -67,6 +67,7 @@ def test_a_shorter_request_takes_fewer_gpus(home: Home) -> None:
 def test_the_profile_that_is_written_plans_cleanly_and_is_the_proposal(home: Home) -> None:
     """No warning of capacity: its fraction is a safe one, and the requests that may run fit at once."""
     found = proposed(home, "glm-4.7-flash", "h200", workload="random-4k-256")
+    assert {each.key for each in found.decisions} >= {"flags.reasoning-parser", "flags.tool-call-parser"}
     write_proposal(found, home)
     loaded = load(found.name, catalog=Catalog.of(home))
     assert not [warning for warning in loaded.plan.warnings if warning.id.startswith("capacity")]
