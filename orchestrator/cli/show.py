@@ -113,7 +113,7 @@ def _outlook(loaded: ResolvedProfile, found: Capacity, workload: str | None, cos
     return tier_outlook(found, reuse, PUBLISHED if costs is None else _costs(costs))
 
 
-def _requests(loaded: ResolvedProfile, input_tokens: int | None, output_tokens: int | None) -> Load:
+def _requests(loaded: ResolvedProfile, input_tokens: int | None, output_tokens: int | None) -> Load | None:
     if input_tokens is None or output_tokens is None:
         return loaded.valid.shown_load
     return Load(

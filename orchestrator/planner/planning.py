@@ -75,7 +75,7 @@ class LoadedProfile:
         """Return the capacity for display. A profile without a workload gets the default of `bench`."""
         return self.capacity_for(self.shown_load)
 
-    def capacity_for(self, load: Load) -> Capacity:
+    def capacity_for(self, load: Load | None) -> Capacity:
         """Return the capacity of each replica for requests of these lengths."""
         return capacity_of(self.profile, profile_serving(self.profile), load)
 
