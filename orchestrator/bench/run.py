@@ -219,7 +219,7 @@ def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workloa
         "duration_s": changes.duration_s,
         "seed": changes.seed,
         "concurrency": changes.concurrency,
-        "speeds": changes.speeds,
+        "speeds": changes.speeds and tuple(sorted(set(changes.speeds))),
         "max_think_time_s": changes.max_think_time_s,
         "max_context": changes.max_context,
         "warmup_requests": changes.warmup_requests,

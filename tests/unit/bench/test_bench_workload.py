@@ -1,17 +1,21 @@
 """Workload files: what they say, and where they are wrong."""
 
 import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from orchestrator.bench.prompts import arrival_times, prompts, warmup_prompts
+from orchestrator.bench.run import WorkloadChanges, apply_changes
 from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import data_root
 
+SHAPE = {"count": 1, "turns": (1, 2), "first_prompt_tokens": 5, "turn_tokens": 5, "output_tokens": 5}
 TEXT = (data_root() / "profiles/workloads/smoke-tiny.yaml").read_text()
 
 
@@ -220,3 +224,38 @@ def test_a_workload_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
     assert len(ids(next(prompts(workload, "1", 1)).fragments)) == 800
     assert all(100 <= token <= 499 for token in ids(next(prompts(workload, "1", 1)).fragments))
     assert workload.to_dict()["token_ids"] == [100, 499]
+
+
+def test_a_trace_is_a_workload_with_its_own_arrivals_or_a_number_of_sessions() -> None:
+    assert workload_name("/data/toolagent.jsonl") == "toolagent"
+    recorded = load_workload("/data/toolagent.jsonl")
+    assert (recorded.trace, recorded.load, recorded.speeds) == ("/data/toolagent.jsonl", "open", (1.0,))
+    none = WorkloadChanges(request_rates=None, requests=None, duration_s=None, arrivals=None, seed=None)
+    closed, _ = apply_changes(recorded, replace(none, concurrency=4, max_context=9000))
+    assert (closed.load, closed.concurrency, closed.max_context) == ("closed", 4, 9000)
+    faster, _ = apply_changes(recorded, replace(none, speeds=(2.0, 1.0)))
+    assert faster.speeds == (1.0, 2.0)
+    with pytest.raises(UsageError, match="no rates or arrival process"):
+        apply_changes(recorded, replace(none, arrivals="poisson"))
+
+
+def test_the_digest_of_a_trace_is_that_of_its_content() -> None:
+    here, there = load_workload("a/trace.jsonl"), load_workload("b/trace.jsonl")
+    assert here.digest_with("1") == there.digest_with("1") != there.digest_with("2")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, "needs either"),
+        ({"trace": "a.jsonl", "input_tokens": 5, "output_tokens": 5}, "needs either"),
+        ({"trace": "a.jsonl", "request_rates": (1.0,)}, "own arrivals"),
+        ({"trace": "a.jsonl", "cache_hit_rate": 0.5}, "`cache_hit_rate` is for independent prompts"),
+        ({"input_tokens": 5, "output_tokens": 5, "request_rates": (1.0,), "max_context": 9}, "requires `sessions`"),
+        ({"sessions": SHAPE, "request_rates": (1.0,)}, "`sessions` needs `load: closed`"),
+        ({"sessions": {**SHAPE, "turns": (3, 2)}, "load": "closed", "concurrency": 1}, "must be a range"),
+    ],
+)
+def test_keys_of_sessions_and_of_prompts_do_not_mix(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Workload.model_validate(keys)
