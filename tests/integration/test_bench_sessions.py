@@ -5,9 +5,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from scripted_runs import bench, only
+from cpu_server import CpuServer
+from scripted_runs import bench, only, order_of
 from scripted_server import Answer, Exchange, Script, answer_ids
 
+from orchestrator.bench.benchmark import measure
 from orchestrator.bench.result import BenchEnding, Point
 from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.traces.synthetic import SessionShape, Subagents
@@ -180,3 +182,62 @@ def test_the_shipped_sessions_grow(name: str) -> None:
     assert source is not None
     assert source.totals.subagents
     assert source.totals.continued > source.totals.sessions
+
+
+def weka(folder: Path) -> str:
+    """Two sessions of 64-token blocks, the first with a subagent."""
+
+    def call(t: float, ids: list[int], **more: object) -> dict[str, object]:
+        return {"t": t, "type": "s", "model": "m", "in": 64 * len(ids), "out": 8, "hash_ids": ids, **more}
+
+    child = {"t": 0.3, "type": "subagent", "agent_id": "a1", "subagent_type": "Explore", "status": "completed"}
+    child |= {"models": ["m"], "requests": [call(0.3, [1, 9])], "duration_ms": 200}
+    first = [call(0.0, [1, 2], api_time=0.2), child, call(0.6, [1, 2, 3])]
+    second = [call(0.0, [1, 2, 4]), call(0.4, [1, 2, 4, 5])]
+    path = folder / "trace.jsonl"
+    known = {"models": ["m"], "block_size": 64, "hash_id_scope": "local"}
+    path.write_text(
+        "".join(
+            json.dumps({"id": name, **known, "requests": each}) + "\n" for name, each in (("s1", first), ("s2", second))
+        )
+    )
+    return str(path)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "api", "hits", "tokens"),
+    [
+        # the second line has the block of the first, the third is the second; the last token is always computed
+        ("mooncake", "completions", 512 + 1023, 512 + 1024 + 1024),
+        # the subagent: block 1; the third: blocks 1 and 2; the last: blocks 1, 2 and 4
+        ("weka", "completions", 64 + 128 + 192, 128 + 128 + 192 + 192 + 256),
+        # 0.5.14 returns the ids of an answer by its own API only
+        ("sessions", "generate", None, None),
+        ("sessions", "completions", None, None),
+    ],
+)
+def test_a_real_server_finds_the_shared_blocks_in_its_cache(
+    server: CpuServer, tmp_path: Path, form: str, api: str, hits: int | None, tokens: int | None
+) -> None:
+    if form == "sessions":
+        workload = load_workload("agent-sessions-tiny")
+    elif form == "weka":
+        workload = Workload(trace=weka(tmp_path), concurrency=1, **QUICK)
+    else:
+        trace = mooncake(tmp_path, at(0, [1]), at(800, [1, 2]), at(1600, [1, 2]))
+        workload = Workload(trace=trace, timeout_s=60.0, token_ids=(10, 500))
+    request = order_of(server.url, tmp_path / "result", workload=workload, source=open_sessions(workload), api=api)
+    point = only(measure(request, lambda _text, _far: None))
+    assert (point.succeeded, point.failures) == (point.requests, ())
+    assert point.cache is not None
+    assert point.cache.metrics_share is not None
+    if hits is not None and tokens is not None:
+        assert point.input_tokens == tokens
+        assert point.cache.metrics_share == pytest.approx(hits / tokens, abs=0.005)
+    else:
+        assert point.sessions is not None
+        assert point.cache.metrics_share > 0.6
+        real = "the answers of the server, and new tokens"
+        assert (point.sessions.next_prompts == real) is (api == "generate")

@@ -25,8 +25,12 @@ def bench(script: Script, directory: Path, *, workload: Workload = QUICK, **chan
 
 
 def order(server: ScriptedServer, directory: Path, *, workload: Workload = QUICK, **changes: object) -> BenchRequest:
+    return order_of(server.url, directory, workload=workload, **changes)
+
+
+def order_of(url: str, directory: Path, *, workload: Workload, **changes: object) -> BenchRequest:
     plain = BenchRequest(
-        url=server.url,
+        url=url,
         api="completions",
         key=None,
         workload_name="scripted",

@@ -28,7 +28,7 @@ USES: dict[str, str] = {
     "bench": "core engine hosts plan runs",
     "kernels": "bench checkpoints core hosts images plan render runs",
     "runtimes": "checkpoints core engine hosts images kernels patches plan profiles render",
-    "planner": "bench checkpoints core engine hosts images kernels patches plan profiles render runs runtimes",
+    "planner": "checkpoints core engine hosts images kernels patches plan profiles render runs runtimes",
     "verify": "core engine plan profiles runtimes",
     "evals": "bench checkpoints core engine hosts plan planner runs verify",
     "servers": "bench checkpoints core diagnose engine evals hosts images kernels patches plan planner render runs"
