@@ -19,12 +19,13 @@ from orchestrator.core.console import note, print_data, say
 from orchestrator.core.errors import BenchError, DeployError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
+from orchestrator.experiments.sweep.confirm import describe_difference
 from orchestrator.experiments.sweep.files import sweep_report, write_sweep_report, write_winners
 from orchestrator.experiments.sweep.preview import SweepPreview, dry_output, dry_text, scan_space
 from orchestrator.experiments.sweep.report import SweepReport
 from orchestrator.experiments.sweep.run import Budget, Sweep, SweepRequest, default_output, open_search, plan_sweep
 from orchestrator.experiments.sweep.trial import run_trials
-from orchestrator.experiments.sweep.winner import profile_path
+from orchestrator.experiments.sweep.winner import profile_name, profile_path
 
 SpaceOption: TypeAlias = Annotated[
     Path | None,
@@ -163,7 +164,9 @@ def _search(planned: Sweep, *, json: bool) -> None:
         say(
             f"wrote {winner.profile}"
             if winner.profile
-            else f"`{planned.plan.profile}` is already the best configuration"
+            else f"no profile `{profile_name(planned)}` is written: the best is `{planned.plan.profile}` itself"
         )
+        if difference := describe_difference(planned, search, winner.trial):
+            say(difference)
     if not winners:
         raise BenchError("no trial has a value", hint=f"`{report.with_suffix('.md')}` has the reason of each")

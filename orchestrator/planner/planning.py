@@ -283,6 +283,11 @@ def _read_load(name: str, catalog: Catalog, place: str) -> Load | None:
     path = catalog.find(EntryKind.WORKLOAD, name)
     if path is None:
         hint = did_you_mean(name, catalog.names(EntryKind.WORKLOAD))
+        if is_path(name):
+            folder = (catalog.roots[0] / EntryKind.WORKLOAD.value).parent
+            hint = (
+                f"a profile names a workload of the catalog: copy the file to `{folder}/`; name it `{Path(name).stem}`"
+            )
         raise ProfileError(f"no workload `{name}` found", location=place, hint=hint)
     document = read_file(path, catalog.shown(path))
     if document.data.keys() & {"sessions", "trace"}:

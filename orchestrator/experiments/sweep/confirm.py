@@ -5,8 +5,10 @@ from collections import Counter
 from statistics import median
 from typing import Final
 
+from orchestrator.bench.confidence import change, estimate
 from orchestrator.experiments.sweep.run import Sweep
 from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
+from orchestrator.report.side_by_side import change_text
 
 _MAX_TRIALS: Final = 3  # trials to confirm; with many equal trials, each would lead for a while
 
@@ -68,3 +70,18 @@ def describe_runs(sweep: Sweep, search: Search, trial: SweepTrial) -> str:
     runs = [sweep.goal.text((value,)) for value in runs_of(search, trial)]
     runs += [f"{each.outcome} ({each.why})" for each in failed]
     return f"{len(runs)} runs: {', '.join(runs)}" if len(runs) > 1 else "one run"
+
+
+def describe_difference(sweep: Sweep, search: Search, best: SweepTrial) -> str:
+    """Say whether a trial differs from the next best by more than the noise; "" without another, or with a front."""
+    others = [trial for trial in ranked(sweep, search) if trial.number != best.number]
+    if len(sweep.goal.names) > 1 or not others:
+        return ""
+    base, other = (estimate(runs_of(search, trial)) for trial in (others[0], best))
+    found = change(base, other) if base and other else None
+    names = [f"`{sweep.plan.profile}`" if trial.own else f"trial {trial.number}" for trial in (best, others[0])]
+    both = " and ".join(names)
+    if found is None or found.is_significant is None:
+        return f"The noise is not known: {both} have one value each"
+    relation = f"{names[0]} is better than {names[1]} by" if found.is_significant else f"{both} differ by no"
+    return f"{relation[0].upper()}{relation[1:]} more than the noise: {sweep.goal.names[0]} {change_text(found)}"

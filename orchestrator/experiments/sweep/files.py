@@ -15,7 +15,7 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.files import atomic_write_all
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.subprocesses import quote
-from orchestrator.experiments.sweep.confirm import confirmed, describe_runs
+from orchestrator.experiments.sweep.confirm import confirmed, describe_difference, describe_runs
 from orchestrator.experiments.sweep.report import (
     SweepReport,
     SweepRow,
@@ -122,6 +122,8 @@ def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: 
         settings = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(winner.trial.point).items())
         same = "; the same as the profile" if winner.trial.own else ""
         yield f"Best: {settings}: {value_text(sweep, winner.trial, search)}{same}."
+        if difference := describe_difference(sweep, search, winner.trial):
+            yield f"{difference}."
     listed = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "none"
     seconds = sum(trial.seconds for trial in trials) + sum(each.seconds for each in search.confirmations)
     price = f", ${seconds / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
@@ -136,11 +138,13 @@ def _notes(
     results: dict[int, BenchResult | None],
 ) -> Iterator[str]:
     repeated = {each.number for each in search.confirmations}
-    if not repeated:
+    if not repeated and len(sweep.goal.names) > 1:
         yield f"{ONE_RUN_EACH[0].upper()}{ONE_RUN_EACH[1:]}"
     for trial in search.trials:
         if trial.values and trial.number in repeated:
-            yield f"Trial {trial.number}: {describe_runs(sweep, search, trial)}; other trials were measured once."
+            yield f"Trial {trial.number}: {describe_runs(sweep, search, trial)}."
+    if repeated and any(trial.values and trial.number not in repeated for trial in search.trials):
+        yield "Other trials were measured once."
     if sweep.own is None:
         yield "The space lacks the profile's own values: there is no comparison with them."
     if sweep.goal.at_rps is None and (

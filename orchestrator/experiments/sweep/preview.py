@@ -8,6 +8,7 @@ from typing import Final
 
 from orchestrator.bench.workload import workload_name
 from orchestrator.core.console import format_duration, table
+from orchestrator.experiments.sweep.objective import Objective
 from orchestrator.experiments.sweep.run import TRIALS, Sweep
 from orchestrator.experiments.sweep.space import SearchSpace
 
@@ -46,6 +47,11 @@ def dry_text(sweep: Sweep, looked: SpaceScan) -> str:
     lines += [table(("setting", "values", f"`{sweep.plan.profile}`"), rows), ""]
     lines += [f"`{name}` changes with these values" for name in sweep.space.coupled]
     lines.append(f"objective: {sweep.goal.words}, under `{workload_name(sweep.workload_named)}`")
+    if rate := _sustained_alike(sweep):
+        lines.append(
+            f"  all values that sustain {rate:g} requests/s deliver the same tok/s: "
+            "choose a rate that not all sustain, or the objective `knee` or `pareto`"
+        )
     size, count = sweep.space.size, affordable(sweep, looked.left(sweep.space))
     of = f"{size} points" if looked.whole else f"{looked.count} of {size} points, at random"
     lines.append(f"space: {of}: {looked.fitting} can be planned, {looked.count - looked.fitting} do not fit")
@@ -110,6 +116,14 @@ def dry_output(sweep: Sweep, looked: SpaceScan) -> SweepPreview:
         seconds=seconds,
         usd=seconds / 3600 * sweep.usd_per_hour if sweep.usd_per_hour else None,
     )
+
+
+def _sustained_alike(sweep: Sweep) -> float | None:
+    """Return the only rate of an open load, if it and not the server may decide the objective."""
+    goal, load = sweep.goal, sweep.workload
+    if goal.closed or goal.objective not in {Objective.TOK_S, Objective.USD}:
+        return None
+    return goal.at_rps or (load.request_rates[0] if len(load.request_rates) == 1 and not load.ramp else None)
 
 
 def _repeats(sweep: Sweep) -> int:

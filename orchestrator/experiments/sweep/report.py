@@ -106,7 +106,9 @@ def render_sweep_markdown(report: SweepReport) -> str:
     """Render a sweep report as Markdown."""
     telling = [row for row in report.rows if row.trial.why]
     template = environment(markdown=True).get_template("sweep.md.j2")
-    return printable(template.render(report=report, front=pareto_front(report.points), telling=telling))
+    front, best = pareto_front(report.points), {row.trial.number for row in report.rows if row.best}
+    points = sorted({*front, *(each for each in report.points if each[0] in best)}, key=lambda each: each[1:])
+    return printable(template.render(report=report, points=points, front=front, best=best, telling=telling))
 
 
 def render_sweep_json(report: SweepReport) -> str:

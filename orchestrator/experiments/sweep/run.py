@@ -300,7 +300,7 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
     most = budget.trials if budget.trials is not None or budget.hours or budget.usd else TRIALS
     ran = [trial for trial in trials if trial.ran]
     if most is not None and len(ran) >= most:
-        return f"{most} trials were run"
+        return f"the limit of {most} trials is reached"
     return budget_exhausted(trials, sweep, confirmed=confirmed, kept=sweep.repeats)
 
 

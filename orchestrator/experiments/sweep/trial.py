@@ -314,14 +314,14 @@ def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, found: SweepTr
         return replace(found, outcome=TrialOutcome.STOPPED, why=why)
     if result.ending is BenchEnding.ENDPOINT_DIED:
         raise BenchError(f"the server died under load: {result.points[-1].failures[0].example}")
-    goal = sweep.goal
+    goal, values = sweep.goal, sweep.goal.values(result)
+    if why := goal.client_lag(result):  # first, since a late client says nothing about the server
+        return replace(found, outcome=TrialOutcome.LAGGED, why=f"{goal.text(values)}, but {why}" if values else why)
     if why := goal.overload(result):
         missed = any(point.sustained is False for point in result.points)
         return replace(found, outcome=TrialOutcome.SATURATED if missed else TrialOutcome.UNSTEADY, why=why)
-    if (values := goal.values(result)) is None:
+    if values is None:
         raise NoObjectiveError(goal.missing(result), hint="another `--objective`, with another `--output`")
-    if why := goal.client_lag(result):
-        return replace(found, outcome=TrialOutcome.LAGGED, why=f"{goal.text(values)}, but {why}")
     return replace(found, outcome=TrialOutcome.MEASURED, values=values)
 
 

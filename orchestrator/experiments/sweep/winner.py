@@ -27,12 +27,17 @@ _SWEEP_MARK: Final = "found by `deploy sweep`"  # in the header of a file that a
 _MAX_BYTES: Final = 1 << 20
 
 
+def profile_name(sweep: Sweep) -> str:
+    """Return the name of the profile to write."""
+    return sweep.request.name or f"{sweep.plan.profile}-swept"
+
+
 def profile_path(sweep: Sweep, number: int | None = None) -> Path:
     """Return the path of the winner, in the catalog of the home or next to the report; `number` is added to its name.
 
     Raises UsageError for an invalid name, and for the name of the extended profile or of one not written by a sweep.
     """
-    name = sweep.request.name or f"{sweep.plan.profile}-swept"
+    name = profile_name(sweep)
     name = name if number is None else f"{name}-{number}"
     if not NAME.match(name):
         hint = "`--name NAME`, with lower-case letters and digits, separated by single `.`, `_` or `-`"

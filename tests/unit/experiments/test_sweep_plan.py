@@ -11,7 +11,7 @@ from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.experiments.reproduce import bench_seconds
-from orchestrator.experiments.sweep.confirm import next_to_confirm, ranked
+from orchestrator.experiments.sweep.confirm import describe_difference, next_to_confirm, ranked
 from orchestrator.experiments.sweep.files import (
     Winner,
     best_trials,
@@ -180,7 +180,7 @@ def trial(number: int, outcome: TrialOutcome = TrialOutcome.MEASURED, seconds: f
 def test_a_budget_is_of_all_calls_together(home: Home) -> None:
     two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.REFUSED, 0.0))
     for budget, why in (
-        (Budget(trials=2), "2 trials were run"),
+        (Budget(trials=2), "the limit of 2 trials is reached"),
         (Budget(trials=3), ""),
         (Budget(hours=2.9), "one more trial would exceed 2.9 hours: 120 min were used"),
         (Budget(hours=3.0), ""),
@@ -192,7 +192,7 @@ def test_a_budget_is_of_all_calls_together(home: Home) -> None:
         kept = spent_of(two, planned(home, budget=Budget(hours=hours), repeats=2), confirmed=confirmed)
         assert (kept == "") is goes_on, "a quarter is kept for measuring the best again"
     assert spent_of((), planned(home, budget=Budget(hours=0.01))) == "", "one trial is made, and finished"
-    assert spent_of(tuple(map(trial, range(20))), planned(home)) == "20 trials were run"
+    assert spent_of(tuple(map(trial, range(20))), planned(home)) == "the limit of 20 trials is reached"
     assert affordable(planned(home, budget=Budget(hours=planned(home).about / 3600 * 2.5)), 6) == 2
 
 
@@ -273,7 +273,7 @@ def test_the_best_is_measured_again_before_it_is_named_and_who_is_within_its_noi
         [winner] = write_winners(sweep, search)
         report = write_sweep_report(sweep, search, (winner,), ended="x").with_suffix(".md").read_text()
     assert "1.7 (median of 3 runs, 1.5 to 1.8)" in report.replace("\\", "")
-    assert "Trial 2: 3 runs: 2.4, 1.4, 1.6; other trials were measured once." in report.replace("\\", "")
+    assert "Trial 2: 3 runs: 2.4, 1.4, 1.6." in report.replace("\\", "")
 
 
 def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody_asks(home: Home) -> None:
@@ -453,3 +453,61 @@ def test_the_kernels_that_were_missed_are_to_be_tuned_first(home: Home, misses: 
     run = replace(result.run, provenance=replace(result.run.provenance, kernel_gate=gate))
     told = tune_command(planned(home), Winner(trial=trial(1), profile=None), replace(result, run=run))
     assert (said in told) if said and told else told is said
+
+
+def test_a_late_client_is_told_before_a_missed_limit(home: Home) -> None:
+    """It was called saturated, while `compare` and `history` called the same result client-lagged."""
+    sweep = planned(home, objective="tok-s", at_rps=2.0, ttft_p95_s=0.1)
+    lag = ComparabilityIssue(kind=IssueKind.CLIENT_LAGGED, detail="the load client was late", point="2")
+    late = replace(tp8(), comparability_issues=(lag,))
+    with open_search(sweep) as search:
+        asked = search.ask(None)
+        assert asked is not None
+        ended = [_evaluate(sweep, each, _Ladder(sweep, asked), trial(1)) for each in (tp8(), late)]
+    assert [each.outcome for each in ended] == [TrialOutcome.SATURATED, TrialOutcome.LAGGED]
+    assert ended[1].why.endswith(", but the load client was late")
+
+
+def test_the_best_is_compared_with_the_next_as_compare_does(home: Home) -> None:
+    sweep = planned(home)
+    with open_search(sweep) as search:
+        won(sweep, search, {1: tp4dp2(), 2: tp8()})  # 2.4 and 1.5 requests/s
+        [best] = best_trials(sweep, search)
+        assert describe_difference(sweep, search, best) == (
+            "The noise is not known: `mi355x-tp8` and trial 2 have one value each"
+        )
+        for number, value in ((1, 2.3), (1, 2.5), (2, 1.4), (2, 1.6)):
+            again(search, number, value)
+        assert describe_difference(sweep, search, best) == (
+            "`mi355x-tp8` is better than trial 2 by more than the noise: knee, requests/s +60 % (+45 to +75 %)"
+        )
+        for number, value in ((1, 1.2), (2, 2.6)):
+            again(search, number, value)
+        report = write_sweep_report(sweep, search, (Winner(trial=best, profile=None),)).with_suffix(".md")
+        text = report.read_text().replace("\\", "")
+    assert "`mi355x-tp8` and trial 2 differ by no more than the noise: knee, requests/s +18 % (" in text
+    assert "measured once" not in text, "each was measured several times"
+
+
+def test_the_report_lists_the_points_of_the_best_beside_the_front(home: Home) -> None:
+    sweep = planned(home)
+    with open_search(sweep) as search:
+        [winner] = won(sweep, search, {1: tp8(), 2: tp8()})
+        text = write_sweep_report(sweep, search, (winner,)).with_suffix(".md").read_text()
+    table = text.partition("## Throughput")[2].partition("## How")[0]
+    assert table.count("\n| 1, best") == len(tp8().points)
+
+
+@pytest.mark.parametrize(
+    ("more", "warns"),
+    [
+        ({"objective": "tok-s", "at_rps": 2.0}, True),
+        ({"objective": "pareto", "at_rps": 2.0}, False),
+        ({"objective": "tok-s"}, False),
+    ],
+)
+def test_an_objective_that_a_fixed_rate_decides_is_told(home: Home, more: dict[str, object], warns: bool) -> None:
+    sweep = planned(home, **more)  # type: ignore[arg-type]
+    assert (
+        "all values that sustain 2 requests/s deliver the same tok/s" in dry_text(sweep, scan_space(sweep))
+    ) is warns

@@ -360,3 +360,10 @@ def test_windows_in_every_layer_are_none(layers: str, said: str) -> None:
     with pytest.raises(ProfileError) as caught:
         capacity("h200-glm-mtp", *WINDOWED, f"model.kv_cache.sliding_layers={layers}")
     assert said in caught.value.problems[0].message
+
+
+def test_a_profile_that_names_a_path_as_workload_is_told_where_to_put_the_file() -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("h200-glm-mtp", overrides=["workload=./load.yaml"])
+    [problem] = caught.value.problems_or_self()
+    assert problem.hint.endswith("/profiles/workloads/`; name it `load`")
