@@ -41,12 +41,20 @@ class Stream:
             httpx.Client(timeout=PATIENCE, trust_env=False) as client,
             client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer,
         ):
-            for line in answer.iter_lines():
+            for line in byte_lines(answer):
                 if line.startswith("data: {"):
                     [choice] = json.loads(line.removeprefix("data: "))["choices"]
                     self.tokens += 1
                     self.finished = choice["finish_reason"] or self.finished
                 self.done |= line == "data: [DONE]"
+
+
+def byte_lines(answer: httpx.Response) -> Iterator[str]:
+    """The lines of an answer; `iter_lines` also ends one at U+0085 and U+2028, which a model may write."""
+    left = b""
+    for piece in answer.iter_bytes():
+        *whole, left = (left + piece).split(b"\n")
+        yield from (line.decode() for line in whole)
 
 
 def streams(url: str, lengths: list[int]) -> list[Stream]:
