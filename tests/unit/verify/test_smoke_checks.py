@@ -144,7 +144,7 @@ def test_a_parser_of_another_model_is_found(
     assert check not in verdicts(run(engine(**behaviors)))  # without a parser nothing is asked
 
 
-LIES = {
+FAULTY = {
     "another model": (engine(model="llama"), "served model", "serves `llama`, not `glm-5.2`"),
     "a shorter context": (engine(context=2048), "served model", "takes 2048 tokens, the profile says 4096"),
     "numbers from dice": (engine(rolls_dice=True), "greedy deterministic", "two greedy answers differ at token"),
@@ -207,7 +207,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize(("server", "check", "evidence"), LIES.values(), ids=LIES)
+@pytest.mark.parametrize(("server", "check", "evidence"), FAULTY.values(), ids=FAULTY)
 def test_a_lie_turns_its_check_red_and_no_other(server: EngineApi, check: str, evidence: str) -> None:
     found = failures(run(server))
     assert list(found) == [check]
