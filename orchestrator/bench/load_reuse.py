@@ -8,8 +8,10 @@ from orchestrator.plan.reuse_distance import hit_rates
 from orchestrator.plan.tier_outlook import LoadReuse, prefix_reuse
 
 
-def load_reuse(name: str, catalog: Catalog, *, page: int) -> LoadReuse:
-    """Return the reuse of a workload or trace. Raises UsageError or ProfileError for one that cannot be read."""
+def load_reuse(name: str, catalog: Catalog, *, page: int, replicas: int) -> LoadReuse:
+    """Return the reuse of a workload or trace in the cache of one of several replicas, whose sessions stay there.
+
+    Raises UsageError or ProfileError for one that cannot be read."""
     workload = load_workload(name, catalog=catalog)
     source = open_sessions(workload)
     if source is None:
@@ -20,6 +22,7 @@ def load_reuse(name: str, catalog: Catalog, *, page: int) -> LoadReuse:
             input_tokens=workload.input_tokens,
             output_tokens=workload.output_tokens,
             page=page,
+            replicas=replicas,
         )
     most = workload.max_think_time_s
     accesses = cache_accesses(
@@ -27,6 +30,6 @@ def load_reuse(name: str, catalog: Catalog, *, page: int) -> LoadReuse:
     )
     return LoadReuse(
         workload=workload_name(name),
-        rates=hit_rates(accesses, page=page),
+        rates=hit_rates(accesses, page=page, replicas=replicas),
         output_share=source.totals.output_tokens / max(source.totals.input_tokens, 1),
     )

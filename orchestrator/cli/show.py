@@ -109,7 +109,9 @@ def command(
 
 def _outlook(loaded: ResolvedProfile, found: Capacity, workload: str | None, costs: str | None) -> TierOutlook | None:
     named = workload or loaded.profile.workload or DEFAULT_WORKLOAD
-    reuse = load_reuse(named, loaded.valid.catalog, page=found.cache.page if found.cache else 1)
+    reuse = load_reuse(
+        named, loaded.valid.catalog, page=found.cache.page if found.cache else 1, replicas=found.replicas
+    )
     return tier_outlook(found, reuse, PUBLISHED if costs is None else _costs(costs))
 
 

@@ -41,6 +41,11 @@ class CacheTiers:
         return (HOST, *((STORAGE,) if self.storage else ()))
 
     @property
+    def proven(self) -> tuple[str, ...]:
+        """The tiers that a check can read: what is written back reaches storage only when the device evicts it."""
+        return self.names if self._keeps_copies else (HOST,)
+
+    @property
     def _keeps_copies(self) -> bool:
         """Whether the host's pool also has what the device has: it is written when it is computed or used again."""
         return self.write_policy != _WRITE_BACK
@@ -57,7 +62,10 @@ class CacheTiers:
 
         A token takes `token_bytes` on a rank of the device, keys of an indexer included; `index_bytes` are theirs. A
         size counts keys and values alone (pool_host/base.py:58); the pools of indexer and draft have as many tokens.
+        How a size is divided where requests have states depends on the version (0.5.18, `_split_hicache_size`).
         """
+        if self.kv_bytes is not None and state_bytes:
+            return HostTier(tokens=None, bytes=self.kv_bytes, keeps_copies=self._keeps_copies)
         if self.kv_bytes is not None:
             held = int(self.kv_bytes / (token_bytes - index_bytes))
             return HostTier(tokens=held, bytes=int(held * token_bytes), keeps_copies=self._keeps_copies)

@@ -47,7 +47,7 @@ class Machine:
     memlock: float | None  # bytes; infinite if unlimited
     memory: HostMemory | None
     shm_free: int | None
-    node_memory: tuple[int, ...]  # free or page cache, of each NUMA node
+    node_memory: Mapping[int, int]  # bytes free or in the page cache, by NUMA node
     numa_balancing: bool | None
     kernel_options: tuple[str, ...]
     cpus_allowed: frozenset[int]
@@ -97,15 +97,17 @@ def listening_ports(text: str) -> frozenset[int]:
 
 
 def read_memory(text: str) -> HostMemory | None:
-    """Parse /proc/meminfo, and the limit of the control group in the last line, if there is one."""
+    """Parse /proc/meminfo and, in the last two lines, the limit and use of the control group, if it has a limit."""
     sizes = {
         key: int(value) << 10 for key, value in re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", text, re.MULTILINE)
     }
     if len(sizes) < 2:
         return None
-    limit = re.search(r"^(\d+)\s*\Z", text, re.MULTILINE)
-    most = int(limit[1]) if limit else sizes["MemTotal"]
-    return HostMemory(total=min(sizes["MemTotal"], most), available=min(sizes["MemAvailable"], most))
+    limit = re.search(r"^(\d+)\n(\d+)\s*\Z", text, re.MULTILINE)
+    if limit is None:
+        return HostMemory(total=sizes["MemTotal"], available=sizes["MemAvailable"])
+    most, used = int(limit[1]), int(limit[2])
+    return HostMemory(total=min(sizes["MemTotal"], most), available=min(sizes["MemAvailable"], max(most - used, 0)))
 
 
 def _devices(text: str) -> tuple[Device, ...]:
@@ -119,9 +121,13 @@ def _memlock(text: str) -> float | None:
     return int(text) * 1024 if text.isdigit() else None
 
 
-def _node_memory(text: str) -> tuple[int, ...]:
-    free, cached = (re.findall(rf"^Node \d+ {key}: +(\d+) kB$", text, re.MULTILINE) for key in ("MemFree", "FilePages"))
-    return tuple(int(one) + int(other) << 10 for one, other in zip(free, cached, strict=False))
+def _node_memory(text: str) -> dict[int, int]:
+    """Return the bytes that are free or cached on each NUMA node with memory, by its number."""
+    sizes: dict[str, dict[int, int]] = {"MemTotal": {}, "MemFree": {}, "FilePages": {}}
+    for node, key, value in re.findall(r"^Node (\d+) (MemTotal|MemFree|FilePages): +(\d+) kB$", text, re.MULTILINE):
+        sizes[key][int(node)] = int(value) << 10
+    free, cached = sizes["MemFree"], sizes["FilePages"]
+    return {node: free.get(node, 0) + cached.get(node, 0) for node, total in sizes["MemTotal"].items() if total}
 
 
 def _disk(text: str) -> Disk | None:

@@ -1,5 +1,6 @@
 """Preflight checks of everything but the GPUs: devices, limits, CPUs, disks, ports, API key, checkpoint."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, UsageError
@@ -12,6 +13,7 @@ from orchestrator.hosts.ports import plan_ports, port_holder
 from orchestrator.hosts.report import Finding, Level, fail, info, warn
 from orchestrator.plan.host_needs import ranks_per_node
 from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import replica_plans
 
 _SIZE_TOLERANCE = 0.1  # share by which the size of a checkpoint may differ from the planned size;
 _SIZE_THAT_MATTERS = 10**8  # bytes; smaller differences are ignored
@@ -67,15 +69,18 @@ def host_memory(subject: CheckContext) -> Iterator[Finding]:
     Its pools are anonymous memory, which does not count against /dev/shm (sglang 0.5.14, mem_cache/mmap_allocator.py).
     """
     plan, machine = subject.plan, subject.machine
-    if not plan.host_cache_bytes or machine.memory is None:
+    sizes = Counter[int]()
+    for server in replica_plans(plan):
+        sizes[server.host_cache_bytes] += ranks_per_node(server)
+    del sizes[0]
+    if not sizes or machine.memory is None:
         return
     available, total = machine.memory.available, machine.memory.total
-    ranks = ranks_per_node(plan) * plan.replicas
-    pools = plan.host_cache_bytes * ranks
+    pools = sum(size * ranks for size, ranks in sizes.items())
     needed = pools + (0 if plan.hardware.vendor == "cpu" else RESERVE)
     found, text = (
         f"{gib(available)} available of {gib(total)}",
-        f"{gib(needed)}: {ranks} x {gib(plan.host_cache_bytes)}",
+        f"{gib(needed)}: {' + '.join(f'{ranks} x {gib(size)}' for size, ranks in sizes.items())}",
     )
     hint = f"lower `{Meaning.HOST_TIER_SIZE}` or `{Meaning.HOST_TIER_RATIO}`, in `flags` of the profile"
     if available < needed:
@@ -85,8 +90,9 @@ def host_memory(subject: CheckContext) -> Iterator[Finding]:
         return
     yield info("host memory", found, text)
     nodes = machine.node_memory
-    if len(nodes) > 1 and min(nodes) < pools / len(nodes):
-        least = f"{gib(min(nodes))} on NUMA node {nodes.index(min(nodes))}"
+    if len(nodes) > 1 and min(nodes.values()) < pools / len(nodes):
+        node = min(nodes, key=nodes.__getitem__)
+        least = f"{gib(nodes[node])} on NUMA node {node}"
         level = fail if plan.serving.binds_memory else warn  # without a binding, pages of other nodes are taken
         yield level("NUMA memory", least, f"{gib(int(pools / len(nodes)))} on each of {len(nodes)} nodes", hint)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final
 
+from packaging.version import Version
+
 from orchestrator.core.errors import Problem
 from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
@@ -27,6 +29,8 @@ from orchestrator.plan.roles import role_profiles, roles_agree
 from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import Profile
+
+_SMALL_TIERS: Final = Version("0.5.15")  # from here on the host's tier may be smaller than the device's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,17 +224,17 @@ def cache_holds_a_context(context: RuleContext) -> Iterator[Problem]:
 
 
 def host_tier_is_larger(context: RuleContext) -> Iterator[Problem]:
-    """Check that the tier in the host's memory holds more than the device, of which it has a copy.
+    """Check that the tier in the host's memory holds as much as the device.
 
-    sglang 0.5.14 asserts this after it has loaded the weights; later versions warn (mem_cache/pool_host/base.py).
+    sglang 0.5.14 asserts this after it has loaded the weights; from 0.5.15 on it warns (mem_cache/pool_host/base.py).
     """
     host, cache = context.capacity.host, context.capacity.cache
-    if host is None or not host.keeps_copies or host.tokens is None or cache is None or cache.tokens is None:
+    if host is None or host.tokens is None or cache is None or cache.tokens is None:
         return
-    if host.tokens <= cache.tokens:
+    if host.tokens < cache.tokens and Version(context.profile.engine.version) < _SMALL_TIERS:
         yield Problem(
-            f"the cache tier in the host's memory holds {host.tokens:,} tokens, no more than the "
-            f"{cache.tokens:,} of the device, of which it keeps copies",
+            f"the cache tier in the host's memory holds {host.tokens:,} tokens, fewer than the {cache.tokens:,} of the "
+            f"device: sglang {context.profile.engine.version} does not start",
             context.location("flags", Meaning.HOST_TIER),
             f"raise `flags.{Meaning.HOST_TIER_SIZE}` or `flags.{Meaning.HOST_TIER_RATIO}`, or remove the tier",
         )

@@ -98,7 +98,14 @@ def tier_outlook(found: Capacity, reuse: LoadReuse, costs: TierCosts) -> TierOut
 
 
 def prefix_reuse(
-    workload: str, *, num_prefixes: int, prefix_tokens: int, input_tokens: int, output_tokens: int, page: int
+    workload: str,
+    *,
+    num_prefixes: int,
+    prefix_tokens: int,
+    input_tokens: int,
+    output_tokens: int,
+    page: int,
+    replicas: int = 1,
 ) -> LoadReuse:
     """Return the reuse of shared prefixes; of many, a sample is simulated."""
     prefixes = min(num_prefixes, _PREFIXES)
@@ -108,10 +115,11 @@ def prefix_reuse(
         prefix_tokens=prefix_tokens,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
+        replicas=replicas,
     )
     return LoadReuse(
         workload=workload,
-        rates=hit_rates(accesses, page=page),
+        rates=hit_rates(accesses, page=page, replicas=replicas),
         output_share=output_tokens / input_tokens,
         scale=num_prefixes / prefixes,
     )

@@ -178,7 +178,13 @@ def _pair_report(
         [server.url for server in handle.replicas if server.role is role] for role in (Role.PREFILL, Role.DECODE)
     )
     whole = target_of(replica_plans(plan)[-1], url=handle.url, api_key=key)
-    target = replace(_with_soak(whole, soak), dp=1, engine_url=decode[0], metrics=whole.metrics and len(decode) == 1)
+    target = replace(
+        _with_soak(whole, soak),
+        dp=1,
+        engine_url=decode[0],
+        metrics=whole.metrics and len(decode) == 1,
+        tiers=(),  # only the server itself tells the size of its pool, and only the decode servers are asked
+    )
     report = _test(target, handle, runtime, plan)
 
     def logs() -> dict[str, Iterable[str]]:

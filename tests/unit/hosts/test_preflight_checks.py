@@ -82,9 +82,8 @@ def test_a_port_of_our_own_server_is_freed_by_the_tool() -> None:
 
 def meminfo(available: int, *nodes: int) -> dict[str, str]:
     """What the host and its NUMA nodes have, in GiB; half of a node's is free, half is page cache."""
-    lines = [
-        f"Node {node} {key}:   {size << 19} kB" for node, size in enumerate(nodes) for key in ("MemFree", "FilePages")
-    ]
+    parts = (("MemTotal", 20), ("MemFree", 19), ("FilePages", 19))
+    lines = [f"Node {node} {key}:   {size << bits} kB" for node, size in enumerate(nodes) for key, bits in parts]
     whole = f"MemTotal:   {3000 << 20} kB\nMemAvailable:   {available << 20} kB\n"
     return {"memory": whole, "numa_memory": "\n".join(lines)}
 
@@ -95,6 +94,7 @@ def meminfo(available: int, *nodes: int) -> dict[str, str]:
         (meminfo(2000, 1000, 1000), (), "host memory", Level.INFO, "2000.0 GiB available"),
         (meminfo(1650), (), "host memory", Level.FAIL, "1650.0 GiB available"),  # 8 x 206 GiB, and 10 GiB of reserve
         (meminfo(2000, 1300, 700), (), "NUMA memory", Level.WARN, "700.0 GiB on NUMA node 1"),
+        (meminfo(2000, 1000, 0, 1000), (), "host memory", Level.INFO, "2000.0 GiB available"),  # a node without memory
         (
             meminfo(2000, 1300, 700),
             ("flags.numa-node=[0,0,0,0,1,1,1,1]",),
@@ -113,6 +113,13 @@ def test_the_host_has_the_memory_of_the_cache_tier(
     assert check == "NUMA memory" or finding.needed == "1658.4 GiB: 8 x 206.1 GiB"
     assert "NUMA memory" in raised(report) or level is not Level.WARN
     assert "host memory" not in {item.check for item in look("mi355x-healthy", **memory).findings}
+
+
+def test_the_tier_of_one_role_counts() -> None:
+    """Prefill alone has a tier: the plan's own value is 0."""
+    flags = ("layout.prefill.flags.enable-hierarchical-cache=true", "layout.prefill.flags.hicache-size=500")
+    plan = plan_of("mi355x-1p1d", *flags, "engine=sglang-0.5.20-rocm")
+    assert only(look("mi355x-healthy", plan, **meminfo(2000)), "host memory").level is Level.FAIL
 
 
 def test_a_healthy_node_is_ready() -> None:

@@ -293,7 +293,7 @@ UNSURE = dataclasses.replace(TIERED, nondeterministic=(CAUSE,))
         ({"keeps": ("host",), "loses_bits": "host"}, UNSURE, Verdict.WARNING, "the answer differs at token"),
         ({"keeps": ("host", "storage"), "loses_bits": "storage"}, TIERED, Verdict.FAILED, "the tokens from storage"),
         ({"keeps": ("host", "storage"), "refuses_flush": True}, TIERED, Verdict.WARNING, "storage was not read"),
-        ({"keeps": ("host",)}, TARGET, Verdict.SKIPPED, "the profile has no tier"),
+        ({"keeps": ("host",)}, TARGET, Verdict.SKIPPED, "the server has no tier"),
     ],
 )
 def test_a_tier_is_proven_by_what_the_device_evicted(
