@@ -89,7 +89,7 @@ def _full_lanes(observed: Observation) -> Throughput | None:
     None for independent prompts, and if that is less than half of the run.
     """
     records = observed.load_result.records
-    starts = [record.started_s for record in records if record.position == 0]
+    starts = [record.started_s for record in records if record.position == 0 and not record.is_subagent]
     if observed.sessions is None or not starts:
         return None
     end = max(record.ended_s for record in records)

@@ -233,7 +233,8 @@ def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workloa
         update |= {"duration_s": None}  # `duration_s` takes precedence over `requests`
     if changes.ttft_p95_s is not None:
         update["slo"] = workload.slo.model_copy(update={"ttft_p95_s": changes.ttft_p95_s})
-    changed = {key: value for key, value in update.items() if getattr(workload, key) != value}
+    limits = {"requests"} - workload.model_fields_set if workload.has_sessions else set()  # without it, all are sent
+    changed = {key: value for key, value in update.items() if getattr(workload, key) != value or key in limits}
     return _validate_workload({**workload.model_dump(exclude_unset=True), **changed}), tuple(
         sorted(changed.keys() & {"requests", "duration_s", "slo", "max_context", "max_think_time_s", "concurrency"})
     )

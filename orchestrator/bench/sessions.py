@@ -55,7 +55,8 @@ def open_sessions(workload: Workload) -> SessionSource | None:
         return None
 
     def limited() -> Iterator[Tree]:
-        return _limited(trees(), workload)
+        found = _limited(trees(), workload)
+        return _from_zero(found, workload.trace or "") if workload.load == "open" else found
 
     totals = count(limited())
     if not totals.requests or totals.requests <= workload.warmup_requests:
@@ -81,6 +82,24 @@ def _limited(trees: Iterator[Tree], workload: Workload) -> Iterator[Tree]:
         sent += len(kept)
         if most is not None and sent >= most:
             return
+
+
+def _from_zero(trees: Iterator[Tree], trace: str) -> Iterator[Tree]:
+    """Yield the sessions with arrivals from the first one on. Raises ProfileError if they are not in order."""
+    begin = last = None
+    for number, tree in enumerate(trees, start=1):
+        first = tree[0].arrival_s or 0.0
+        begin = first if begin is None else begin
+        if last is not None and first < last:
+            raise ProfileError(
+                f"session {number} arrives at {first:g} s, before the one in front of it",
+                location=trace,
+                hint="sort the trace by its arrival times, or run sessions one after the other: `--concurrency 8`",
+            )
+        last = first
+        yield tuple(
+            each if each.arrival_s is None else replace(each, arrival_s=each.arrival_s - begin) for each in tree
+        )
 
 
 def without_long(tree: Tree, max_context: int) -> Tree:

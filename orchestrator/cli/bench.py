@@ -230,9 +230,9 @@ def _tell_ending(result: BenchResult, target: str, *, url: str, again: str) -> N
         hint = f"{left_running(target)}; continue with `{again}`"
         raise Interrupted("interrupted; finished points are saved", hint=hint)
     if result.ending is BenchEnding.ENDPOINT_DIED:
-        failure = result.points[-1].failures[0]
+        example = next((failure.example for failure in result.points[-1].failures), "during the warm-up")
         raise BenchError(
-            f"the endpoint stopped answering: {failure.example}",
+            f"the endpoint stopped answering: {example}",
             location=url,
             hint=f"when the endpoint answers again: `{again}`",
         )

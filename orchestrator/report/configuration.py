@@ -46,6 +46,7 @@ _SENDING: Final = (
     "load",
     "arrivals",
 )
+_SESSIONS: Final = ("sessions", "requests", "warmup_requests", "max_context", "max_think_time_s", "duration_s")
 _WEIGHTS: Final = "checkpoint"  # the preflight check of the checkpoint
 _HOST_CHECKS: Final = ("gpus", "driver", "interpreter", _WEIGHTS)
 
@@ -131,8 +132,14 @@ def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | N
 
 def same_load(one: Comparison, other: Comparison) -> bool:
     """Return whether two results have the same load, so that a change between them comes from the server."""
-    sent = [[each.result.run.workload.get(key) for key in _SENDING] for each in (one, other)]
-    return sent[0] == sent[1] and one.result.run.client == other.result.run.client
+    return _sent(one) == _sent(other)
+
+
+def _sent(comparison: Comparison) -> list[object]:
+    """Return what a client sent, and which client."""
+    run = comparison.result.run
+    keys = (*_SENDING, *_SESSIONS) if run.trace_sha256 or run.workload.get("sessions") else _SENDING
+    return [run.client, run.trace_sha256, *map(run.workload.get, keys)]
 
 
 def configuration_of(result: BenchResult) -> dict[str, str]:

@@ -19,6 +19,7 @@ from orchestrator.bench.result import (
     Throughput,
     parse_strict,
 )
+from orchestrator.core.secrets import excerpt
 
 EXPORT: Final = "profile_export_aiperf.json"
 
@@ -111,7 +112,7 @@ def _count(metric: _Metric | None) -> int:
 def _failure(errors: _Errors) -> FailureCount:
     details = errors.error_details
     kind = f"http-{details.code}" if details.code else details.type or "error"
-    return FailureCount(kind=kind, count=errors.count, example=details.message[:500])
+    return FailureCount(kind=kind, count=errors.count, example=excerpt(details.message, 500))
 
 
 def _seconds(metric: _Metric | None) -> Distribution | None:

@@ -62,7 +62,7 @@ def _format(path: Path) -> str:
         raise ProfileError("the trace is empty", location=str(path))
     try:
         data = json.loads(document.content)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     found = [name for key, name in _KEYS.items() if isinstance(data, dict) and key in data]
     if not found:

@@ -281,6 +281,11 @@ def _require_sensible(sweep: Sweep) -> None:
     if sweep.workload.load == "closed" and (goal.at_rps is not None or goal.objective is Objective.KNEE):
         message = f"`{workload_name(sweep.workload_named)}` is a closed-loop load without rates, so it has no knee"
         raise UsageError(message, hint="`--objective tok-s`, without `--at-rate`")
+    if sweep.workload.trace is not None and sweep.workload.load == "open":
+        message = f"`{workload_name(sweep.workload_named)}` is replayed at its recorded arrivals, which is not judged"
+        raise UsageError(
+            message, hint="set `load: closed` and `concurrency` in a workload file, and `--objective tok-s`"
+        )
     if f"flags.{Meaning.CONTEXT}" not in sweep.values:
         name = workload_name(sweep.workload_named)
         require_context(name, sweep.workload, sweep.base.capacity.context, sweep.plan.profile)

@@ -313,7 +313,8 @@ def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, found: SweepTr
         why = f"at {point.label} requests/s it sustained {sweep.goal.held(point):.0%} of the load, less than the others"
         return replace(found, outcome=TrialOutcome.STOPPED, why=why)
     if result.ending is BenchEnding.ENDPOINT_DIED:
-        raise BenchError(f"the server died under load: {result.points[-1].failures[0].example}")
+        example = next((failure.example for failure in result.points[-1].failures), "during the warm-up")
+        raise BenchError(f"the server died under load: {example}")
     goal, values = sweep.goal, sweep.goal.values(result)
     if why := goal.client_lag(result):  # first, since a late client says nothing about the server
         return replace(found, outcome=TrialOutcome.LAGGED, why=f"{goal.text(values)}, but {why}" if values else why)

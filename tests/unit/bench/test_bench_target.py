@@ -19,7 +19,7 @@ from orchestrator.bench.run import (
     is_url,
     resume_command,
 )
-from orchestrator.bench.workload import load_workload
+from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.core.errors import StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
@@ -157,6 +157,12 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
 def test_other_rates_leave_the_workload_comparable_and_do_not_climb() -> None:
     workload, overridden = apply_changes(load_workload("wafer-20k-1k"), changes(request_rates=(2.4, 2.0)))
     assert (workload.request_rates, workload.ramp, overridden) == ((2.0, 2.4), None, ())
+
+
+def test_the_default_number_of_requests_limits_a_trace_too() -> None:
+    workload, overridden = apply_changes(Workload(trace="a.jsonl"), changes(requests=100))
+    assert "requests" in workload.model_fields_set
+    assert overridden == ("requests",)
 
 
 def test_fewer_requests_are_named() -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.traces.synthetic import SessionShape, Subagents, synthetic_trees
 from orchestrator.bench.traces.trace import open_trace
+from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import ProfileError
 
 # The shape of a line of Mooncake's FAST'25 traces (kvcache-ai/Mooncake, FAST25-release/traces).
@@ -182,3 +184,21 @@ def test_a_synthetic_session_waits_for_its_subagents() -> None:
         (tree[0].session, 1),
         (tree[0].session, 1),
     ]
+
+
+def arrivals(folder: Path, *seconds: int) -> list[float | None]:
+    """When a replay of a trace with these timestamps sends its requests."""
+    plain = {"input_length": 10, "output_length": 1, "hash_ids": [1]}
+    path = write(folder, *({**plain, "timestamp": 1000 * second} for second in seconds))
+    source = open_sessions(load_workload(str(path)))
+    assert source is not None
+    return [each.arrival_s for tree in source.trees() for each in tree]
+
+
+def test_a_slice_of_a_trace_begins_with_its_first_arrival(tmp_path: Path) -> None:
+    assert arrivals(tmp_path, 600, 601, 604) == [0.0, 1.0, 4.0]
+
+
+def test_arrivals_out_of_order_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="session 2 arrives at 0 s, before the one in front of it"):
+        arrivals(tmp_path, 3, 0)

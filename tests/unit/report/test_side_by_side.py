@@ -9,7 +9,7 @@ from measured_samples import marked, point, save, tp4dp2, tp8
 
 from orchestrator.bench.result import BenchResult, CacheHits, IssueKind, ServerProvenance
 from orchestrator.cli.compare import command as compare
-from orchestrator.report.configuration import grouped
+from orchestrator.report.configuration import grouped, same_load
 from orchestrator.report.document import Report
 from orchestrator.report.render import render_html, render_markdown
 from orchestrator.report.text import comparison_text
@@ -63,6 +63,17 @@ def test_what_differs_stands_before_the_figures_it_explains(tmp_path: Path) -> N
     assert re.search(r"tok/s per user +A +B +B against A\n2 rps +111 +222 +\+100 %\n", shown)
     assert shown.count("knee: at least 2 rps") == 2
     assert "One run each: the noise is unknown." in shown
+
+
+def test_two_traces_are_not_one_load(tmp_path: Path) -> None:
+    one, two = run(plan="one"), run(plan="two")
+    one, two = (
+        replace(each, run=replace(each.run, trace_sha256=sha)) for each, sha in ((one, "a" * 64), (two, "b" * 64))
+    )
+    assert not same_load(*made(tmp_path, a=one, b=two).comparisons)
+    assert same_load(
+        *made(tmp_path / "same", a=one, b=replace(two, run=replace(two.run, trace_sha256="a" * 64))).comparisons
+    )
 
 
 def test_several_runs_of_one_configuration_make_an_interval(tmp_path: Path) -> None:
