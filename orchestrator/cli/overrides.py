@@ -15,7 +15,16 @@ def overridden(
 
 
 def name_options(error: DeployError, *, revision: str | None, runtime: str | None) -> None:
-    """Make the locations of an error name the options that were given instead of `--set`."""
+    """Make the locations and hints of an error name the options that were given instead of `--set`."""
     given = {"--set model.checkpoint.revision": revision and "--revision", "--set runtime": runtime and "--runtime"}
     error.location = given.get(error.location) or error.location
-    error.problems = tuple(replace(each, location=given.get(each.location) or each.location) for each in error.problems)
+    error.hint = _option_of(error.hint, runtime)
+    error.problems = tuple(
+        replace(each, location=given.get(each.location) or each.location, hint=_option_of(each.hint, runtime))
+        for each in error.problems
+    )
+
+
+def _option_of(hint: str, runtime: str | None) -> str:
+    """Return the hint for who gave `--runtime`, which precedes `--set runtime`."""
+    return hint.replace("--set runtime=", "--runtime ") if runtime else hint

@@ -80,6 +80,12 @@ class ProfileSource:
         if found := tuple(problems):
             raise ProfileError("no image", problems=found)
 
+    def require_startable(self) -> None:
+        """Raise ProfileError for a profile that the runtime renders but does not start."""
+        kind = runtime_class(self.runtime) if self.runtime in REGISTRY else None
+        if kind is not None and (found := tuple(kind.start_problems(self.valid.profile))):
+            raise ProfileError(f"cannot start profile `{self.valid.name}`", problems=found)
+
     def decide(self, facts: Facts) -> Plan:
         """Build the plan."""
         return self.valid.decide(facts)
@@ -157,6 +163,9 @@ class RunSource:
                 hint=f"`deploy up PROFILE` sets `--{fusion.required_flag}`: {fusion.hint}",
             )
         return self.plan
+
+    def require_startable(self) -> None:
+        """Accept the plan: it was started before."""
 
     def location(self, path: tuple[str, ...]) -> str:
         """Return the location of a key in the run."""

@@ -230,6 +230,11 @@ class Runtime(ABC):
         return iter(())
 
     @classmethod
+    def start_problems(cls, _profile: Profile) -> Iterator[Problem]:
+        """Yield the problems of a profile that can be rendered, and that `up` does not start."""
+        return iter(())
+
+    @classmethod
     def settings(cls, _profile: Profile) -> RuntimeSettings:
         """Return the settings from the profile's section for this runtime."""
         from orchestrator.plan.build import RuntimeSettings  # noqa: PLC0415 - see above

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.errors import DeployError, HostError, Problem
 from orchestrator.core.files import atomic_write
 from orchestrator.core.logs.lines import Lines, redacted
 from orchestrator.core.paths import Home
@@ -52,7 +52,6 @@ from orchestrator.runtimes.replicas import replica_name, replica_number
 from orchestrator.runtimes.saved_logs import kept_log
 
 if TYPE_CHECKING:
-    from orchestrator.core.errors import Problem
     from orchestrator.hosts.report import Finding
     from orchestrator.plan.build import RuntimeSettings
     from orchestrator.plan.rules import Rule
@@ -88,11 +87,17 @@ class KubernetesRuntime(Runtime):
         from orchestrator.runtimes.kubernetes import spec
 
         found = (spec.weights_have_a_place, spec.asks_for_a_key, spec.image_can_be_pulled, spec.config_is_unchanged)
-        return (has_image, *found, servers_are_equal)
+        return (has_image, *found, spec.user_can_open_the_gpus, servers_are_equal)
 
     @classmethod
     def built_image_problems(cls, profile: Profile) -> Iterator[Problem]:
         return image_problems(profile.kubernetes, None)
+
+    @classmethod
+    def start_problems(cls, profile: Profile) -> Iterator[Problem]:
+        if profile.layout.nodes.value > 1:
+            hint = "`deploy render` with `--output lws`, then `kubectl apply --server-side -f lws/kubernetes.yaml`"
+            yield Problem("`up` starts no LeaderWorkerSet, which a server on several nodes is", "layout.nodes", hint)
 
     @classmethod
     def settings(cls, profile: Profile) -> RuntimeSettings:

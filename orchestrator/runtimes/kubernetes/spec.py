@@ -49,6 +49,17 @@ def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
         )
 
 
+def user_can_open_the_gpus(context: RuleContext) -> Iterator[Problem]:
+    """Require the ids of the groups of the GPU devices for a user who is not root, on AMD."""
+    cluster, hardware = context.profile.kubernetes, context.profile.hardware
+    if cluster.pod_security == "restricted" and hardware.vendor == "amd" and not cluster.supplemental_groups:
+        yield Problem(
+            f"as user {cluster.run_as_user}, the server cannot open /dev/kfd and /dev/dri/renderD* of the node",
+            context.location("kubernetes", "pod_security"),
+            "on the node, `stat -c %g /dev/kfd` prints the id: `--set 'kubernetes.supplemental_groups=[109]'`",
+        )
+
+
 def image_can_be_pulled(context: RuleContext) -> Iterator[Problem]:
     """Require a prebuilt image by digest. Without one, an image is built; `built_image_problems` reports that."""
     if context.image is not None:

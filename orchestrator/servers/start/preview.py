@@ -62,7 +62,8 @@ def preview(request: UpRequest, home: Home) -> Preview:
     source = request.source(home)
     home = source.home
     find_host = partial(resolve_host_ref, source.runtime, home, request.host)
-    with refused_together(source, find_host):
+    with refused_together(source, find_host, source.require_startable):
+        source.require_startable()
         host_ref = find_host()
         decision = decide_beforehand(request, source, host_ref, offline=True)
         plan, artifacts = decision.plan, decision.artifacts

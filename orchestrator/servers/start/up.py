@@ -58,7 +58,8 @@ def up(
     home = source.home
     find_host = partial(resolve_host_ref, source.runtime, home, request.host)
     find_key = partial(api_key, source.api_key_env)
-    with refused_together(source, find_host, find_key):
+    with refused_together(source, find_host, find_key, source.require_startable):
+        source.require_startable()
         host_ref = find_host()
         first = decide_beforehand(request, source, host_ref)
         key = find_key()

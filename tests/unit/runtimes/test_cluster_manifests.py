@@ -176,7 +176,11 @@ def admitted(spec: dict[str, Any]) -> str:
         ("cpu-tiny", (PVC,), "restricted"),
         ("b200-tp8", (PVC,), "restricted"),
         (GLM, (PVC,), "baseline"),
-        ("mi355x-tp4x2", (PVC, "kubernetes.pod_security=restricted"), "restricted"),
+        (
+            "mi355x-tp4x2",
+            (PVC, "kubernetes.pod_security=restricted", "kubernetes.supplemental_groups=[109]"),
+            "restricted",
+        ),
         (GLM, (PVC, "kubernetes.pod_security=restricted", "kubernetes.supplemental_groups=[109]"), "restricted"),
         (GLM, (PVC, "kubernetes.pod_security=privileged"), "privileged"),
         ("cpu-tiny", (HOST_PATH,), "privileged"),

@@ -1,11 +1,13 @@
 """`deploy up` and `deploy render` name everything that a profile's runtime refuses at once."""
 
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from orchestrator.cli.overrides import name_options
 from orchestrator.cli.render import command as render
 from orchestrator.cli.up import command as up
 from orchestrator.core.errors import HostError, ProfileError, UsageError
@@ -27,6 +29,37 @@ def test_a_cluster_without_checkpoint_image_and_key() -> None:
         "cannot use `--host` with kubernetes: the cluster chooses the node",
         "`OWL_KEY` is not set: the plan reads the API key from this variable",
     ]
+
+
+def test_a_leader_worker_set_is_rendered_and_not_started(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["layout.nodes=2", "layout.tp=16", "kubernetes.weights.pvc=c", "kubernetes.image_pull_policy=Never"]
+    render(profile="mi355x-tp8", runtime="kubernetes", set_=[*settings, "server.allow_unauthenticated=true"])
+    assert "kind: LeaderWorkerSet" in capsys.readouterr().out
+    for more in ([], ["server.allow_unauthenticated=true"]):
+        with pytest.raises(ProfileError) as refused:
+            up(profile="mi355x-tp8", runtime="kubernetes", set_=[*settings, *more], dry_run=True)
+        messages = [problem.message for problem in refused.value.problems]
+        assert messages[-1] == "`up` starts no LeaderWorkerSet, which a server on several nodes is"
+        assert len(messages) == 1 + (not more)
+
+
+def test_restricted_pods_need_the_groups_of_the_gpus() -> None:
+    settings = ["kubernetes.weights.pvc=c", "kubernetes.pod_security=restricted"]
+    with pytest.raises(ProfileError) as refused:
+        render(profile="mi355x-tp8", runtime="kubernetes", image="me/x@sha256:" + "a" * 64, set_=settings)
+    (problem,) = refused.value.problems
+    assert problem.message == "as user 1000, the server cannot open /dev/kfd and /dev/dri/renderD* of the node"
+    assert "kubernetes.supplemental_groups" in problem.hint
+
+
+def test_a_hint_names_the_option_that_was_given() -> None:
+    """`--set runtime` has no effect beside `--runtime`."""
+    with pytest.raises(ProfileError) as refused:
+        up(profile="mi355x-tp8", runtime="process", dry_run=True)
+    for given, option in (("process", "`--runtime docker`"), (None, "`--set runtime=docker`")):
+        error = copy(refused.value)
+        name_options(error, revision=None, runtime=given)
+        assert option in error.problems[0].hint
 
 
 def test_the_files_of_a_cluster() -> None:
