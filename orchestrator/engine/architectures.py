@@ -131,6 +131,9 @@ _TEMPLATES: Final[tuple[tuple[tuple[str, ...], str | None, str | None], ...]] = 
     (("<｜DSML｜function_calls>",), None, "deepseekv32"),  # noqa: RUF001
     (("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), None, "deepseekv31"),  # noqa: RUF001
     (("<function=", "<parameter="), None, "qwen3_coder"),
+    # Texts of two rules that look at more: the hybrid Qwen3, and a prompt that begins the thinking of ChatML itself.
+    (("enable_thinking is false", "<|im_start|>", '{"name": <function-name>'), "qwen3", "qwen"),
+    (("<|im_start|>assistant\\n<think>\\n",), "deepseek-r1", None),
 )
 
 

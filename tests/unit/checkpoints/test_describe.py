@@ -134,6 +134,27 @@ def test_the_chat_template_decides_the_parser_before_the_architecture(
     assert ("chat template: `<function=`" in fact.source) == (parser == "qwen3_coder")
 
 
+CALLS = '<|im_start|>system<tool_call>{"name": <function-name>, "arguments": <args-json-object>}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("template", "reasoning"),
+    [
+        (
+            CALLS + "{%- if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}",
+            "qwen3",
+        ),
+        (CALLS + r"{{- '<|im_start|>assistant\n<think>\n' }}", "deepseek-r1"),
+    ],
+)
+def test_templates_of_qwen3_that_think(template: str, reasoning: str, tmp_path: Path) -> None:
+    """By sglang 0.5.21's own rules: `qwen3` and `deepseek_r1_force` (srt/parser/template_detection.py)."""
+    write_public(tmp_path / "qwen", "Qwen3-235B-A22B")
+    (tmp_path / "qwen/chat_template.jinja").write_text(template)
+    facts = values(described(tmp_path / "qwen"))
+    assert (facts["flags.reasoning-parser"], facts["flags.tool-call-parser"]) == (reasoning, "qwen")
+
+
 def test_a_template_without_thinking_or_tools_needs_no_parser(tmp_path: Path) -> None:
     write_public(tmp_path / "plain", "GLM-4.7-Flash")
     (tmp_path / "plain/chat_template.jinja").write_text(
