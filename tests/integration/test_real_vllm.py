@@ -25,6 +25,7 @@ NOT_THERE = {
     "clean log",
     "fact in a long text found",
     "long prefill",
+    "cache tiers",
 }  # in this server, or for a URL
 
 

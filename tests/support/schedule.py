@@ -17,6 +17,8 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "test_eval_harness.py",
         "test_right_answers.py",
         "test_bench_server.py",
+        "test_bench_sessions.py",
+        "test_bench_aiperf.py",
     ),
     "Kubernetes": ("test_gateway_node.py", "test_kubernetes_node.py", "test_runtime_contract.py"),
 }
@@ -24,6 +26,11 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
 LONGEST: Final = (
     *GROUPS["Kubernetes"],
     *GROUPS["real server"],
+    "test_slurm_nodes.py",
+    "test_drain_streams.py",
+    "test_cache_tiers.py",
+    "test_disaggregation.py",
+    "test_planted_faults.py",
     "test_lost_output.py",
     "test_process_patched_server.py",
     "test_slurm.py",

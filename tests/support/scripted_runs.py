@@ -25,7 +25,8 @@ def bench(script: Script, directory: Path, *, workload: Workload = QUICK, **chan
 
 
 def order(server: ScriptedServer, directory: Path, *, workload: Workload = QUICK, **changes: object) -> BenchRequest:
-    return order_of(server.url, directory, workload=workload, **changes)
+    url = str(changes.pop("url", server.url))
+    return order_of(url, directory, workload=workload, **changes)
 
 
 def order_of(url: str, directory: Path, *, workload: Workload, **changes: object) -> BenchRequest:
