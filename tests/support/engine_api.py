@@ -159,7 +159,11 @@ class EngineApi:
         if self.metrics_absent:
             return Answer(200, [""])
         labels = f'{{engine_type="unified",model_name="{self.model}",moe_ep_rank="0",pp_rank="0",tp_rank="0"}}'
-        lines = [f"sglang:{name}_total{labels} {float(value)}" for name, value in self.counts.items()]
+        source = labels.replace("{", '{cache_source="device",')
+        lines = [
+            f"sglang:{name}_total{source if name == 'cached_tokens' else labels} {float(value)}"
+            for name, value in self.counts.items()
+        ]
         lines += [f"sglang:num_{state}_reqs{labels} 0.0" for state in ("queue", "running")]
         held = self.counts["num_requests"] * self.keeps_tokens
         lines += [f"sglang:num_used_tokens{labels} {held}.0", f"sglang:max_total_num_tokens{labels} {_POOL}.0"]
