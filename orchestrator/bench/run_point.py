@@ -175,7 +175,7 @@ class PointRunner:
         )
 
     async def _independent(self, label: str, count: int, times: Sequence[float] | None = None) -> list[SinglePrompt]:
-        """Build the independent prompts of a point, so that nothing of it delays the load."""
+        """Build the independent prompts of a point before its load starts, so that building them delays no request."""
         drawn = prompts(self.workload, self.salt + label, count, self.text)
         planned = PlannedRequest(input_tokens=self.workload.input_tokens, output_tokens=self.workload.output_tokens)
         return await _collect_cooperatively(

@@ -36,7 +36,7 @@ class SessionSource:
 def open_sessions(workload: Workload) -> SessionSource | None:
     """Open the sessions of a workload; None for independent prompts.
 
-    Raises ProfileError for an invalid trace, and if nothing is left of it.
+    Raises ProfileError for an invalid trace, and if `max_context` leaves no request.
     """
     trees: Callable[[], Iterator[Tree]]
     if workload.sessions is not None:
@@ -92,7 +92,7 @@ def _from_zero(trees: Iterator[Tree], trace: str) -> Iterator[Tree]:
         begin = first if begin is None else begin
         if last is not None and first < last:
             raise ProfileError(
-                f"session {number} arrives at {first:g} s, before the one in front of it",
+                f"session {number} arrives at {first:g} s, earlier than the session before it",
                 location=trace,
                 hint="sort the trace by its arrival times, or run sessions one after the other: `--concurrency 8`",
             )

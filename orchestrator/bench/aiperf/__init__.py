@@ -1,1 +1,1 @@
-"""aiperf (NVIDIA) as the client that sends the load: its configuration, a run of it, and its result."""
+"""aiperf (NVIDIA) as the load client: its configuration, its run, and its result."""

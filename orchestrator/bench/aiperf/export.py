@@ -116,7 +116,7 @@ def _failure(errors: _Errors) -> FailureCount:
 
 
 def _seconds(metric: _Metric | None) -> Distribution | None:
-    """Return a distribution in seconds, None unless all of it is there."""
+    """Return a distribution in seconds; None if any value is missing."""
     if metric is None or not metric.count:
         return None
     values = (metric.avg, metric.p50, metric.p90, metric.p95, metric.p99, metric.max)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """One request of a trace: who sends it, when, and which prompt.
+    """One request of a trace: its session, arrival and prompt.
 
     Equal block ids mean equal tokens, in the whole trace; the last block may be shorter. Tokens after the blocks occur
     in no other request. If `continues`, the prompt is the previous prompt of the session, the answer of the server, and

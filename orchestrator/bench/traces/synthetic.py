@@ -19,7 +19,7 @@ _Seconds = Annotated[float, Field(ge=0, le=86_400)]
 class Subagents(StrictModel):
     """Subagents of a session: each begins with the system prompt, and the session waits for all of them."""
 
-    every_turns: Annotated[int, Field(ge=1, le=10_000)]  # one group after each so many turns
+    every_turns: Annotated[int, Field(ge=1, le=10_000)]  # a group of subagents follows every N turns
     count: Annotated[int, Field(ge=1, le=100)] = 1  # at a time
     turns: Annotated[int, Field(ge=1, le=10_000)] = 1
     first_prompt_tokens: _Tokens

@@ -200,5 +200,5 @@ def test_a_slice_of_a_trace_begins_with_its_first_arrival(tmp_path: Path) -> Non
 
 
 def test_arrivals_out_of_order_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match="session 2 arrives at 0 s, before the one in front of it"):
+    with pytest.raises(ProfileError, match="session 2 arrives at 0 s, earlier than the session before it"):
         arrivals(tmp_path, 3, 0)
