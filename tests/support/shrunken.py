@@ -1,7 +1,8 @@
 """Shrunken public models: a config.json with the head dimensions, ranks and states of the model and fewer layers.
 
 What `deploy` computes of their pools is compared with what sglang 0.5.16 logs on a GPU, with weights of any values.
-The models: GLM-5.2, Qwen3-Coder-480B, gpt-oss-120b, Qwen3-Next-80B, Kimi-Linear-48B, DeepSeek-V3.
+The models: GLM-5.2, Qwen3-Coder-480B, gpt-oss-120b, Qwen3-Next-80B, Kimi-Linear-48B, DeepSeek-V3, Nemotron-3-Nano-30B,
+MiniMax-M3.
 """
 
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from pool_configs import described
+from pool_configs import FLASH, V4, described
 
 from orchestrator.plan import capacity
 from orchestrator.plan.capacity import KvCache
@@ -24,6 +25,7 @@ Config = dict[str, Any]
 GIB = 1 << 30
 CONTEXT = 32768
 FRACTION = 0.4
+POOL_CODE = "tests/integration/test_pool_code.py compares it with sglang's pool code"
 # fmt: off
 DTYPE: Config = {"torch_dtype": "bfloat16", "dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1,
          "pad_token_id": 1, "vocab_size": 8192, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5,
@@ -91,6 +93,29 @@ V3: Config = {
     "rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
                      "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1},
 }
+NEMOTRON: Config = {
+    **DTYPE, "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hidden_size": 2688,
+    "intermediate_size": 1856, "num_hidden_layers": 13, "hybrid_override_pattern": "MEMEM*EMEMEM*",
+    "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "mamba_num_heads": 64, "mamba_head_dim": 64,
+    "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4, "n_routed_experts": 16, "num_experts_per_tok": 6,
+    "n_shared_experts": 1, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+    "mlp_hidden_act": "relu2", "attention_bias": False, "mlp_bias": False, "use_bias": False, "use_conv_bias": True,
+    "mamba_hidden_act": "silu", "mamba_proj_bias": False, "chunk_size": 128, "layer_norm_epsilon": 1e-5,
+    "norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "residual_in_fp32": False,
+    "num_nextn_predict_layers": 0,
+}
+M3: Config = {
+    **DTYPE, "architectures": ["MiniMaxM3SparseForCausalLM"], "model_type": "mixtral", "hidden_size": 6144,
+    "intermediate_size": 3072, "dense_intermediate_size": 12288, "num_hidden_layers": 6, "num_attention_heads": 64,
+    "num_key_value_heads": 4, "head_dim": 128, "rotary_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 4,
+    "n_shared_experts": 1, "scoring_func": "sigmoid", "use_routing_bias": True, "routed_scaling_factor": 2.0,
+    "moe_layer_freq": [0] * 3 + [1] * 3, "qk_norm_type": "per_head", "use_gemma_norm": True, "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0, "rope_theta": 5000000, "sliding_window": None, "num_mtp_modules": 0,
+    "sparse_attention_config": {
+        "use_sparse_attention": True, "sparse_attention_freq": [0] * 3 + [1] * 3, "sparse_index_dim": 128,
+        "sparse_disable_index_value": [0] * 3 + [1] * 3, "sparse_num_index_heads": 4, "sparse_block_size": 128,
+        "sparse_topk_blocks": 16, "sparse_init_block": 0, "sparse_local_block": 1, "sparse_score_type": "max"},
+}
 EAGLE: Config = {"speculative-algorithm": "EAGLE", "speculative-num-steps": 3, "speculative-eagle-topk": 1,
          "speculative-num-draft-tokens": 4, "max-running-requests": 48}
 TRITON: Config = {"attention-backend": "triton", "moe-runner-backend": "triton"}
@@ -120,6 +145,7 @@ class Family:
     flags: Config
     logged: Logged | None = None
     separate_mtp: bool = False
+    elsewhere: str = ""  # why no GPU of this engine can log it
 
     def line(self, python: str, folder: Path, port: int) -> list[str]:
         """The command that starts its server on a GPU."""
@@ -164,11 +190,15 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "dsa": Family(GLM, {"moe-runner-backend": "triton", "kv-cache-dtype": "bfloat16"}, Logged(139.09, 131.64, 5028224)),
     "gqa": Family(CODER, TRITON, Logged(139.09, 130.83, 1550263)),
-    "windows": Family(OSS, TRITON),
+    "windows": Family(OSS, TRITON, Logged(139.09, 133.86, 2443838)),
     "gdn": Family(NEXT, TRITON, Logged(139.09, 137.10, 4931051, 1410)),
     "gdn-drafts": Family(NEXT, {**TRITON, **EAGLE}, Logged(139.09, 136.87, 6268187, 780), separate_mtp=True),
     "kda": Family(KIMI, TRITON, Logged(139.09, 135.59, 8519760, 1355)),
     "mla-nextn": Family(V3, {**TRITON, **EAGLE}, Logged(139.09, 130.19, 8700218)),
+    "mamba": Family(NEMOTRON, {"attention-backend": "fa3", "moe-runner-backend": "triton"}),
+    "blocks": Family(M3, TRITON),
+    "compressed": Family(V4, {}, elsewhere="deploy sizes the cache of DeepSeek-V4 on ROCm alone; " + POOL_CODE),
+    "kda-dsa": Family(FLASH, {}, elsewhere="sglang 0.5.16 lacks Glm5NextForConditionalGeneration; " + POOL_CODE),
 }
 
 
