@@ -13,7 +13,7 @@ from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.caches import PrunedCache, caches_text, prune_caches
 from orchestrator.servers.logs import parse_since
-from orchestrator.servers.prune import OldRun, PruneRequest, prune, prune_text
+from orchestrator.servers.prune import OldRun, prune, prune_text
 from orchestrator.servers.servers import open_servers
 
 _KEEP: Final = 10
@@ -68,9 +68,8 @@ def command(
         _prune_caches(host, dry_run=dry_run, json=json)
         return
     since = parse_since(older_than, datetime.now().astimezone(), option="--older-than")
-    request = PruneRequest(keep=keep, since=since, dry_run=dry_run)
     with open_servers(Home.from_environment(), host) as servers:
-        found = prune(servers, name, request)
+        found = prune(servers, name, keep=keep, since=since, dry_run=dry_run)
     if json:
         OUTPUT.show(PrunedRuns(dry_run=dry_run, runs=found))
     else:

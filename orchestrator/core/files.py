@@ -100,12 +100,6 @@ def remove_file(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def remove_folder(path: Path) -> None:
-    """Remove an empty directory. Raises OSError."""
-    ignore_sigpipe()
-    path.rmdir()
-
-
 def cut(path: Path, size: int) -> None:
     """Truncate a file to its first `size` bytes. Raises OSError."""
     os.truncate(path, size)

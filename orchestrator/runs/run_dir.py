@@ -41,7 +41,6 @@ from orchestrator.render.artifacts import RenderedFile
 REQUEST_FILE: Final = "request.json"  # what was asked for
 SMOKE_FILE: Final = "smoke.json"
 RESULTS_FILE: Final = "results.json"  # the directories of its measurements
-FILES_FILE: Final = "files.json"  # the names of the files that were rendered for a start
 _FROM_HERE: Final = "`deploy up PROFILE --replace` starts it from here; or look from where it was started"
 MAX_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
 _ROOM: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit

@@ -211,7 +211,6 @@ class Runtime(ABC):
     cluster_managed: ClassVar[bool] = False  # the cluster chooses the node and provides image and checkpoint there
     gateway_discovery: ClassVar[bool] = False  # its gateways discover replicas by themselves
     drains_on_stop: ClassVar[bool] = False  # a stop waits for requests, at most `timeouts.termination_grace`
-    run_files: ClassVar[frozenset[str]] = frozenset()  # files that only this runtime writes into a run directory
     host_given: bool = False  # the user named the host: report if it does not answer
 
     def __init__(self, home: Home, host: str | None = None) -> None:

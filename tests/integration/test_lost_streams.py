@@ -59,7 +59,6 @@ def test_after_a_step_that_cannot_be_undone_it_does_not(gone: int, how: str) -> 
 STEPS = (
     "files.atomic_write(here / 'a', '')",
     "files.remove_file(here / 'a')",
-    "files.remove_folder(here / 'folder')",
     "subprocesses.follow(['true'], str)",
     "subprocesses.run_attached(['true'])",
     "patched_copies._remove(here / 'folder', here, ())",

@@ -12,7 +12,7 @@ from orchestrator.core.procfs import process_identity
 from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
-from orchestrator.runs.run_dir import FILES_FILE, SMOKE_FILE, RunDir
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir
 from orchestrator.runtimes.supervisor.record import FILE
 from orchestrator.servers.start.request import UpRequest
 
@@ -48,7 +48,6 @@ def past_run(
     run.save("request.json", {**request_of(*overrides).to_record(name), "command": "deploy up …"})
     run.save("preflight.json", {"findings": [{"check": "driver", "found": "6.14"}]})
     (run.path / "server.sh").write_text("#!/bin/sh\n")
-    run.save(FILES_FILE, {"files": ["plan.json", "server.sh"]})
     (run.path / "server.log").write_text("begins\n")
     write_process(run, running=running, plan=plan.digest)
     if proven is not None:

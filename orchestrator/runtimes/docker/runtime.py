@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError, NameTakenError
@@ -61,7 +61,6 @@ class DockerRuntime(Runtime):
     name = "docker"
     in_container = True
     supports_ssh = True
-    run_files: ClassVar = frozenset({"docker-run.sh"})
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         from orchestrator.runtimes.docker.host import DockerHost

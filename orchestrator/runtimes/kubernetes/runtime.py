@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, HostError, Problem
@@ -78,7 +78,6 @@ class KubernetesRuntime(Runtime):
     cluster_managed = True
     gateway_discovery = True
     drains_on_stop = True  # by a preStop hook
-    run_files: ClassVar = frozenset({"kubernetes.yaml"})
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:

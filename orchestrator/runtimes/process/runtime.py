@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError, NameTakenError, StartError
@@ -53,9 +53,7 @@ from orchestrator.runtimes.replicas import may_coexist, replica_number, run_root
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.supervisor.main import StartRequest
 from orchestrator.runtimes.supervisor.record import (
-    CONFIG,
     FILE,
-    UNREADABLE,
     Record,
     describe_exit,
     is_copy,
@@ -76,7 +74,6 @@ class ProcessRuntime(Runtime):
     """Servers as processes. Their working directory is the tool's home."""
 
     name = "process"
-    run_files: ClassVar = frozenset({FILE, UNREADABLE, CONFIG})
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress, warn
@@ -49,10 +49,6 @@ from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.placement import wait_for_node
 from orchestrator.runtimes.slurm.record import (
-    CHECKER,
-    FILE,
-    QUESTION,
-    REFUSAL,
     SERVER,
     START,
     JobComment,
@@ -85,7 +81,6 @@ class SlurmRuntime(Runtime):
 
     name = "slurm"
     is_local = False
-    run_files: ClassVar = frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT, QUESTION, CHECKER, REFUSAL})
 
     @classmethod
     def rules(cls) -> Sequence[Rule]:

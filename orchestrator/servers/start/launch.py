@@ -18,7 +18,7 @@ from orchestrator.planner.estimate import startup_seconds
 from orchestrator.planner.lock import input_copies, lock_of_start
 from orchestrator.planner.planning import rendered_files
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runs.run_dir import FILES_FILE, REQUEST_FILE, RunDir, open_run
+from orchestrator.runs.run_dir import REQUEST_FILE, RunDir, open_run
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.exit_record import failure_reason, record_exit
 from orchestrator.servers.group import RunningServer, ServerGroup
@@ -79,7 +79,6 @@ def _fill(run: RunDir, start: StartSpec, home: Home) -> None:
     for file, record in start.records.items():
         run.save_state(file, record)
     run.save_state(REQUEST_FILE, request.to_record(start.name))
-    run.save_state(FILES_FILE, {"files": [file.path for file in rendered]})
 
 
 def bring_up(start: StartSpec, servers: Servers) -> UpResult:

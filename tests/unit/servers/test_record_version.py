@@ -19,7 +19,7 @@ from orchestrator.runs.run_dir import RunDir, read_plan, require_plan
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers.group import ServerGroup
-from orchestrator.servers.prune import PruneRequest, prune
+from orchestrator.servers.prune import prune
 from orchestrator.servers.restart import restart
 from orchestrator.servers.rollback import request_from, rollback
 from orchestrator.servers.servers import Servers
@@ -119,15 +119,11 @@ def test_prune_keeps_that_run_and_says_why(home: Home, version: int) -> None:
     gone = past_run(home, 1, name="hen")
     for name in ("owl", "hen"):
         past_run(home, 2, name=name)
-    kept = {each.run_dir: each.kept for each in prune(servers_of(home), None, _all_but_one())}
+    kept = {each.run_dir: each.kept for each in prune(servers_of(home), None, keep=1, since=datetime.now(UTC))}
     assert kept[str(gone.path)] == ""
     assert f"it has version {version}, and this `deploy` reads version {RECORD_VERSION}" in kept[str(run.path)]
     assert f"rm -r {run.path}" in kept[str(run.path)]
     assert (run.path.exists(), gone.path.exists()) == (True, False)
-
-
-def _all_but_one() -> PruneRequest:
-    return PruneRequest(keep=1, since=datetime.now(UTC), dry_run=False)
 
 
 @OTHERS
