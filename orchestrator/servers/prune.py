@@ -15,6 +15,7 @@ from typing import Final
 from orchestrator.core.console import note
 from orchestrator.core.errors import DeployError, HostError, Problem
 from orchestrator.core.files import move, remove_tree
+from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.runs.run_dir import (
@@ -67,7 +68,7 @@ def prune(
             for old in _prune(servers, each, keep=keep, since=since, dry_run=dry_run):
                 told.append(old)
                 if not old.kept and not dry_run:
-                    _remove(Path(old.run_dir))
+                    _remove(Path(old.run_dir), servers.home)
         except DeployError as error:
             problems += error.problems_or_self()
         except OSError as error:
@@ -166,8 +167,8 @@ def _size(folder: Path) -> int:
     return sum(os.lstat(f"{place}/{name}").st_size for place, _, names in os.walk(folder) for name in names)
 
 
-def _remove(run_dir: Path) -> None:
+def _remove(run_dir: Path, home: Home) -> None:
     """Remove a run directory. Raises OSError. No other command takes a half removed one for a run."""
     ignore_sigpipe()
     gone = move(run_dir, run_dir.with_name(f"{_REMOVED}{run_dir.name}"))
-    remove_tree(gone, within=gone.parent, ignore_errors=False)
+    remove_tree(gone, within=home.runs, ignore_errors=False)
