@@ -205,17 +205,25 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         said, _, more = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
         option = getattr(error, "option_name", None) or ""
         renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
-        of_profile = PROFILE_KEYS if any("--set" in each.opts for each in ctx.command.params) else {}
-        known = {each.lstrip("-"): each for each in (*(getattr(error, "possibilities", None) or ()), *of_profile)}
+        known = {each.lstrip("-"): each for each in (*(getattr(error, "possibilities", None) or ()), *PROFILE_KEYS)}
         nearest = known.get(closest_match(option.lstrip("-"), known) or "")
         near = f"did you mean `{nearest}`?" if nearest else ""
         help_ = f"`{ctx.command_path} -h` shows what it takes"
         said = ": ".join(_begun_small(part) for part in said.partition(" (Possible")[0].split(": "))
         if renamed:
             near = f"did you mean `{renamed}`?"
-        elif key := of_profile.get(nearest or ""):
-            near = f"`--set {key}=VALUE`"
+        elif option and (key := PROFILE_KEYS.get(nearest or "")):
+            near = _key_hint(ctx.command, key)
         raise UsageError(said, hint=near or _begun_small(more) or help_) from error
+
+
+def _key_hint(command: "Command", key: str) -> str:
+    """Return how the value of a profile's key is given to this command, or to another one."""
+    if any("--set" in each.opts for each in command.params):
+        return f"`--set {key}=VALUE`"
+    if key == "server.port" and any("URL" in (getattr(each, "metavar", "") or "") for each in command.params[:1]):
+        return "give a URL, which has the port, instead of a name: `http://127.0.0.1:30000`"
+    return f"`{key}` of the profile sets it, when the server starts"
 
 
 def _begun_small(text: str) -> str:

@@ -252,7 +252,10 @@ def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
         *above, name = [step for step in details["loc"] if isinstance(step, str)]
         said = _known_keys(kind, above).get(name) if kind else None
         return said or f"it matches `{details['ctx']['pattern']}`"
-    if details["type"] in {"int_type", "float_type"} and str(details["input"]).replace(".", "", 1).isdigit():
+    if (
+        details["type"] in {"int_type", "float_type"}
+        and str(details["input"]).strip("'\"").replace(".", "", 1).isdigit()
+    ):
         return "without quotes it is a number"
     if details["type"] != "extra_forbidden" or kind is None:
         return ""

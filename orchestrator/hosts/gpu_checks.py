@@ -18,6 +18,10 @@ _VRAM_TOLERANCE = 0.97  # share; firmware reserves some: a B200 reports 183359 o
 # kernel-space support matrix) and, since driver 30.30, 4 older (7.2 down to 6.3, amdgpu compatibility matrix).
 _ROCM = ("5.7", "6.0", "6.1", "6.2", "6.3", "6.4", "7.0", "7.1", "7.2")
 _NEWER, _OLDER = 2, 4
+_ARCH_HINTS = {
+    "amd": "install `amd-smi`, or load the driver: `sudo modprobe amdgpu`",
+    "nvidia": "update the driver; `nvidia-smi --query-gpu=name,compute_cap --format=csv` shows what it reports",
+}
 
 
 def gpus_present(subject: CheckContext) -> Iterator[Finding]:
@@ -58,12 +62,12 @@ def gpu_arch(subject: CheckContext) -> Iterator[Finding]:
     needed = subject.plan.hardware.arch
     if not subject.gpus:
         return
-    found = _each(subject.gpus, [gpu.arch or "not told" for gpu in subject.gpus])
+    found = _each(subject.gpus, [gpu.arch or "not reported" for gpu in subject.gpus])
     archs = {gpu.arch for gpu in subject.gpus}
     if archs == {needed}:
         yield info("gpu arch", found, needed)
     elif archs == {None}:
-        yield warn("gpu arch", found, needed, "install `amd-smi`, or load the driver: `sudo modprobe amdgpu`")
+        yield warn("gpu arch", found, needed, _ARCH_HINTS[subject.plan.hardware.vendor])
     else:
         yield fail("gpu arch", found, needed, "choose a profile for these GPUs: `deploy profiles`")
 

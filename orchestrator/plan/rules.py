@@ -3,7 +3,7 @@
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final
@@ -69,6 +69,12 @@ class RuleContext:
     def capacity(self) -> Capacity:
         """The capacity of a replica."""
         return capacity_of(self.profile, self.serving, self.load)
+
+    @cached_property
+    def is_sized(self) -> bool:
+        """Whether sglang reads the flags that the capacity depends on; a default would stand in for any other value."""
+        flags = {name: self.profile.flags[name].value for name in Meaning if name in self.profile.flags}
+        return not any([*flag_problems(name, value, self.table, "")] for name, value in flags.items())
 
 
 def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
@@ -374,16 +380,19 @@ RULES: Final[Sequence[Rule]] = (
     skipped_patches_exist,
     allowed_issues_exist,
 )
+_OF_SIZES: Final = (weights_fit, cache_holds_a_context, host_tier_is_larger)
 # Rules of all servers under one name; the others look at one server, so each role has them.
 _WHOLE: Final = (roles_agree, gateway_options_are_known, replicas_have_ports, runtime_can_start)
 
 
 def plan_problems(context: RuleContext) -> Iterator[Problem]:
     """Yield the problems of a profile, of each role if it has several."""
-    if not (roles := role_profiles(context.profile)):
-        yield from (problem for rule in RULES for problem in rule(context))
-        return
-    yield from (problem for rule in _WHOLE for problem in rule(context))
+    roles = role_profiles(context.profile)
+    yield from _problems(context, _WHOLE if roles else RULES)
     for name, profile in roles.items():
         of_role = replace(context, profile=profile, role=name)
-        yield from (problem for rule in RULES if rule not in _WHOLE for problem in rule(of_role))
+        yield from _problems(of_role, [rule for rule in RULES if rule not in _WHOLE])
+
+
+def _problems(context: RuleContext, rules: Iterable[Rule]) -> Iterator[Problem]:
+    return (problem for rule in rules if context.is_sized or rule not in _OF_SIZES for problem in rule(context))

@@ -29,7 +29,7 @@ _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Quantization": ("model.quantization", "flags.*quantization", f"flags.{Meaning.CACHE_TYPE}*"),
     "Speculation": ("endpoint.speculative", "flags.speculative*"),
 }
-_SHOWN: Final = 5  # groups; the other values are folded
+_SHOWN: Final = 5  # rows; the other values are folded
 _DIGEST: Final = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}")
 # Keys that are derived from other keys of a plan.
 DERIVED: Final = ("host_cache_bytes", "description", "warnings", "nondeterministic", "wrong_answers", "model.questions")
@@ -76,7 +76,7 @@ def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
 
 
 def grouped(found: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """Return the most important groups of differences, one row each, and the other differences."""
+    """Return the most important groups of differences, one row each, and the others, if they are too many to show."""
     groups: dict[str, list[tuple[str, Difference]]] = {name: [] for name in _GROUPS}
     for each in found:
         matches = ((name, pat) for name, pats in _GROUPS.items() for pat in pats if fnmatchcase(each.key, pat))
@@ -86,7 +86,8 @@ def grouped(found: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[
     first = dict(islice(first.items(), _SHOWN))
     shown = {each.key for members in first.values() for _, each in members}
     rows = tuple(Difference(key=name, values=_joined(members)) for name, members in first.items())
-    return rows, tuple(each for each in found if each.key not in shown)
+    others = tuple(each for each in found if each.key not in shown)
+    return (rows, others) if len(rows) + len(others) > _SHOWN else ((*rows, *others), ())
 
 
 def _joined(members: Sequence[tuple[str, Difference]]) -> tuple[str, ...]:

@@ -22,8 +22,15 @@ def test_an_option_that_is_a_key_of_the_profile_names_the_key(option: str, key: 
     assert refused("up", "cpu-tiny", option, "1").hint == f"`--set {key}=VALUE`"
 
 
-def test_a_command_without_set_does_not_advise_it() -> None:
-    assert "--set" not in (refused("down", "cpu-tiny", "--port", "1").hint or "")
+def test_a_command_without_set_names_the_key_and_advises_no_set() -> None:
+    """The nearest option of `bench --port` was `--host`."""
+    hint = "`server.port` of the profile sets it, when the server starts"
+    assert refused("down", "cpu-tiny", "--port", "1").hint == hint
+    assert "http://127.0.0.1:30000" in refused("bench", "cpu-tiny", "--port", "1").hint
+    assert (
+        refused("bench", "cpu-tiny", "--tp", "1").hint == "`layout.tp` of the profile sets it, when the server starts"
+    )
+    assert refused("stage", "cpu-tiny", "--prallel", "1").hint == "did you mean `--parallel`?"
 
 
 def test_a_number_in_quotes_and_a_tab_are_named(tmp_path: Path) -> None:
@@ -31,6 +38,8 @@ def test_a_number_in_quotes_and_a_tab_are_named(tmp_path: Path) -> None:
     profile.write_text('extends: cpu-tiny\nlayout:\n  tp: "1"\n')
     error = refused("show", str(profile))
     assert isinstance(error, ProfileError)
+    assert [problem.hint for problem in error.problems_or_self()] == ["without quotes it is a number"]
+    error = refused("show", "cpu-tiny", "--set", "layout.tp='1'")
     assert [problem.hint for problem in error.problems_or_self()] == ["without quotes it is a number"]
     profile.write_text("extends: cpu-tiny\nlayout:\n\ttp: 1\n")
     error = refused("show", str(profile))

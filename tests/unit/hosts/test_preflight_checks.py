@@ -202,6 +202,11 @@ def test_an_nvidia_node() -> None:
     assert raised(look("h200-idle", one)) == set()
     assert only(look("h200-idle", one), "driver").needed == "CUDA 13.0 in the image"
     assert "python3 (pid 412, gpu 0, 40.6 GiB)" in only(look("h200-held", one), "vram in use").found
+    listed = "0, GPU-0, NVIDIA H200, [N/A], 143771, 0, 580.159.04\n"
+    unreported = only(look("h200-idle", one, nvidia_gpus=listed), "gpu arch")
+    assert (unreported.level, unreported.found) == (Level.WARN, "1 x not reported")
+    assert "nvidia-smi" in unreported.hint
+    assert "amd" not in unreported.hint
 
 
 @pytest.mark.parametrize(

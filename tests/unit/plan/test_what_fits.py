@@ -267,6 +267,21 @@ def test_a_fraction_that_is_none_is_refused_once(written: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("flags.mem-fraction-static=abc", "`--mem-fraction-static` of sglang 0.5.16 takes a number, found `abc`"),
+        ("flags.mem-fraction-static=[0.8, 0.9]", "`--mem-fraction-static` of sglang 0.5.16 takes one value"),
+    ],
+)
+def test_nothing_is_computed_from_a_value_that_sglang_refuses(override: str, message: str) -> None:
+    """The fraction that sglang chooses without the flag would give a cache of 823,616 tokens, less than the context."""
+    with pytest.raises(ProfileError) as caught:
+        load("mi355x-tp8", overrides=[override])
+    [problem] = caught.value.problems
+    assert problem.message.startswith(message)
+
+
 def test_what_is_not_known_is_said() -> None:
     found = capacity("h200-glm-mtp", "model.kv_cache=null")
     assert (found.cache, found.load_fit) == (None, None)

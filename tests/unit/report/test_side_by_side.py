@@ -1,6 +1,7 @@
 """Several results in one report: what they are called, what differs, what changed, and how much of it is noise."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -326,6 +327,21 @@ def test_the_groups_that_matter_come_first_and_the_rest_is_folded(tmp_path: Path
     assert all(f"{key}</th>" in folded for key in folded_keys)
 
 
+@pytest.mark.parametrize(("names", "folded"), [(("page-size",), 0), (("a", "b", "c", "d", "e"), 0), ("abcdef", 6)])
+def test_few_differences_are_not_folded(tmp_path: Path, names: Sequence[str], folded: int) -> None:
+    """One difference stood in `details`, under the heading, behind `1 value`."""
+    results = [run(), run()]
+    for at in range(2):
+        plan = {"flags": [{"name": name, "values": [str(at)]} for name in names]}
+        provenance = replace(results[at].run.provenance, plan=plan, plan_digest=str(at))
+        results[at] = replace(results[at], run=replace(results[at].run, provenance=provenance))
+    report = made(tmp_path, a=results[0], b=results[1])
+    shown, others = grouped(report.differences)
+    assert (len(shown), len(others)) == (len(names) - folded, folded)
+    section = render_html(report).partition('<section id="differences">')[2].partition("</section>")[0]
+    assert ("<details>" in section) is bool(folded)
+
+
 def test_two_runs_of_one_configuration_are_the_noise_of_another_with_one(tmp_path: Path) -> None:
     """1,000 and 1,010 tok/s: 20 % is more than their noise, 2 % is not; with one run each nothing is known of it."""
     before = {f"before-{at}": run(tok_s=tok_s, plan="one") for at, tok_s in enumerate((1000.0, 1010.0))}
@@ -368,8 +384,8 @@ def test_cache_tiers_are_compared_in_their_own_words(tmp_path: Path) -> None:
         results[at] = replace(results[at], run=replace(results[at].run, provenance=provenance))
     shown, others = grouped(made(tmp_path, a=results[0], b=results[1]).differences)
     words = "host memory 4 x the device's pool, storage file, write_through"
-    assert [(each.key, each.values) for each in shown] == [("Cache tiers", ("", words))]
-    assert "host_cache_bytes" not in {each.key for each in others}
+    assert (shown[0].key, shown[0].values) == ("Cache tiers", ("", words))
+    assert "host_cache_bytes" not in {each.key for each in (*shown, *others)}
     assert words in render_markdown(made(tmp_path, a=results[0], b=results[1]))
 
     results[0] = marked(results[0], IssueKind.CACHE_HIT_RATE_OFF_TARGET)  # which a tier may be for
