@@ -74,6 +74,28 @@ def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None
     os.utime(path, ns=(time_ns, time_ns))
 
 
+def write_stamped(path: Path, content: bytes, *, mode: int, time_ns: int) -> None:
+    """Write a new file with its time, in directories that only this user can read. Raises OSError if it exists."""
+    for folder in reversed([each for each in path.parents if not each.exists()]):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with naming(path), os.fdopen(os.open(path, flags, mode), "wb") as file:
+        file.write(content)
+    os.utime(path, ns=(time_ns, time_ns))
+
+
+def add_missing(fresh: Path, target: Path) -> int:
+    """Move the files that `target` lacks out of `fresh`, on the same disk; return their number. Raises OSError."""
+    ignore_sigpipe()
+    if not os.path.lexists(target):
+        count = sum(len(names) for _, _, names in os.walk(fresh)) if fresh.is_dir() else 1
+        move(fresh, target)
+        return count
+    if fresh.is_dir() and target.is_dir():
+        return sum(add_missing(each, target / each.name) for each in sorted(fresh.iterdir()))
+    return 0
+
+
 def open_new(path: Path) -> BinaryIO:
     """Open a file for writing from its beginning, truncated. Raises OSError, also for a link."""
     file = NamedFile(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))

@@ -10,6 +10,7 @@
         job-packages/<digest>/        a patched copy of an interpreter's sglang (slurm runtime)
         runs/<name>/<run>/            run directories: plan, artifacts, command, log, record, reports
         kernels/                      measured rows of tuned tables
+        compiled-kernels/             kernels that servers have compiled, by GPU, driver and build of the engine
         images/                       variables and labels of images from registries
         argument-checks/              verdicts of engines on command lines
         far/<digest>/overlays/…       files made here for a remote host, by a digest of its URL
@@ -93,6 +94,11 @@ class Home:
     def kernels(self) -> Path:
         """Directory of measured rows of tuned kernel tables."""
         return self.root / "kernels"
+
+    @property
+    def compiled_kernels(self) -> Path:
+        """Directory of archives of compiled kernels."""
+        return self.root / "compiled-kernels"
 
     @property
     def images(self) -> Path:

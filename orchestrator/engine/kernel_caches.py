@@ -1,0 +1,85 @@
+"""The folders into which an engine compiles kernels. Pure: variables and home directory are parameters.
+
+Sources: sglang 0.5.14, 0.5.16, 0.5.23 (environ.py, jit_kernel/utils, deep_gemm_wrapper/compile_utils.py): since 0.5.18
+Triton, Inductor, CUDA and flashinfer compile below SGLANG_CACHE_DIR, since 0.5.21 TileLang too; flashinfer 0.6
+(jit/env.py). On ROCm, not tried: aiter (jit/core.py; aiter #3706: templates are built in ~/.aiter/build), FlyDSL
+(aiter/aot/flydsl/moe.py; without its variable aiter chooses jit/flydsl_cache), MIOpen (cache and user database).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelFolder:
+    """A folder of compiled kernels; `default` is relative to the home directory of the server's user.
+
+    `variable` moves it, to `below` that directory. Only files that match `only` are kernels.
+    """
+
+    name: str
+    default: str
+    variable: str
+    below: str = ""
+    only: tuple[str, ...] = ("*",)
+    never: tuple[str, ...] = ()
+
+
+FOLDERS: Final = (
+    # Beside kernels: tables of embeddings, links of model streamers, and which GPUs of one host reach each other.
+    KernelFolder(
+        name="sglang",
+        default=".cache/sglang",
+        variable="SGLANG_CACHE_DIR",
+        never=("ple/*", "model_streamer/*", "gpu_p2p_access_cache*"),
+    ),
+    KernelFolder(
+        name="flashinfer",
+        default=".cache/flashinfer",
+        variable="FLASHINFER_WORKSPACE_BASE",
+        below=".cache/flashinfer",
+    ),
+    KernelFolder(name="tvm-ffi", default=".cache/tvm-ffi", variable="TVM_FFI_CACHE_DIR"),
+    KernelFolder(name="triton", default=".triton/cache", variable="TRITON_CACHE_DIR"),
+    KernelFolder(name="inductor", default="/tmp/torchinductor_{user}", variable="TORCHINDUCTOR_CACHE_DIR"),  # noqa: S108
+    KernelFolder(name="deep-gemm", default=".cache/deep_gemm", variable="SGLANG_DG_CACHE_DIR"),
+    KernelFolder(name="cuda", default=".nv/ComputeCache", variable="CUDA_CACHE_PATH"),
+    KernelFolder(name="tilelang", default=".tilelang/cache", variable="TILELANG_CACHE_DIR"),
+    # aiter's folder also has its Python sources and what it compiled them from.
+    KernelFolder(
+        name="aiter",
+        default=".aiter/jit",
+        variable="AITER_JIT_DIR",
+        only=("*.so", "flydsl_cache/*"),
+        never=("build/*",),
+    ),
+    KernelFolder(name="aiter-build", default=".aiter/build", variable="AITER_ROOT_DIR", below="build"),
+    KernelFolder(name="flydsl", default=".flydsl/cache", variable="FLYDSL_RUNTIME_CACHE_DIR"),
+    KernelFolder(name="miopen", default=".cache/miopen", variable="MIOPEN_CUSTOM_CACHE_DIR"),
+    KernelFolder(name="miopen-db", default=".config/miopen", variable="MIOPEN_USER_DB_PATH"),
+)
+_UNFINISHED: Final = ("*.lock", "lock*", "tmp.*", "*.tmp", "__pycache__")  # and what others wait for
+
+
+def kernel_folders(
+    env: Mapping[str, str], *, home: str, user: str, aiter_dir: str | None
+) -> Iterator[tuple[KernelFolder, str]]:
+    """Yield each folder with its path for a server with these variables; `aiter_dir` is aiter's source tree."""
+    for folder in FOLDERS:
+        moved = env.get(folder.variable)
+        if folder.name == "aiter" and aiter_dir and not moved:
+            moved = f"{aiter_dir}/aiter/jit"
+        default = folder.default.format(user=user)
+        own = default if default.startswith("/") else f"{home}/{default}"
+        yield folder, f"{moved}/{folder.below}".rstrip("/") if moved else own
+
+
+def is_kernel_file(folder: KernelFolder, path: str) -> bool:
+    """Return whether a file, by its path below the folder, belongs to a finished kernel."""
+    if any(fnmatchcase(part, each) for part in path.split("/") for each in _UNFINISHED):
+        return False
+    if any(fnmatchcase(path, each) for each in folder.never):
+        return False
+    return any(fnmatchcase(path, each) for each in folder.only)

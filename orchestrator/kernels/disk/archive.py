@@ -1,0 +1,188 @@
+"""Compiled kernels as one file: an archive of folders with a receipt, which says for which starts they were compiled.
+
+Compiled kernels are code that a server runs. Nothing of an archive is unpacked before its digest and its receipt match.
+It holds regular files only, with paths that do not leave their folders.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Final, Literal
+
+from pydantic import TypeAdapter
+
+from orchestrator.core.errors import KernelsError, Problem
+from orchestrator.core.files import move, open_new, remove_file
+from orchestrator.core.safe_paths import RelativePath, UnsafeValueError, display
+
+SUFFIX: Final = ".tar.gz"
+_RECEIPT: Final = "receipt.json"
+_MAX_RECEIPT: Final = 1 << 20  # bytes
+_MAX_UNPACKED: Final = 16 << 30  # bytes; the kernels of a Qwen3-MoE on an H200 have 27 MB
+_BLOCK: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelFile:
+    """A file of a kernel; the first part of its path is the name of a folder of `engine/kernel_caches.py`."""
+
+    path: RelativePath
+    content: bytes
+    executable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelUse:
+    """What compiled kernels are for: a GPU, its driver, a build of the engine, and a plan."""
+
+    arch: str
+    driver: str
+    engine: Mapping[str, str]  # an image, or the versions of packages and their interpreter
+    plan: str  # digest of model, layout and flags
+
+    @property
+    def key(self) -> str:
+        """A digest of everything but the plan: kernels of several plans are kept in one archive."""
+        text = json.dumps([self.arch, self.driver, dict(self.engine)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelReceipt:
+    """What the kernels of an archive were compiled for, by the servers of which plans."""
+
+    format: Literal[1]
+    arch: str
+    driver: str
+    engine: dict[str, str]
+    plans: tuple[str, ...]
+
+    def problems(self, use: KernelUse) -> Iterator[Problem]:
+        """Yield each field that differs from the start's."""
+        own, needed = {"arch": self.arch, "driver": self.driver}, {"arch": use.arch, "driver": use.driver}
+        own |= {f"engine.{name}": value for name, value in self.engine.items()}
+        needed |= {f"engine.{name}": value for name, value in use.engine.items()}
+        for field in dict.fromkeys((*own, *needed)):
+            if own.get(field) != needed.get(field):
+                yield Problem(
+                    f"`{field}`: compiled for `{own.get(field, 'none')}`, this start has `{needed.get(field, 'none')}`"
+                )
+        if use.plan not in self.plans:
+            known = ", ".join(plan[:12] for plan in self.plans)
+            yield Problem(f"`plan`: compiled for `{known}`, this start has `{use.plan[:12]}` (model, layout, flags)")
+
+
+@cache
+def _receipts() -> TypeAdapter[KernelReceipt]:
+    return TypeAdapter(KernelReceipt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelArchive:
+    """An archive whose paths and receipt were read and are valid."""
+
+    path: Path
+    digest: str  # sha256:…
+    receipt: KernelReceipt
+    sizes: Mapping[RelativePath, int]  # bytes, by path
+
+    @property
+    def size(self) -> int:
+        """The bytes of its files."""
+        return sum(self.sizes.values())
+
+    def files(self) -> Iterator[KernelFile]:
+        """Yield the files. Raises KernelsError if the archive has changed since it was read."""
+        with self.path.open("rb") as stream:
+            if _digest(stream) != self.digest:
+                raise KernelsError(f"`{self.path}` has changed while it was read")
+            for entry, content in _entries(stream):
+                if entry.name != _RECEIPT:
+                    yield KernelFile(
+                        path=RelativePath(entry.name), content=content.read(), executable=bool(entry.mode & 0o100)
+                    )
+
+
+def write_archive(path: Path, use: KernelUse, plans: Iterable[str], files: Iterable[KernelFile]) -> int:
+    """Write an archive, whole or not at all; return the number of its files. Without files none is written.
+
+    Equal files give equal bytes. Raises OSError.
+    """
+    receipt = KernelReceipt(
+        format=1, arch=use.arch, driver=use.driver, engine=dict(use.engine), plans=tuple(sorted({*plans, use.plan}))
+    )
+    fresh, count = path.with_name(f".{path.name}.new"), 0
+    try:
+        with (
+            open_new(fresh) as raw,
+            gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as zipped,
+            tarfile.open(fileobj=zipped, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for file in files:
+                _add(tar, file.path, file.content, 0o700 if file.executable else 0o600)
+                count += 1
+            _add(tar, _RECEIPT, json.dumps(asdict(receipt), indent=2).encode(), 0o600)
+        if count:
+            move(fresh, path)
+    finally:
+        remove_file(fresh)
+    return count
+
+
+def read_archive(path: Path) -> KernelArchive:
+    """Read an archive: its digest, its receipt and the paths of its files. Raises KernelsError if it is not valid."""
+    try:
+        with path.open("rb") as stream:
+            digest, receipt, sizes = _digest(stream), b"", dict[RelativePath, int]()
+            for entry, content in _entries(stream):
+                if entry.name == _RECEIPT:
+                    receipt = content.read(_MAX_RECEIPT)
+                elif (name := RelativePath(entry.name)) in sizes or "/" not in name:
+                    raise UnsafeValueError(f"`{display(entry.name)}` occurs twice, or is in no folder")
+                else:
+                    sizes[name] = entry.size
+        return KernelArchive(path=path, digest=digest, receipt=_receipts().validate_json(receipt), sizes=sizes)
+    except (gzip.BadGzipFile, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
+        raise KernelsError(f"`{path}` is no archive of compiled kernels", details=str(error)) from error
+    except OSError as error:
+        raise KernelsError(f"cannot read `{path}`: {error.strerror}") from error
+
+
+def _entries(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
+    """Yield the entries of an archive. Raises UnsafeValueError for anything but a regular file, and above 16 GiB."""
+    total = 0
+    with (
+        gzip.GzipFile(fileobj=stream, mode="rb") as zipped,
+        tarfile.open(fileobj=zipped, mode="r|") as tar,
+    ):
+        for entry in tar:
+            total += entry.size
+            content = tar.extractfile(entry) if entry.isreg() else None
+            if content is None:
+                raise UnsafeValueError(f"`{display(entry.name)}` is no regular file")
+            if total > _MAX_UNPACKED:
+                raise UnsafeValueError(f"more than {_MAX_UNPACKED >> 30} GiB")
+            yield entry, content
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), mode
+    tar.addfile(entry, io.BytesIO(content))
+
+
+def _digest(stream: IO[bytes]) -> str:
+    """Return the digest of a file, and go back to its beginning."""
+    stream.seek(0)
+    total = hashlib.sha256()
+    while block := stream.read(_BLOCK):
+        total.update(block)
+    stream.seek(0)
+    return f"sha256:{total.hexdigest()}"
