@@ -19,6 +19,7 @@ from orchestrator.bench.connection import Connections
 from orchestrator.bench.counters import concurrency_capped
 from orchestrator.bench.endpoint import Endpoint, check_fits, discover
 from orchestrator.bench.energy import EnergyReader
+from orchestrator.bench.in_thread import in_thread
 from orchestrator.bench.load_generator import LoadResult, RequestRecord
 from orchestrator.bench.prompts import Source
 from orchestrator.bench.requests import requests_file
@@ -43,7 +44,7 @@ from orchestrator.bench.text_prompts import count_words, takes_token_ids
 from orchestrator.bench.workload import MIN_TEXT_TOKENS, Workload
 from orchestrator.core.command_hints import left_running
 from orchestrator.core.console import note
-from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
+from orchestrator.core.errors import BenchError, DeployError, Interrupted, ProfileError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret, redact
@@ -126,9 +127,12 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
             )
             check_fits(request.workload, endpoint, request.source.longest if request.source else None)
             endpoint, text = await _prompt_source(request, endpoint)
+            if request.source is not None:
+                progress("computing the achievable hit rate", "")
+            forecast = await in_thread(lambda: forecast_load(request.workload, request.source, endpoint))
         except asyncio.CancelledError as error:
             raise Interrupted("interrupted before the first measurement", hint=_left_running(request)) from error
-        result = _begin(request, endpoint.facts, forecast_load(request.workload, request.source, endpoint))
+        result = _begin(request, endpoint.facts, forecast)
         _write(request, result)
         runner = PointRunner(
             workload=request.workload,
@@ -140,7 +144,7 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
             progress=progress,
             source=request.source,
             session_header=request.session_header,
-            salt="" if endpoint.is_sglang else f"{secrets.token_hex(4)}/",
+            salt=f"{secrets.token_hex(4)}/",
         )
         if request.aiperf is not None:
             runner = AiperfRunner(
@@ -268,7 +272,7 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
         ending = BenchEnding.INTERRUPTED
         if (task := asyncio.current_task()) is not None:
             task.uncancel()
-    except BenchError as error:
+    except (BenchError, ProfileError) as error:  # ProfileError: a trace that has changed
         if not result.points:
             raise
         _write_with_kernel_gate(request, _with_issues(request, replace(result, ending=BenchEnding.ENDPOINT_DIED)))
@@ -318,15 +322,15 @@ async def _points(runner: PointRunner, completed: tuple[Point, ...]) -> AsyncIte
     if workload.load == "closed":
         label = f"closed-{workload.concurrency}"
         if label not in done:
-            warmup = await runner.warm_up(label)
-            yield *(await runner.run_closed(label)), warmup
+            warm = await runner.warm_up(label)
+            yield *(await runner.run_closed(warm)), warm.description
         return
     if workload.trace is not None:
         for speed in workload.speeds:
             label = f"x{speed:g}"
             if label not in done:
-                warmup = await runner.warm_up(label)
-                yield *(await runner.run_recorded(label, speed)), warmup
+                warm = await runner.warm_up(label)
+                yield *(await runner.run_recorded(warm, speed)), warm.description
         return
     rates = list(workload.request_rates)
     while rates:
@@ -334,9 +338,9 @@ async def _points(runner: PointRunner, completed: tuple[Point, ...]) -> AsyncIte
         label = f"{rate:g}"
         point = done.get(label)
         if point is None:
-            warmup = await runner.warm_up(label)
-            point, load_result = await runner.run_open(label, rate)
-            yield point, load_result, warmup
+            warm = await runner.warm_up(label)
+            point, load_result = await runner.run_open(warm, rate)
+            yield point, load_result, warm.description
         if point.ending is not BenchEnding.COMPLETE:
             return
         climb = workload.ramp

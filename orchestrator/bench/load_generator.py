@@ -17,12 +17,14 @@ from typing import Final, Protocol
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.result import BenchEnding
 from orchestrator.bench.streamed_response import StreamedResponse
+from orchestrator.core.errors import DeployError
 from orchestrator.engine.sse import Usage
 
 Request = tuple[bytes, ...]
 
 _LEAD_S: Final = 0.05  # between the start of the clock and the first arrival
-_AHEAD_S: Final = 0.25  # between the preparation of a session and its first arrival
+_AHEAD_S: Final = 0.25  # between the preparation of a request and its time
+_POLL_S: Final = 1.0  # while a load with a duration waits
 _MAX_CONSECUTIVE_LOSSES: Final = 5  # failed connections in a row that mean a dead endpoint
 
 
@@ -75,9 +77,9 @@ class SinglePrompt:
         """Ignore the answer: no prompt continues it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RequestRecord:
-    """One request as measured by the client; times in seconds after the first planned arrival."""
+    """One request as measured by the client; times in seconds after the begin of the measured window."""
 
     index: int
     scheduled_s: float
@@ -113,28 +115,13 @@ class _EndpointGone(Exception):  # noqa: N818 - an end, not an error
     """The endpoint is dead."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """One finished request, with times on the clock of the loop."""
-
-    index: int
-    planned: PlannedRequest
-    scheduled: float
-    started: float
-    ended: float
-    chunks: Sequence[float]
-    tokens: Sequence[int | None]
-    failure: tuple[str, str] | None
-    usage: Usage | None
-
-
 class _Sender:
     """The sender of one point: records finished requests and detects a dead endpoint."""
 
     def __init__(self, connections: Connections, load: "PlannedLoad") -> None:
         self._connections = connections
         self._load = load
-        self._ended: list[_Ended] = []
+        self._records: list[RequestRecord] = []
         self._finished = 0
         self._sent = 0
         self._consecutive_losses = 0
@@ -178,8 +165,10 @@ class _Sender:
                     group.create_task(play_from(follower))
 
         async with asyncio.TaskGroup() as group:
-            for first in [index for index, count in enumerate(waits) if not count]:
-                group.create_task(play_from(first))
+            firsts = ((each.arrival_s or 0.0, index) for index, each in enumerate(requests) if not each.after)
+            for arrival, first in sorted(firsts):
+                if await self.wait_until(self.start + arrival - _AHEAD_S):
+                    group.create_task(play_from(first))
 
     async def _play_one(self, session: PlannedSession, index: int, ready: float) -> bool:
         """Send a request at its time; `ready` is the end of those before it. Return whether it was sent."""
@@ -187,14 +176,21 @@ class _Sender:
         arrival = None if planned.arrival_s is None else self.start + planned.arrival_s
         if arrival is not None and planned.after:
             arrival = max(arrival, ready)
-        request = session.build(index)
         at = ready + planned.delay_s if arrival is None else arrival
-        if (wait := at - loop.time()) > 0:
-            await asyncio.sleep(wait)
-        if self.is_over:
+        if not await self.wait_until(at - _AHEAD_S):
+            return False
+        request = session.build(index)
+        if not await self.wait_until(at):
             return False
         session.answered(index, await self.send(planned, request, loop.time() if arrival is None else arrival))
         return True
+
+    async def wait_until(self, at: float) -> bool:
+        """Sleep until `at`, or until the load is over; return whether it is not."""
+        loop = asyncio.get_running_loop()
+        while not self.is_over and (wait := at - loop.time()) > 0:  # noqa: ASYNC110 - the warm-up sets its end
+            await asyncio.sleep(wait if self._load.duration_s is None else min(wait, _POLL_S))
+        return not self.is_over
 
     async def send(self, planned: PlannedRequest, request: Request, scheduled: float) -> bytes | None:
         """Send one request; return the ids of its answer if the plan needs them."""
@@ -216,11 +212,8 @@ class _Sender:
         return response.answer_ids if response.failure is None else None
 
     def records(self) -> tuple[RequestRecord, ...]:
-        """Return the requests sent in the measured window."""
-        measured = (
-            each for each in self._ended if not self._load.warmup_requests or each.started >= self.measured_from
-        )
-        return tuple(sorted(map(self._record, measured), key=lambda record: record.index))
+        """Return the requests that ended in the measured window, in the order in which they were sent."""
+        return tuple(sorted(self._records, key=lambda record: record.index))
 
     def _finish(
         self,
@@ -230,38 +223,48 @@ class _Sender:
         response: StreamedResponse,
         usage: Usage | None,
     ) -> None:
-        tokens = response.chunk_tokens
-        counted: Sequence[int | None] = tuple(tokens)
-        if None not in tokens:
-            counted = array("l", [each or 0 for each in tokens])
-        self._ended.append(
-            _Ended(index, planned, *times, array("d", response.chunk_s), counted, response.failure, usage)
-        )
         self._finished += 1
         self._load.on_end(self._finished)
-        if self._finished == self._load.warmup_requests:
+        if self._finished > self._load.warmup_requests:
+            self._records.append(self._record(index, planned, times, response, usage))
+        elif self._measures:
             self.measured_from = times[2]
             self._load.on_measured()
 
-    def _record(self, ended: _Ended) -> RequestRecord:
-        failure, usage, origin = ended.failure or (None, ""), ended.usage, self.measured_from
+    def _record(
+        self,
+        index: int,
+        planned: PlannedRequest,
+        times: tuple[float, float, float],
+        response: StreamedResponse,
+        usage: Usage | None,
+    ) -> RequestRecord:
+        failure, example = response.failure or (None, "")
+        scheduled, started, ended = (each - self.measured_from for each in times)
         return RequestRecord(
-            index=ended.index,
-            scheduled_s=ended.scheduled - origin,
-            started_s=ended.started - origin,
-            ended_s=ended.ended - origin,
-            chunk_s=array("d", [at - origin for at in ended.chunks]),
-            chunk_tokens=ended.tokens,
+            index=index,
+            scheduled_s=scheduled,
+            started_s=started,
+            ended_s=ended,
+            chunk_s=array("d", [at - self.measured_from for at in response.chunk_s]),
+            chunk_tokens=_compact(response.chunk_tokens),
             prompt_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
             finish_reason=usage.finish_reason if usage else None,
-            failure=failure[0],
-            failure_example=failure[1],
-            session=ended.planned.session,
-            position=ended.planned.position,
-            is_subagent=ended.planned.is_subagent,
+            failure=failure,
+            failure_example=example,
+            session=planned.session,
+            position=planned.position,
+            is_subagent=planned.is_subagent,
         )
+
+
+def _compact(tokens: Sequence[int | None]) -> Sequence[int | None]:
+    """Return cumulative counts in less memory: mostly one token a chunk."""
+    if tokens == list(one_each := range(1, len(tokens) + 1)):
+        return one_each
+    return tuple(tokens) if None in tokens else array("l", [each or 0 for each in tokens])
 
 
 def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage | None:
@@ -281,7 +284,7 @@ class PlannedLoad:
     concurrency: int | None  # running sessions; None: an open loop, sessions in the order of their first arrivals
     timeout_s: float
     on_end: Callable[[int], None] = lambda _: None  # called with the number of finished requests
-    warmup_requests: int = 0  # of the load, before the measured window
+    warmup_requests: int = 0  # the first that end; the measured window follows
     on_measured: Callable[[], None] = lambda: None  # called when the measured window begins
     duration_s: float | None = None  # of the measured window; later requests are not sent
 
@@ -298,8 +301,7 @@ async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
         sender.begin(loop.time() + _LEAD_S)
         for session in pending:
             first = session.requests[0].arrival_s or 0.0
-            await asyncio.sleep(sender.start + first - _AHEAD_S - loop.time())
-            if sender.is_over:
+            if not await sender.wait_until(sender.start + first - _AHEAD_S):
                 return
             group.create_task(sender.play(session))
 
@@ -320,7 +322,7 @@ async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
 
 
 async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[None]], *, gc_off: bool) -> LoadResult:
-    ending = BenchEnding.COMPLETE
+    ending, failures = BenchEnding.COMPLETE, list[Exception]()
     with _quiet_gc(off=gc_off):
         try:
             async with asyncio.TaskGroup() as group:
@@ -329,9 +331,19 @@ async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[No
             ending = BenchEnding.ENDPOINT_DIED
         except* asyncio.CancelledError:
             ending = BenchEnding.INTERRUPTED
+        except* DeployError as group:  # of a trace that has changed
+            failures = _leaves(group)
+    if failures:
+        raise failures[0]
     if ending is BenchEnding.INTERRUPTED and (task := asyncio.current_task()) is not None:
         task.uncancel()  # Ctrl-C ends the load, not the program: finished requests are still reported
     return LoadResult(records=sender.records(), ending=ending)
+
+
+def _leaves(error: Exception) -> list[Exception]:
+    if isinstance(error, ExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+    return [error]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from orchestrator.bench.aggregate import Observation, summarize_closed_loop, sum
 from orchestrator.bench.counters import server_counts
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, energy_between
+from orchestrator.bench.in_thread import in_thread
 from orchestrator.bench.load_generator import (
     LoadResult,
     PlannedLoad,
@@ -35,6 +36,15 @@ _YIELD_INTERVAL_S: Final = 0.1
 Item = TypeVar("Item")
 
 
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """A finished warm-up of the point `label`; `seed` is the part of its prompts' seed that differs between points."""
+
+    label: str
+    seed: str
+    description: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class PointRunner:
     """The runner of the points on one endpoint; `progress` receives the activity and its state."""
@@ -48,10 +58,10 @@ class PointRunner:
     progress: Callable[[str, str], None]
     source: SessionSource | None = None  # None: independent prompts
     session_header: str | None = None  # carries the name of the session, for a gateway that routes by it
-    salt: str = ""  # varies the prompts between runs on an endpoint whose cache cannot be flushed
+    salt: str = ""  # varies the prompts between runs if the caches cannot be flushed
 
-    async def warm_up(self, label: str) -> str:
-        """Flush the prefix caches, then send one request for each prefix to each replica; return a description.
+    async def warm_up(self, label: str) -> WarmUp:
+        """Flush the prefix caches, then send one request for each prefix to each replica.
 
         Each replica has its own cache, so warm-up requests are pinned where the engine can do it; measured requests are
         balanced by the server. Raises BenchError if a request fails or has a length other than requested.
@@ -59,7 +69,8 @@ class PointRunner:
         if self.source is not None:
             return await self._warm_up_sessions(label, self.source)
         flushed = await self.endpoint.flush_cache()
-        prefixes = await _collect_cooperatively(warmup_prompts(self.workload, self.salt + label, self.text))
+        seed = label if flushed else self.salt + label
+        prefixes = await _collect_cooperatively(warmup_prompts(self.workload, seed, self.text))
         replicas, pinned, ranks = self._replicas
         self.progress(f"{label}: warm-up", f"{len(prefixes)} prefixes on {replicas} replica(s)")
         planned = PlannedRequest(input_tokens=self.workload.input_tokens, output_tokens=self.workload.output_tokens)
@@ -67,9 +78,8 @@ class PointRunner:
         target = f"each of {replicas} replicas ({pinned})" if pinned else "the only known replica"
         if replicas > 1 and not pinned:
             target = f"one of {replicas} replicas, chosen by the server"
-        prefix = "caches flushed, " if flushed else ""
-        prefix += f"caches cannot be flushed: prompts varied by `{self.salt}`, " if self.salt else ""
-        return f"{prefix}each of {len(prefixes)} prefixes sent once to {target}, full length"
+        state = "caches flushed" if flushed else f"caches cannot be flushed: prompts varied by `{self.salt}`"
+        return WarmUp(label, seed, f"{state}, each of {len(prefixes)} prefixes sent once to {target}, full length")
 
     @property
     def _replicas(self) -> tuple[int, str | None, list[int | None]]:
@@ -78,7 +88,7 @@ class PointRunner:
         pinned = self.endpoint.rank_field if replicas > 1 else None
         return replicas, pinned, list(range(replicas)) if pinned else [None]
 
-    async def _warm_up_sessions(self, label: str, source: SessionSource) -> str:
+    async def _warm_up_sessions(self, label: str, source: SessionSource) -> WarmUp:
         """Send the first prompt of the sessions with other tokens to each replica, then flush the prefix caches."""
         first = next(source.trees())[0]
         replicas, pinned, ranks = self._replicas
@@ -88,8 +98,9 @@ class PointRunner:
         await self._warm(planned, [((ids,), rank) for rank in ranks])
         flushed = await self.endpoint.flush_cache()
         target = f"each of {replicas} replicas ({pinned})" if pinned else "the server"
-        emptied = "then caches flushed" if flushed else f"caches not flushed: prompts varied by `{self.salt}`"
-        return f"1 prompt of other tokens sent to {target}, {emptied}; {self._measured_from}"
+        emptied = "then caches flushed" if flushed else f"caches cannot be flushed: prompts varied by `{self.salt}`"
+        description = f"1 prompt of other tokens sent to {target}, {emptied}; {self._measured_from}"
+        return WarmUp(label, "" if flushed else f"{self.salt}{label}/", description)
 
     @property
     def _measured_from(self) -> str:
@@ -113,47 +124,49 @@ class PointRunner:
         for result in await asyncio.gather(*(run_load(self.endpoint.connections, load) for load in loads)):
             check_warmup(planned, result.records)
 
-    async def run_open(self, label: str, rate_rps: float) -> tuple[Point, LoadResult]:
+    async def run_open(self, warm: WarmUp, rate_rps: float) -> tuple[Point, LoadResult]:
         """Measure one offered rate."""
-        count = self.workload.requests_at(rate_rps)
+        label, count = warm.label, self.workload.requests_at(rate_rps)
         times = arrival_times(self.workload, rate_rps, count)
-        sessions = await self._independent(label, count, times)
+        sessions = await self._independent(warm.seed, count, times)
         activity = f"{label} rps: {count} requests over {times[-1]:.0f} s"
         observed = await self._observe(label, self._load(sessions, activity, count))
         return summarize_open_loop(observed, self.workload, rate_rps=rate_rps, price=self.price), observed.load_result
 
-    async def run_closed(self, label: str) -> tuple[Point, LoadResult]:
+    async def run_closed(self, warm: WarmUp) -> tuple[Point, LoadResult]:
         """Measure the fixed concurrency of the workload."""
+        label = warm.label
         concurrency, count = self.workload.concurrency or 1, self.workload.requests
         if self.source is None:
             load = self._load(
-                await self._independent(label, count), f"{label}: {count} requests, {concurrency} at a time", count
+                await self._independent(warm.seed, count), f"{label}: {count} requests, {concurrency} at a time", count
             )
             observed = await self._observe(label, load)
         else:
             plan = partial(plan_closed, max_delay_s=self.workload.max_think_time_s)
-            observed = await self._replay(label, self.source, plan, f"{concurrency} sessions at a time", None)
+            observed = await self._replay(warm, self.source, plan, f"{concurrency} sessions at a time", None)
         return summarize_closed_loop(observed, self.workload, price=self.price), observed.load_result
 
-    async def run_recorded(self, label: str, speed: float) -> tuple[Point, LoadResult]:
+    async def run_recorded(self, warm: WarmUp, speed: float) -> tuple[Point, LoadResult]:
         """Measure the recorded arrivals of a trace at one speed."""
         assert self.source is not None  # noqa: S101 - only a trace has speeds
         plan = partial(plan_open, speed=speed, max_delay_s=self.workload.max_think_time_s)
         totals = self.source.totals
         seconds = max((totals.last_arrival_s or 0.0) / speed, 1.0)
-        observed = await self._replay(label, self.source, plan, f"arrivals over {seconds:.0f} s", speed)
+        observed = await self._replay(warm, self.source, plan, f"arrivals over {seconds:.0f} s", speed)
         rate = totals.requests / seconds
         return summarize_replay(observed, self.workload, rate_rps=rate, price=self.price), observed.load_result
 
     async def _replay(
         self,
-        label: str,
+        warm: WarmUp,
         source: SessionSource,
         plan: Callable[[TraceRequest], PlannedRequest],
         description: str,
         speed: float | None,
     ) -> Observation:
-        tokens = SessionTokens(self.workload, self.salt + ("" if self.endpoint.is_sglang else label), _ids(self.text))
+        label = warm.label
+        tokens = SessionTokens(self.workload, warm.seed, _ids(self.text))
         sessions = (TreeSession(tree, tokens, self._session_request, plan) for tree in source.trees())
         count = source.totals.requests
         observed = await self._observe(label, self._load(sessions, f"{label}: {count} requests, {description}", count))
@@ -174,9 +187,9 @@ class PointRunner:
             (ids,), self.workload, tokens=planned.output_tokens, returns_ids=planned.keeps_answer, headers=headers
         )
 
-    async def _independent(self, label: str, count: int, times: Sequence[float] | None = None) -> list[SinglePrompt]:
+    async def _independent(self, seed: str, count: int, times: Sequence[float] | None = None) -> list[SinglePrompt]:
         """Build the independent prompts of a point before its load starts, so that building them delays no request."""
-        drawn = prompts(self.workload, self.salt + label, count, self.text)
+        drawn = prompts(self.workload, seed, count, self.text)
         planned = PlannedRequest(input_tokens=self.workload.input_tokens, output_tokens=self.workload.output_tokens)
         return await _collect_cooperatively(
             SinglePrompt(
@@ -214,7 +227,7 @@ class PointRunner:
             load_result = await self._send(label, replace(load, on_measured=watched.begin_soon))
         finally:
             watched.close()
-        energy_after, after = _read_energy(self.read_energy), await self.endpoint.metrics()
+        energy_after, after = await _read_energy(self.read_energy), await self.endpoint.metrics()
         before = watched.before
         return Observation(
             label=label,
@@ -242,7 +255,7 @@ class _Window:
     async def begin(self) -> None:
         """Read the counters, then poll the gauges."""
         self._begun = True
-        self.before, self.energy = await self._endpoint.metrics(), _read_energy(self._read_energy)
+        self.before, self.energy = await self._endpoint.metrics(), await _read_energy(self._read_energy)
         self._tasks.append(asyncio.create_task(_poll_metrics(self._endpoint, self._gauges)))
 
     def begin_soon(self) -> None:
@@ -315,10 +328,10 @@ async def _poll_metrics(endpoint: Endpoint, gauges: list[Metrics]) -> None:
         gauges.append(reading)
 
 
-def _read_energy(reader: EnergyReader | None) -> EnergyReading | str | None:
-    """Return an energy reading, the reason why there is none, or None without a reader."""
+async def _read_energy(reader: EnergyReader | None) -> EnergyReading | str | None:
+    """Return an energy reading, the reason why there is none, or None without a reader; requests go on meanwhile."""
     try:
-        return reader() if reader else None
+        return await in_thread(reader) if reader else None
     except EnergyUnavailableError as error:
         return str(error)
 

@@ -1,6 +1,7 @@
 """How a measurement ends before its time: what is finished is on disk, and a sentence says what happened."""
 
 import json
+import os
 import signal
 import socket
 import time
@@ -12,11 +13,12 @@ from patience import wait_for
 from scripted_runs import kinds, order
 from scripted_server import Answer, Script, scripted
 
+from orchestrator.bench import benchmark
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.result import BenchEnding, IssueKind, ServerProvenance
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import load_workload
-from orchestrator.core.errors import HostError
+from orchestrator.core.errors import HostError, Interrupted
 from orchestrator.core.paths import Home
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
@@ -109,3 +111,19 @@ def test_interrupted_while_a_hundred_million_tokens_are_drawn(tmp_path: Path, nu
             code, said = bench.end(number)
     assert (code, "Traceback" in said) == (130, False)
     assert time.monotonic() - begun < 10
+
+
+@pytest.mark.usefixtures("hears_ctrl_c")
+def test_interrupted_while_the_achievable_hit_rate_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a trace of long sessions it takes minutes, in which the event loop heard no signal."""
+
+    def forecast(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(20)
+
+    monkeypatch.setattr(benchmark, "forecast_load", forecast)
+    begun = time.monotonic()
+    with scripted(Script()) as server, pytest.raises(Interrupted, match="interrupted before the first measurement"):
+        measure(order(server, tmp_path / "out", workload=WORKLOAD), lambda _text, _far: None)
+    assert time.monotonic() - begun < 10
+    assert not (tmp_path / "out").exists()

@@ -1,20 +1,24 @@
 """Traces and sessions replayed against a scripted server with a prefix cache: order, times, prompts, counts."""
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from cpu_server import CpuServer
 from scripted_runs import bench, only, order_of
-from scripted_server import Answer, Exchange, Script, answer_ids
+from scripted_server import Answer, Exchange, Script, answer_ids, scripted
 
+from orchestrator.bench import run_point
 from orchestrator.bench.benchmark import measure
+from orchestrator.bench.energy import EnergyReading
+from orchestrator.bench.load_generator import Request
 from orchestrator.bench.result import BenchEnding, Point
-from orchestrator.bench.sessions import open_sessions
+from orchestrator.bench.sessions import TreeSession, open_sessions
 from orchestrator.bench.traces.synthetic import SessionShape, Subagents
 from orchestrator.bench.workload import Workload, load_workload
-from orchestrator.core.errors import BenchError
+from orchestrator.core.errors import BenchError, ProfileError
 
 QUICK = {"load": "closed", "timeout_s": 20.0, "token_ids": (10, 500)}
 SHAPE = SessionShape(
@@ -146,6 +150,92 @@ def test_the_warm_up_requests_are_not_measured(tmp_path: Path) -> None:
     assert point.full_run is not None
     lines = (tmp_path / "result/requests-closed-1.jsonl").read_text().splitlines()
     assert [json.loads(line)["session"] for line in lines] == [f"line {number}" for number in range(5, 11)]
+
+
+def test_the_requests_that_are_running_when_the_warm_up_ends_are_measured(tmp_path: Path) -> None:
+    """All that do not belong to the warm-up, which are the first that end."""
+    script = Script(answer=lambda index: Answer(ttft_s=0.2 + 0.1 * (index % 8)))
+    trace = mooncake(tmp_path, *(at(0, [number]) for number in range(16)))
+    point = replay(script, tmp_path, Workload(trace=trace, concurrency=8, warmup_requests=3, **QUICK))
+    assert (point.requests, point.output_tokens) == (13, 4 * 13)
+
+
+@pytest.mark.parametrize("loop", ["speeds", "closed"])
+def test_caches_that_cannot_be_flushed_get_other_prompts_at_each_point(tmp_path: Path, loop: str) -> None:
+    script = Script(prefixes=set(), flushes=False)
+    trace = mooncake(tmp_path, at(0, [1]), at(5, [2]), at(10, [3]))
+    workload = Workload(trace=trace, speeds=(1.0, 2.0), timeout_s=20.0, token_ids=(10, 500))
+    if loop == "closed":
+        workload = Workload(trace=trace, concurrency=1, **QUICK)
+        replay(script, tmp_path / "before", workload)
+    script.forget()
+    with scripted(script) as server:
+        request = order_of(server.url, tmp_path / "result", workload=workload, source=open_sessions(workload))
+        result = measure(request, lambda _text, _far: None)
+    assert [point.cache and point.cache.usage_share for point in result.points] == [0.0] * len(result.points)
+    assert "caches cannot be flushed: prompts varied by" in result.run.warmup
+
+
+def test_the_counters_of_energy_are_read_while_requests_go_on(tmp_path: Path) -> None:
+    """A reader like amd-smi takes a second."""
+
+    def slow() -> EnergyReading:
+        time.sleep(1.0)
+        return EnergyReading(source="amd-smi", joules=(time.monotonic(),), at_s=time.monotonic())
+
+    script = Script(answer=lambda _: Answer(ttft_s=0.02))
+    trace = mooncake(tmp_path, *(at(50 * number, [number]) for number in range(30)))
+    workload = Workload(trace=trace, warmup_requests=2, timeout_s=20.0, token_ids=(10, 500))
+    point = replay(script, tmp_path, workload, read_energy=slow)
+    assert point.energy is not None
+    assert point.energy.valid
+    assert point.send_lag_s is not None
+    assert point.send_lag_s.max < 0.5
+
+
+def test_the_prompts_of_a_session_are_built_when_they_are_sent(tmp_path: Path) -> None:
+    built: list[float] = []
+
+    class Watched(TreeSession):
+        def build(self, index: int) -> Request:
+            built.append(time.monotonic())
+            return super().build(index)
+
+    turn = {"session_id": "a"}
+    trace = mooncake(tmp_path, *(at(500 * number, [number], **turn) for number in range(4)))
+    script = Script()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run_point, "TreeSession", Watched)
+        replay(script, tmp_path, Workload(trace=trace, timeout_s=20.0, token_ids=(10, 500)))
+    arrived = [each.arrived_s for each in script.exchanges[MEASURED]]
+    assert all(sent - made < 0.45 for made, sent in zip(built, arrived, strict=True))
+
+
+def test_a_load_with_a_duration_does_not_wait_for_its_next_request(tmp_path: Path) -> None:
+    turn = {"session_id": "a", "input_length": 20}
+    trace = mooncake(tmp_path, {**turn, "timestamp": 0}, {**turn, "delay": 600_000})
+    begin = time.monotonic()
+    point = replay(Script(), tmp_path, Workload(trace=trace, concurrency=1, duration_s=1.0, **QUICK))
+    assert point.requests == 1
+    assert time.monotonic() - begin < 60
+
+
+def test_a_trace_that_is_removed_during_the_run_is_named(tmp_path: Path) -> None:
+    lines = [{"session_id": f"s{number}", "input_length": 20, "timestamp": 100 * number} for number in range(8)]
+    trace = Path(mooncake(tmp_path, *lines))
+
+    def answer(_: int) -> Answer:
+        if len(script.bodies) > MEASURED.start:
+            trace.unlink(missing_ok=True)
+        return Answer()
+
+    workload = Workload(trace=str(trace), timeout_s=20.0, token_ids=(10, 500))
+    script = Script(answer=answer)
+    with scripted(script) as server:
+        request = order_of(server.url, tmp_path / "result", workload=workload, source=open_sessions(workload))
+        with pytest.raises(ProfileError, match="cannot read the trace: No such file") as failed:
+            measure(request, lambda _text, _far: None)
+    assert failed.value.location == str(trace)
 
 
 def test_a_long_request_is_refused_before_the_warm_up_or_left_out_with_what_follows(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ class Script:
     replicas: int = 1
     prefixes: set[bytes] | None = None  # the pages that its prefix cache holds; None: no cache, see `cached_tokens`
     returns_ids: bool = True  # the ids of the answer, to who asks for them
+    flushes: bool = True  # its caches when it is told to; False: it says that requests are running
     foreign: bool = False  # another engine: it has none of sglang's own paths
     pinned: list[int | None] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
@@ -152,6 +153,10 @@ class ScriptedServer:
             return
         if script.foreign and path in {"/server_info", "/flush_cache"}:
             writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            await writer.drain()
+            return
+        if path == "/flush_cache" and not script.flushes:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
             await writer.drain()
             return
         if path == "/flush_cache":

@@ -20,7 +20,7 @@ from orchestrator.bench.aiperf.config import (
 from orchestrator.bench.aiperf.export import EXPORT, AiperfExport, parse_export, with_export
 from orchestrator.bench.load_generator import LoadResult, PlannedLoad, PlannedSession
 from orchestrator.bench.result import BenchEnding, Point
-from orchestrator.bench.run_point import PointRunner
+from orchestrator.bench.run_point import PointRunner, WarmUp
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
@@ -62,17 +62,17 @@ class AiperfRunner(PointRunner):
     key: Secret | None
     directory: Path
 
-    async def run_open(self, label: str, rate_rps: float) -> tuple[Point, LoadResult]:
+    async def run_open(self, warm: WarmUp, rate_rps: float) -> tuple[Point, LoadResult]:
         """Measure one offered rate."""
-        return self._with_export(*await super().run_open(label, rate_rps))
+        return self._with_export(*await super().run_open(warm, rate_rps))
 
-    async def run_closed(self, label: str) -> tuple[Point, LoadResult]:
+    async def run_closed(self, warm: WarmUp) -> tuple[Point, LoadResult]:
         """Measure the fixed concurrency of the workload."""
-        return self._with_export(*await super().run_closed(label))
+        return self._with_export(*await super().run_closed(warm))
 
-    async def run_recorded(self, label: str, speed: float) -> tuple[Point, LoadResult]:
+    async def run_recorded(self, warm: WarmUp, speed: float) -> tuple[Point, LoadResult]:
         """Measure the recorded arrivals of a trace at one speed."""
-        return self._with_export(*await super().run_recorded(label, speed))
+        return self._with_export(*await super().run_recorded(warm, speed))
 
     def _with_export(self, point: Point, load_result: LoadResult) -> tuple[Point, LoadResult]:
         assert isinstance(load_result, _AiperfLoad)  # noqa: S101 - made by `_send`

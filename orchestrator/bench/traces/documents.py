@@ -41,14 +41,21 @@ def documents(path: Path) -> Iterator[TraceDocument]:
                     yield TraceDocument(_bounded(line, f"{path}:{number}"), f"{path}:{number}", offset)
                 offset += len(line)
     except OSError as error:
-        raise ProfileError(f"cannot read the trace: {error.strerror}", location=str(path)) from error
+        raise _unreadable(path, error) from error
 
 
 def read_at(path: Path, offset: int, number: int) -> TraceDocument:
-    """Read line `number` of a file, which begins at `offset`."""
-    with path.open("rb") as stream:
-        stream.seek(offset)
-        return TraceDocument(stream.readline(_MAX_BYTES + 1), f"{path}:{number}", offset)
+    """Read line `number` of a file, which begins at `offset`. Raises ProfileError for an unreadable file."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            return TraceDocument(stream.readline(_MAX_BYTES + 1), f"{path}:{number}", offset)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ProfileError:
+    return ProfileError(f"cannot read the trace: {error.strerror}", location=str(path))
 
 
 def parse(adapter: TypeAdapter[Parsed], document: TraceDocument, *, expected: str) -> Parsed:

@@ -13,6 +13,7 @@ STARTING = {"threading", "concurrent", "multiprocessing", "_thread"}
 # None of them runs in a process that holds signals: `status` holds none, the others are programs of their own.
 WITH_THREADS = {"servers/status.py", "runtimes/supervisor/main.py", "checkpoints/remote_fetch.py"}
 WITH_DEAF_THREADS = {
+    "bench/in_thread.py",
     "cli/exit_codes.py",
     "cli/fanout.py",
     "servers/drain.py",
