@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Final, TypeAlias
 
 from orchestrator.core.catalog import Catalog
-from orchestrator.core.errors import Problem, ProfileError, StartError, UsageError, require_all
+from orchestrator.core.errors import DeployError, Problem, ProfileError, StartError, UsageError, require_all
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
@@ -177,12 +177,12 @@ def refused_together(source: "PlanSource", *checks: Callable[[], object]) -> Ite
     """If the block refuses a profile, raise everything that its rules, its runtime and the `checks` refuse at once."""
     try:
         yield
-    except (ProfileError, UsageError) as error:
+    except DeployError as error:  # of a daemon or registry too
         if isinstance(source, ProfileSource) and not source.decided and source.valid.profile.runtime in REGISTRY:
             require_all(
                 f"cannot start profile `{source.valid.name}`",
                 (source.valid.decide, source.require_image, *checks),
-                error,
+                error if isinstance(error, ProfileError | UsageError) else None,
             )
         raise
 

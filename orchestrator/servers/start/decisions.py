@@ -13,7 +13,7 @@ from orchestrator.images.sources import input_digests
 from orchestrator.kernels.coverage import uses_tuned_table
 from orchestrator.kernels.plan_coverage import NO_SOURCES, RowSources, report_coverage, require_tuned
 from orchestrator.kernels.plan_table import make_table
-from orchestrator.plan.facts import NO_FACTS, Facts
+from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import might_fuse
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.plan_warnings import report_warnings
@@ -85,7 +85,6 @@ def _known_image(source: PlanSource, host_ref: HostRef, *, offline: bool) -> Pre
         return None
     pulled_here = not runtime_class(source.runtime).cluster_managed
     if pulled_here and not offline:
-        source.decide(NO_FACTS)  # its rules refuse a profile before a daemon or registry does
         return newest_image(source.image, find_docker(host_ref.remote))
     docker: DockerCli | None = None
     with suppress(HostError):  # no daemon: a preview is still possible

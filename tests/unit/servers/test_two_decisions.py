@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
@@ -16,6 +17,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.survey import Runner
 from orchestrator.kernels.disk.store import Store
+from orchestrator.kernels.plan_coverage import NO_SOURCES
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner import planning
@@ -104,6 +106,20 @@ def test_a_start_decides_twice_and_finally_with_what_was_made_on_the_way(
     assert plan == load("mi355x-tp8", facts=decided[1]).plan
     assert plan.digest != load("mi355x-tp8").plan.digest
     assert "AITER_CONFIG_FMOE" in {variable.name for variable in plan.env}
+
+
+def test_a_start_from_a_prebuilt_image_decides_twice(
+    home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = SimpleNamespace(reference=f"me/x@sha256:{'a' * 64}", inputs={"moe-table": "b" * 64})
+    for name in ("newest_image", "fetch_image"):
+        monkeypatch.setattr(decisions, name, lambda *_: image)
+    for name in ("find_docker", "require_matches_plan", "require_table"):
+        monkeypatch.setattr(decisions, name, lambda *_, **__: None)
+    monkeypatch.setattr(decisions, "rows_in", lambda *_, **__: NO_SOURCES)
+    plan = prepared(request_of(profile="mi355x-tp8", image="me/x:1"), home, monkeypatch)
+    assert [dict(facts.inputs) for facts in decided] == [image.inputs] * 2
+    assert plan.prebuilt_image == image.reference
 
 
 def test_a_run_that_is_repeated_is_not_decided_at_all(
