@@ -51,7 +51,8 @@ def gpus_present(subject: CheckContext) -> Iterator[Finding]:
     else:
         yield info("gpus", found, needed)
     for fault in inventory.faults:
-        yield warn("gpu tool", fault, "complete output", "run it by hand and read its output")
+        hint = "install `amd-smi`" if "not installed" in fault else "run it by hand and read its output"
+        yield warn("gpu tool", fault, "complete output", hint)
 
 
 def gpu_arch(subject: CheckContext) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.hosts.gpus import amd, nvidia
-from orchestrator.hosts.gpus.inventory import GIB, MIB, Gpu, GpuInventory, gib, holders
+from orchestrator.hosts.gpus.inventory import GpuInventory
 from orchestrator.hosts.survey import Runner, Survey, local, survey
 
 
@@ -34,17 +34,3 @@ def read_gpus(vendor: str, runner: Runner = local) -> GpuInventory | None:
 def inventories(look: Survey) -> tuple[GpuInventory, ...]:
     """Return the GPUs in a survey, one inventory for each vendor that was found."""
     return tuple(found for vendor in VENDORS.values() if (found := vendor.read(look)))
-
-
-__all__ = [
-    "ALL_SECTIONS",
-    "GIB",
-    "MIB",
-    "VENDORS",
-    "Gpu",
-    "GpuInventory",
-    "gib",
-    "holders",
-    "inventories",
-    "read_gpus",
-]

@@ -1,4 +1,4 @@
-"""Inventory of AMD GPUs from `amd-smi`, else `rocm-smi`, and from the topology of the driver.
+"""Inventory of AMD GPUs from `amd-smi`, which ROCm has since release 6, and from the topology of the driver.
 
 The parsed formats come from the sources of the tools and from outputs that users posted:
 
@@ -7,9 +7,7 @@ The parsed formats come from the sources of the tools and from outputs that user
 - A number is bare in old releases and `{"value": 294896, "unit": "MB"}` in newer ones. "MB" means MiB
   (amdsmi_commands.py divides by 1024*1024). An unknown value is `"N/A"`.
 - `amd-smi process --json`: `process_info` is an object, or the sentence "No running processes detected".
-- Lines before the JSON: SyntaxWarnings of Python (seen with Python 3.14), the low-power warning of rocm-smi.
-- `rocm-smi --json`: `card0`, `card1`, … with "VRAM Total Memory (B)"; "GFX Version" only since ROCm 6; processes are
-  listed under `system` as `"PID123": "name, gpus, vram bytes, sdma, cu occupancy"`.
+- Lines before the JSON: SyntaxWarnings of Python (seen with Python 3.14).
 """
 
 import json
@@ -26,8 +24,6 @@ SECTIONS: Mapping[str, str] = {
     "amd-smi metric": f"{_SMI} amd-smi metric --mem-usage --json",
     "amd-smi process": f"{_SMI} amd-smi process --json",
     "amd-smi version": f"{_SMI} amd-smi version --json",
-    "rocm-smi": "command -v amd-smi >/dev/null || "
-    f"{_SMI} rocm-smi --showproductname --showmeminfo vram --showpids --showdriverversion --json",
     "rocm": "cat /opt/rocm/.info/version",
     "kfd": "grep -HE '^(simd_count|simd_per_cu|gfx_target_version) ' /sys/class/kfd/kfd/topology/nodes/*/properties",
 }
@@ -44,10 +40,8 @@ def read_amd(survey: Survey) -> GpuInventory | None:
     release = survey["rocm"].text.strip().partition("-")[0] if survey["rocm"].code == 0 else None
     if not survey["amd-smi static"].missing:
         inventory = _from_amd_smi(survey)
-    elif not survey["rocm-smi"].missing:
-        inventory = _from_rocm_smi(survey["rocm-smi"])
     elif topology:
-        inventory = replace(_EMPTY, faults=("VRAM use is unknown: neither `amd-smi` nor `rocm-smi` is installed",))
+        inventory = replace(_EMPTY, faults=("VRAM use is unknown: `amd-smi` is not installed",))
     else:
         return None
     return _with_topology(replace(inventory, toolkit=inventory.toolkit or release), topology)
@@ -95,47 +89,6 @@ def _processes(record: Record) -> Iterator[GpuProcess]:
             gpu=_number(record.get("gpu")),
             vram_bytes=vram if vram is not None else _size(info.get("mem_usage"), "B"),
         )
-
-
-def _from_rocm_smi(section: Section) -> GpuInventory:
-    faults: list[str] = []
-    document = _document("rocm-smi", section, faults)
-    cards = document if isinstance(document, dict) else {}
-    system = cards.get("system")
-    system = system if isinstance(system, dict) else {}
-    return replace(
-        _EMPTY,
-        tool="rocm-smi",
-        driver=_text(system.get("Driver version")),
-        gpus=tuple(
-            _card(int(key.removeprefix("card")), card)
-            for key, card in cards.items()
-            if re.fullmatch(r"card\d+", key) and isinstance(card, dict)
-        ),
-        processes=tuple(_pid(key, str(text)) for key, text in system.items() if re.fullmatch(r"PID\d+", key)),
-        faults=tuple(faults),
-    )
-
-
-def _card(index: int, card: Record) -> Gpu:
-    return Gpu(
-        index=index,
-        arch=_arch(card.get("GFX Version")),
-        name=_text(card.get("Card Series")) or _text(card.get("Card series")),
-        compute_units=None,
-        vram_bytes=_number(card.get("VRAM Total Memory (B)")),
-        vram_used=_number(card.get("VRAM Total Used Memory (B)")),
-    )
-
-
-def _pid(key: str, text: str) -> GpuProcess:
-    columns = [column.strip() for column in text.split(",")]
-    return GpuProcess(
-        pid=int(key.removeprefix("PID")),
-        name=columns[0] or "unknown",
-        gpu=None,
-        vram_bytes=_number(columns[2]) if len(columns) > 2 else None,
-    )
 
 
 def _topology(text: str) -> tuple[tuple[str, int], ...]:

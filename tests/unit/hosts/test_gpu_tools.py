@@ -38,14 +38,6 @@ def test_bare_lists_and_bare_numbers_of_older_releases() -> None:
     assert [(p.pid, p.gpu, p.vram_bytes) for p in node.processes] == [(1177, 0, 512 * MIB)]
 
 
-def test_rocm_smi_is_completed_from_the_driver_s_topology() -> None:
-    node = amd("mi300x-rocm-smi")
-    assert (node.tool, node.driver, node.toolkit) == ("rocm-smi", "6.2.4", "5.7.1")
-    assert [(gpu.arch, gpu.compute_units) for gpu in node.gpus] == [("gfx942", 304)] * 2
-    assert node.gpus[0].vram_used == 98784247808
-    assert holders(node, [0]) == ("python3 (pid 2213, 91.7 GiB)",)
-
-
 def test_lines_before_the_json_do_no_harm() -> None:
     assert amd("mi355x-warnings") == amd("mi355x-healthy")
 
@@ -65,7 +57,7 @@ def test_a_tool_that_hangs_is_told_apart() -> None:
 
 
 def test_a_driver_without_a_tool_still_tells_gfx_and_cus() -> None:
-    node = read_amd(Survey({"kfd": survey_of("mi300x-rocm-smi")["kfd"]}))
+    node = read_amd(Survey({"kfd": survey_of("mi300x-driver")["kfd"]}))
     assert node is not None
     assert [(gpu.arch, gpu.compute_units, gpu.vram_used) for gpu in node.gpus] == [("gfx942", 304, None)] * 2
     assert "VRAM use is unknown" in node.faults[0]
