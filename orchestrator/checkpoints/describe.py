@@ -83,6 +83,7 @@ class _FactReader:
         experts, cache = self.config.count("moe.routed_experts"), "kv_cache"
         readers: dict[str, Callable[[], ConfigFact | None]] = {
             "weights_size": self._weights,
+            "architecture": self._architecture,
             "quantization": self._quantization,
             "context_length": lambda: self._required("context_length", self.config.context()),
             "layers": lambda: self._count("layers"),
@@ -162,6 +163,12 @@ class _FactReader:
             return ConfigFact(value=self.summary.weight_bytes, source=f"{INDEX}: metadata.total_size")
         files = f"{shards} files that {INDEX} names" if shards > 1 else "one file"
         return ConfigFact(value=self.summary.weight_bytes, source=f"bytes of {files}")
+
+    def _architecture(self) -> ConfigFact | None:
+        if self.name:
+            return ConfigFact(value=self.name, source=f"{CONFIG}: architectures")
+        self._report_missing("architecture", f"cannot read `architecture`: {CONFIG} has no `architectures`", "CLASS")
+        return None
 
     def _quantization(self) -> ConfigFact | None:
         if (found := self.config.quantization()) is not None:

@@ -58,6 +58,8 @@ def _counts(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
 
 
 def _features(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
+    if model.architecture and (architecture := next(iter(config.architectures), "")):
+        yield "architecture", model.architecture, "architectures", architecture
     if model.mtp_layer is not None and config.mtp_layers is not None:
         if config.mtp_layers == 0:
             yield "mtp_layer", model.mtp_layer, DRAFTS, 0

@@ -241,6 +241,7 @@ def planned_model(profile: Profile, merged: MergedProfile) -> Model:
         moe=Moe(**model.moe.model_dump()) if model.moe else None,
         questions=tuple(_questions(profile)),
         accept_length=model.accept_lengths.get(drafts.steps) if drafts else None,
+        architecture=model.architecture,
     )
 
 

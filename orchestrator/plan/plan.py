@@ -145,6 +145,7 @@ class Model:
     moe: Moe | None
     questions: tuple[SmokeQuestion, ...]
     accept_length: float | None = None  # published tokens per verification step, for the plan's number of drafts
+    architecture: str = ""  # `architectures` of its config.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,7 +375,7 @@ class Plan:
 
         Descriptions, known issues and the settings of the smoke test may change while a server runs.
         """
-        model = dataclasses.replace(self.model, questions=(), accept_length=None)
+        model = dataclasses.replace(self.model, questions=(), accept_length=None, architecture="")
         shaping = dataclasses.replace(
             self, description="", model=model, warnings=(), wrong_answers=(), nondeterministic=(), soak=0.0
         )

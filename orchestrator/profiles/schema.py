@@ -188,6 +188,7 @@ class ModelSection(StrictModel):
     checkpoint: CheckpointSection = Field(description="source of the checkpoint")
     served_name: Word = Field(description="name of the model in requests")
     weights_size: Size = Field(ge=1, description="size of all weights")
+    architecture: Word = Field(description="`architectures` of its config.json; known issues depend on it")
     quantization: Word = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
     context_length: int = Field(ge=1, description="maximum tokens, prompt and answer")
     layers: int = Field(ge=1, description="layers without the MTP layer")

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=262a47fa9a0caf5c393aca6ee0f34c45a0589464fe625b09ef56b3e6c076d3c1 \
+  --label deploy.plan=fe5d8a01ef6ed65f4d2fb2a81bcced44683c0181ba74c63267986da1be48e34c \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

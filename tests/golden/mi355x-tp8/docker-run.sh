@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
-  --label deploy.plan=04fb9abc14b8a0cd0b51a42800b5450b9150ce5ddce863e309a7ae9b854c666f \
+  --label deploy.plan=baf3e1ae791940405bf59cdcaa5825cde9de212e011ae6e5e15dde1b91bed680 \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

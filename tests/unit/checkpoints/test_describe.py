@@ -27,6 +27,7 @@ from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, D
 LATENT = {"kv_cache.kv_lora_rank": 512, "kv_cache.qk_rope_head_dim": 64}
 EXPECTED: dict[str, dict[str, object]] = {
     "GLM-5.2-FP8": {
+        "architecture": "GlmMoeDsaForCausalLM",
         "quantization": "fp8", "context_length": 1048576, "layers": 78, "attention_heads": 64,
         "sparse_attention": True, "mtp_layer": 78, "moe.hidden_size": 6144, "moe.intermediate_size": 2048,
         "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **LATENT,
@@ -34,22 +35,26 @@ EXPECTED: dict[str, dict[str, object]] = {
         "flags.tool-call-parser": "glm47",
     },
     "GLM-4.7-Flash": {
+        "architecture": "Glm4MoeLiteForCausalLM",
         "quantization": "bf16", "context_length": 202752, "layers": 47, "attention_heads": 20, "mtp_layer": 47,
         "moe.hidden_size": 2048, "moe.intermediate_size": 1536, "moe.routed_experts": 64, "moe.shared_experts": 1,
         "moe.experts_per_token": 4, **LATENT, "flags.reasoning-parser": "glm45", "flags.tool-call-parser": "glm47",
     },
     "DeepSeek-V3.2": {
+        "architecture": "DeepseekV32ForCausalLM",
         "quantization": "fp8", "context_length": 163840, "layers": 61, "attention_heads": 128,
         "sparse_attention": True, "mtp_layer": 61, "moe.hidden_size": 7168, "moe.intermediate_size": 2048,
         "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **LATENT,
         "kv_cache.index_head_dim": 128, "flags.reasoning-parser": "deepseek-v3",
     },
     "Qwen3-235B-A22B": {
+        "architecture": "Qwen3MoeForCausalLM",
         "quantization": "bf16", "context_length": 40960, "layers": 94, "attention_heads": 64, "kv_heads": 4,
         "moe.hidden_size": 4096, "moe.intermediate_size": 1536, "moe.routed_experts": 128, "moe.shared_experts": 0,
         "moe.experts_per_token": 8, "kv_cache.head_dim": 128, "flags.tool-call-parser": "qwen",
     },
     "gpt-oss-120b": {
+        "architecture": "GptOssForCausalLM",
         "quantization": "mxfp4", "context_length": 131072, "layers": 36, "attention_heads": 64, "kv_heads": 8,
         "moe.hidden_size": 2880, "moe.intermediate_size": 2880, "moe.routed_experts": 128, "moe.shared_experts": 0,
         "moe.experts_per_token": 4, "kv_cache.head_dim": 64, "kv_cache.sliding_window": 128,
@@ -57,16 +62,19 @@ EXPECTED: dict[str, dict[str, object]] = {
         "flags.reasoning-parser": "gpt-oss", "flags.tool-call-parser": "gpt-oss",
     },
     "MiniMax-M3-MXFP8": {
+        "architecture": "MiniMaxM3SparseForConditionalGeneration",
         "quantization": "mxfp8", "context_length": 1048576, "layers": 60, "attention_heads": 64, "kv_heads": 4,
         "moe.hidden_size": 6144, "moe.intermediate_size": 3072, "moe.routed_experts": 128, "moe.shared_experts": 1,
         "moe.experts_per_token": 4, "flags.reasoning-parser": "minimax-m3", "flags.tool-call-parser": "minimax-m3",
     },
     "Kimi-K2-Instruct": {
+        "architecture": "DeepseekV3ForCausalLM",
         "quantization": "fp8", "context_length": 131072, "layers": 61, "attention_heads": 64,
         "moe.hidden_size": 7168, "moe.intermediate_size": 2048, "moe.routed_experts": 384, "moe.shared_experts": 1,
         "moe.experts_per_token": 8, **LATENT, "flags.tool-call-parser": "kimi_k2",
     },
     "Llama-3.3-70B-Instruct": {
+        "architecture": "LlamaForCausalLM",
         "quantization": "bf16", "context_length": 131072, "layers": 80, "attention_heads": 64, "kv_heads": 8,
         "kv_cache.head_dim": 128,
     },
@@ -277,6 +285,7 @@ def test_the_context_is_the_one_that_sglang_takes(scaling: object, context: int,
         ("moe.intermediate_size", ("moe_intermediate_size",)),
         ("kv_cache.kv_lora_rank", ("kv_lora_rank",)),
         ("kv_cache.index_head_dim", ("index_head_dim",)),
+        ("architecture", ("architectures",)),
         ("quantization", ("dtype",)),
         ("kv_cache", ("architectures",)),
     ],

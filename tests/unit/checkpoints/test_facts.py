@@ -15,6 +15,7 @@ from orchestrator.plan.plan import Model
 
 # As zai-org publishes the configuration of its GLM-5 family (transformers, `glm_moe_dsa`), with the profile's values.
 GLM = {
+    "architectures": ["GlmMoeDsaForCausalLM"],
     "num_hidden_layers": 78,
     "num_attention_heads": 64,
     "num_key_value_heads": 64,
@@ -58,6 +59,10 @@ def test_what_agrees_is_not_mentioned(tmp_path: Path, glm: Model) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            "`model.architecture` is `GlmMoeDsaForCausalLM`, the checkpoint's `architectures` is `LlamaForCausalLM`",
+        ),
         ({"num_hidden_layers": 61}, "`model.layers` is `78`, the checkpoint's `num_hidden_layers` is `61`"),
         (
             {"num_attention_heads": 48},

@@ -21,8 +21,13 @@ OVERRIDE = {"json-model-override-args": '{"index_share_for_mtp_iteration": false
 IMAGE = "lmsysorg/sglang-rocm:v0.5.{}"
 
 
+def as_own(plan: Plan) -> Plan:
+    """The same plan with the model under a name of the user's own."""
+    return replace(plan, model=replace(plan.model, name="house", served_name="house"))
+
+
 def changed(plan: Plan, **parts: object) -> Plan:
-    """A plan with parts exchanged: flags and env are added, None as a whole flag list removes a flag."""
+    """A plan with parts exchanged: flags and env are added, `absent` removes a flag; `model` is that of a profile."""
     for name, value in parts.items():
         match name:
             case "version" | "image" | "platform":
@@ -30,7 +35,7 @@ def changed(plan: Plan, **parts: object) -> Plan:
             case "arch":
                 plan = replace(plan, hardware=replace(plan.hardware, arch=value))
             case "model":
-                plan = replace(plan, model=replace(plan.model, name=value))
+                plan = replace(plan, model=as_own(plan_of(str(value))).model)
             case "quantization":
                 plan = replace(plan, model=replace(plan.model, quantization=value))
             case "tp" | "dp_attention":
@@ -69,7 +74,8 @@ CASES = (
     ("indexer-logits-2-gib", {"version": "0.5.18"},
      [{"version": "0.5.19"}, {"version": "0.5.16"}, {"arch": "gfx942"}, {"flags": {"chunked-prefill-size": "4096"}},
       {"flags": {"context-length": "23170"}}, {"env": {"SGLANG_DSA_MQA_LOGITS_FREE_MEM_FRACTION": "0.034"}}]),
-    ("indexer-logits-2-gib", {"version": "0.5.17", "flags": {"chunked-prefill-size": "-1"}}, [{"model": "qwen3"}]),
+    ("indexer-logits-2-gib", {"version": "0.5.17", "flags": {"chunked-prefill-size": "-1"}},
+     [{"model": "mi355x-qwen3-coder-tp8"}]),
     ("indexer-logits-2-gib", {"version": "0.5.17", "flags": {"chunked-prefill-size": "absent"}},
      [{"platform": "cuda"}]),
     ("indexer-logits-2-gib-at-8192", {"version": "0.5.18", "flags": {"chunked-prefill-size": "8192"}},
@@ -86,11 +92,11 @@ CASES = (
     ("blockscale-gemm-segfault", {"quantization": "fp8", "image": IMAGE.format("13.post1-rocm720-mi35x-20260618")},
      [{"image": IMAGE.format("13.post1-rocm720-mi35x-20260710")}, {"quantization": "bf16"}]),
     ("qwen-fp8-mi300x-images",
-     {"model": "qwen3.5-397b", "quantization": "fp8", "image": IMAGE.format("19-rocm720-mi30x-20260908")},
+     {"model": "mi300x-qwen3.5-397b-tp8", "quantization": "fp8", "image": IMAGE.format("19-rocm720-mi30x-20260908")},
      [{"image": IMAGE.format("19-rocm720-mi30x-20260916")}]),
     ("dp-attention-lds-gfx942", {"arch": "gfx942", "dp_attention": True, "flags": {"kv-cache-dtype": "bfloat16"}},
      [{"flags": {"kv-cache-dtype": "fp8_e4m3"}}, {"version": "0.5.23"}]),
-    ("kpool-mtp-cuda-only", {"version": "0.5.20", "model": "glm-5.3-flash-mxfp4"},
+    ("kpool-mtp-cuda-only", {"version": "0.5.20", "model": "mi355x-glm-5.3-flash-tp4"},
      [{"version": "0.5.21"}, {"flags": {"speculative-algorithm": "absent"}}]),
     ("mooncake-hip-ipc", DECODE,
      [{"env": {"MC_DISABLE_HIP": "1"}}, {"flags": {"disaggregation-transfer-backend": "mori"}}]),
@@ -110,19 +116,22 @@ CASES = (
      [{"flags": {"watchdog-timeout": "900"}}, {"env": {"SGLANG_USE_AITER": "0"}}]),
     ("cold-kernel-cache", {"flags": {"watchdog-timeout": "300"}}, [{"platform": "cuda"}]),
     ("lora-align-rebuilt", {"flags": {"lora-paths": "a=/b"}}, [{"flags": {"lora-paths": "absent"}}]),
-    ("kpool-logits-2-gib", {"version": "0.5.20", "model": "glm-5.3-flash"}, [{"flags": {"context-length": "262144"}}]),
+    ("kpool-logits-2-gib", {"version": "0.5.20", "model": "mi355x-glm-5.3-flash-tp4"},
+     [{"flags": {"context-length": "262144"}}]),
     ("mixed-load-gpu-fault", {"version": "0.5.18"}, [{"version": "0.5.16"}, {"flags": OVERRIDE}]),
-    ("qwen-aiter-attention-fault", {"model": "qwen3.5-122b"}, [{"flags": {"attention-backend": "triton"}}]),
+    ("qwen-aiter-attention-fault", {"model": "mi355x-qwen3.5-397b-tp4"}, [{"flags": {"attention-backend": "triton"}}]),
     ("custom-all-reduce-hang", {}, [{"tp": 1}, {"flags": {"disable-custom-all-reduce": None}}]),
-    ("mi300x-overlap-segfault", {"model": "glm-5.3", "arch": "gfx942", "version": "0.5.18"}, [{"version": "0.5.19"}]),
+    ("mi300x-overlap-segfault", {"model": "mi300x-glm-5.3-tp8", "arch": "gfx942", "version": "0.5.18"},
+     [{"version": "0.5.19"}]),
     ("mori-small-dispatch",
      {"flags": {"moe-a2a-backend": "mori"}, "env": {"SGLANG_MORI_NUM_MAX_DISPATCH_TOKENS_PER_RANK": "64"}},
      [{"flags": {"moe-a2a-backend": "deepep"}}]),
     ("block-fp8-moe-fault", {"arch": "gfx942", "quantization": "fp8"}, [{"quantization": "bf16"}]),
-    ("one-stage-moe-fault", {"model": "glm-5.3-flash", "quantization": "fp8"},
+    ("one-stage-moe-fault", {"model": "mi300x-glm-5.3-flash-tp8", "quantization": "fp8"},
      [{"flags": {"moe-runner-backend": "triton"}}]),
-    ("kpool-long-chunk-fault", {"model": "glm-5.3-flash"}, [{"flags": {"chunked-prefill-size": "8192"}}]),
-    ("top-k-sampling-fault", {"model": "kimi-k3", "image": IMAGE.format("20-rocm724-mi35x")}, [{"model": "glm-5.2"}]),
+    ("kpool-long-chunk-fault", {"model": "mi355x-glm-5.3-flash-tp4"}, [{"flags": {"chunked-prefill-size": "8192"}}]),
+    ("top-k-sampling-fault", {"model": "mi355x-kimi-k2.7-tp4", "image": IMAGE.format("20-rocm724-mi35x")},
+     [{"model": "mi355x-tp8"}]),
     ("router-bias-bf16", {"version": "0.5.19"}, [{"version": "0.5.20"}, {"quantization": "bf16"}]),
 )  # fmt: skip
 
@@ -135,7 +144,29 @@ def ids(plan: Plan) -> set[str]:
 def test_an_issue_is_told_where_it_was_reported_only(name: str, settings: dict, silent: list[dict]) -> None:  # type: ignore[type-arg]
     plan = changed(BASE, **settings)
     assert name in ids(plan)
+    assert name in ids(as_own(plan))
     assert [change for change in silent if name in ids(changed(plan, **change))] == []
+
+
+OF_A_MODEL = [issue for issue in ALL if issue.match.architectures or issue.match.sparse_attention is not None]
+
+
+def test_a_model_of_another_kind_under_a_known_name_meets_no_issue_of_that_model() -> None:
+    """The name decides nothing: a Llama called `glm-5.2-mxfp4` or `deepseek-v3.2`."""
+    assert len(OF_A_MODEL) >= 25
+    llama = plan_of("cpu-tiny").model
+    for name, settings, _ in CASES:
+        plan = changed(BASE, **{key: value for key, value in settings.items() if key != "model"})
+        for called in ("glm-5.2-mxfp4", "glm-5.3-flash", "deepseek-v3.2", "qwen3.5-397b", "kimi-k3"):
+            own = replace(plan, model=replace(llama, name=called, quantization=plan.model.quantization))
+            assert not ids(own) & {issue.id for issue in OF_A_MODEL}, name
+
+
+def test_deepseek_v3_2_meets_the_issues_of_the_sparse_indexer_and_none_of_glm() -> None:
+    model = replace(BASE.model, name="house", architecture="DeepseekV32ForCausalLM")
+    plan = replace(changed(BASE, version="0.5.18", dp_attention=True, **DECODE), model=model)
+    assert {"indexer-logits-2-gib", "dp-attention-mtp-topk", "dsa-dp-attention-hang-unfixed"} <= ids(plan)
+    assert not {"pd-decode-graph-choice", "mixed-load-gpu-fault", "mi300x-overlap-segfault"} & ids(plan)
 
 
 def test_each_issue_has_an_id_of_its_own_and_a_case_here_or_in_its_older_test() -> None:

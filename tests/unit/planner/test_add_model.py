@@ -87,6 +87,7 @@ source: config.json and safetensors headers of the checkpoint
 checkpoint: {{source: local, path: {short_path}/GLM-4.7-Flash}}
 served_name: glm-4.7-flash  # the name of this file; change it with `--set`
 weights_size: 62500000000  # bytes of 4 files that model.safetensors.index.json names
+architecture: Glm4MoeLiteForCausalLM  # config.json: architectures
 quantization: bf16  # config.json: dtype
 context_length: 202752  # config.json: max_position_embeddings
 layers: 47  # config.json: num_hidden_layers
