@@ -93,10 +93,12 @@ def test_every_runtime_is_held_to_the_contract() -> None:
     assert set(CASES) == set(REGISTRY)
 
 
-def test_started_server_is_found_by_anyone(case: Case) -> None:
+def test_started_server_is_found_by_anyone_keeps_its_name_and_its_log_until_it_is_stopped(case: Case) -> None:
+    """One test: a start in a cluster takes seconds."""
     server = case.start("found", SERVES)
-    wait_for(lambda: has_logged(server, "serving"))
+    wait_for(lambda: has_logged(server, "serving"))  # a kubelet may take a minute to end what it is just starting
 
+    assert server.runtime.find("never-was") == ()
     assert server.runtime.find(server.handle.name) == (server.handle,)
     assert server.handle in server.runtime.find()
     assert status(server) is Status.RUNNING
@@ -106,25 +108,20 @@ def test_started_server_is_found_by_anyone(case: Case) -> None:
         port == server.plan.server.port
     )  # whose own port, or any that leads there
 
-
-def test_taken_name_is_refused_and_its_server_runs_on(case: Case) -> None:
-    first = case.start("taken", SERVES)
-    wait_for(lambda: status(first) is Status.RUNNING)
-
-    with pytest.raises(NameTakenError):
-        case.start("taken", SERVES)
-
-    assert status(first) is Status.RUNNING
-    assert first.runtime.find(first.handle.name) == (first.handle,)
-
-
-def test_a_log_is_asked_for_from_a_moment_on(case: Case) -> None:
-    server = case.start("young", SERVES)
-    wait_for(lambda: has_logged(server, "serving"))
     now, hour = datetime.now(UTC), timedelta(hours=1)
-
     assert list(server.runtime.logs(server.handle, follow=False, since=now - hour)) == ["serving"]
     assert list(server.runtime.logs(server.handle, follow=False, since=now + hour)) == []
+
+    with pytest.raises(NameTakenError):
+        case.start("found", SERVES)
+    assert status(server) is Status.RUNNING
+    assert server.runtime.find(server.handle.name) == (server.handle,)
+
+    for _ in range(2):  # the second one finds nothing to do
+        server.runtime.stop(server.handle, grace=5)
+        assert status(server) is Status.NOT_FOUND
+        assert server.runtime.find(server.handle.name) == ()
+    assert has_logged(server, "serving")
 
 
 def test_end_of_a_server_is_told_with_its_exit_code(case: Case) -> None:
@@ -137,13 +134,18 @@ def test_end_of_a_server_is_told_with_its_exit_code(case: Case) -> None:
     assert server.runtime.find(server.handle.name) == (server.handle,)  # until somebody stops it
 
 
-def test_processes_are_told_by_what_they_call_themselves_and_a_zombie_is_none(case: Case) -> None:
+def test_processes_are_told_by_what_they_call_themselves_and_a_zombie_is_none_and_host_memory(case: Case) -> None:
     server = case.start(
-        "titled", "import os, time; os.fork() or os._exit(0); print('forked', flush=True); time.sleep(600)"
+        "titled",
+        "import os, time; held = b'x' * (200 << 20); os.fork() or os._exit(0); print('forked', flush=True);"
+        "time.sleep(600)",
     )
     wait_for(lambda: has_logged(server, "forked"))
 
     wait_for(lambda: len(forked(server)) == 1)
+    used = server.runtime.host_memory(server.handle)
+    assert used is None if server.runtime.name in {"kubernetes", "slurm"} else used is not None
+    assert used is None or 200 << 20 < used < 400 << 20
 
     server.runtime.stop(server.handle, grace=0)
     assert server.runtime.process_cmdlines(server.handle) == ()
@@ -153,14 +155,6 @@ def forked(server: CpuServer) -> list[str]:
     """The program's own processes, without the init of a container."""
     titles = server.runtime.process_cmdlines(server.handle)
     return [title for title in titles if ("os.fork" in title or "defunct" in title) and "docker-init" not in title]
-
-
-def test_host_memory_is_that_of_the_server_or_unknown(case: Case) -> None:
-    server = case.start("large", "import time; held = b'x' * (200 << 20); print('holds', flush=True); time.sleep(600)")
-    wait_for(lambda: has_logged(server, "holds"))
-    used = server.runtime.host_memory(server.handle)
-    assert used is None if server.runtime.name in {"kubernetes", "slurm"} else used is not None
-    assert used is None or 200 << 20 < used < 400 << 20
 
 
 def test_following_a_log_ends_with_the_server(case: Case) -> None:
@@ -173,17 +167,6 @@ def test_following_a_log_ends_with_the_server(case: Case) -> None:
     assert list(server.runtime.logs(server.handle, follow=True)) == ["one", "two"]
 
 
-def test_stop_takes_the_server_away_and_keeps_its_log(case: Case) -> None:
-    server = case.start("stopped", SERVES)
-    wait_for(lambda: has_logged(server, "serving"))
-
-    for _ in range(2):  # the second one finds nothing to do
-        server.runtime.stop(server.handle, grace=5)
-        assert status(server) is Status.NOT_FOUND
-        assert server.runtime.find(server.handle.name) == ()
-    assert has_logged(server, "serving")
-
-
 def test_stop_does_not_wait_for_ever(case: Case) -> None:
     server = case.start("stubborn", IGNORES_SIGTERM)
     wait_for(lambda: has_logged(server, "serving"))
@@ -191,10 +174,3 @@ def test_stop_does_not_wait_for_ever(case: Case) -> None:
     server.runtime.stop(server.handle, grace=1)
 
     assert status(server) is Status.NOT_FOUND
-
-
-def test_what_never_was_is_not_found(case: Case) -> None:
-    server = case.start("real", SERVES)
-    wait_for(lambda: has_logged(server, "serving"))  # a kubelet may take a minute to end what it is just starting
-
-    assert server.runtime.find("never-was") == ()
