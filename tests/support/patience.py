@@ -9,7 +9,7 @@ PATIENCE = 300  # seconds
 def wait_for(condition: Callable[[], bool]) -> None:
     """Return as soon as it holds; fail when it does not in time.
 
-    Between two looks it waits twice as long as one takes, a second at most: kubectl and `deploy` take a core meanwhile.
+    Between two looks it waits twice as long as one takes, 5 s at most: kubectl and `deploy` take a core meanwhile.
     """
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -17,4 +17,4 @@ def wait_for(condition: Callable[[], bool]) -> None:
         if condition():
             return
         assert time.monotonic() < deadline, f"not within {PATIENCE} s"
-        time.sleep(min(max(0.05, 2 * (time.monotonic() - looked)), 1.0))
+        time.sleep(min(max(0.05, 2 * (time.monotonic() - looked)), 5.0))
