@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.core.errors import HostError
 from orchestrator.runtimes.supervisor.record import read_record
 
-SOON = 10.0  # seconds in which what has been told to end has ended
+SOON = 60.0  # seconds in which what has been told to end has ended
 _BESIDE = re.compile(r"\..+\.\d+|.+\.(new|tmp|part)|secrets\.yaml")  # what `write_whole` writes first, a key's FIFO
 
 

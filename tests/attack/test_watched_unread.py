@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deployment import Deployments
-from patience import wait_for
+from patience import PATIENCE, wait_for
 
 pytestmark = pytest.mark.attack
 
@@ -34,7 +34,7 @@ def test_a_warning_that_nobody_reads_does_not_keep_watch_from_beginning(
     try:
         wait_for(lambda: '"watching"' in printed.read_text() or watch.poll() is not None)
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(60) == 130
+        assert watch.wait(PATIENCE) == 130
     finally:
         watch.kill()
         watch.wait()

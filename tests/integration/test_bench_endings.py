@@ -110,7 +110,7 @@ def test_interrupted_while_a_hundred_million_tokens_are_drawn(tmp_path: Path, nu
             begun = time.monotonic()
             code, said = bench.end(number)
     assert (code, "Traceback" in said) == (130, False)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")
@@ -119,11 +119,11 @@ def test_interrupted_while_the_achievable_hit_rate_is_computed(tmp_path: Path, m
 
     def forecast(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(20)
+        time.sleep(60)
 
     monkeypatch.setattr(benchmark, "forecast_load", forecast)
     begun = time.monotonic()
     with scripted(Script()) as server, pytest.raises(Interrupted, match="interrupted before the first measurement"):
         measure(order(server, tmp_path / "out", workload=WORKLOAD), lambda _text, _far: None)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
     assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import uv
+from patience import PATIENCE
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
@@ -57,7 +58,7 @@ def test_the_broker_takes_the_files_of_every_profile_of_one_server(broker: str, 
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
     files = sorted(map(str, tmp_path.rglob("*.y*ml")))
-    read = subprocess.run([python, "-c", script, *files], capture_output=True, text=True, check=False, timeout=120)
+    read = subprocess.run([python, "-c", script, *files], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert read.returncode == 0, read.stderr[-2000:]
     assert len(read.stdout.splitlines()) == len(files) == {"skypilot": 2, "dstack": 3}[broker] * len(rented)
     assert "MI355X" in read.stdout

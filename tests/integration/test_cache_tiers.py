@@ -14,7 +14,7 @@ import pytest
 from command_line import CommandLine
 from cpu_server import processes_in
 from own_profiles import add_profiles
-from patience import wait_for
+from patience import PATIENCE, wait_for
 from ports import free_port
 
 from orchestrator.core.paths import Home
@@ -53,7 +53,7 @@ class Tiered:
 
     def generate(self, name: str, prompt: list[int]) -> tuple[list[int], dict[str, Any]]:
         body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}}
-        answer = httpx.post(f"{self.url(name)}/generate", json=body, timeout=120, trust_env=False).json()
+        answer = httpx.post(f"{self.url(name)}/generate", json=body, timeout=PATIENCE, trust_env=False).json()
         return answer["output_ids"], answer["meta_info"]["cached_tokens_details"] or {}
 
     def cpu(self, name: str) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import CommandLine
-from patience import wait_for
+from patience import PATIENCE, wait_for
 from ports import free_port
 
 from orchestrator.core.paths import Home
@@ -49,7 +49,7 @@ class Apart:
 
     def complete(self) -> int:
         body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False).status_code
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE, trust_env=False).status_code
 
     def kill(self, role: str) -> None:
         """Kill the server of a role, as the kernel does where memory is short."""

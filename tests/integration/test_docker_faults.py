@@ -18,7 +18,7 @@ from random import Random
 import pytest
 from cpu_server import CpuServer
 from docker_server import DockerEngine
-from patience import wait_for
+from patience import PATIENCE, wait_for
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.plan.plan import ContainerRequirements, Ulimit
@@ -206,7 +206,7 @@ def test_a_start_that_is_killed_at_a_random_moment_is_taken_down_or_replaced(doc
             starter.start()
             time.sleep(longest * (number + dice.random()) / KILLS)
             os.kill(starter.pid or 0, dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
-            starter.join(20)
+            starter.join(PATIENCE)
             assert starter.exitcode is not None
             left = settled(docker_engine, "struck")
             stages.update(left or ["nothing"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from patience import PATIENCE
 from scripted_runs import order
 
 from orchestrator.bench.benchmark import measure
@@ -222,7 +223,7 @@ def test_a_stream_that_is_left_is_closed() -> None:
         events = client.events("/v1/completions", {})
         assert next(events) == b'{"choices": [{"text": "a"}]}'
         events.close()  # type: ignore[attr-defined]  # a generator
-        assert closed.wait(60)
+        assert closed.wait(PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import CommandLine
-from patience import wait_for
+from patience import PATIENCE, wait_for
 from pip_standin import with_pip
 from ports import free_port
 from standin import AITER, PACKAGE
@@ -109,7 +109,7 @@ def test_the_whole_line_of_several_containers(deploy: CommandLine, up: list[str]
         f"{url}/v1/completions",
         json={"model": "tiny", "prompt": "one still serves", "max_tokens": 4},
         headers={"Authorization": f"Bearer {KEY}"},
-        timeout=60,
+        timeout=PATIENCE,
         trust_env=False,
     )
     assert answer.status_code == 200

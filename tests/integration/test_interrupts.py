@@ -52,7 +52,7 @@ HOLDS = """
 import os, signal, threading, time
 from orchestrator.core.signals import defer_signals, start_thread_without_signals
 signal.signal(signal.SIGINT, signal.default_int_handler)
-start_thread_without_signals(threading.Timer(60, print))
+start_thread_without_signals(threading.Timer(600, print))
 try:
     with defer_signals():
         os.kill(os.getpid(), signal.SIGINT)
@@ -66,5 +66,5 @@ os._exit(0)
 
 def test_a_held_interrupt_waits_beside_another_thread() -> None:
     """The kernel gave it to the other thread, and Python raised it in this one all the same."""
-    done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert done.stdout == "whole\nthen interrupted\n"

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import CommandLine
+from patience import PATIENCE
 from plan_samples import plan_of
 
 from orchestrator.core.errors import BuildError, KernelsError, PatchError
@@ -130,7 +131,7 @@ def test_two_at_once_make_one(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
 
     assert sorted(copy.made for copy in copies) == [False, False, True]
 

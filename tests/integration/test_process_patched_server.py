@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine
 from cpu_server import CpuEngine
+from patience import PATIENCE
 from plan_samples import plan_of
 from ports import free_port
 
@@ -83,7 +84,7 @@ if __name__ == "__main__":
     queue = spawn.Queue()
     child = spawn.Process(target=look, args=(queue,))
     child.start()
-    print(json.dumps(queue.get(timeout=120)))
+    print(json.dumps(queue.get(timeout=300)))
     child.join()
 """
 
@@ -123,7 +124,7 @@ def test_a_spawned_child_imports_the_patched_files(cpu_environment: venv.Venv, p
     script = tmp_path / "child.py"
     script.write_text(CHILD)
     env = {"PYTHONPATH": copy.python_path, "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
-    done = run([python, "-P", str(script)], env=env, timeout=200)
+    done = run([python, "-P", str(script)], env=env, timeout=PATIENCE)
     assert done.ok, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["sglang"] == f"{copy.python_path}/sglang/__init__.py"

@@ -44,15 +44,8 @@ COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": T
 @pytest.fixture(scope="module")
 def pair(cpu_engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Real sglang, and what stands in for it, as two servers of one plan; their gateway before them."""
-    folder = tmp_path_factory.mktemp("pair")
-    with pair_in(folder) as made:
-        made.deploy.home.models.symlink_to(cpu_engine.home.models)
-        (real, _), python = made.ports, folder / "python"
-        python.write_text(
-            f'#!/bin/sh\ncase " $* " in *" --port {real} "*) exec {cpu_engine.python} "$@";; esac\nexec {ENGINE} "$@"\n'
-        )
-        python.chmod(0o755)
-        mixed = replace(made, python=python)
+    with pair_in(tmp_path_factory.mktemp("pair")) as made:
+        mixed = made.with_real(cpu_engine)
         mixed.up(f"timeouts.progress_deadline={PATIENCE}")
         yield mixed
 

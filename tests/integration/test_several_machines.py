@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from command_line import processes_with
 from loopback_ssh import needs_sshd, ssh_server
-from patience import wait_for
+from patience import PATIENCE, wait_for
 
 DEPLOY = [sys.executable, "-P", "-m", "orchestrator"]
 
 
 def deploy(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*DEPLOY, *words], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run([*DEPLOY, *words], capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 @pytest.mark.docker
@@ -60,6 +60,6 @@ def test_ctrl_c_ends_the_command_on_every_machine(tmp_path: Path, monkeypatch: p
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
         wait_for(lambda: len(processes_with(mark)) == 2)
         command.send_signal(signal.SIGTERM)
-        assert command.wait(60) == 130
+        assert command.wait(PATIENCE) == 130
     wait_for(lambda: processes_with(mark) == [])
     assert processes_with("ssh://one.invalid") == []

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from patience import PATIENCE
+
 PROGRAM = """
 import sys
 from orchestrator.core.streams import drop_when_stalled, lost_output, take_streams, write
@@ -24,7 +26,7 @@ def test_what_nobody_reads_is_dropped_and_the_program_ends() -> None:
     except BlockingIOError:
         os.set_blocking(writer, True)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], stdout=writer, stderr=subprocess.PIPE, timeout=60, check=True
+        [sys.executable, "-c", PROGRAM], stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE, check=True
     )
     assert done.stderr == b"the reader is stalled"
     os.close(reader)
@@ -32,7 +34,7 @@ def test_what_nobody_reads_is_dropped_and_the_program_ends() -> None:
 
 
 def test_what_somebody_reads_comes_whole() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=PATIENCE, check=True)
     assert (done.stdout, done.stderr) == (b"event 0\nevent 1\nevent 2\n", b"")
 
 
@@ -41,7 +43,7 @@ def test_a_terminal_that_nobody_reads_stops_nothing() -> None:
     master, terminal = os.openpty()
     lines = PROGRAM.replace("range(3)", "range(2000)")
     argv = [sys.executable, "-c", lines]
-    done = subprocess.run(argv, stdout=terminal, stderr=subprocess.PIPE, timeout=60, check=True)
+    done = subprocess.run(argv, stdout=terminal, stderr=subprocess.PIPE, timeout=PATIENCE, check=True)
     assert done.stderr == b"the reader is stalled"
     os.close(terminal)
     os.close(master)

@@ -54,7 +54,7 @@ class CpuServer:
     def complete(self, prompt: str = "the server answers", **options: object) -> httpx.Response:
         """One greedy completion."""
         body = {"model": self.plan.model.served_name, "prompt": prompt, "max_tokens": 8, "temperature": 0, **options}
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False)
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE, trust_env=False)
 
 
 @dataclass(frozen=True, kw_only=True)

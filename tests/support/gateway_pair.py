@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 from command_line import CommandLine
-from cpu_server import processes_in
+from cpu_server import CpuEngine, processes_in
 from patience import wait_for
 from ports import free_port
 from steady_load import client_of
@@ -74,6 +74,17 @@ class Pair:
 
     def client(self) -> httpx.Client:
         return client_of(self.url, KEY)
+
+    def with_real(self, engine: CpuEngine) -> "Pair":
+        """The same, whose first server is real sglang."""
+        self.deploy.home.models.symlink_to(engine.home.models)
+        python = self.deploy.home.root / "python"
+        python.write_text(
+            f'#!/bin/sh\ncase " $* " in *" --port {self.ports[0]} "*) exec {engine.python} "$@";; esac\n'
+            f'exec {ENGINE} "$@"\n'
+        )
+        python.chmod(0o755)
+        return replace(self, python=python)
 
     def nothing_left(self) -> None:
         """No process of any start, however it ended."""

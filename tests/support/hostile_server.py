@@ -31,6 +31,7 @@ from pathlib import Path
 
 from ending_server import end_server
 from engine_api import EngineApi
+from patience import PATIENCE
 
 DRIP = 0.05  # seconds between two drops
 MARK = "\N{PILE OF POO}"  # stands in a polite answer where raw text is to go
@@ -245,7 +246,7 @@ def hostile(rules: Mapping[str, str], *, model: str = "tiny", api: EngineApi | N
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE)
     try:
         yield urls[0]
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator.core.paths import Home
 
 MARK = "DEPLOY_TEST"  # the variable that every program started by a test inherits
-_GRACE_S = 10.0  # what has been told to end may take a moment
+_GRACE_S = 60.0  # what has been told to end may take a moment
 
 
 def end_marked(test: str) -> list[str]:

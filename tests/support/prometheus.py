@@ -91,7 +91,7 @@ def scraping(folder: Path) -> Iterator[Prometheus]:
     with (folder / "prometheus.log").open("w") as log:
         process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log)
     try:
-        with httpx.Client(base_url=f"http://{url}", timeout=60, trust_env=False) as client:
+        with httpx.Client(base_url=f"http://{url}", timeout=PATIENCE, trust_env=False) as client:
             prometheus, deadline = Prometheus(client), time.monotonic() + PATIENCE
             while not prometheus.is_ready():
                 assert process.poll() is None, (folder / "prometheus.log").read_text()

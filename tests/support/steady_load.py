@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+from patience import PATIENCE
 
 _PAUSE_S = 0.05  # without it the clients take all cores from what is tested, and from the other tests
 
@@ -17,7 +18,7 @@ def complete(client: httpx.Client, **more: object) -> httpx.Response:
 
 def client_of(url: str, key: str) -> httpx.Client:
     """Of a gateway at that URL."""
-    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False)
+    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE, trust_env=False)
 
 
 @contextmanager
