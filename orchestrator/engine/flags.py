@@ -42,6 +42,9 @@ RESERVED: Mapping[str, str] = {
     "config": "flags",  # a file of further options, which no check here would see
 }
 
+DP_SIZE: Final = "dp-size"
+DP_ATTENTION: Final = "enable-dp-attention"
+
 # Options renamed between versions that a search by spelling would miss
 # (argparse of the wheels: --nsa-* until 0.5.19, --dsa-* from 0.5.13; --cuda-graph-max-bs until 0.5.19).
 RENAMED: Mapping[str, str] = {
@@ -89,6 +92,7 @@ class FlagTable:
     refusals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by condition: message, place, as_written
     changes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by option: when sglang changes it; "": always
     defaults: Mapping[str, FlagDefault] = field(default_factory=dict)  # of the options in conditions
+    removed: Mapping[str, str] = field(default_factory=dict)  # by option without a successor: the last version with it
 
     def deprecated(self, names: Iterable[str]) -> Mapping[str, str]:
         """Return the deprecated options among `names`, each with its successor, empty if there is none.
@@ -97,6 +101,15 @@ class FlagTable:
         """
         known = {name: self.flags[name] for name in names if name in self.flags}
         return {name: spec.successor for name, spec in known.items() if spec.deprecated}
+
+    def dp_option(self, *, attention: bool) -> str:
+        """Return the option that counts data-parallel workers; 0.5.22 names another one for those of attention.
+
+        sglang's warning about the old pair is `use --attn-dp-size <dp-size>`. After 2026-12-31 `--dp-size` counts whole
+        replicas (0.5.22, srt/arg_groups/parallel_hook.py, handle_deprecated_dp_attention).
+        """
+        spec = self.flags.get(DP_ATTENTION)
+        return spec.successor.split()[0] if attention and spec is not None and spec.successor else DP_SIZE
 
     def first_name(self, name: str) -> str:
         """Return the first name of an option; unknown names are returned as they are."""
@@ -228,6 +241,8 @@ def _is_read(word: str, kind: str | None) -> bool:
 
 
 def _near(name: str, table: FlagTable) -> str:
+    if last := table.removed.get(name):
+        return f"remove it: sglang {last} has it, newer versions neither have nor replace it"
     renamed = RENAMED.get(name)
     near = renamed if renamed in table.flags else closest_match(name, table.flags)
     return f"did you mean `{near}`?" if near else "see `python3 -m sglang.launch_server --help` of that version"

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from packaging.version import Version
-
 from orchestrator.core.secrets import Secret
+from orchestrator.engine.flags import DP_SIZE
 from orchestrator.engine.gateway import CONTROL_KEY
 
 MODULE: Final = "sglang.launch_server"
@@ -36,9 +35,6 @@ PROFILE_KEYS: Final[Mapping[str, tuple[str, str]]] = {
 # Words of a launch line that differ between the nodes of a server: `rank_argv` and each runtime replace them.
 NODE_RANK: Final = "$(NODE_RANK)"
 HEAD_ADDRESS: Final = "$(HEAD_ADDRESS)"
-# The first to deprecate `--dp-size N --enable-dp-attention`: after 2026-12-31 `--dp-size` counts whole replicas
-# (0.5.22, srt/arg_groups/parallel_hook.py, handle_deprecated_dp_attention).
-_ATTENTION_DP: Final = Version("0.5.22")
 _OURS: Final = (
     "sglang::"  # scheduler_DP1_TP0, detokenizer, data_parallel_controller (0.5.14, managers/scheduler.py:4148)
 )
@@ -57,7 +53,7 @@ class Launch:
     dp: int
     ep: int
     dp_attention: bool
-    version: str  # of sglang
+    dp_option: str = DP_SIZE
     flags: Sequence[tuple[str, Sequence[str]]] = ()
     nodes: int = 1
     rank_port: int = 0  # on the node of rank 0; for several nodes
@@ -95,19 +91,13 @@ def rank_argv(argv: Sequence[str], *, rank: int, head: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def has_attention_dp(version: str) -> bool:
-    """Return whether this version of sglang has an option of its own for data-parallel attention."""
-    return Version(version) >= _ATTENTION_DP
-
-
 def _spread(launch: Launch) -> list[str]:
-    attention = launch.dp_attention and has_attention_dp(launch.version)
     argv = ["--tp-size", str(launch.tp)]
     if launch.dp > 1:
-        argv += ["--attn-dp-size" if attention else "--dp-size", str(launch.dp)]
+        argv += [f"--{launch.dp_option}", str(launch.dp)]
     if launch.ep > 1:
         argv += ["--ep-size", str(launch.ep)]
-    if launch.dp_attention and not attention:
+    if launch.dp_attention and launch.dp_option == DP_SIZE:
         argv += ["--enable-dp-attention"]
     return argv
 

@@ -149,6 +149,7 @@ def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: Pl
             ep=profile.layout.ep.value,
             dp_attention=profile.layout.dp_attention.value,
             nodes=profile.layout.nodes.value,
+            dp_option=context.table.dp_option(attention=profile.layout.dp_attention.value),
         ),
         replicas=server_count(profile),
         gateway=planned_gateway(profile, one_node=settings.one_node, same_port=settings.same_port),

@@ -17,6 +17,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from orchestrator.core.origin import Origin
+from orchestrator.engine.flags import DP_SIZE
 from orchestrator.engine.serving import ServingFacts, serving_facts
 from orchestrator.plan.units import Role, UnitPlan, rank_port, server_names, unit_plans
 from orchestrator.profiles.kubernetes import KubernetesSection
@@ -175,6 +176,7 @@ class Layout:
     ep: int
     dp_attention: bool
     nodes: int = 1
+    dp_option: str = DP_SIZE  # of sglang, that takes `dp`
 
     @property
     def gpus(self) -> int:

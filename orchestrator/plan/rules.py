@@ -15,9 +15,8 @@ from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.yaml_document import KeyPath
 from orchestrator.engine.flag_checks import ServerArgs, argument_problems, name_problem, port_problem
-from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
+from orchestrator.engine.flags import DP_SIZE, FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
-from orchestrator.engine.launch import has_attention_dp
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.serving import ServingFacts
 from orchestrator.patches.schema import Patch
@@ -80,7 +79,7 @@ class RuleContext:
 def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
     """Return the flags of a profile, with the values that they are checked against."""
     layout = profile.layout
-    split = layout.dp_attention.value and has_attention_dp(profile.engine.version)
+    option = table.dp_option(attention=layout.dp_attention.value)
     return ServerArgs(
         table=table,
         flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
@@ -90,11 +89,11 @@ def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
         platform=profile.engine.platform,
         decided={
             "tp_size": layout.tp.value,
-            "dp_size": 1 if split else layout.dp.value,
+            "dp_size": 1,
             "ep_size": layout.ep.value,
-            "enable_dp_attention": layout.dp_attention.value and not split,
+            "enable_dp_attention": layout.dp_attention.value and option == DP_SIZE,
             "nnodes": layout.nodes.value,
-            **({"attn_dp_size": layout.dp.value} if split else {}),
+            option.replace("-", "_"): layout.dp.value,
             "port": profile.server.port,
             "served_model_name": profile.model.served_name,
         },

@@ -228,7 +228,7 @@ def _renamed(composed: MergedProfile, catalog: Catalog) -> tuple[MergedProfile, 
         table = read_flags(str(version), catalog)
     except ProfileError:
         return composed, None
-    return rename_flags(composed, table, catalog), table
+    return rename_flags(composed, table, catalog)
 
 
 def _further_faults(name: str, known: MergedProfile, catalog: Catalog) -> tuple[Problem, ...]:

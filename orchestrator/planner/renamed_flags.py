@@ -12,32 +12,49 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import note
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.yaml_document import Data, KeyPath
-from orchestrator.engine.flags import FlagTable, read_flags
+from orchestrator.engine.flags import DP_ATTENTION, DP_SIZE, FlagTable, read_flags
 from orchestrator.profiles.layers import MergedProfile
 
 _FLAGS = "flags"
+_DP_ATTENTION = "dp_attention"
 
 
-def rename_flags(composed: MergedProfile, table: FlagTable, catalog: Catalog) -> MergedProfile:
-    """Give each flag that `table` lacks its successor's name, with a note; a flag without one stays as it is."""
+def rename_flags(composed: MergedProfile, table: FlagTable, catalog: Catalog) -> tuple[MergedProfile, FlagTable]:
+    """Give each flag that `table` lacks its successor's name, with a note; a flag without one stays as it is.
+
+    The returned table knows the flags that sglang removed without a successor.
+    """
+    _note_dp_option(composed, table)
     given = composed.data.get(_FLAGS)
     unknown = [name for name in given if name not in table.flags] if isinstance(given, dict) else []
     if not isinstance(given, dict) or not unknown:
-        return composed
-    flags, places = dict(given), dict(composed.places)
+        return composed, table
+    flags, places, removed = dict(given), dict(composed.places), {}
     for name in unknown:
-        new, _, value = _successor(name, table, catalog).partition("=")
+        last, successor = _successor(name, table, catalog)
+        new, _, value = successor.partition("=")
+        if last and not new:
+            removed[name] = last
         if new not in table.flags or new in flags or (value and not _is_on(flags[name])):
             continue
         flags[new] = _with_value(flags.pop(name), value)
         places |= dict(_moved(composed, name, new))
         place = composed.place((_FLAGS, name))
         note(f"`--{name}` is `--{new}{f' {value}' if value else ''}` in sglang {table.version} ({place})")
-    return replace(composed, data={**composed.data, _FLAGS: flags}, places=places)
+    return replace(composed, data={**composed.data, _FLAGS: flags}, places=places), replace(table, removed=removed)
 
 
-def _successor(name: str, table: FlagTable, catalog: Catalog) -> str:
-    """Return the successor by the newest older table that has the option; empty if there is none."""
+def _note_dp_option(composed: MergedProfile, table: FlagTable) -> None:
+    """Note the option that replaces `--dp-size` for the layout's attention."""
+    layout = composed.data.get("layout")
+    option = table.dp_option(attention=isinstance(layout, dict) and _is_on(layout.get(_DP_ATTENTION)))
+    if option != DP_SIZE:
+        place = composed.place(("layout", _DP_ATTENTION))
+        note(f"`--{DP_SIZE} --{DP_ATTENTION}` is `--{option}` in sglang {table.version} ({place})")
+
+
+def _successor(name: str, table: FlagTable, catalog: Catalog) -> tuple[str, str]:
+    """Return the newest older version that has the option, and the successor that it names; empty if there is none."""
     older = sorted((Version(each), each) for each in catalog.names(EntryKind.FLAGS))
     for version, text in reversed(older):
         if version >= Version(table.version):
@@ -47,8 +64,8 @@ def _successor(name: str, table: FlagTable, catalog: Catalog) -> str:
         except ProfileError:
             continue
         if spec is not None:
-            return spec.successor.removeprefix("--")
-    return ""
+            return text, spec.successor.removeprefix("--")
+    return "", ""
 
 
 def _is_on(setting: Data) -> bool:

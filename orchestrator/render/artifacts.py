@@ -91,7 +91,7 @@ def server_command(
         dp=plan.layout.dp,
         ep=plan.layout.ep,
         dp_attention=plan.layout.dp_attention,
-        version=plan.engine.version,
+        dp_option=plan.layout.dp_option,
         flags=tuple((flag.name, flag.values) for flag in plan.flags),
         nodes=plan.layout.nodes,
         rank_port=plan.rank_port,

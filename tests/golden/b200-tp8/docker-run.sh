@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=fe5d8a01ef6ed65f4d2fb2a81bcced44683c0181ba74c63267986da1be48e34c \
+  --label deploy.plan=b1f1919833f20a536217c65bc0c11b0284952a2c3c061eef8613767bf7b9977e \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi325x-tp8 \
   --label deploy.name=mi325x-tp8 \
-  --label deploy.plan=633ce73984f45cc43c834c84b1b816212b28d8ab9ae0511ad472007e64975384 \
+  --label deploy.plan=491891a0e65cfebb0fa76a3646049f081db30fc41dc5f17ddc75bb4e7d43e3e4 \
   --label deploy.profile=mi325x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

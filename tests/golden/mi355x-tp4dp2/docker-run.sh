@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=fd06eaea73f2891b23b0758a564289c4ad973526256a18b09a7acdd26faaed68 \
+  --label deploy.plan=6aa800717795715963acc71d104ffefb44b22e25e35906f6b5c1fae189a65533 \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
-  --label deploy.plan=baf3e1ae791940405bf59cdcaa5825cde9de212e011ae6e5e15dde1b91bed680 \
+  --label deploy.plan=6722617810c92eee20a88b5600574fe0ceec480bd77844d541546422be4c9943 \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

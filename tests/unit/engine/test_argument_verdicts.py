@@ -111,10 +111,9 @@ def test_the_options_that_this_tool_writes_have_keys_of_a_profile() -> None:
         dp=2,
         ep=2,
         dp_attention=True,
-        version="0.5.21",
         flags=[("device", ["cpu"])],
         nodes=2,
     )
-    lines = [launch_argv(replace(launch, version=version), python="p") for version in ("0.5.21", "0.5.22")]
+    lines = [launch_argv(replace(launch, dp_option=option), python="p") for option in ("dp-size", "attn-dp-size")]
     written = {word.removeprefix("--") for line in lines for word in line if word.startswith("--")}
     assert written == {*PROFILE_KEYS, "device"}

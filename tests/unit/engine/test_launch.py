@@ -13,7 +13,6 @@ LAUNCH = Launch(
     dp=2,
     ep=2,
     dp_attention=True,
-    version="0.5.21",
     flags=(("kv-cache-dtype", ("fp8_e4m3",)), ("enable-metrics", ())),
 )
 
@@ -31,10 +30,8 @@ def test_one_of_everything_is_not_said() -> None:
     assert launch_argv(single, python="/env/bin/python")[-2:] == ("--tp-size", "1")
 
 
-def test_from_0_5_22_dp_attention_has_an_option_of_its_own() -> None:
+def test_dp_attention_may_have_an_option_of_its_own() -> None:
     """`--dp-size N --enable-dp-attention` is deprecated there; after 2026 `--dp-size` alone means whole replicas."""
-    newer = launch_argv(dataclasses.replace(LAUNCH, version="0.5.22"), python="python3")
+    newer = launch_argv(dataclasses.replace(LAUNCH, dp_option="attn-dp-size"), python="python3")
     assert newer[newer.index("--tp-size") :][:6] == ("--tp-size", "4", "--attn-dp-size", "2", "--ep-size", "2")
     assert "--enable-dp-attention" not in newer
-    replicas = launch_argv(dataclasses.replace(LAUNCH, version="0.5.22", dp_attention=False), python="python3")
-    assert replicas[replicas.index("--tp-size") :][2:4] == ("--dp-size", "2")

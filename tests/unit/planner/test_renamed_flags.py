@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.core.errors import ProfileError
-from orchestrator.planner.planning import load
+from orchestrator.planner.planning import load, render_artifacts
 
 NEWER = ("engine=sglang-0.5.20-rocm", "flags.dsa-prefill-backend=null", "flags.cuda-graph-max-bs-decode=null")
 
@@ -30,6 +30,29 @@ def test_a_renamed_flag_is_translated_with_a_note(
     assert name not in found
     assert f"note: `--{name}` is `--{new}" in capsys.readouterr().err
     assert name in flags("engine=sglang-0.5.16-rocm", *NEWER[1:], f"flags.{old}")
+
+
+def test_data_parallel_attention_is_translated_from_the_table_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = ("engine.image=rocm/sgl-dev:mine", "flags.dsa-prefill-backend=null", "flags.cuda-graph-max-bs-decode=null")
+    issues = "allow_known_issues=[dp-attention-mtp-topk]"
+    layout = ("layout.tp=8", "layout.dp=8", "layout.dp_attention=true", issues, *engine)
+    lines = {}
+    for version in ("0.5.21", "0.5.22"):
+        plan = load("mi355x-tp8", overrides=[f"engine.version={version}", *layout]).plan
+        lines[version] = " ".join(render_artifacts(plan).command.argv)
+        told = capsys.readouterr().err
+        note = f"`--dp-size --enable-dp-attention` is `--attn-dp-size` in sglang {version} (--set layout.dp_attention)"
+        assert (note in told) == (version == "0.5.22")
+    assert "--dp-size 8 --enable-dp-attention" in lines["0.5.21"]
+    assert "--attn-dp-size 8" in lines["0.5.22"]
+    assert "enable-dp-attention" not in lines["0.5.22"]
+
+
+def test_a_removed_flag_has_no_similar_one_as_its_hint() -> None:
+    with pytest.raises(ProfileError) as refused:
+        flags(*NEWER, "flags.prefill-round-robin-balance=true")
+    [problem] = refused.value.problems_or_self()
+    assert problem.hint == "remove it: sglang 0.5.19 has it, newer versions neither have nor replace it"
 
 
 def test_the_origin_of_a_translated_flag_is_kept() -> None:
