@@ -26,7 +26,7 @@ from orchestrator.bench.steady_state import (
     steady_window,
     ttft_growth,
 )
-from orchestrator.bench.workload import Workload
+from orchestrator.bench.workload import SustainedLimits, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
         window=steady,
     )
     point = replace(
-        point, usd_per_million_output_tokens=_usd_per_million(steady or point.full_run, price, observed.gpus)
+        point, usd_per_million_output_tokens=usd_per_million(steady or point.full_run, price, observed.gpus)
     )
     sustained, reasons = judge_sustained(point, records, workload.slo)
     return replace(point, sustained=sustained, not_sustained_because=reasons)
@@ -71,14 +71,14 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
 def summarize_closed_loop(observed: Observation, workload: Workload, *, price: Price | None) -> Point:
     """Compute the metrics of one concurrency."""
     point = replace(_point(observed, workload, arrivals="closed"), window=_full_lanes(observed))
-    cost = _usd_per_million(point.window or point.full_run, price, observed.gpus)
+    cost = usd_per_million(point.window or point.full_run, price, observed.gpus)
     return replace(point, concurrency=workload.concurrency, usd_per_million_output_tokens=cost)
 
 
 def summarize_replay(observed: Observation, workload: Workload, *, rate_rps: float, price: Price | None) -> Point:
     """Compute the metrics of a trace at one speed; its mean rate says too little of the load to judge it."""
     point = _point(observed, workload, arrivals="recorded")
-    cost = _usd_per_million(point.full_run, price, observed.gpus)
+    cost = usd_per_million(point.full_run, price, observed.gpus)
     sent = _sent_rps(observed.load_result.records)
     return replace(point, offered_rps=rate_rps, sent_rps=sent, usd_per_million_output_tokens=cost)
 
@@ -100,7 +100,7 @@ def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point
     records, server = observed.load_result.records, observed.server
     done = [record for record in records if record.ok]
     end = max((record.ended_s for record in records), default=0.0)
-    in_time = sum(record.chunk_s[0] - record.scheduled_s <= workload.slo.ttft_p95_s for record in done)
+    in_time = sum(_within(record, workload.slo) for record in done)
     return Point(
         label=observed.label,
         arrivals=arrivals,
@@ -128,6 +128,16 @@ def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point
     )
 
 
+def _within(record: RequestRecord, slo: SustainedLimits) -> bool:
+    """Return whether a request keeps the limits; the time per token of a single token is none."""
+    measured = (
+        (record.chunk_s[0] - record.scheduled_s, slo.ttft_p95_s),
+        (_tpot(record) if _output_tokens(record) > 1 else 0.0, slo.tpot_p95_s),
+        (record.ended_s - record.scheduled_s, slo.e2e_p95_s),
+    )
+    return all(limit is None or seconds <= limit for seconds, limit in measured)
+
+
 def _sent_rps(records: Sequence[RequestRecord]) -> float | None:
     started = sorted(record.started_s for record in records)
     return (len(started) - 1) / (started[-1] - started[0]) if len(started) > 1 else None
@@ -137,7 +147,7 @@ def _completed(records: Sequence[RequestRecord], window: tuple[float, float]) ->
     return sum(record.ok and window[0] <= record.ended_s <= window[1] for record in records)
 
 
-def _usd_per_million(throughput: Throughput | None, price: Price | None, gpus: int | None) -> float | None:
+def usd_per_million(throughput: Throughput | None, price: Price | None, gpus: int | None) -> float | None:
     """Return US dollars per million output tokens; None if throughput, price or number of GPUs is unknown."""
     if throughput is None or price is None or gpus is None:
         return None

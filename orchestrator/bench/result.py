@@ -195,7 +195,7 @@ class Point:
     # share of the requests due in the steady window that completed in it
     completion_ratio: Amount | None = None
     ttft_growth_s_per_s: Slope | None = None  # growth of TTFT per second of load; see steady_state.py
-    goodput_rps: Amount | None = None  # completions per second of the full run within the TTFT limit
+    goodput_rps: Amount | None = None  # completions per second of the full run within the SLO
     window: Throughput | None = None  # the steady window: from the end of the ramp to the last arrival
     full_run: Throughput | None = None  # first scheduled arrival to last completion, ramp and drain included
     latency: Latency | None = None

@@ -35,6 +35,7 @@ from orchestrator.engine.requests import Api
 from orchestrator.plan.capacity import DEFAULT_WORKLOAD
 from orchestrator.plan.plan import PlanWarning
 
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 _LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", re.IGNORECASE)
 
 
@@ -127,8 +128,12 @@ class ClaimedHardware:
 
 def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
     """Measure, and return the result with its directory. Raises UsageError, and what `measure` raises."""
+    if options.session_header is not None and not _HEADER.fullmatch(options.session_header):
+        raise UsageError(f"`{options.session_header}` is not the name of a header", hint="such as `x-smg-routing-key`")
     name, workload = _workload(options, target.workload)
     workload, overridden = apply_changes(workload, options.changes)
+    if options.tool == "aiperf" and workload.has_sessions:
+        _check_aiperf(options, workload)
     reasons, hint = unjudgeable_rates(workload)
     if reasons and options.tool == "deploy":  # aiperf has no window in which a rate is judged
         warn("; ".join(reasons), hint=hint)
@@ -160,6 +165,15 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
     result = measure(request, progress)
     target.on_result(directory.absolute())
     return result, directory
+
+
+def _check_aiperf(options: BenchOptions, workload: Workload) -> None:
+    """Raise UsageError for what aiperf would ignore."""
+    if workload.warmup_requests:
+        raise UsageError("aiperf measures all requests of a session", hint="omit `--warmup-requests`")
+    if options.session_header is not None and workload.load == "open":
+        message = "aiperf sends each recorded arrival as a session of its own, with a header of its own"
+        raise UsageError(message, hint="run a number of sessions at a time: `--concurrency 8`")
 
 
 def _api(target: BenchTarget, options: BenchOptions) -> str:
@@ -227,15 +241,17 @@ def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workloa
     update: dict[str, object] = {key: value for key, value in plain.items() if value is not None}
     if changes.request_rates is not None:
         update |= {"request_rates": tuple(sorted(set(changes.request_rates))), "ramp": None}
+    kept = workload.model_dump(exclude_unset=True)
     if changes.concurrency is not None and workload.trace is not None:
         update |= {"load": "closed"}
+        kept.pop("speeds", None)
     if changes.requests is not None:
         update |= {"duration_s": None}  # `duration_s` takes precedence over `requests`
     if changes.ttft_p95_s is not None:
         update["slo"] = workload.slo.model_copy(update={"ttft_p95_s": changes.ttft_p95_s})
     limits = {"requests"} - workload.model_fields_set if workload.has_sessions else set()  # without it, all are sent
     changed = {key: value for key, value in update.items() if getattr(workload, key) != value or key in limits}
-    return _validate_workload({**workload.model_dump(exclude_unset=True), **changed}), tuple(
+    return _validate_workload({**kept, **changed}), tuple(
         sorted(changed.keys() & {"requests", "duration_s", "slo", "max_context", "max_think_time_s", "concurrency"})
     )
 
@@ -246,6 +262,9 @@ def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
     if workload.has_sessions:
         if changes.request_rates or changes.arrivals:
             raise UsageError("sessions have no rates or arrival process", hint="`--speed` or `--concurrency`")
+        if changes.speeds and (changes.concurrency or workload.load == "closed"):
+            message = "`--speed` is for recorded arrivals; sessions at a fixed concurrency have none"
+            raise UsageError(message, hint="omit `--speed`")
     elif workload.load == "closed" and (changes.request_rates or changes.duration_s or changes.arrivals):
         raise UsageError("a closed load has no rates, duration or arrivals", hint="use `--requests`")
 

@@ -24,7 +24,7 @@ from orchestrator.bench.load_generator import (
 )
 from orchestrator.bench.prompts import Source, Words, arrival_times, prompts, warmup_prompts
 from orchestrator.bench.result import Energy, Point, Price, SessionLoad
-from orchestrator.bench.sessions import SessionSource, SessionTokens, TreeSession, plan_closed, plan_open
+from orchestrator.bench.sessions import SessionSource, SessionTokens, TreeSession, plan_closed, plan_open, session_key
 from orchestrator.bench.traces.request import TraceRequest
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
@@ -93,7 +93,7 @@ class PointRunner:
         first = next(source.trees())[0]
         replicas, pinned, ranks = self._replicas
         self.progress(f"{label}: warm-up", f"1 prompt on {replicas} replica(s)")
-        ids = SessionTokens(self.workload, f"{self.salt}{label}/warm-up/", _ids(self.text)).prompt(first, b"", 0)
+        ids = self._tokens(f"{self.salt}{label}/warm-up/", source).prompt(first, b"", 0)
         planned = PlannedRequest(input_tokens=first.input_tokens, output_tokens=first.output_tokens)
         await self._warm(planned, [((ids,), rank) for rank in ranks])
         flushed = await self.endpoint.flush_cache()
@@ -166,7 +166,7 @@ class PointRunner:
         speed: float | None,
     ) -> Observation:
         label = warm.label
-        tokens = SessionTokens(self.workload, warm.seed, _ids(self.text))
+        tokens = self._tokens(warm.seed, source)
         sessions = (TreeSession(tree, tokens, self._session_request, plan) for tree in source.trees())
         count = source.totals.requests
         observed = await self._observe(label, self._load(sessions, f"{label}: {count} requests, {description}", count))
@@ -181,8 +181,11 @@ class PointRunner:
         )
         return replace(observed, sessions=facts)
 
+    def _tokens(self, seed: str, source: SessionSource) -> SessionTokens:
+        return SessionTokens(self.workload, seed, _ids(self.text), block_tokens=source.totals.block_tokens)
+
     def _session_request(self, ids: bytes, planned: PlannedRequest, *, key: str) -> Request:
-        headers = {self.session_header: key} if self.session_header else {}
+        headers = {self.session_header: session_key(key)} if self.session_header else {}
         return self.endpoint.request(
             (ids,), self.workload, tokens=planned.output_tokens, returns_ids=planned.keeps_answer, headers=headers
         )

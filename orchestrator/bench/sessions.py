@@ -1,5 +1,6 @@
 """The sessions of a workload: recorded or synthetic, limited by its keys, and their requests ready to send."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -14,7 +15,8 @@ from orchestrator.bench.traces.trace import TraceTotals, count, open_trace
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import ProfileError
 
-_CACHED_BLOCKS: Final = 1 << 14  # 2 kB each for blocks of 512 tokens
+_CACHED_TOKENS: Final = 1 << 23  # of blocks; 4 to 7 bytes each
+_MAX_KEY: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +129,14 @@ class RequestBuilder(Protocol):
 class SessionTokens:
     """The token ids of the blocks of a point, as insides of JSON arrays."""
 
-    def __init__(self, workload: Workload, label: str, text: Sequence[int]) -> None:
-        """Draw from `text`, or at random; another `label` gives other tokens."""
+    def __init__(self, workload: Workload, label: str, text: Sequence[int], *, block_tokens: int) -> None:
+        """Draw from `text`, or at random; another `label` gives other tokens. `block_tokens` is the largest block."""
         self.drawn_answers = 0  # answers without token ids, replaced by drawn tokens
         self._draw = partial(block_ids, workload, text=text)
         self._label = label
-        self._block = lru_cache(_CACHED_BLOCKS)(lambda block, tokens: self._draw(f"{label}block/{block}", tokens))
+        self._block = lru_cache(max(_CACHED_TOKENS // block_tokens, 1))(
+            lambda block, tokens: self._draw(f"{label}block/{block}", tokens)
+        )
 
     def prompt(self, request: TraceRequest, context: bytes, context_tokens: int) -> bytes:
         """Return the prompt of a request, which begins with `context` if it continues the session."""
@@ -154,6 +158,12 @@ class SessionTokens:
 
     def _own(self, request: TraceRequest, kind: str, tokens: int) -> bytes:
         return self._draw(f"{self._label}{kind}/{request.session}/{request.position}", tokens)
+
+
+def session_key(name: str) -> str:
+    """Return the value of a header for the name of a session: the name, or its hash if it is no such value."""
+    is_plain = name.isascii() and name.isprintable() and name == name.strip() and 0 < len(name) <= _MAX_KEY
+    return name if is_plain else hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 class TreeSession:

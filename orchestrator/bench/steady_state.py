@@ -20,13 +20,13 @@ the knee.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations, takewhile
 from statistics import median
 from typing import Final
 
 from orchestrator.bench.load_generator import RequestRecord
-from orchestrator.bench.result import Point
+from orchestrator.bench.result import Latency, Point
 from orchestrator.bench.workload import SustainedLimits, Workload
 
 MIN_COMPLETION_RATIO: Final = 0.97
@@ -100,14 +100,26 @@ def _theil_sen(points: Sequence[tuple[float, float]]) -> float | None:
     return median(slopes) if slopes else None
 
 
+def _missed(latency: Latency | None, limits: SustainedLimits) -> Iterator[str]:
+    """Yield each limit that the p95 of a point exceeds."""
+    if latency is None:
+        yield f"TTFT p95 inf s exceeds {limits.ttft_p95_s:g} s"
+        return
+    for name, measured, limit in (
+        ("TTFT", latency.ttft_s, limits.ttft_p95_s),
+        ("TPOT", latency.tpot_s, limits.tpot_p95_s),
+        ("E2E", latency.e2e_from_schedule_s, limits.e2e_p95_s),
+    ):
+        if limit is not None and measured is not None and measured.p95 > limit:
+            yield f"{name} p95 {measured.p95:.{2 if limit >= 1 else 4}f} s exceeds {limit:g} s"
+
+
 def judge_sustained(
     point: Point, records: Sequence[RequestRecord], limits: SustainedLimits
 ) -> tuple[bool | None, tuple[str, ...]]:
     """Judge whether an open-loop point is sustained (None: cannot be judged), with all reasons against it."""
-    reasons = []
-    ttft = point.latency.ttft_s.p95 if point.latency else math.inf
-    if ttft > limits.ttft_p95_s:
-        reasons.append(f"TTFT p95 {ttft:.2f} s exceeds {limits.ttft_p95_s:g} s")
+    reasons = list[str]()
+    reasons.extend(_missed(point.latency, limits))
     if point.success_share < limits.success_share:
         reasons.append(f"success {point.success_share:.1%} is below {limits.success_share:.0%}")
     window = steady_window(records) or (0.0, 0.0)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.bench.traces.synthetic import SessionShape
 from orchestrator.core.catalog import Catalog, EntryKind
@@ -14,7 +14,7 @@ from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.files import read_file
 from orchestrator.core.subprocesses import quote
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.core.validation import StrictModel, Text, read_model
+from orchestrator.core.validation import StrictModel, Text, read_model, validation_problems
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -35,9 +35,11 @@ class RateRamp(StrictModel):
 
 
 class SustainedLimits(StrictModel):
-    """The SLO of a sustained rate."""
+    """The SLO: a sustained rate keeps each p95, and goodput counts the requests below all of them."""
 
     ttft_p95_s: Annotated[float, Field(gt=0)] = 5.0
+    tpot_p95_s: Annotated[float, Field(gt=0)] | None = None  # time per output token after the first
+    e2e_p95_s: Annotated[float, Field(gt=0)] | None = None  # of a whole request
     success_share: Share = 0.99
 
 
@@ -111,6 +113,8 @@ class Workload(StrictModel):
             raise ValueError("`request_rates` must rise")
         if not self.speeds or list(self.speeds) != sorted(set(self.speeds)):
             raise ValueError("`speeds` must rise")
+        if self.load == "closed" and "speeds" in self.model_fields_set:
+            raise ValueError("`speeds` are for recorded arrivals, and `load: closed` has none")
 
     @property
     def has_sessions(self) -> bool:
@@ -139,7 +143,7 @@ class Workload(StrictModel):
         """Return the workload as JSON data; random prompts omit the fields of text prompts, for a stable digest."""
         omitted = {"prompts", "text_file"} if self.prompts == "random" else {"token_ids"}
         omitted |= _OF_PROMPTS | {"input_tokens", "output_tokens"} if self.has_sessions else _OF_SESSIONS
-        return self.model_dump(mode="json", exclude=omitted)
+        return {**self.model_dump(mode="json", exclude=omitted), "slo": self.slo.model_dump(exclude_none=True)}
 
     @property
     def digest(self) -> str:
@@ -168,7 +172,10 @@ def load_workload(name_or_file: str, *, catalog: Catalog | None = None) -> Workl
     """
     catalog = catalog or Catalog.from_environment()
     if name_or_file.endswith(_TRACES):
-        return Workload(trace=name_or_file)
+        try:
+            return Workload(trace=name_or_file)
+        except ValidationError as error:
+            raise UsageError("invalid workload", problems=validation_problems(error)) from error
     path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalog.find(EntryKind.WORKLOAD, name_or_file)
     if path is None or not path.is_file():
         known = did_you_mean(name_or_file, catalog.names(EntryKind.WORKLOAD))

@@ -7,6 +7,7 @@ import stat
 import sys
 import time
 from dataclasses import replace
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from threading import Timer
 
@@ -16,6 +17,7 @@ from patience import PATIENCE
 from scripted_runs import WORKLOAD, kinds, only, order
 from scripted_server import Answer, Script, scripted
 
+from orchestrator.bench.aiperf import runner
 from orchestrator.bench.aiperf.runner import CLIENT, aiperf_program
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.result import BenchEnding, BenchResult, IssueKind, ServerProvenance
@@ -105,6 +107,29 @@ def test_the_sessions_of_a_trace(tmp_path: Path, open_loop: bool) -> None:
     sessions = only(result).sessions
     assert sessions is not None
     assert (sessions.sessions, sessions.warmup_requests) == (2, 0)
+
+
+def test_a_duration_and_a_session_header_reach_the_program(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"session_id": "a", "input_length": 20, "output_length": 4}\n' * 3)
+    workload = Workload(trace=str(trace), load="closed", concurrency=2, duration_s=7.0, timeout_s=9.0)
+    with scripted(Script()) as server:
+        request = order(server, tmp_path / "out", workload=workload, aiperf=stand_in(tmp_path), session_header="x-key")
+        measure(replace(request, source=open_sessions(workload)), lambda _text, _far: None)
+    (seen_file,) = (tmp_path / "out").glob("aiperf-*/seen.json")
+    config = json.loads(seen_file.read_text())["config"]
+    (phase,) = config["phases"]
+    assert (phase["duration"], phase["grace_period"]) == (7.0, 9.0)
+    assert config["endpoint"]["session_header"] == "x-key"
+
+
+def test_requests_that_do_not_fit_the_disk_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = left()
+    monkeypatch.setattr(runner, "open_new", lambda _path: BufferedWriter(FileIO("/dev/full", "w")))
+    with pytest.raises(BenchError, match=r"cannot write the requests for aiperf 0.13.0: No space left") as failed:
+        run(tmp_path, stand_in(tmp_path))
+    assert "TMPDIR" in failed.value.hint
+    assert left() == before
 
 
 def test_a_failure_names_its_log(tmp_path: Path) -> None:

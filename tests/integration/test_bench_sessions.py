@@ -259,6 +259,15 @@ def test_the_header_of_a_session_is_sent_with_each_of_its_requests(tmp_path: Pat
     assert named == [b"session-0"] * 5 + [b"session-1"] * 5
 
 
+def test_a_session_cannot_add_a_header(tmp_path: Path) -> None:
+    script = Script()
+    trace = mooncake(tmp_path, {"session_id": "a\r\nX-Other: 1", "input_length": 20, "timestamp": 0})
+    replay(script, tmp_path, Workload(trace=trace, concurrency=1, **QUICK), session_header="x-smg-routing-key")
+    (head,) = script.heads[MEASURED]
+    assert b"x-smg-routing-key: " in head
+    assert b"X-Other" not in head
+
+
 def test_a_session_goes_on_after_a_failed_request(tmp_path: Path) -> None:
     script = Script(answer=lambda _: Answer(status=503) if len(script.bodies) == 3 else Answer())
     shape = SHAPE.model_copy(update={"count": 1, "subagents": None})

@@ -11,11 +11,14 @@ from typing import Final
 from orchestrator.bench.load_generator import PlannedRequest
 from orchestrator.bench.result import EndpointFacts
 from orchestrator.bench.workload import Workload
+from orchestrator.core.safe_paths import FileName
 from orchestrator.engine.requests import Api
 
 VERSION: Final = "0.13.0"
 REQUIREMENTS: Final = "aiperf-0.13.0.txt"  # of its virtual environment, below images/
 KEY: Final = "DEPLOY_AIPERF_KEY"  # environment variable that the configuration names in place of the API key
+REQUESTS: Final = FileName("requests.jsonl")
+TOKENIZER: Final = FileName("tokenizer")
 _OFF: Final = {"enabled": False}
 # It counts nothing here, as the server reports the tokens; without one, aiperf downloads a tokenizer.
 TOKENIZER_FILES: Final = {
@@ -44,12 +47,15 @@ def aiperf_config(
     workload: Workload,
     phase: dict[str, object],
     *,
-    trace: Path,
-    tokenizer: Path,
+    work: Path,
     directory: Path,
     has_key: bool,
+    session_header: str | None = None,
 ) -> str:
-    """Return the configuration as JSON, a subset of YAML. The API key is the value of the variable `KEY`."""
+    """Return the configuration as JSON, a subset of YAML, of the requests and the tokenizer in `work`.
+
+    The API key is the value of the variable `KEY`.
+    """
     endpoint: dict[str, object] = {
         "url": facts.url,
         "type": "completions",
@@ -58,15 +64,20 @@ def aiperf_config(
         "timeout": workload.timeout_s,
         "use_server_token_count": True,
     }
+    if session_header is not None:
+        endpoint["session_header"] = session_header  # its value is an id that aiperf makes for each session
     if has_key:
         endpoint["api_key"] = f"${{{KEY}}}"
+    slo = workload.slo
+    limits = {"time_to_first_token": slo.ttft_p95_s, "inter_token_latency": slo.tpot_p95_s}
+    limits |= {"request_latency": slo.e2e_p95_s}
     benchmark = {
         "model": facts.served_model,
         "endpoint": endpoint,
-        "dataset": {"type": "file", "path": str(trace), "format": "mooncake_trace", "sampling": "sequential"},
+        "dataset": {"type": "file", "path": str(work / REQUESTS), "format": "mooncake_trace", "sampling": "sequential"},
         "phases": [phase],
-        "tokenizer": {"name": str(tokenizer)},
-        "slos": {"time_to_first_token": workload.slo.ttft_p95_s * 1e3},
+        "tokenizer": {"name": str(work / TOKENIZER)},
+        "slos": {name: seconds * 1e3 for name, seconds in limits.items() if seconds is not None},
         "artifacts": {"dir": str(directory)},
         "gpu_telemetry": _OFF,
         "server_metrics": _OFF,

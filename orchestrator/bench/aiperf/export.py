@@ -9,18 +9,22 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from orchestrator.bench.aggregate import usd_per_million
 from orchestrator.bench.result import (
     Amount,
     Count,
     Distribution,
+    Energy,
     FailureCount,
     Latency,
     Point,
+    Price,
     Throughput,
     parse_strict,
 )
 from orchestrator.core.secrets import excerpt
 
+_NO_ENERGY: Final = "the counters also cover the start of aiperf"
 EXPORT: Final = "profile_export_aiperf.json"
 
 
@@ -84,9 +88,10 @@ def parse_export(text: str, *, location: str) -> AiperfExport:
     return parse_strict(_EXPORT, text, description=f"`{EXPORT}` of aiperf", location=location)
 
 
-def with_export(point: Point, export: AiperfExport, gpus: int | None) -> Point:
+def with_export(point: Point, export: AiperfExport, gpus: int | None, price: Price | None = None) -> Point:
     """Return a point without requests with the figures of aiperf; the counters of the server are our own."""
     succeeded, failed = _count(export.request_count), _count(export.error_request_count)
+    throughput = _throughput(export, gpus)
     return replace(
         point,
         requests=succeeded + failed,
@@ -96,7 +101,9 @@ def with_export(point: Point, export: AiperfExport, gpus: int | None) -> Point:
         input_tokens=_count(export.total_usage_prompt_tokens),
         output_tokens=_count(export.total_usage_completion_tokens),
         goodput_rps=export.goodput.avg if export.goodput else None,
-        full_run=_throughput(export, gpus),
+        full_run=throughput,
+        usd_per_million_output_tokens=usd_per_million(throughput, price, gpus),
+        energy=point.energy and Energy(valid=False, source=point.energy.source, reason=_NO_ENERGY),
         latency=_latency(export),
         send_lag_s=_seconds(export.credit_to_start_latency),
         cache=point.cache and replace(point.cache, usage_share=_cached_share(export)),

@@ -11,7 +11,9 @@ from typing import BinaryIO, Final
 
 from orchestrator.bench.aiperf.config import (
     KEY,
+    REQUESTS,
     REQUIREMENTS,
+    TOKENIZER,
     TOKENIZER_FILES,
     VERSION,
     aiperf_config,
@@ -76,7 +78,7 @@ class AiperfRunner(PointRunner):
 
     def _with_export(self, point: Point, load_result: LoadResult) -> tuple[Point, LoadResult]:
         assert isinstance(load_result, _AiperfLoad)  # noqa: S101 - made by `_send`
-        found = with_export(point, load_result.export, self.gpus)
+        found = with_export(point, load_result.export, self.gpus, self.price)
         if point.sessions is not None and self.source is not None:
             totals = self.source.totals
             sessions = replace(point.sessions, sessions=totals.sessions, subagents=totals.subagents)
@@ -93,26 +95,37 @@ class AiperfRunner(PointRunner):
         work = Path(tempfile.mkdtemp(prefix="deploy-aiperf-"))
         try:
             for name, content in TOKENIZER_FILES.items():
-                atomic_write(work / "tokenizer" / FileName(name), json.dumps(content))
-            with open_new(work / "requests.jsonl") as trace:
-                written = await _write_requests(trace, load.sessions, recorded=self.source is not None)
+                atomic_write(work / TOKENIZER / FileName(name), json.dumps(content))
+            written = await self._write(work / REQUESTS, load)
             config = aiperf_config(
                 self.endpoint.facts,
                 self.workload,
                 self._phase(written),
-                trace=work / "requests.jsonl",
-                tokenizer=work / "tokenizer",
+                work=work,
                 directory=out,
                 has_key=self.key is not None,
+                session_header=self.session_header,
             )
             code = await self._follow(atomic_write(work / "aiperf.yaml", config), work, out / _LOG)
             return _AiperfLoad(records=(), ending=BenchEnding.COMPLETE, export=_read_export(out, code))
         finally:
             remove_tree(work, within=Path(tempfile.gettempdir()))
 
+    async def _write(self, path: Path, load: PlannedLoad) -> "_Written":
+        """Write the requests of a load. Raises BenchError if the disk is full."""
+        try:
+            with open_new(path) as trace:
+                return await _write_requests(trace, load.sessions, recorded=self.source is not None)
+        except OSError as error:
+            hint = "free some space, or point `TMPDIR` at a larger disk"
+            message = f"cannot write the requests for {CLIENT}: {error.strerror}"
+            raise BenchError(message, location=str(path), hint=hint) from error
+
     def _phase(self, sent: "_Written") -> dict[str, object]:
         """Return the phase of aiperf: a concurrency, recorded arrivals, or a rate."""
         phase: dict[str, object] = {"name": "profiling"}
+        if self.source is not None and self.workload.duration_s is not None:
+            phase |= {"duration": self.workload.duration_s, "grace_period": self.workload.timeout_s}
         if self.workload.load == "closed":
             return {**phase, "type": "concurrency", "concurrency": self.workload.concurrency, "sessions": sent.sessions}
         if self.source is not None:

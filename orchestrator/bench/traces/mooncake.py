@@ -81,7 +81,13 @@ def _parsed(document: TraceDocument) -> _MooncakeLine:
 
 def _tree(lines: Iterable[tuple[TraceDocument, _MooncakeLine]], session: str) -> Tree:
     requests: list[TraceRequest] = []
+    hashed: bool | None = None
     for position, (document, line) in enumerate(lines):
+        has_hashes = line.hash_ids is not None
+        if hashed is not None and hashed != has_hashes:
+            expected = "`hash_ids` in each line of a session, or in none"
+            refuse(document, "a session with and without `hash_ids`", expected=expected)
+        hashed = has_hashes
         previous = requests[-1] if requests else None
         continues = previous is not None and line.hash_ids is None
         before = previous.input_tokens + previous.output_tokens if previous is not None and continues else 0

@@ -49,6 +49,9 @@ class Trace:
 def open_trace(path: Path) -> Trace:
     """Read a trace once, to the end. Raises ProfileError with file and line if it is unreadable, invalid or empty."""
     format_ = _format(path)
+    if format_ == "mooncake" and (path.is_dir() or path.suffix == ".json"):
+        hint = "write one request per line into a `.jsonl` file"
+        raise ProfileError("requests in Mooncake's format are lines of one file", location=str(path), hint=hint)
     digest = hashlib.sha256()
     for document in documents(path):
         digest.update(document.content)

@@ -1,6 +1,7 @@
 """aiperf's configuration and result: what is translated, and what stays absent."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from orchestrator.bench.aiperf.config import KEY, aiperf_config, payload_line
 from orchestrator.bench.aiperf.export import parse_export, with_export
 from orchestrator.bench.load_generator import PlannedRequest
 from orchestrator.bench.metrics import METRICS, OUTPUT, TTFT_P95
-from orchestrator.bench.result import BenchEnding, CacheHits, EndpointFacts, FailureCount, Point
-from orchestrator.bench.workload import Workload
+from orchestrator.bench.result import BenchEnding, CacheHits, EndpointFacts, Energy, FailureCount, Point, Price
+from orchestrator.bench.workload import SustainedLimits, Workload
 from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import data_root
 
@@ -60,6 +61,17 @@ def test_what_aiperf_does_not_have_is_absent() -> None:
     assert (bare.latency, bare.full_run, bare.send_lag_s) == (None, None, None)
 
 
+def test_the_cost_of_a_million_tokens_is_computed_and_energy_is_not() -> None:
+    """The counters cover the start of aiperf, which takes longer than a short load."""
+    bare = replace(BARE, energy=Energy(valid=True, source="nvml", joules=900.0, joules_per_output_token=0.6))
+    export = parse_export(SAMPLE.read_text(), location="sample")
+    found = with_export(bare, export, 2, Price(usd_per_gpu_hour=3.0, source="given"))
+    assert found.usd_per_million_output_tokens == pytest.approx(2 * 3.0 / 3600 / 454.7 * 1e6, rel=1e-3)
+    assert found.energy is not None
+    assert (found.energy.valid, found.energy.joules_per_output_token) == (False, None)
+    assert "start of aiperf" in found.energy.reason
+
+
 def test_failed_requests() -> None:
     summary = [{"error_details": {"code": 503, "type": "Unavailable", "message": "no room"}, "count": 2}]
     found = point(error_summary=summary, error_request_count={"unit": "requests", "avg": 2.0})
@@ -75,11 +87,17 @@ def test_anything_else_is_refused() -> None:
 @pytest.mark.parametrize("has_key", [False, True])
 def test_the_configuration_names_the_key_and_has_the_slo(has_key: bool) -> None:
     facts = EndpointFacts(url="http://h:1", api="completions", served_model="m")
-    text = aiperf_config(facts, OPEN, PHASE, trace=Path("t"), tokenizer=Path("k"), directory=Path("d"), has_key=has_key)
+    slo = SustainedLimits(tpot_p95_s=0.05) if has_key else SustainedLimits()
+    workload, header = OPEN.model_copy(update={"slo": slo}), "x-key" if has_key else None
+    text = aiperf_config(
+        facts, workload, PHASE, session_header=header, work=Path("w"), directory=Path("d"), has_key=has_key
+    )
     found = json.loads(text)["benchmark"]
     assert found["endpoint"].get("api_key") == (f"${{{KEY}}}" if has_key else None)
     assert found["endpoint"]["path"] == "/v1/completions"
-    assert found["slos"] == {"time_to_first_token": 5000.0}
+    limits = {"time_to_first_token": 5000.0, "inter_token_latency": 50.0}
+    assert found["slos"] == (limits if has_key else {"time_to_first_token": 5000.0})
+    assert found["endpoint"].get("session_header") == ("x-key" if has_key else None)
     assert found["phases"] == [PHASE]
 
 

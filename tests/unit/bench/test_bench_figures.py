@@ -21,7 +21,7 @@ from orchestrator.bench.result import (
     ServerProvenance,
 )
 from orchestrator.bench.steady_state import knee, ttft_growth, unjudgeable_rates
-from orchestrator.bench.workload import load_workload
+from orchestrator.bench.workload import SustainedLimits, Workload, load_workload
 from orchestrator.engine.metrics import read_metrics
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
@@ -56,7 +56,14 @@ def failed(index: int, *, at: float, kind: str = "reset") -> RequestRecord:
     return request(index, at=at, failure=kind, failure_example="peer closed", **nothing)
 
 
-def point(samples: list[RequestRecord], *, rate: float = 1.0, gpus: int | None = 8, **changes: object) -> Point:
+def point(
+    samples: list[RequestRecord],
+    *,
+    rate: float = 1.0,
+    gpus: int | None = 8,
+    workload: Workload = WORKLOAD,
+    **changes: object,
+) -> Point:
     observed = Observation(
         label=f"{rate:g}",
         started_at="2026-07-01T00:00:00+00:00",
@@ -67,7 +74,7 @@ def point(samples: list[RequestRecord], *, rate: float = 1.0, gpus: int | None =
         gpus=gpus,
     )
     observed = replace(observed, **changes)  # type: ignore[arg-type]
-    return summarize_open_loop(observed, WORKLOAD, rate_rps=rate, price=Price(usd_per_gpu_hour=1.48, source="given"))
+    return summarize_open_loop(observed, workload, rate_rps=rate, price=Price(usd_per_gpu_hour=1.48, source="given"))
 
 
 def steady(count: int = 100) -> list[RequestRecord]:
@@ -260,6 +267,28 @@ def test_success_and_ttft_limits() -> None:
     late = [request(index, at=float(index), wait=5.5) for index in range(100)]
     assert "TTFT p95 5.50 s exceeds 5 s" in point(late).not_sustained_because
     assert point(late).goodput_rps == 0.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "good", "reason"),
+    [
+        ({}, 100, None),
+        ({"tpot_p95_s": 0.09}, 50, "TPOT p95 0.1000 s exceeds 0.09 s"),
+        ({"tpot_p95_s": 0.11}, 100, None),
+        ({"e2e_p95_s": 1.2}, 50, "E2E p95 1.50 s exceeds 1.2 s"),
+        ({"e2e_p95_s": 1.2, "ttft_p95_s": 0.4}, 0, "TTFT p95 0.5000 s exceeds 0.4 s"),
+    ],
+)
+def test_an_slo_may_name_the_time_per_token_and_the_whole_time(
+    limits: dict[str, float], good: int, reason: str | None
+) -> None:
+    """Half of the requests have tokens 0.05 s apart and take 1 s, the others 0.1 s and 1.5 s."""
+    samples = [request(index, at=float(index), itl=0.05 if index % 2 else 0.1) for index in range(100)]
+    workload = WORKLOAD.model_copy(update={"slo": SustainedLimits(**limits)})
+    measured = point(samples, workload=workload)
+    assert measured.goodput_rps == pytest.approx(good / max(each.ended_s for each in samples))
+    assert (reason is None) == (measured.sustained is True)
+    assert reason is None or reason in measured.not_sustained_because
 
 
 def test_the_knee_is_the_highest_sustained_rate_below_the_first_that_is_not() -> None:

@@ -307,3 +307,18 @@ def test_a_load_without_a_file_is_changed_by_nothing(monkeypatch: pytest.MonkeyP
     command.bench(target, dataclasses.replace(asked, changes=changes, directory=tmp_path), lambda *_: None)
 
     assert (seen[0].workload.requests, seen[0].overridden) == (40, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"session_header": "x-key: 1"}, "is not the name of a header"),
+        ({"tool": "aiperf", "changes": changes(warmup_requests=2)}, "aiperf measures all requests of a session"),
+        ({"tool": "aiperf", "session_header": "x-key"}, "aiperf sends each recorded arrival as a session of its own"),
+    ],
+)
+def test_options_of_sessions_that_cannot_be_followed_are_refused(given: dict[str, object], message: str) -> None:
+    target = url_target("http://node:30000", gpus=8, api_key_env=None)
+    chosen = dataclasses.replace(options(workload="trace.jsonl"), **given)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=message):
+        bench(target, chosen, lambda _point, _text: None)

@@ -235,8 +235,21 @@ def test_a_trace_is_a_workload_with_its_own_arrivals_or_a_number_of_sessions() -
     assert (closed.load, closed.concurrency, closed.max_context) == ("closed", 4, 9000)
     faster, _ = apply_changes(recorded, replace(none, speeds=(2.0, 1.0)))
     assert faster.speeds == (1.0, 2.0)
+    again, _ = apply_changes(faster, replace(none, concurrency=4))  # instead of the speeds of a file
+    assert (again.load, again.concurrency) == ("closed", 4)
+    with pytest.raises(UsageError, match="`--speed` is for recorded arrivals"):
+        apply_changes(recorded, replace(none, concurrency=4, speeds=(2.0,)))
     with pytest.raises(UsageError, match="no rates or arrival process"):
         apply_changes(recorded, replace(none, arrivals="poisson"))
+
+
+def test_a_file_name_with_a_line_break_is_refused() -> None:
+    with pytest.raises(UsageError, match="invalid workload"):
+        load_workload("a\nb.jsonl")
+
+
+def test_limits_that_are_not_set_leave_the_digest_as_it_was() -> None:
+    assert load_workload("wafer-20k-1k").to_dict()["slo"] == {"ttft_p95_s": 5.0, "success_share": 0.99}
 
 
 def test_the_digest_of_a_trace_is_that_of_its_content() -> None:
@@ -252,6 +265,10 @@ def test_the_digest_of_a_trace_is_that_of_its_content() -> None:
         ({"trace": "a.jsonl", "request_rates": (1.0,)}, "own arrivals"),
         ({"trace": "a.jsonl", "cache_hit_rate": 0.5}, "`cache_hit_rate` is for independent prompts"),
         ({"input_tokens": 5, "output_tokens": 5, "request_rates": (1.0,), "max_context": 9}, "requires `sessions`"),
+        (
+            {"trace": "a.jsonl", "load": "closed", "concurrency": 2, "speeds": (2.0,)},
+            "`speeds` are for recorded arrivals",
+        ),
         ({"sessions": SHAPE, "request_rates": (1.0,)}, "`sessions` needs `load: closed`"),
         ({"sessions": {**SHAPE, "turns": (3, 2)}, "load": "closed", "concurrency": 1}, "must be a range"),
     ],

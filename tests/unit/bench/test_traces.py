@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.sessions import open_sessions
+from orchestrator.bench.sessions import SessionTokens, open_sessions, session_key
 from orchestrator.bench.traces.synthetic import SessionShape, Subagents, synthetic_trees
 from orchestrator.bench.traces.trace import open_trace
-from orchestrator.bench.workload import load_workload
+from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.core.errors import ProfileError
 
 # The shape of a line of Mooncake's FAST'25 traces (kvcache-ai/Mooncake, FAST25-release/traces).
@@ -135,6 +135,40 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str)
         open_trace(path)
     with pytest.raises(ProfileError, match="cannot read the trace"):
         open_trace(tmp_path / "missing.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.json", None])
+def test_mooncake_is_lines_of_one_file(tmp_path: Path, name: str | None) -> None:
+    """Of a directory of its files, lines of a session were read from the wrong one."""
+    line = {"session_id": "a", "timestamp": 1, "input_length": 5, "output_length": 1}
+    write(tmp_path, line, name="a.json")
+    with pytest.raises(ProfileError, match="lines of one file") as found:
+        open_trace(tmp_path / name if name else tmp_path)
+    assert ".jsonl" in found.value.hint
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_session_with_and_without_hashes_is_refused(tmp_path: Path, order: int) -> None:
+    turn = {"session_id": "a", "timestamp": 1, "input_length": 5, "output_length": 1}
+    path = write(tmp_path, *[turn, {**turn, "hash_ids": [1]}][::order])
+    with pytest.raises(ProfileError, match="with and without `hash_ids`") as found:
+        open_trace(path)
+    assert found.value.problems_or_self()[0].location == f"{path}:2"
+
+
+def test_a_name_that_is_no_header_is_hashed() -> None:
+    assert session_key("line 1") == "line 1"
+    bad = ["a\r\nX-Other: 1", "é", " a", "", "x" * 10_000]
+    keys = {session_key(each) for each in bad}
+    assert len(keys) == len(bad)
+    assert all(len(key) == 32 and key.isalnum() for key in keys)
+
+
+@pytest.mark.parametrize("size", [16, 1 << 16])
+def test_the_cache_of_blocks_is_bounded_in_tokens(size: int) -> None:
+    tokens = SessionTokens(Workload(trace="a.jsonl"), "", (), block_tokens=size)
+    most = tokens._block.cache_info().maxsize  # type: ignore[attr-defined]
+    assert (most or 0) * size == 1 << 23
 
 
 def test_the_memory_of_a_reader_does_not_grow_with_the_trace(tmp_path: Path) -> None:
