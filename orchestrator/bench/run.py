@@ -31,6 +31,7 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.url import Address
 from orchestrator.core.validation import validation_problems
 from orchestrator.engine.foreign import require_engine
+from orchestrator.engine.gateway import SESSION_HEADER
 from orchestrator.engine.requests import Api
 from orchestrator.plan.capacity import DEFAULT_WORKLOAD
 from orchestrator.plan.plan import PlanWarning
@@ -129,7 +130,7 @@ class ClaimedHardware:
 def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
     """Measure, and return the result with its directory. Raises UsageError, and what `measure` raises."""
     if options.session_header is not None and not _HEADER.fullmatch(options.session_header):
-        raise UsageError(f"`{options.session_header}` is not the name of a header", hint="such as `x-smg-routing-key`")
+        raise UsageError(f"`{options.session_header}` is not the name of a header", hint=f"such as `{SESSION_HEADER}`")
     name, workload = _workload(options, target.workload)
     workload, overridden = apply_changes(workload, options.changes)
     if options.tool == "aiperf" and workload.has_sessions:
