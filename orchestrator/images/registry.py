@@ -6,7 +6,8 @@ There is no login, so a private image can be read only after a pull. The protoco
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from orchestrator.images.config import ImageConfig
 
 _HUB: Final = ("docker.io", "registry-1.docker.io")
 _MAX_BYTES: Final = 8 << 20  # of a manifest or configuration; ROCm images have about 100 kB
+_MAX_ARTIFACT: Final = 1 << 30  # of a layer, in memory
 _MANIFESTS: Final = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",
@@ -40,6 +42,16 @@ class Registry:
 
     def config(self, reference: str) -> ImageConfig:
         """Read the configuration of an image. Raises BuildError if that fails for any reason."""
+        with self._repository(reference) as repository:
+            return repository.config(reference)
+
+    def artifact(self, reference: str) -> bytes:
+        """Read the first layer of an artifact, which is named by its digest. Raises BuildError as `config`."""
+        with self._repository(reference) as repository:
+            return repository.artifact()
+
+    @contextmanager
+    def _repository(self, reference: str) -> Iterator["_Repository"]:
         try:
             name = ImageReference(reference).parts
         except UnsafeValueError as error:
@@ -50,13 +62,13 @@ class Registry:
                 deadline,
                 httpx.Client(transport=self.transport, follow_redirects=True, timeout=self.timeout) as client,
             ):
-                return _Repository(client, name, deadline).config(reference)
+                yield _Repository(client, name, deadline)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             if deadline.reached:
                 reason = f"no complete response within {self.timeout:g} s"
             raise _read_error(reference, reason) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise _read_error(reference, "unexpected response") from error
 
 
@@ -84,17 +96,21 @@ class _Repository:
         config = parse_json(self._get(f"blobs/{manifest['config']['digest']}", {}, manifest["config"]["digest"]))
         return ImageConfig.of(reference, digest, config["config"])
 
+    def artifact(self) -> bytes:
+        layer = parse_json(self._manifest(self.name["digest"] or ""))["layers"][0]["digest"]
+        return self._get(f"blobs/{layer}", {}, layer, most=_MAX_ARTIFACT)
+
     def _manifest(self, tag_or_digest: str) -> bytes:
         digest = tag_or_digest if tag_or_digest.startswith("sha256:") else None
         return self._get(f"manifests/{tag_or_digest}", {"Accept": ", ".join(_MANIFESTS)}, digest)
 
-    def _get(self, path: str, headers: Mapping[str, str], digest: str | None) -> bytes:
+    def _get(self, path: str, headers: Mapping[str, str], digest: str | None, *, most: int = _MAX_BYTES) -> bytes:
         url = f"{self._base_url()}/{path}"
-        response, content = self._read(url, {**headers, **self.headers})
+        response, content = self._read(url, {**headers, **self.headers}, most=most)
         if response.status_code == httpx.codes.UNAUTHORIZED and not self.headers:
             challenge = response.headers.get("WWW-Authenticate", "")
             self.headers = {"Authorization": f"{challenge.partition(' ')[0]} {self._token(challenge)}"}
-            response, content = self._read(url, {**headers, **self.headers})
+            response, content = self._read(url, {**headers, **self.headers}, most=most)
         response.raise_for_status()
         if digest is not None and _digest(content) != digest:
             raise httpx.DecodingError("the content does not match its digest")
@@ -111,11 +127,11 @@ class _Repository:
         document = parse_json(content)
         return str(document.get("token") or document["access_token"])
 
-    def _read(self, url: str, headers: Mapping[str, str]) -> tuple[httpx.Response, bytes]:
+    def _read(self, url: str, headers: Mapping[str, str], *, most: int = _MAX_BYTES) -> tuple[httpx.Response, bytes]:
         """Read a response and its content, limited in size, and in time by the deadline."""
         headers, watch = {**headers, "Accept-Encoding": "identity"}, {"trace": self.deadline.watch}
         with self.client.stream("GET", url, headers=headers, extensions=watch) as response:
-            content = b"".join(iter_capped(response, _MAX_BYTES))
+            content = b"".join(iter_capped(response, most))
         if self.deadline.reached:  # a response that was cut off may seem complete
             raise httpx.ReadTimeout("the response takes too long")
         return response, content

@@ -165,6 +165,7 @@ class Engine:
     source_dir: str  # of the package `sglang` in the image
     aiter_dir: str | None
     aiter_commit: str | None
+    compiled_kernels: str | None = None  # an archive, by a path or an oci:// name, and its digest
 
 
 @dataclass(frozen=True, kw_only=True)

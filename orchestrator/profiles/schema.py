@@ -241,6 +241,11 @@ class EngineSection(StrictModel):
     source_dir: AbsolutePath = Field(default="/sgl-workspace/sglang/python/sglang", description="`sglang` in the image")
     aiter_dir: AbsolutePath | None = Field(default=None, description="aiter's directory in the image")
     aiter_commit: Word | None = Field(default=None, description="aiter's commit in the image")
+    compiled_kernels: Text | None = Field(
+        default=None,
+        pattern=f"^(oci://[^@]+|/[^@]*)@{_DIGEST}$",
+        description="archive of compiled kernels: /FILE@sha256:… or oci://HOST/NAME@sha256:…",
+    )
     source: Text = Field(default="", description="source of these facts")
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # a supervisor imports this module and runs as long as its se
     from orchestrator.hosts.report import Finding
     from orchestrator.hosts.survey import Runner
     from orchestrator.images.config import ImageConfig
+    from orchestrator.kernels.disk.archive import KernelStore
     from orchestrator.plan.build import RuntimeSettings
     from orchestrator.plan.plan import DetectedPatches, Plan
     from orchestrator.plan.rules import Rule
@@ -124,10 +125,7 @@ def lines_since(
 
 
 class PartialResultError(HostError):
-    """An incomplete search for servers: some hosts or clusters did not answer.
-
-    `found` has the units of the others.
-    """
+    """An incomplete search for servers: some hosts or clusters did not answer; `found` has the units of the others."""
 
     def __init__(self, message: str, *, found: tuple[Unit, ...], hint: str = "", details: str = "") -> None:
         """Create the error. `message` names the hosts that did not answer."""
@@ -284,6 +282,11 @@ class Runtime(ABC):
         """Prepare the environment of a server while running servers continue. Raises BuildError, PatchError."""
 
     @classmethod
+    def kernel_store(cls, _prepared: PreparedRun, _host_ref: HostRef) -> KernelStore | None:
+        """Return the caches of compiled kernels of a prepared start; None if its node or image has them."""
+        return None
+
+    @classmethod
     def builtin_tables(cls, _plan: Plan, _home: Home) -> Sequence[Path]:
         """Return the built-in tuned tables that the server's aiter reads; an image has its own. Raises KernelsError."""
         return ()
@@ -307,8 +310,6 @@ class Runtime(ABC):
     def saved_state(cls, _run_dir: Path) -> ServerState | None:
         """Return the state of a server from the record in its run directory, else None. Raises HostError."""
         return None
-
-    # Instance methods: running servers
 
     @abstractmethod
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:

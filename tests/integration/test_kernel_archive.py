@@ -33,7 +33,7 @@ def test_ninja_does_not_compile_again_where_headers_are_newer(tmp_path: Path) ->
     (op / "op.c").write_text('#include "op.h"\nint op(void) { return ONE; }\n')
     (op / "build.ninja").write_text(NINJA.format(include=include, compiled=compiled, op=op))
     flashinfer = next(folder for folder in FOLDERS if folder.name == "flashinfer")
-    caches = KernelFolders({"flashinfer": (flashinfer, home / ".cache/flashinfer")})
+    caches = KernelFolders({"flashinfer": (flashinfer, home / ".cache/flashinfer")}, dict)
 
     def ninja() -> str:
         return subprocess.run(["ninja", "-C", str(op)], check=True, capture_output=True, text=True).stdout

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Final, Literal
+from typing import IO, Final, Literal, Protocol
 
 from pydantic import TypeAdapter
 
@@ -77,6 +77,22 @@ class KernelReceipt:
         if use.plan not in self.plans:
             known = ", ".join(plan[:12] for plan in self.plans)
             yield Problem(f"`plan`: compiled for `{known}`, this start has `{use.plan[:12]}` (model, layout, flags)")
+
+
+class KernelStore(Protocol):
+    """The folders of compiled kernels of a server's host."""
+
+    def engine(self) -> Mapping[str, str]:
+        """Return the build of the engine that compiles into them. Raises HostError if it cannot be determined."""
+
+    def files(self) -> Iterator[KernelFile]:
+        """Yield the kernels. Raises HostError."""
+
+    def lack(self, archive: "KernelArchive") -> bool:
+        """Return whether files of an archive are missing. Raises HostError."""
+
+    def add(self, archive: "KernelArchive") -> int:
+        """Unpack what is missing; return the number of added files. Raises HostError, OSError."""
 
 
 @cache

@@ -4,7 +4,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from getpass import getuser
@@ -19,26 +19,25 @@ from orchestrator.kernels.disk.ninja_times import stamped
 
 @dataclass(frozen=True)
 class KernelFolders:
-    """The folders of a server that runs as this user; `folders` are their paths by name."""
+    """The folders of a server that runs as this user; `folders` are their paths by name. See `KernelStore`."""
 
     folders: Mapping[str, tuple[KernelFolder, Path]]
+    engine: Callable[[], Mapping[str, str]]
 
     @classmethod
-    def of(cls, env: Mapping[str, str], aiter_dir: str | None) -> "KernelFolders":
+    def of(cls, env: Mapping[str, str], engine: Callable[[], Mapping[str, str]]) -> "KernelFolders":
         """Return the folders of a server with these variables, in addition to this process's own."""
         env = {**os.environ, **env}
-        found = kernel_folders(env, home=str(Path.home()), user=getuser(), aiter_dir=aiter_dir)
-        return cls({folder.name: (folder, Path(os.path.realpath(path))) for folder, path in found})
+        found = kernel_folders(env, home=str(Path.home()), user=getuser(), aiter_dir=None)
+        return cls({folder.name: (folder, Path(os.path.realpath(path))) for folder, path in found}, engine)
 
     def files(self) -> Iterator[KernelFile]:
         """Yield the kernels. A link, and a file that vanishes meanwhile, is left out."""
         for name, (folder, root) in self.folders.items():
-            for place, folders, names in os.walk(root):
-                folders.sort()
-                for path in (Path(f"{place}/{each}") for each in sorted(names)):
-                    below = path.relative_to(root).as_posix()
-                    if is_kernel_file(folder, below) and (file := _read(path, f"{name}/{below}")) is not None:
-                        yield file
+            for path in sorted(root.rglob("*")):
+                below = path.relative_to(root).as_posix()
+                if is_kernel_file(folder, below) and (file := _read(path, f"{name}/{below}")) is not None:
+                    yield file
 
     def lack(self, archive: KernelArchive) -> bool:
         """Return whether any file of an archive is missing."""

@@ -34,8 +34,10 @@ _HERE: Final = 'RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"'
 _NOTHING: Final = ContainerRequirements(
     devices=(), all_gpus=False, groups=(), ipc=None, shm_bytes=None, ulimits=(), security_opt=(), cap_add=()
 )
-# Caches of compiled kernels at their default paths, by compiler: tvm-ffi and hub metadata, and triton.
+# Caches of compiled kernels at their default paths, by compiler: tvm-ffi and hub metadata, and triton; see
+# `engine/kernel_caches.py`. Beside aiter's own folder there are its templates, FlyDSL and MIOpen's database.
 _CACHED: Final = {"jit": "/root/.cache", "triton": "/root/.triton"}
+_CACHED_ROCM: Final = {"flydsl": "/root/.flydsl", "miopen": "/root/.config/miopen", "templates": "/root/.aiter"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +234,7 @@ def _caches(plan: Plan, image: str) -> tuple[CacheVolume, ...]:
     key = f"{hashlib.sha256(image.encode()).hexdigest()[:12]}-{plan.hardware.arch}"
     targets = dict(_CACHED)
     if plan.engine.aiter_dir:
-        targets["aiter"] = f"{plan.engine.aiter_dir}/aiter/jit"
+        targets |= {**_CACHED_ROCM, "aiter": f"{plan.engine.aiter_dir}/aiter/jit"}
     return tuple(CacheVolume(name=f"deploy-cache-{key}-{kind}", target=at) for kind, at in sorted(targets.items()))
 
 

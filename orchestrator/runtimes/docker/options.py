@@ -56,7 +56,7 @@ def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: G
         host, outside, inside = spec.publish
         reached = {"port_bindings": {inside: (host, outside)}}
     return {
-        "mounts": [*_binds(spec, home), *_caches(spec, artifacts)],
+        "mounts": [*_binds(spec, home), *cache_mounts(spec, artifacts)],
         **reached,
         "restart_policy": {"Name": "on-failure", "MaximumRetryCount": spec.restarts},
         "init": True,
@@ -103,7 +103,8 @@ def _binds(spec: ContainerSpec, home: str) -> list[Mount]:
     ]
 
 
-def _caches(spec: ContainerSpec, artifacts: Artifacts) -> list[Mount]:
+def cache_mounts(spec: ContainerSpec, artifacts: Artifacts) -> list[Mount]:
+    """Return the mounts of the cache volumes, which are created at their first use."""
     labels = {CACHE_LABEL: spec.image, ARCH_LABEL: artifacts.plan.hardware.arch}
     return [Mount(cache.target, cache.name, type="volume", labels=labels) for cache in spec.caches]
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from orchestrator.hosts.context import Check, DiskNeed
     from orchestrator.hosts.survey import Runner
+    from orchestrator.kernels.disk.archive import KernelStore
     from orchestrator.plan.rules import Rule
 
 _PAUSE: Final = 0.2  # seconds between two polls of containers that are stopping
@@ -107,6 +108,12 @@ class DockerRuntime(Runtime):
         from orchestrator.runtimes.docker.spec import prepare
 
         return prepare(artifacts, host_ref)
+
+    @classmethod
+    def kernel_store(cls, prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:
+        from orchestrator.runtimes.docker.kernels import kernel_store
+
+        return kernel_store(prepared, host_ref)
 
     def caches(self) -> Sequence[Cache]:
         from orchestrator.runtimes.docker.caches import caches

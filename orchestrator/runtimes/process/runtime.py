@@ -65,6 +65,7 @@ from orchestrator.runtimes.supervisor.request import start_request
 
 if TYPE_CHECKING:
     from orchestrator.hosts.context import Check
+    from orchestrator.kernels.disk.archive import KernelStore
     from orchestrator.plan.rules import Rule
 
 SUPERVISOR: Final = "orchestrator.runtimes.supervisor.main"  # run as a program, once per server
@@ -106,6 +107,12 @@ class ProcessRuntime(Runtime):
         from orchestrator.runtimes.supervisor.prepare import prepare
 
         return prepare(artifacts, host_ref, host_ref.home.packages)
+
+    @classmethod
+    def kernel_store(cls, prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:
+        from orchestrator.runtimes.supervisor.kernels import kernel_store
+
+        return kernel_store(prepared, host_ref)
 
     @classmethod
     def builtin_tables(cls, plan: Plan, home: Home) -> Sequence[Path]:

@@ -35,6 +35,7 @@ from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
 from orchestrator.servers.start.host import require_host, require_ready_host, resolve_host_ref
+from orchestrator.servers.start.kernels import StartKernels
 from orchestrator.servers.start.launch import StartSpec, UpResult, bring_up
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.verify import await_healthy, is_gateway_alive
@@ -77,12 +78,16 @@ def up(
         prepared = prepare_start(request, source, first, host_ref)
         made, records = prepared.artifacts, prepared.records
         report_warnings(made.plan, name=name, image=prepared.image, before=made.plan)
+        kernels = StartKernels.of(prepared, host_ref)
+        kernels.take()
         request = replace(request, image=made.plan.prebuilt_image) if source.image else request
         start = StartSpec(name=name, request=request, artifacts=made, records=records, key=key, on_verified=on_verified)
         if running is not None:
             with _room_for(home, name, made):
                 pass
-            return rolling_update(start, servers, running, host_ref)
+            done = rolling_update(start, servers, running, host_ref)
+            kernels.save()
+            return done
         with ExitStack() as room:
             if servers.find(name):
                 room.enter_context(_room_for(home, name, made))
@@ -91,7 +96,9 @@ def up(
                 room.close()
                 machine = require_ready_host(made.plan, host_ref, before)
                 start = replace(start, records={**records, "preflight.json": redact_data(machine.to_dict())})
-                return bring_up(start, servers)
+                done = bring_up(start, servers)
+            kernels.save()
+            return done
 
 
 def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> RunningServer | None:

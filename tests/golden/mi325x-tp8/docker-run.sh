@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi325x-tp8 \
   --label deploy.name=mi325x-tp8 \
-  --label deploy.plan=491891a0e65cfebb0fa76a3646049f081db30fc41dc5f17ddc75bb4e7d43e3e4 \
+  --label deploy.plan=34f13d0389189aabf3c469a562a03934e4184d31b78d106dcbbeafea4c4c6e67 \
   --label deploy.profile=mi325x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -25,7 +25,10 @@ docker run --detach --init --name deploy-mi325x-tp8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-fp8,target=/models/glm-5.2-fp8,readonly \
   --mount type=volume,source=deploy-cache-2734b4156c26-gfx942-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-2734b4156c26-gfx942-flydsl,target=/root/.flydsl \
   --mount type=volume,source=deploy-cache-2734b4156c26-gfx942-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-2734b4156c26-gfx942-miopen,target=/root/.config/miopen \
+  --mount type=volume,source=deploy-cache-2734b4156c26-gfx942-templates,target=/root/.aiter \
   --mount type=volume,source=deploy-cache-2734b4156c26-gfx942-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=6aa800717795715963acc71d104ffefb44b22e25e35906f6b5c1fae189a65533 \
+  --label deploy.plan=bb98e501ef23058bf8d7418b9eaad0755a86a39b87888d679ab2a6a5882801bb \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -25,7 +25,10 @@ docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
   --mount type=volume,source=deploy-cache-6d9cc76b17a4-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-6d9cc76b17a4-gfx950-flydsl,target=/root/.flydsl \
   --mount type=volume,source=deploy-cache-6d9cc76b17a4-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-6d9cc76b17a4-gfx950-miopen,target=/root/.config/miopen \
+  --mount type=volume,source=deploy-cache-6d9cc76b17a4-gfx950-templates,target=/root/.aiter \
   --mount type=volume,source=deploy-cache-6d9cc76b17a4-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \

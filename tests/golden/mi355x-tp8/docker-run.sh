@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
-  --label deploy.plan=6722617810c92eee20a88b5600574fe0ceec480bd77844d541546422be4c9943 \
+  --label deploy.plan=5e623e99627d42113cb00cd99667324ebade69e60d63e8699135c8794a18da35 \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -25,7 +25,10 @@ docker run --detach --init --name deploy-mi355x-tp8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
   --mount type=volume,source=deploy-cache-b612311fbd1c-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-b612311fbd1c-gfx950-flydsl,target=/root/.flydsl \
   --mount type=volume,source=deploy-cache-b612311fbd1c-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-b612311fbd1c-gfx950-miopen,target=/root/.config/miopen \
+  --mount type=volume,source=deploy-cache-b612311fbd1c-gfx950-templates,target=/root/.aiter \
   --mount type=volume,source=deploy-cache-b612311fbd1c-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \

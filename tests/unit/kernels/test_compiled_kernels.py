@@ -24,7 +24,7 @@ def kernel(path: str, content: bytes = b"code", *, executable: bool = False) -> 
 
 
 def folders(home: Path) -> KernelFolders:
-    return KernelFolders({each.name: (each, home / each.default.lstrip("/")) for each in FOLDERS})
+    return KernelFolders({each.name: (each, home / each.default.lstrip("/")) for each in FOLDERS}, dict)
 
 
 def put(home: Path, path: str, content: bytes = b"code") -> Path:

@@ -1,0 +1,162 @@
+"""The compiled kernels of a start: unpacked before it, saved after its smoke test.
+
+Of one archive in the home directory for each GPU, driver and build of the engine, or the one that the profile names.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.console import note, warn
+from orchestrator.core.errors import BuildError, DeployError, KernelsError
+from orchestrator.core.files import atomic_write, private_dir
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
+from orchestrator.hosts.gpus import read_gpus
+from orchestrator.images.registry import Registry
+from orchestrator.kernels.disk.archive import (
+    SUFFIX,
+    KernelArchive,
+    KernelStore,
+    KernelUse,
+    read_archive,
+    write_archive,
+)
+from orchestrator.plan.plan import Plan
+from orchestrator.runtimes import runtime_class
+from orchestrator.runtimes.base import HostRef, PreparedRun
+from orchestrator.servers.start.host import runner_for
+
+OCI: Final = "oci://"
+_DOWNLOAD: Final = 600.0  # seconds
+
+
+def kernel_plan(plan: Plan) -> str:
+    """Return the digest of what a plan has compiled: the model, its layout, and the flags."""
+    model = plan.model.checkpoint
+    parts = [plan.model.name, asdict(model), asdict(plan.layout), [(flag.name, flag.values) for flag in plan.flags]]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class StartKernels:
+    """The compiled kernels of one start; `store` is None if its runtime cannot reach them."""
+
+    plan: Plan
+    host_ref: HostRef
+    store: KernelStore | None
+
+    @classmethod
+    def of(cls, prepared: PreparedRun, host_ref: HostRef) -> "StartKernels":
+        """Return the kernels of a prepared start."""
+        plan = prepared.artifacts.plan
+        return cls(plan, host_ref, runtime_class(plan.runtime).kernel_store(prepared, host_ref))
+
+    def take(self) -> None:
+        """Unpack what the start lacks. Raises KernelsError for an archive of the profile that does not match.
+
+        A problem with an archive in the home directory is a warning: the server then compiles its kernels.
+        """
+        if self.plan.engine.compiled_kernels is not None:
+            self._take_named(self.plan.engine.compiled_kernels)
+        elif self.store is not None and self._saved_any():
+            with _warning("cannot use the saved kernels"):
+                if self._path.is_file():
+                    self._add(read_archive(self._path), self.store)
+
+    def save(self) -> None:
+        """Save the kernels that a verified server has compiled, once for each plan. A failure is only a warning."""
+        if self.store is None:
+            return
+        with _warning("cannot save the compiled kernels"):
+            files = self.store.files()
+            if (first := next(files, None)) is None:
+                return
+            plans = read_archive(self._path).receipt.plans if self._path.is_file() else ()
+            if self._use.plan in plans:
+                return
+            self.host_ref.home.root.mkdir(parents=True, exist_ok=True)
+            private_dir(self._path.parent)
+            count = write_archive(self._path, self._use, plans, chain([first], files))
+            saved = read_archive(self._path)
+            note(f"saved {count} files of compiled kernels, {saved.size:,} bytes: {self._path}@{saved.digest}")
+
+    @cached_property
+    def _use(self) -> KernelUse:
+        vendor = self.plan.hardware.vendor
+        inventory = None if vendor == "cpu" else read_gpus(vendor, runner_for(self.host_ref))
+        driver = inventory.driver if inventory is not None else None
+        engine = self.store.engine() if self.store is not None else {}
+        return KernelUse(
+            arch=self.plan.hardware.arch, driver=driver or "none", engine=engine, plan=kernel_plan(self.plan)
+        )
+
+    @property
+    def _path(self) -> Path:
+        return self.host_ref.home.compiled_kernels / FileName(f"{self._use.key}{SUFFIX}")
+
+    def _saved_any(self) -> bool:
+        """Return whether the home directory has an archive; the versions of the engine need not be read for none."""
+        return any(self.host_ref.home.compiled_kernels.glob(f"*{SUFFIX}"))
+
+    def _take_named(self, reference: str) -> None:
+        if self.store is None:
+            note(f"`{reference}` is not unpacked: on {self.plan.runtime}, the image of the server has its kernels")
+            return
+        archive = named_archive(reference, self.host_ref)
+        if problems := list(archive.receipt.problems(self._use)):
+            hint = "omit `engine.compiled_kernels`: the server then compiles its own, and `deploy up` saves them"
+            raise KernelsError(f"the kernels of `{archive.path}` are not for this start", problems=problems, hint=hint)
+        try:
+            self._add(archive, self.store)
+        except OSError as error:
+            raise KernelsError(f"cannot unpack `{archive.path}`: {error.strerror}: `{error.filename}`") from error
+
+    def _add(self, archive: KernelArchive, store: KernelStore) -> None:
+        if store.lack(archive):
+            note(f"compiled kernels: {store.add(archive)} files added from {archive.path}")
+
+
+def named_archive(reference: str, host_ref: HostRef) -> KernelArchive:
+    """Return the archive of a reference with a digest; one in a registry is downloaded. Raises KernelsError."""
+    name, _, digest = reference.rpartition("@")
+    if name.startswith(OCI):
+        return _downloaded(reference.removeprefix(OCI), host_ref.home)
+    archive = read_archive(Path(name))
+    if archive.digest != digest:
+        raise KernelsError(f"`{name}` has the digest {archive.digest}, not {digest}")
+    return archive
+
+
+def _downloaded(reference: str, home: Home) -> KernelArchive:
+    """Return an archive of a registry: the digest in `reference` pins its manifest, and that the archive's digest.
+
+    Raises KernelsError.
+    """
+    folder, manifest = home.compiled_kernels / "oci", reference.rpartition(":")[2]
+    try:
+        for known in folder.glob(f"{manifest}-*{SUFFIX}"):
+            archive = read_archive(known)
+            if known.name == f"{manifest}-{archive.digest.removeprefix('sha256:')}{SUFFIX}":
+                return archive
+        content = Registry(timeout=_DOWNLOAD).artifact(reference)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / FileName(f"{manifest}-{hashlib.sha256(content).hexdigest()}{SUFFIX}")
+        return read_archive(atomic_write(path, content, mode=0o600))
+    except (BuildError, OSError) as error:
+        raise KernelsError(f"cannot download the kernels of `{reference}`", details=str(error)) from error
+
+
+@contextmanager
+def _warning(message: str) -> Iterator[None]:
+    """Turn an error of the block into a warning: kernels that are missing cost time, and nothing else."""
+    try:
+        yield
+    except (DeployError, OSError) as error:
+        warn(f"{message}: {error.message if isinstance(error, DeployError) else error}")

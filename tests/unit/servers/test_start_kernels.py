@@ -1,0 +1,140 @@
+"""Compiled kernels of a start: which archive is taken, what is refused, and when one is saved."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import HostError, KernelsError
+from orchestrator.core.paths import Home
+from orchestrator.engine.kernel_caches import FOLDERS
+from orchestrator.kernels.disk.archive import KernelStore, read_archive
+from orchestrator.kernels.disk.kernel_folders import KernelFolders
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load
+from orchestrator.runtimes.base import HostRef
+from orchestrator.servers.start.kernels import StartKernels
+
+VERSIONS = {"sglang": "0.5.14", "torch": "2.9.1"}
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return load("cpu-tiny").plan
+
+
+def caches(user: Path, engine: Mapping[str, str] = VERSIONS) -> KernelFolders:
+    """The folders of one user of a host."""
+    triton = next(folder for folder in FOLDERS if folder.name == "triton")
+    return KernelFolders({"triton": (triton, user / ".triton/cache")}, lambda: engine)
+
+
+def compiled(user: Path, name: str = "K") -> KernelFolders:
+    """The folders of a user whose server has compiled a kernel."""
+    kernel = user / f".triton/cache/{name}/kernel.cubin"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(b"code")
+    return caches(user)
+
+
+def kernels(plan: Plan, home: Path, store: KernelStore | None) -> StartKernels:
+    return StartKernels(plan, HostRef(home=Home(home)), store)
+
+
+def saved(home: Path) -> list[Path]:
+    return sorted((home / "compiled-kernels").glob("*.tar.gz"))
+
+
+def named(plan: Plan, reference: str) -> Plan:
+    return replace(plan, engine=replace(plan.engine, compiled_kernels=reference))
+
+
+def test_a_fresh_host_takes_what_a_verified_server_has_saved(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    kernels(plan, home, compiled(tmp_path / "first")).save()
+    assert "saved 1 files of compiled kernels" in capsys.readouterr().err
+    kernels(plan, home, caches(tmp_path / "second")).take()
+    assert (tmp_path / "second/.triton/cache/K/kernel.cubin").read_bytes() == b"code"
+    assert "1 files added" in capsys.readouterr().err
+    kernels(plan, home, caches(tmp_path / "second")).take()
+    assert capsys.readouterr().err == ""  # nothing was missing
+
+
+def test_a_plan_is_saved_once_and_several_plans_share_an_archive(plan: Plan, tmp_path: Path) -> None:
+    store = compiled(tmp_path / "user")
+    kernels(plan, tmp_path, store).save()
+    (archive,) = saved(tmp_path)
+    first = archive.read_bytes()
+    compiled(tmp_path / "user", "L")
+    kernels(plan, tmp_path, store).save()
+    assert archive.read_bytes() == first
+    kernels(replace(plan, model=replace(plan.model, name="other")), tmp_path, store).save()
+    assert saved(tmp_path) == [archive]
+    assert len(read_archive(archive).receipt.plans) == 2
+    assert len(read_archive(archive).sizes) == 2
+
+
+def test_kernels_of_other_versions_are_not_taken(plan: Plan, tmp_path: Path) -> None:
+    kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
+    kernels(plan, tmp_path, caches(tmp_path / "second", {"sglang": "0.5.16"})).take()
+    assert not (tmp_path / "second").exists()
+
+
+def test_nothing_is_saved_of_a_server_that_has_compiled_nothing(plan: Plan, tmp_path: Path) -> None:
+    def versions() -> Mapping[str, str]:
+        raise AssertionError("the engine is asked only if there is something to save")
+
+    kernels(plan, tmp_path, replace(caches(tmp_path / "user"), engine=versions)).save()
+    kernels(plan, tmp_path, replace(caches(tmp_path / "user"), engine=versions)).take()
+    assert not (tmp_path / "compiled-kernels").exists()
+
+
+def test_a_failure_to_save_or_to_take_saved_kernels_is_a_warning(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def versions() -> Mapping[str, str]:
+        raise HostError("no interpreter")
+
+    kernels(plan, tmp_path, replace(compiled(tmp_path / "user"), engine=versions)).save()
+    assert "cannot save the compiled kernels: no interpreter" in capsys.readouterr().err
+    kernels(plan, tmp_path, caches(tmp_path / "user")).save()
+    saved(tmp_path)[0].write_bytes(b"damaged")
+    kernels(plan, tmp_path, caches(tmp_path / "second")).take()
+    assert "cannot use the saved kernels" in capsys.readouterr().err
+
+
+def test_a_named_archive_is_taken_by_its_digest(plan: Plan, tmp_path: Path) -> None:
+    kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
+    (archive,) = saved(tmp_path)
+    other = tmp_path / "elsewhere.tar.gz"
+    archive.rename(other)
+    reference = f"{other}@{read_archive(other).digest}"
+    kernels(named(plan, reference), tmp_path / "new", caches(tmp_path / "second")).take()
+    assert (tmp_path / "second/.triton/cache/K/kernel.cubin").is_file()
+    with pytest.raises(KernelsError, match="has the digest sha256:"):
+        kernels(named(plan, f"{other}@sha256:{'0' * 64}"), tmp_path, caches(tmp_path / "third")).take()
+    assert not (tmp_path / "third").exists()
+
+
+def test_a_named_archive_for_another_start_is_refused_with_each_field(plan: Plan, tmp_path: Path) -> None:
+    kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
+    (archive,) = saved(tmp_path)
+    other = named(plan, f"{archive}@{read_archive(archive).digest}")
+    other = replace(other, layout=replace(other.layout, tp=2), hardware=replace(other.hardware, arch="gfx950"))
+    with pytest.raises(KernelsError, match="are not for this start") as refused:
+        kernels(other, tmp_path, caches(tmp_path / "second", {"sglang": "0.5.14", "torch": "2.10.0"})).take()
+    found = "\n".join(problem.message for problem in refused.value.problems)
+    assert "`arch`: compiled for `x86_64`, this start has `gfx950`" in found
+    assert "`engine.torch`: compiled for `2.9.1`, this start has `2.10.0`" in found
+    assert "`plan`: compiled for" in found
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_runtime_that_has_them_in_its_image_says_so(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels(named(replace(plan, runtime="kubernetes"), f"/x@sha256:{'0' * 64}"), tmp_path, None).take()
+    assert "on kubernetes, the image of the server has its kernels" in capsys.readouterr().err
