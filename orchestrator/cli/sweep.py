@@ -1,5 +1,7 @@
 """The command `deploy sweep`."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
@@ -125,6 +127,7 @@ def command(
         timeout=timeout,
         resume=resume,
         name=name,
+        command=shlex.join(["deploy", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"]),
     )
     planned = plan_sweep(request, Home.from_environment())
     profile_path(planned)

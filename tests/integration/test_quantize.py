@@ -78,7 +78,10 @@ def test_a_worker_that_fails_ends_the_others_and_leaves_what_is_done(place: Path
     assert not failed.workers()
 
     code, said = Quantizing(place, "failed", recipe="glm-5.2-quark").end()
-    assert (code, "cannot resume this quantization: it was started with another recipe" in said) == (2, True), said
+    assert (code, "cannot resume this quantization: it was started with another source, recipe or Quark" in said) == (
+        2,
+        True,
+    ), said
     assert len(failed.shards()) == 4
 
 

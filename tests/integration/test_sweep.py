@@ -54,6 +54,8 @@ def test_a_sweep_is_cut_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not [line for line in said if line.startswith(("started", "waiting", "ready", "note: sglang"))]
     assert not processes_with(f"--port {port}")
     report = json.loads((tmp_path / "out/sweep.json").read_text())
+    assert report["command"].startswith("deploy sweep ")
+    assert report["command"].count("--resume") == report["command"].endswith(" --resume")
     trials = [row["trial"] for row in report["rows"]]
     assert (trials[0]["outcome"], trials[0]["own"]) == ("measured", True), "the interrupted trial has no number"
     assert sorted(each["outcome"] for each in trials[1:]) == ["cannot fit"] * 3 + ["failed", "measured"]

@@ -83,9 +83,9 @@ class WorkDir:
         text = json.dumps(asdict(job), indent=1, sort_keys=True) + "\n"
         self._require_owned()
         with suppress(FileNotFoundError):
-            if (differ := _differences(read_private(path).decode(errors="replace"), text)) is not None:
+            if read_private(path).decode(errors="replace") != text:
                 raise UsageError(
-                    f"cannot resume this quantization: it was started with another {differ}",
+                    "cannot resume this quantization: it was started with another source, recipe or Quark",
                     location=str(self.root),
                     hint=f"quantize into another target, or start again: `rm -r {shlex.quote(str(self.root))}`",
                 )
@@ -166,17 +166,3 @@ class WorkDir:
         """Remove the directory. Raises UsageError if this tool did not create it."""
         self._require_owned()
         remove_tree(self.root, within=self.target.parent)
-
-
-def _differences(before: str, now: str) -> str | None:
-    """Return the different input of two jobs; None if they are equal."""
-    if before == now:
-        return None
-    try:
-        old, new = parse_json(before), parse_json(now)
-        keys = [key for key in new if old.get(key) != new[key]]
-    except (ValueError, AttributeError):
-        return "job"
-    if {"source", "files", "shards", "model_type"} & {*keys}:
-        return "source, or the source has changed"
-    return "Quark" if keys == ["made_by"] else "recipe"

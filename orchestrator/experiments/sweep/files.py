@@ -108,7 +108,7 @@ def sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ende
         weights=search.weights(),
         points=tuple(point for each in points for point in each),
         notes=tuple(_notes(sweep, search, winners, results)),
-        command=sweep.request.again,
+        command=sweep.request.command,
     )
 
 

@@ -22,7 +22,6 @@ from orchestrator.core.files import cut
 from orchestrator.core.locks import LockHeldError, hold
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.subprocesses import quote
 from orchestrator.core.validation import model_of, read_file
 from orchestrator.engine.flags import FlagTable, flag_problems
 from orchestrator.engine.options import Meaning
@@ -75,33 +74,7 @@ class SweepRequest:
     timeout: float | None = None
     resume: bool = False
     name: str | None = None  # name of the new profile
-
-    @property
-    def again(self) -> str:
-        """The command that resumes the sweep."""
-        rates = ",".join(f"{rate:g}" for rate in self.request_rates) if self.request_rates else None
-        given = {
-            "--space": self.space,
-            "--output": self.output if self.beside else None,
-            "--objective": self.objective,
-            "--at-rate": self.at_rps,
-            "--max-ttft-p95": self.ttft_p95_s,
-            "--workload": self.workload,
-            "--request-rate": rates,
-            "--repeats": self.repeats,
-            "--max-trials": self.budget.trials,
-            "--max-hours": self.budget.hours,
-            "--max-cost": self.budget.usd,
-            "--price": self.usd_per_gpu_hour,
-            "--seed": self.seed,
-            "--host": self.host,
-            "--timeout": self.timeout,
-            "--name": self.name,
-        }
-        words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
-        words += [word for override in self.overrides for word in ("--set", override)]
-        words += ["--allow-untuned"] if self.allow_untuned else []
-        return quote(["deploy", "sweep", self.profile, *words, "--resume"])
+    command: str = ""  # that resumes the sweep
 
 
 @dataclass(frozen=True, kw_only=True)

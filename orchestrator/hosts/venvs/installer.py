@@ -5,8 +5,9 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,13 +18,9 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 
 _SHOWN_LINES: Final = 15  # last lines of uv in an error
-_BIG: Final = 10.0  # MiB; a download of at least this size is named in the progress
 _FULL: Final = "No space left"
 # A pinned list is complete: uv must neither resolve dependencies nor compile packages.
 _AS_IT_STANDS: Final = ("--no-deps", "--only-binary", ":all:")
-# A line of uv's output: "Downloading torch (182.4MiB)".
-_DOWNLOADING: Final = re.compile(r"^Downloading (?P<name>\S+) \((?P<size>[\d.]+)(?P<unit>[KMG])iB\)$")
-_MIB: Final = {"K": 1 / 1024, "M": 1.0, "G": 1024.0}
 # For each setting of pip: uv's environment variable for it, and the separator between several values.
 _PIP_IN_UV: Final[Mapping[str, tuple[str, str]]] = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
@@ -55,22 +52,22 @@ def install(folder: Path, pinned: PinnedRequirements, progress: Progress) -> Non
     folder, so that it does not read the settings of a project in the working directory. Raises BuildError with the last
     lines of uv if a step fails.
     """
-    steps = _Steps(pinned=pinned, progress=progress)
     uv, cwd = find_uv(), folder.parent
     listed = subprocesses.run_or_127(subprocesses.python_module_argv("pip", "config", "list"), timeout=30)
     env = {"UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", **pip_settings_for_uv(listed.stdout)}
     add = [uv, "pip", "install", "--python", str(folder), *_AS_IT_STANDS, "--compile-bytecode"]
     add += ["--index-strategy", "unsafe-best-match"]
-    steps.run("creating", [uv, "venv", "--python", sys.executable, str(folder)], cwd=cwd, env=env)
+    run = partial(_run, pinned=pinned, progress=progress, cwd=cwd, env=env)
+    run("creating", [uv, "venv", "--python", sys.executable, str(folder)])
     if pinned.torch is not None:
         doing = f"installing {pinned.torch}"
         try:
-            steps.run(doing, [*add, pinned.torch], cwd=cwd, env=env)
+            run(doing, [*add, pinned.torch])
         except BuildError as error:
             if "no version of torch" not in error.details:
                 raise
-            steps.run(doing, [*add, "--index", pinned.torch_index, pinned.torch], cwd=cwd, env=env)
-    steps.run("installing the pinned packages", [*add, "-r", str(pinned.file)], cwd=cwd, env=env)
+            run(doing, [*add, "--index", pinned.torch_index, pinned.torch])
+    run("installing the pinned packages", [*add, "-r", str(pinned.file)])
 
 
 def find_uv() -> str:
@@ -98,50 +95,21 @@ def pip_settings_for_uv(listed: str, environ: Mapping[str, str] = os.environ) ->
     return {variable: value for variable, value in found.items() if variable not in environ}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Steps:
-    """A runner for the steps of one build that shows each step and the size of its downloads."""
+def _run(
+    doing: str, argv: list[str], pinned: PinnedRequirements, progress: Progress, *, cwd: Path, env: Mapping[str, str]
+) -> None:
+    """Run one step and show its last line. Raises BuildError with the last lines of its output if it fails."""
+    last: deque[str] = deque(maxlen=_SHOWN_LINES)
 
-    pinned: PinnedRequirements
-    progress: Progress
-    sizes: dict[str, float] = field(default_factory=dict)  # announced downloads, MiB by package
+    def take(line: str) -> None:
+        last.append(line)
+        progress.update(f"{pinned.name}: {doing}", transient=line.strip()[:60])
 
-    def run(
-        self, doing: str, argv: list[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
-    ) -> None:
-        """Run one step. Raises BuildError with the last lines of its output if it fails."""
-        last: deque[str] = deque(maxlen=_SHOWN_LINES)
-        show = self._show(doing)
-
-        def take(line: str) -> None:
-            last.append(line)
-            show(line)
-
-        self.progress.update(f"{self.pinned.name}: {doing}")
-        if subprocesses.follow(argv, take, cwd=cwd, env=env) != 0:
-            said = "\n".join(last)
-            raise BuildError(
-                f"cannot build {self.pinned.name}: {doing} failed",
-                location=str(self.pinned.file),
-                hint=hint(said),
-                details=said,
-            )
-
-    def _show(self, doing: str) -> Callable[[str], None]:
-        shown = f"{self.pinned.name}: {doing}"
-
-        def show(line: str) -> None:
-            nonlocal shown
-            now = line.strip()
-            if announced := _DOWNLOADING.match(line):
-                size = float(announced["size"]) * _MIB[announced["unit"]]
-                self.sizes[announced["name"]] = size
-                now = f"{sum(self.sizes.values()):.0f} MiB in {len(self.sizes)} packages"
-                if size >= _BIG:
-                    shown = f"{self.pinned.name}: downloading {announced['name']}, {size:.0f} MiB"
-            self.progress.update(shown, transient=now[:60])
-
-        return show
+    progress.update(f"{pinned.name}: {doing}")
+    if subprocesses.follow(argv, take, cwd=cwd, env=env) != 0:
+        said = "\n".join(last)
+        message = f"cannot build {pinned.name}: {doing} failed"
+        raise BuildError(message, location=str(pinned.file), hint=hint(said), details=said)
 
 
 def hint(said: str) -> str:

@@ -149,14 +149,7 @@ def test_a_text_that_is_not_there_is_told_before_anything_is_started(home: Home)
         planned(home, workload=str(load))
 
 
-def test_the_command_that_goes_on_says_all_that_was_asked_for(home: Home) -> None:
-    request = planned(home, at_rps=2.0, budget=Budget(hours=8.0), overrides=("server.port=31000",), beside=True).request
-    folder = home.root.parent
-    assert request.again == (
-        f"deploy sweep mi355x-tp8 --space {folder}/space.yaml --output {folder}/out --at-rate 2.0 "
-        "--workload wafer-20k-1k --max-hours 8.0 --seed 1 --set server.port=31000 --resume"
-    )
-    assert "--output" not in replace(request, beside=False).again
+def test_the_default_output_is_called_as_the_profile() -> None:
     assert default_output("mi355x-glm-4.7-flash") == Path("results/sweep-mi355x-glm-4.7-flash")
     assert default_output("./own/house.yaml") == Path("results/sweep-house")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.console import Progress
-from orchestrator.hosts.venvs.installer import PinnedRequirements, _Steps, pip_settings_for_uv
+from orchestrator.hosts.venvs.installer import PinnedRequirements, _run, pip_settings_for_uv
 
 # Recorded, shortened: uv 0.13.9 with its output in a pipe.
 UV = """\
@@ -32,7 +32,7 @@ class Recording(Progress):
         self.beside.append(transient)
 
 
-def test_what_is_downloaded_and_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_uv_does_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def follow(_argv: object, take: object, **_: object) -> int:
         assert callable(take)
         for line in UV.splitlines():
@@ -42,13 +42,10 @@ def test_what_is_downloaded_and_how_much(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("orchestrator.core.subprocesses.follow", follow)
     progress = Recording()
     pinned = PinnedRequirements(file=Path("sglang.txt"), torch=None, torch_index="")
-    _Steps(pinned=pinned, progress=progress).run("installing", ["uv"])
+    _run("installing", ["uv"], pinned, progress, cwd=Path(), env={})
 
-    assert progress.lines == [
-        "environment `sglang`: installing",
-        "environment `sglang`: downloading scipy, 34 MiB",
-    ]
-    assert "39 MiB in 3 packages" in progress.beside
+    assert progress.lines == ["environment `sglang`: installing"]
+    assert "Downloading scipy (33.7MiB)" in progress.beside
 
 
 def test_uv_is_told_what_pip_knows_of_indexes_and_certificates() -> None:
