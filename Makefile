@@ -25,8 +25,7 @@ test-failed: $(VENV)/ready ## the tests that failed in the last run, one at a ti
 check: $(VENV)/ready ## format, lint, types: seconds
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy --config-file tests/mypy.ini
+	$(VENV)/bin/mypy --config-file tests/mypy.ini & $(VENV)/bin/mypy; code=$$?; wait $$! && exit $$code
 
 unit golden integration: $(VENV)/ready ## one kind of tests
 	$(PYTEST) tests/$@
