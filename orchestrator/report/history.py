@@ -11,13 +11,14 @@ from typing import Final
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, Point
 from orchestrator.bench.result_files import load_result
-from orchestrator.core.console import table
+from orchestrator.core.console import format_duration, table
 from orchestrator.core.errors import DeployError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.runs.run_dir import (
     REQUEST_FILE,
     RESULTS_FILE,
     SMOKE_FILE,
+    SOAKED,
     RunDir,
     known_names,
     not_started,
@@ -59,7 +60,8 @@ class RunSummary:
     started_at: str
     ready_seconds: float | None
     smoke: Mapping[str, int]  # number of checks by verdict, in the last smoke test
-    soak_seconds: float  # of mixed load in that test, per replica; 0: none
+    soak_seconds: float  # of the last soak that passed, per replica; 0: none
+    soaked_at: str  # its end; "" if there was none
     failed: tuple[str, ...]  # names of the failed checks
     kernels: Mapping[str, int]  # lookups of tuned kernels, `hits` and `misses`
     best: tuple[BestFigures, ...]
@@ -104,7 +106,8 @@ def history_table(starts: Iterable[RunSummary], *, width: int | None = None) -> 
 
 def _smoke_text(start: RunSummary) -> str:
     counted = ", ".join(f"{count} {verdict}" for verdict, count in start.smoke.items())
-    counted += f", soak of {start.soak_seconds / 60:.0f} min" if start.soak_seconds else ""
+    if start.soak_seconds:
+        counted += f", soak of {format_duration(start.soak_seconds)} ({start.soaked_at[:16]}Z)"
     return f"{counted} ({', '.join(start.failed)})" if start.failed else counted
 
 
@@ -136,6 +139,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
     smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PROCESSES_FILE, REQUEST_FILE))
     seconds, request = parts.get("ready_seconds"), up.get("request")
     ended, ended_at = _ending(run)
+    soaked, soaked_at = _soak_of(smoke)
     verdicts = tuple(_verdicts(smoke.get("checks")))
     start = RunSummary(
         name=name,
@@ -146,7 +150,8 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
         started_at=run.started.isoformat() if run.started else "",
         ready_seconds=float(seconds) if isinstance(seconds, int | float) else None,
         smoke=dict(Counter(verdict for _, verdict in verdicts)),
-        soak_seconds=_soak_seconds(smoke.get("checks")),
+        soak_seconds=soaked,
+        soaked_at=soaked_at,
         failed=tuple(check for check, verdict in verdicts if verdict == _FAILED),
         kernels=_counted(run.read("kernels.json")),
         best=_best_of_workloads(results),
@@ -200,12 +205,11 @@ def _verdicts(checks: object) -> Iterator[tuple[str, str]]:
             yield str(check.get("name")), str(check.get("verdict"))
 
 
-def _soak_seconds(checks: object) -> float:
-    """Return the seconds of the shortest soak that passed; 0 if there was none."""
-    found = [check for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
-    soaks = [each for each in found if str(each.get("name")).endswith("soak") and each.get("verdict") == "passed"]
-    seconds = [each.get("seconds") for each in soaks]
-    return min((float(each) for each in seconds if isinstance(each, int | float)), default=0.0)
+def _soak_of(smoke: Mapping[str, object]) -> tuple[float, str]:
+    """Return the seconds of the last soak that passed, and when it ended; 0 if there was none."""
+    soaked = smoke.get(SOAKED)
+    seconds, ended = (soaked.get("seconds"), soaked.get("ended_at")) if isinstance(soaked, dict) else (None, None)
+    return (float(seconds), str(ended)) if isinstance(seconds, int | float) else (0.0, "")
 
 
 def _counted(gate: Mapping[str, object]) -> dict[str, int]:

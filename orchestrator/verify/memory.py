@@ -2,7 +2,8 @@
 
 The samples are split into four quarters. Of each, only the smallest sample counts: what requests take and give back
 raises the largest. A leak raises the smallest from quarter to quarter and does not slow down; buffers and caches that
-fill up slow down, and those of the first requests are there before the soak (the rule is this project's).
+fill up slow down, and those of the first requests are there before the soak. Of eighths, a leak in rare steps raises
+three and lowers none (both rules are this project's).
 """
 
 import time
@@ -17,6 +18,7 @@ GROWTH_BYTES: Final = 32 << 20  # over the last half: 64 MiB/h in a soak of an h
 # (8 + 28 bytes) and its index (8), with slack (sglang 0.5.14, mem_cache/radix_cache.py, `TreeNode`)
 CACHED_TOKEN_BYTES: Final = 64
 _QUARTERS: Final = 4
+_MIN_STEPS: Final = 3
 _SAMPLES: Final = 60
 _MAX_INTERVAL: Final = 15.0  # seconds
 _MIB: Final = 1 << 20
@@ -61,7 +63,8 @@ class MemoryWatch:
         for gauge in self.gauges:
             least = smallest(self._samples.get(gauge.name, ()))
             fills = gauge.token_bytes * self.cached_tokens + (self.host_bytes if gauge.token_bytes else 0.0)
-            if grows(least, more_than=GROWTH_BYTES + fills):
+            eighths, limit = smallest(self._samples.get(gauge.name, ()), 2 * _QUARTERS), GROWTH_BYTES + fills
+            if grows(least, more_than=limit) or grows_in_steps(eighths, more_than=limit):
                 figures = ", ".join(f"{each / _MIB:,.0f}" for each in least)
                 yield f"{gauge.name} grows and does not stop: {figures} MiB at least in the quarters of the soak"
 
@@ -77,15 +80,25 @@ class MemoryWatch:
                 yield f"{gauge.name} not watched: {gauge.unwatched or short or 'it could not be read'}"
 
 
-def smallest(samples: Sequence[int]) -> tuple[int, ...]:
-    """Return the smallest sample of each quarter; () of fewer than three samples in each."""
-    part = len(samples) / _QUARTERS
+def smallest(samples: Sequence[int], parts: int = _QUARTERS) -> tuple[int, ...]:
+    """Return the smallest sample of each part; () of fewer than three samples in each."""
+    part = len(samples) / parts
     if part < 3:
         return ()
-    return tuple(min(samples[int(at * part) : int((at + 1) * part)]) for at in range(_QUARTERS))
+    return tuple(min(samples[int(at * part) : int((at + 1) * part)]) for at in range(parts))
 
 
 def grows(least: Sequence[int], *, more_than: float) -> bool:
     """Return whether memory grew in each quarter, in the last two by `more_than` bytes and without slowing to half."""
     rises = [later - earlier for earlier, later in pairwise(least)]
     return bool(rises) and min(rises) > 0 and 2 * rises[-1] >= rises[-2] and rises[-1] + rises[-2] > more_than
+
+
+def grows_in_steps(least: Sequence[int], *, more_than: float) -> bool:
+    """Return whether memory never fell and rose in several parts, in the last half by `more_than` bytes, not slower."""
+    rises = [later - earlier for earlier, later in pairwise(least)]
+    if not rises or min(rises) < 0 or sum(rise > 0 for rise in rises) < _MIN_STEPS:
+        return False
+    middle = len(least) // 2 - 1
+    first, last = least[middle] - least[0], least[-1] - least[middle]
+    return last > more_than and 2 * last >= first

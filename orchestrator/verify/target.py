@@ -38,6 +38,7 @@ class Target:
     # Only a plan states these.
     on_gpu: bool = False
     soak_seconds: float = 0.0  # of mixed load; 0: none
+    soak_clients: int = 0  # of each rank, below the knee of the server; 0: the knee is not known
     memory: tuple[MemoryGauge, ...] = ()  # that a soak watches; none of a URL, whose host is unknown
     accept_length: float | None = None  # published, in tokens per verification step
     reasoning_parser: str | None = None

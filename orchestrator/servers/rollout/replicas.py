@@ -21,6 +21,7 @@ from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.gateway_workers import make_control_key, require_own
 from orchestrator.servers.servers import note_gateway
+from orchestrator.servers.soaks import save_report
 from orchestrator.servers.start.verify import prefix_replica, run_smoke_test, wait_for_server
 from orchestrator.verify.gateway import gateway_checks, wait_for_gateway
 from orchestrator.verify.report import CheckResult, SmokeReport
@@ -79,7 +80,7 @@ class ReplicatedStart:
             say(f"{self._plan.label_of(number)} is ready")
         for server, (name, replica) in zip(self._servers, self.artifacts.named_replicas, strict=True):
             self._checks += prefix_replica(name, run_smoke_test(server, self.runtime, plan=replica.plan, key=self.key))
-        self.run.save("smoke.json", self.report.to_dict())
+        save_report(self.run, self.report)
         self.report.require()
         return self._seconds
 

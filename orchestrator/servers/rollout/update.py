@@ -22,13 +22,14 @@ from orchestrator.plan.replicas import rolling_update_blocker
 from orchestrator.plan.units import server_numbers
 from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_room
+from orchestrator.runs.run_dir import RunDir, reserved_room
 from orchestrator.runtimes.base import HostRef, Status
 from orchestrator.servers.drain import Drain
 from orchestrator.servers.exit_record import failure_reason, record_exit, stop_server
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
 from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, GatewayWorkers, open_gateway_workers
 from orchestrator.servers.servers import Servers, dead_processes, note_gateway
+from orchestrator.servers.soaks import save_report
 from orchestrator.servers.start.host import require_ready_host, wait_until_released
 from orchestrator.servers.start.launch import StartSpec, UpResult, diagnose_failure, open_run_dir, stop_after_failure
 from orchestrator.servers.start.request import UpRequest
@@ -83,7 +84,7 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
             note(f"{update.progress_summary()}; {update.next_commands()}")
             return update.result(update.report(()))
         report = update.report(update.remaining_checks())
-        run.save(SMOKE_FILE, report.to_dict())
+        save_report(run, report)
         report.require()
     except BaseException as error:
         failure = Interrupted("interrupted") if isinstance(error, KeyboardInterrupt) else error
@@ -200,7 +201,7 @@ class _RollingUpdate:
         timeout, about = self.start.request.timeout, startup_seconds(replica.plan)
         self.seconds += wait_for_server(new, self.runtime, plan=replica.plan, key=key, timeout=timeout, about=about)
         report = run_smoke_test(new, self.runtime, plan=replica.plan, key=key)
-        RunDir(folder).save(SMOKE_FILE, report.to_dict())
+        save_report(RunDir(folder), report)
         report.require()
         self._require_score(new, number)
         strict = self.start.request.strict_kernels

@@ -24,6 +24,7 @@ from orchestrator.servers.exit_record import failure_reason, record_exit
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.replicas import ReplicatedStart
 from orchestrator.servers.servers import Servers
+from orchestrator.servers.soaks import save_report
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.verify import explain_failure, run_smoke_test, wait_for_server
 from orchestrator.verify.report import SmokeReport
@@ -103,7 +104,7 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
                     seconds = replicas.start_servers(secrets, timeout=start.request.timeout)
                     handle = replicas.start_gateway(secrets)
                     report = replicas.report
-                run.save("smoke.json", report.to_dict())
+                save_report(run, report)
                 report.require()
                 logged = runtime.logs(handle, follow=False)
                 kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)

@@ -26,11 +26,12 @@ from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
-from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, read_plan
+from orchestrator.runs.run_dir import RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
 from orchestrator.servers.memory import memory_gauges
 from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes, record_processes
+from orchestrator.servers.soaks import knee_requests, save_report
 from orchestrator.verify.gateway import count_workers, gateway_checks, generates
 from orchestrator.verify.pair import Pair, pair_checks, role_check
 from orchestrator.verify.readiness import StartingServer, wait_until_ready
@@ -40,6 +41,7 @@ from orchestrator.verify.target import Target, describe, target_from_server_info
 
 _PAUSE: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
 _SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
+_BELOW_KNEE: Final = 0.5  # share of the requests at the knee that a soak sends (this project's choice)
 _GATEWAY_LIMITS: Final = Timeouts(connect=2, idle=5, total=5)  # it asks no server
 
 
@@ -135,12 +137,18 @@ def wait_for_server(
 
 
 def run_smoke_test(
-    handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, soak: float | None = None
+    handle: RunningServer,
+    runtime: ServerGroup,
+    *,
+    plan: Plan,
+    key: Secret | None,
+    soak: float | None = None,
+    knee: float | None = None,
 ) -> SmokeReport:
     """Run the smoke test of a server, including the known faults in its log.
 
     With replicas, each is tested with the plan of its own run, one after the other; the checks of the gateway follow.
-    `soak` is the minutes of mixed load, by default the plan's.
+    `soak` is the minutes of mixed load, by default the plan's, `knee` the requests that the server sustains at a time.
     """
     if plan.role is not Role.SERVER:
         found = role_check(handle.url, key=key, name="generates alone")
@@ -154,13 +162,18 @@ def run_smoke_test(
             for check in prefix_replica(
                 Path(server.run_dir).name,
                 run_smoke_test(
-                    server, runtime, plan=replica_plans(_plan_of(server) or plan)[number - 1], key=key, soak=soak
+                    server,
+                    runtime,
+                    plan=replica_plans(_plan_of(server) or plan)[number - 1],
+                    key=key,
+                    soak=soak,
+                    knee=knee / len(handle.replicas) if knee else None,
                 ),
             )
         ]
         checks += gateway_checks(target_of(plan, url=handle.url, api_key=key), plan.replicas)
         return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=tuple(checks))
-    target = _with_soak(target_of(plan, url=handle.url, api_key=key), soak)
+    target = _with_soak(target_of(plan, url=handle.url, api_key=key), soak, knee)
     return _test(target, handle, runtime, plan)
 
 
@@ -203,7 +216,8 @@ def _pair_report(
     return replace(report, checks=(*report.checks, *gateway_checks(target, plan.replicas), *pair_checks(pair)))
 
 
-def _with_soak(target: Target, minutes: float | None) -> Target:
+def _with_soak(target: Target, minutes: float | None, knee: float | None = None) -> Target:
+    target = replace(target, soak_clients=max(int(knee * _BELOW_KNEE / target.dp), 1) if knee else 0)
     return target if minutes is None else replace(target, soak_seconds=minutes * 60)
 
 
@@ -230,9 +244,10 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: flo
     server.require_running()
     if lost := server.dead_processes():
         raise SmokeError(f"`{name}` failed its smoke test: {lost}", hint=RESTART_HINT.format(name=name))
-    report = run_smoke_test(server.found, server.runtime, plan=plan, key=server.key, soak=soak)
+    knee = knee_requests(run)
+    report = run_smoke_test(server.found, server.runtime, plan=plan, key=server.key, soak=soak, knee=knee)
     try:
-        run.save(SMOKE_FILE, report.to_dict())
+        save_report(run, report)
         kernel_gate(server.runtime.logs(server.found, follow=False), plan=plan, run=run, strict=strict_kernels)
     except HostError as error:  # a full disk: the result still matters
         warn(f"cannot save all results: {error.message}", hint=error.hint)

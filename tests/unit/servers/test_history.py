@@ -22,6 +22,7 @@ from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers.exit_record import failure_reason, record_exit, stop_server
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Servers
+from orchestrator.servers.soaks import knee_requests, save_report
 from orchestrator.servers.start.verify import smoke_server
 from orchestrator.servers.targets import record_result, side_of_server
 from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
@@ -211,20 +212,57 @@ def test_a_key_that_is_a_verdict_changes_none(servers: Servers) -> None:
     ("checks", "expected"),
     [
         ((CHECK,), "1 passed"),
-        ((CHECK, replace(CHECK, name="soak", seconds=3600.2)), "2 passed, soak of 60 min"),
+        ((CHECK, replace(CHECK, name="soak", seconds=3600.2)), "2 passed, soak of 60 min (20"),
         (
             tuple(replace(CHECK, name=f"replica {number}: soak", seconds=600 * number) for number in (1, 2)),
-            "2 passed, soak of 10 min",
+            "2 passed, soak of 10 min (20",
         ),
+        ((replace(CHECK, name="soak", seconds=18.3),), "1 passed, soak of 18 s (20"),
         ((replace(CHECK, name="soak", verdict=Verdict.FAILED),), "1 failed (soak)"),
     ],
 )
 def test_the_history_tells_how_long_a_server_was_soaked(
     servers: Servers, checks: tuple[CheckResult, ...], expected: str
 ) -> None:
-    report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=checks)
-    past_run(servers.home, 1).save("smoke.json", report.to_dict())
+    save_report(past_run(servers.home, 1), reported(*checks))
     assert expected in history_table(history(servers, "owl", []))
+
+
+def reported(*checks: CheckResult) -> SmokeReport:
+    return SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=checks)
+
+
+def test_a_plain_smoke_test_keeps_the_soak_of_its_server_and_a_failed_soak_ends_it(servers: Servers) -> None:
+    run, soak = past_run(servers.home, 1), replace(CHECK, name="soak", seconds=3600.2)
+
+    def told() -> str:
+        return history_table(history(servers, "owl", []))
+
+    save_report(run, reported(CHECK, soak))
+    [first] = history(servers, "owl", [])
+    save_report(run, reported(CHECK))
+    [second] = history(servers, "owl", [])
+    assert (second.soak_seconds, second.soaked_at) == (3600.2, first.soaked_at)
+    assert f"1 passed, soak of 60 min ({first.soaked_at[:16]}Z)" in told()
+    save_report(run, reported(CHECK, replace(soak, verdict=Verdict.FAILED)))
+    assert "soak of" not in told()
+    save_report(run, reported(replace(CHECK, verdict=Verdict.FAILED)))
+    assert "soak of" not in told()
+    save_report(past_run(servers.home, 2), reported(CHECK))
+    assert "soak of" not in told()
+
+
+def test_a_soak_sends_half_the_load_at_the_knee_of_the_last_benchmark(servers: Servers, tmp_path: Path) -> None:
+    run, result = past_run(servers.home, 1), tp8()
+    assert knee_requests(run) is None
+    record_result(run, tmp_path / "gone")
+    assert knee_requests(run) is None
+    [knee] = [point for point in result.points if point.offered_rps == result.knee_rps]
+    assert knee.latency is not None
+    save(result, tmp_path / "measured")
+    record_result(run, tmp_path / "measured")
+    assert result.knee_rps is not None
+    assert knee_requests(run) == pytest.approx(result.knee_rps * knee.latency.e2e_from_send_s.mean)
 
 
 def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ def watched(
 LEAKS: dict[str, Callable[[float], float]] = {
     "slow: 180 MB/h": lambda at: 2000 + at / 20,
     "in steps": lambda at: 2000 + 50 * (at // 300),
+    "in rare steps": lambda at: 2000 + 200 * (at >= 500) + 200 * (at >= 1000) + 200 * (at >= 1500),
     "beneath the load": lambda at: 2000 + at / 6 + random.Random(at).uniform(0, 400),
     "ever faster": lambda at: 2000 + (at / 100) ** 2,
 }
@@ -41,6 +42,8 @@ NO_LEAKS: dict[str, Callable[[float], float]] = {
     "load": lambda at: 2000 + random.Random(at).uniform(0, 400),
     "filling up": lambda at: 2000 + 600 * (1 - math.exp(-at / 300)),
     "a step in the middle": lambda at: 2000 + 800 * (at > SECONDS / 2),
+    "two buffers": lambda at: 2000 + 200 * (at >= 500) + 200 * (at >= 1500),
+    "a cache that fills in steps": lambda at: 2000 + 400 * (at > 250) + 200 * (at > 500) + 50 * (at > 1000),
     "slower than the limit": lambda at: 2000 + at / 60,
     "released at the end": lambda at: 2000 + min(at, 1800 - at),
 }

@@ -1,0 +1,34 @@
+"""What a run keeps of its soaks, and the load of the next one."""
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from orchestrator.core.errors import DeployError
+from orchestrator.runs.run_dir import RESULTS_FILE, SMOKE_FILE, SOAKED, RunDir
+from orchestrator.verify.report import SmokeReport, Verdict
+
+
+def save_report(run: RunDir, report: SmokeReport) -> None:
+    """Save a smoke test. A test without a soak keeps what is known of the last one; a failed soak removes it."""
+    soaks = [check for check in report.checks if check.name.endswith("soak")]
+    soaked = run.read(SMOKE_FILE).get(SOAKED)
+    if soaks:
+        ended = datetime.now(UTC).isoformat(timespec="seconds")
+        done = all(check.verdict is Verdict.PASSED for check in soaks)
+        soaked = {"seconds": min(check.seconds for check in soaks), "ended_at": ended} if done else None
+    run.save(SMOKE_FILE, {**report.to_dict(), SOAKED: soaked})
+
+
+def knee_requests(run: RunDir) -> float | None:
+    """Return the requests in flight at the knee of the run's last benchmark that found one (Little's law)."""
+    from orchestrator.bench.result_files import load_result  # noqa: PLC0415 - slow to import; only `smoke` needs it
+
+    directories = run.read(RESULTS_FILE).get("directories")
+    for directory in reversed(directories if isinstance(directories, list) else []):
+        with suppress(DeployError, OSError):
+            result = load_result(Path(str(directory)))
+            for point in result.points:
+                if result.knee_rps is not None and point.offered_rps == result.knee_rps and point.latency is not None:
+                    return result.knee_rps * point.latency.e2e_from_send_s.mean
+    return None
