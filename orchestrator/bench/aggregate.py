@@ -8,6 +8,7 @@ from itertools import pairwise
 from orchestrator.bench import metrics
 from orchestrator.bench.load_generator import LoadResult, RequestRecord
 from orchestrator.bench.result import (
+    BenchEnding,
     CacheHits,
     Distribution,
     Energy,
@@ -64,6 +65,8 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
     point = replace(
         point, usd_per_million_output_tokens=usd_per_million(steady or point.full_run, price, observed.gpus)
     )
+    if point.ending is BenchEnding.INTERRUPTED:
+        return replace(point, not_sustained_because=("interrupted",))
     sustained, reasons = judge_sustained(point, records, workload.slo)
     return replace(point, sustained=sustained, not_sustained_because=reasons)
 

@@ -257,6 +257,9 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
     ending = BenchEnding.COMPLETE
     try:
         async for measured, load_result, warmup in _points(runner, result.points):
+            if measured.ending is BenchEnding.INTERRUPTED and not measured.requests:
+                ending = measured.ending
+                break
             point = with_achievable(measured, result.run.cache_forecast)
             point = replace(point, capped=concurrency_capped(measured, request.provenance))
             run = replace(result.run, warmup=warmup, ended_at=_now())

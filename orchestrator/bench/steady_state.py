@@ -166,7 +166,7 @@ def unjudgeable_rates(workload: Workload) -> tuple[tuple[str, ...], str]:
 
 
 def _too_few(counted: int, requests: int) -> str:
-    return f"{counted} of {requests} requests counted, {_MIN_REQUESTS} needed"
+    return f"{counted} of {requests} requests counted, {_MIN_REQUESTS} needed: send at least {2 * _MIN_REQUESTS}"
 
 
 def _too_short(seconds: float, needed: float) -> str:

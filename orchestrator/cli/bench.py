@@ -196,8 +196,9 @@ def _run(target: str, options: BenchOptions, behind: _OfUrl, host: str | None, *
         else:
             found = server_target(stack.enter_context(open_servers(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)
-    _show(result, json=json)
-    note(f"wrote the result to `{directory}`")
+    if result.points or result.ending is not BenchEnding.INTERRUPTED:
+        _show(result, json=json)
+        note(f"wrote the result to `{directory}`")
     _tell_ending(result, target, url=found.url, again=resume_command(options.command, directory))
 
 
@@ -227,8 +228,8 @@ def _show(result: BenchResult, *, json: bool) -> None:
 def _tell_ending(result: BenchResult, target: str, *, url: str, again: str) -> None:
     """Raise Interrupted or BenchError if a point was not measured; `again` is the command that resumes."""
     if result.ending is BenchEnding.INTERRUPTED:
-        hint = f"{left_running(target)}; continue with `{again}`"
-        raise Interrupted("interrupted; finished points are saved", hint=hint)
+        saved = "; finished points are saved" if result.points else " before the first request was answered"
+        raise Interrupted(f"interrupted{saved}", hint=f"{left_running(target)}; continue with `{again}`")
     if result.ending is BenchEnding.ENDPOINT_DIED:
         example = next((failure.example for failure in result.points[-1].failures), "during the warm-up")
         raise BenchError(

@@ -4,12 +4,13 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from command_line import CommandLine
-from patience import wait_for
+from patience import PATIENCE, wait_for
 from scripted_runs import kinds, order
 from scripted_server import Answer, Script, scripted
 
@@ -75,6 +76,29 @@ def test_interrupted_while_the_endpoint_is_asked_what_it_is(tmp_path: Path, numb
     assert "Traceback" not in said
     assert "error: interrupted before the first measurement" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_interrupted_before_a_request_was_answered_is_no_measurement(tmp_path: Path) -> None:
+    """The table read as a failure of the server: success 0 %, TTFT p95 inf s."""
+    workload, asked = tmp_path / "silent.yaml", threading.Event()
+    workload.write_text(json.dumps({**WORKLOAD.to_dict(), "timeout_s": 600.0}))
+
+    def answer(index: int) -> Answer:
+        if index < WORKLOAD.num_prefixes:
+            return Answer(cached_tokens=300)
+        asked.set()
+        return Answer(silent=True)
+
+    with scripted(Script(answer=answer)) as server:
+        words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))
+        with CommandLine(Home(tmp_path / "home")).running(*words) as bench:
+            assert asked.wait(timeout=PATIENCE)
+            code, said = bench.end(signal.SIGINT)
+    assert code == 130
+    assert "error: interrupted before the first request was answered" in said
+    assert "--resume" in said
+    assert not any(word in said for word in ("success", "inf", "knee", "wrote the result"))
+    assert load_result(tmp_path / "out").points == ()
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from orchestrator.planner.planning import read_profile
 from orchestrator.profiles.schema import HardwareFile, ModelFile
 
 _STEP: Final = 1024  # tokens; a proposed context is rounded down to a multiple of this
+_NOT_QUANTIZED: Final = ("bf16", "fp16", "fp32")
 _VRAM_TOLERANCE: Final = 0.97  # share: firmware reserves some of the memory that the data sheet states
 
 
@@ -114,35 +115,39 @@ def detect_hardware(runner: Runner, catalog: Catalog) -> HostHardware:
 
 
 def next_command(model: str, home: Home, runner: Runner) -> str:
-    """Return the command that proposes a profile of a model on this host's GPUs, else on a node; "" for none."""
+    """Return the command that proposes a profile of a model on this host, else on a node; "" for none.
+
+    A host without GPUs is proposed only for a model that is not quantized, and if its memory is known.
+    """
     catalog, found = Catalog.of(home), None
     with suppress(HostError):
-        if (inventory := _inventory(survey(runner, ALL_SECTIONS))) is not None:
-            found = (match_hardware(inventory, catalog), len(inventory.gpus))
+        found = detect_hardware(runner, catalog)
+        path = catalog.path(EntryKind.MODEL, model)
+        plain = read_model(path, ModelFile, catalog.shown(path)).quantization in _NOT_QUANTIZED
+        if not found.gpus and (found.memory is None or not plain):
+            found = None
     return command_for_node(model, home, first=found)
 
 
-def command_for_node(model: str, home: Home, *, first: tuple[str, int] | None) -> str:
+def command_for_node(model: str, home: Home, *, first: HostHardware | None) -> str:
     """Return the command that proposes a profile of a model on the first node that can hold it; "" for none.
 
-    `first` is the hardware and the number of GPUs of the host at hand. Of the catalog, AMD nodes come first, and among
-    them those with the most memory.
+    `first` is the host at hand. Of the catalog, AMD nodes come first, and among them those with the most memory.
     """
     catalog = Catalog.of(home)
     nodes = {name: read_node(catalog, name) for name in sorted(catalog.names(EntryKind.HARDWARE), reverse=True)}
     names = sorted(nodes, key=lambda name: (nodes[name].vendor, -nodes[name].vram))
-    whole = [(name, nodes[name].gpus) for name in names if nodes[name].vendor != "cpu"]
-    for hardware, gpus in [first, *whole] if first else whole:
-        some = None if gpus == nodes[hardware].gpus else gpus
+    whole = [HostHardware(name=name, gpus=nodes[name].gpus, docker=True) for name in names if nodes[name].gpus]
+    for node in [first, *whole] if first else whole:
+        some = None if node.gpus == nodes[node.name].gpus else node.gpus
+        request = ProfileRequest(model=model, hardware=node.name, gpus=some, host_memory=node.memory)
         try:
-            found = propose_profile(
-                ProfileRequest(model=model, hardware=hardware, gpus=some), home, name=None, replace_it=True
-            )
+            found = propose_profile(request, home, name=None, replace_it=True)
         except (ProfileError, UsageError):
             continue
         of = f" --gpus {some}" if some else ""
         again = " --replace" if catalog.find(EntryKind.PROFILE, found.name) else ""
-        return f"deploy add profile --model {model} --hardware {hardware}{of}{again}"
+        return f"deploy add profile --model {model} --hardware {node.name}{of}{again}"
     return ""
 
 

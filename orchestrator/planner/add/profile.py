@@ -18,7 +18,7 @@ from orchestrator.core.validation import read_file, read_model
 from orchestrator.core.yaml_document import Data
 from orchestrator.engine.architectures import PARSERS
 from orchestrator.engine.options import Meaning, Tie, flag_for, ties
-from orchestrator.plan.capacity import Capacity, context_shortage, graph_requests
+from orchestrator.plan.capacity import DEFAULT_WORKLOAD, Capacity, context_shortage, graph_requests
 from orchestrator.plan.plan import NAME
 from orchestrator.plan.propose import (
     ContextNeed,
@@ -166,7 +166,7 @@ def default_name(request: ProfileRequest, catalog: Catalog) -> str:
     """Return the name of a profile for this request: `h200-MODEL`, or `h200x2-MODEL` with two GPUs of the node."""
     whole = request.gpus in {None, read_node(catalog, request.hardware).gpus}
     node = request.hardware if whole else f"{request.hardware}x{request.gpus}"
-    return re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{node}-{request.model}".lower())
+    return re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{node}-{request.model}".lower()).strip("._-")
 
 
 def _free_name(name: str, home: Home, *, replace_it: bool) -> str:
@@ -198,8 +198,8 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     draft.decisions.append(Decision(key="engine", value=engine, why=why))
     why = "as requested" if request.workload else f"from `{request.base}`"
     if not workload:
-        why = "`bench` sends `short`, and requests have no limit; `workload: NAME` sets both"
-    draft.decisions.append(Decision(key="workload", value=workload or "none", why=why))
+        why = "the default of `bench`; requests have no limit; `workload: NAME` sets both"
+    draft.decisions.append(Decision(key="workload", value=workload or DEFAULT_WORKLOAD, why=why))
     return draft
 
 

@@ -216,13 +216,13 @@ def test_too_few_requests_cannot_be_told() -> None:
     measured = point(steady(10))
     assert measured.sustained is None
     assert measured.completion_ratio is None
-    assert measured.not_sustained_because == ("5 of 10 requests counted, 20 needed",)
+    assert measured.not_sustained_because == ("5 of 10 requests counted, 20 needed: send at least 40",)
 
 
 def test_that_too_few_requests_are_sent_is_known_before() -> None:
     few = load_workload("smoke-tiny").model_copy(update={"requests": 24})
     (reason,), remedy = unjudgeable_rates(few)
-    assert reason == "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed"
+    assert reason == "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40"
     assert remedy == "`--requests 40`"
     assert not unjudgeable_rates(few.model_copy(update={"requests": 40}))[0]
 
@@ -231,8 +231,8 @@ def test_that_arrivals_end_too_soon_is_known_before() -> None:
     timed = load_workload("smoke-tiny").model_copy(update={"duration_s": 12.0})
     reasons, remedy = unjudgeable_rates(timed)
     assert reasons == (
-        "cannot judge 1 rps: 6 of 12 requests counted, 20 needed",
-        "cannot judge 2 rps: 12 of 24 requests counted, 20 needed",
+        "cannot judge 1 rps: 6 of 12 requests counted, 20 needed: send at least 40",
+        "cannot judge 2 rps: 12 of 24 requests counted, 20 needed: send at least 40",
     )
     assert remedy == "`--duration 40`"
     assert not unjudgeable_rates(timed.model_copy(update={"duration_s": 40.0}))[0]
@@ -247,6 +247,21 @@ def test_too_few_seconds_cannot_be_told() -> None:
     assert burst.not_sustained_because == ("2.4 s counted, 5 s needed",)
     longer = point([request(index, at=index / 24, wait=0.02, itl=0.001) for index in range(240)], rate=24)
     assert longer.sustained is True
+
+
+def test_an_interrupted_rate_is_not_judged() -> None:
+    """Two requests with a TTFT above the limit, when Ctrl-C came, were a failure of the server."""
+    slow = Observation(
+        label="1",
+        started_at="",
+        load_result=LoadResult(records=(request(0, at=0.0, wait=30.0),), ending=BenchEnding.INTERRUPTED),
+        server=None,
+        energy=None,
+        reports_cache=True,
+        gpus=8,
+    )
+    measured = summarize_open_loop(slow, load_workload("smoke-tiny"), rate_rps=1, price=None)
+    assert (measured.sustained, measured.not_sustained_because) == (None, ("interrupted",))
 
 
 def test_what_shows_no_rate_is_not_called_sustained() -> None:

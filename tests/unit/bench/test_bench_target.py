@@ -292,7 +292,7 @@ def test_what_will_not_be_judged_is_said_before(
     command.bench(url_target("http://127.0.0.1:9", gpus=None, api_key_env=None), asked, lambda *_: None)
 
     said = capsys.readouterr().err
-    assert "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed" in said
+    assert "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40" in said
     assert "`--requests 40`" in said
 
 

@@ -10,7 +10,7 @@ from config_samples import write_config, write_public
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.planner.add.host_profile import command_for_node
+from orchestrator.planner.add.host_profile import HostHardware, command_for_node
 from orchestrator.planner.add.model import add_model
 from orchestrator.planner.add.profile import ProfileRequest, Proposal, propose_profile, write_proposal
 from orchestrator.planner.planning import load
@@ -247,5 +247,7 @@ def test_a_name_that_is_taken_is_kept(home: Home) -> None:
 
 
 def test_the_next_command_names_a_node_that_holds_it(home: Home) -> None:
-    command = command_for_node("own-kimi-k2-instruct", home, first=("h200", 1))  # one H200 does not hold it
+    command = command_for_node(
+        "own-kimi-k2-instruct", home, first=HostHardware(name="h200", gpus=1, docker=True)
+    )  # one H200 does not hold it
     assert command == "deploy add profile --model own-kimi-k2-instruct --hardware mi355x"

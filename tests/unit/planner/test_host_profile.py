@@ -38,7 +38,7 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 def no_program(argv: Sequence[str]) -> CompletedProgram:
-    return CompletedProgram(tuple(argv), 127, "", "")
+    return CompletedProgram(argv=tuple(argv), code=127, stdout="", stderr="")
 
 
 def no_docker(argv: Sequence[str]) -> CompletedProgram:
@@ -197,12 +197,21 @@ def test_a_shipped_model_keeps_its_entry_and_names_its_profiles(home: Home, monk
     [
         ("h200-idle", "--hardware h200 --gpus 1"),
         ("mi300x-rocm-6.2", "--hardware mi300x --gpus 2"),
-        ("", "--hardware mi355x"),  # no GPU
+        ("", "--hardware mi355x"),  # no GPU, and the memory is unknown
+        ("MemTotal: 900000000 kB\nMemAvailable: 900000000 kB\n", "--hardware cpu"),
+        ("MemTotal: 9000000 kB\nMemAvailable: 9000000 kB\n", "--hardware mi355x"),  # too little for the weights
     ],
 )
 def test_the_next_command_is_for_the_machine_at_hand(
     machine: str, named: str, home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_profile, "survey", lambda *_: survey_of(machine) if machine else Survey({}))
+    memory = Survey({"memory": Section(0, machine)})
+    monkeypatch.setattr(host_profile, "survey", lambda *_: survey_of(machine) if "-" in machine else memory)
     model = add_model(checkpoint, home, name="glm-own", environ={}).name
     assert next_command(model, home, no_program) == f"deploy add profile --model glm-own {named}"
+
+
+def test_a_name_of_a_model_that_ends_in_a_dot_gives_the_name_of_a_profile(home: Home, checkpoint: str) -> None:
+    """Nothing was proposed, since `mi355x-own.` is no name of a profile: it said that the model fits no node."""
+    model = add_model(checkpoint, home, name="own.", environ={}).name
+    assert next_command(model, home, no_program).startswith("deploy add profile --model own. --hardware ")

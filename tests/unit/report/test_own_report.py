@@ -93,12 +93,16 @@ def test_nothing_sustained_is_said(tmp_path: Path) -> None:
 
 def test_a_rate_with_too_few_requests_was_not_judged(tmp_path: Path) -> None:
     result = own(1.0)
-    few = replace(result.points[0], sustained=None, not_sustained_because=("14 of 24 requests counted, 20 needed",))
+    few = replace(
+        result.points[0],
+        sustained=None,
+        not_sustained_because=("14 of 24 requests counted, 20 needed: send at least 40",),
+    )
 
     report = made(tmp_path, replace(result, points=(few,), knee_rps=None))
     shown, markdown, page = texts(report)
 
-    why = "14 of 24 requests counted, 20 needed"
+    why = "14 of 24 requests counted, 20 needed: send at least 40"
     assert f"1 rps was not judged: {why}" in markdown
     assert report.headline == (
         f"TP1 on 1×L40S, owl-burst: not judged: {why}; at 1 rps 985 output tok/s per node, TTFT p95 0.40 s.",
