@@ -18,6 +18,7 @@ from orchestrator.core.disk_space import disk_full_error
 from orchestrator.core.errors import HostError
 from orchestrator.core.safe_paths import UnsafeValueError, byte_count
 from orchestrator.core.streams import ignore_sigpipe
+from orchestrator.core.text import gb
 from orchestrator.plan.plan import Model
 
 OTHER_DIRECTORY: Final = "use another directory: `--dir DIR`"
@@ -137,9 +138,9 @@ class Transfer:
         self._progress(DownloadProgress(done=done, total=self.total, rate=rate))
 
     def _error(self, reason: str, *, full: bool) -> HostError:
-        hint = f"run the same command again: it resumes at {self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB"
+        hint = f"run the same command again: it resumes at {gb(self.done)} of {gb(self.total)}"
         if full:
-            hint = f"free {(self.total - self.done) / 1e9:.1f} GB, then {hint}"
+            hint = f"free {gb(self.total - self.done)}, then {hint}"
             return HostError("the disk is full", location=self.location, hint=hint)
         return HostError(f"the download failed: {reason}", location=self.location, hint=hint)
 

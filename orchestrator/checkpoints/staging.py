@@ -22,6 +22,7 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.secrets import hub_token
 from orchestrator.core.streams import ignore_sigpipe
+from orchestrator.core.text import gb
 from orchestrator.hosts.ssh import ssh_start
 from orchestrator.plan.plan import Plan
 
@@ -151,7 +152,7 @@ def _shown() -> Iterator[Callable[[DownloadProgress], None]]:
 
     def show(download: DownloadProgress) -> None:
         share = download.done / download.total if download.total else 1.0
-        text = f"{share:4.0%} of {download.total / 1e9:.1f} GB"
+        text = f"{share:4.0%} of {gb(download.total)}"
         eta = f", {download.eta / 60:.0f} min to go" if download.eta is not None else ""
         progress.update(text, stage="download", transient=f"{download.rate / 1e6:.0f} MB/s{eta}")
 

@@ -19,6 +19,7 @@ from orchestrator.checkpoints.summary import CheckpointSummary, local_summary, s
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, Problem
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, FileName
+from orchestrator.core.text import gb
 from orchestrator.engine.architectures import ARCHITECTURES
 from orchestrator.plan.plan import Model, Plan
 
@@ -44,7 +45,7 @@ class VerifiedCheckpoint:
 
     def __str__(self) -> str:
         known = FROM_RECEIPT if self.from_receipt else ""
-        return f"{self.shards} shard{'s' * (self.shards != 1)}, {self.tensors} tensors, {self.size / 1e9:.1f} GB{known}"
+        return f"{self.shards} shard{'s' * (self.shards != 1)}, {self.tensors} tensors, {gb(self.size)}{known}"
 
 
 def checkpoint_directory(model: Model, home: Home) -> Path:
@@ -180,7 +181,7 @@ def _wrong_size(model: Model, files: Stamps) -> Iterator[Mismatch]:
     found = sum(size for name, (size, _) in files.items() if name.endswith(".safetensors"))
     if abs(found - model.weight_bytes) > _SIZE_TOLERANCE * found:
         yield Mismatch(
-            message=f"`model.weights_size` is {model.weight_bytes / 1e9:.1f} GB, the checkpoint {found / 1e9:.1f} GB",
+            message=f"`model.weights_size` is {gb(model.weight_bytes)}, the checkpoint {gb(found)}",
             hint=f"`--set model.weights_size={found}`: the capacity estimate uses it",
         )
 

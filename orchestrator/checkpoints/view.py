@@ -9,6 +9,7 @@ from orchestrator.checkpoints.mismatch import Mismatch, require_loadable
 from orchestrator.checkpoints.summary import local_summary
 from orchestrator.checkpoints.verify import compare_with_config
 from orchestrator.core.console import table
+from orchestrator.core.text import gb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class CheckpointView:
         rows = [[name, _format_counts(counts)] for name, counts in sorted(self.matrices.items())]
         head = (
             f"{self.directory}: {self.architecture}, {self.quantization}, {self.shards} shards, "
-            f"{self.tensors:,} tensors, {self.weights / 1e9:.1f} GB"
+            f"{self.tensors:,} tensors, {gb(self.weights)}"
         )
         return f"{head}\n\n{table(['matrices of layers', 'stored as'], rows, width=width)}"
 

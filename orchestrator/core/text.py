@@ -19,6 +19,7 @@ _IN_LINES: Final = re.compile(f"(?![\\t\\n])[{_HIDDEN}]")
 _COLORS: Final = re.compile(r"(\x1b\[(?:(?:[0-79]|[2-49]\d|10[0-7]|[34]8;5;\d{1,3})(?:;(?!m)|(?=m)))*m)")
 _ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _LOWER_ZEROS: Final = _ZEROS.lower()
+_UNITS: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def first_control_char(text: str, *, lines: bool = False) -> str | None:
@@ -36,6 +37,12 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+def gb(size: float) -> str:
+    """Return a number of bytes as `62.5 GB`, in MB or kB if it is less than one of the next unit."""
+    divisor, unit = next((each for each in _UNITS if abs(size) >= each[0]), (1, "B"))
+    return f"{size / divisor:.{int(divisor > 1)}f} {unit}"
 
 
 def line_shapes(text: str, *, lower: bool = False) -> bytes:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, UsageError
+from orchestrator.core.text import gb
 from orchestrator.engine.cache_tiers import RESERVE
 from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.options import Meaning
@@ -212,8 +213,8 @@ def checkpoint(subject: CheckContext) -> Iterator[Finding]:
         return
     planned = plan.model.weight_bytes
     if abs(size - planned) > max(planned * _SIZE_TOLERANCE, _SIZE_THAT_MATTERS):
-        hint = f"the plan assumes {planned / 1e9:.1f} GB of weights: correct `weights_size` in the model's file"
-        yield warn("checkpoint", found, f"complete, {planned / 1e9:.1f} GB", hint)
+        hint = f"the plan assumes {gb(planned)} of weights: correct `weights_size` in the model's file"
+        yield warn("checkpoint", found, f"complete, {gb(planned)}", hint)
     else:
         yield info("checkpoint", found, "whole")
 

@@ -1,4 +1,4 @@
-"""The configuration of an image in a registry, read without a pull: a few kilobytes instead of gigabytes.
+"""The configuration of an image in a registry, read without a pull: a few kilobytes instead of gb.
 
 There is no login, so a private image can be read only after a pull. The protocol is the OCI distribution specification
 1.1; names without a registry are served by registry-1.docker.io.

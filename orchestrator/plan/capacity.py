@@ -13,6 +13,7 @@ from typing import Final
 from pydantic import Field
 
 from orchestrator.core.errors import Problem
+from orchestrator.core.text import gb
 from orchestrator.core.validation import StrictModel, Text
 from orchestrator.engine.cache_tiers import HostTier
 from orchestrator.engine.memory import (
@@ -376,8 +377,8 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
         yield PlanWarning(
             id="capacity-fraction",
             summary=(
-                f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g} leaves {reserved / 1e9:.1f} GB of a GPU free; "
-                f"activations and graphs may need {memory.activation_bytes / 1e9:.1f} GB"
+                f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g} leaves {gb(reserved)} of a GPU free; "
+                f"activations and graphs may need {gb(memory.activation_bytes)}"
             ),
             source="estimate of `deploy show --capacity`",
             hint=f"`{Meaning.MEMORY_FRACTION}` {memory.safe_fraction:g}, or a smaller `{Meaning.PREFILL_CHUNK}`",

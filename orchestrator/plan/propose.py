@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.errors import Problem, ProfileError
+from orchestrator.core.text import gb
 from orchestrator.engine.options import Tie, ties
 from orchestrator.plan.capacity import Capacity, KvCache, Memory
 from orchestrator.plan.serving import profile_serving
@@ -61,7 +62,7 @@ def shortfall(attempt: LayoutAttempt, need: ContextNeed) -> str:
 
 
 def _cache_size(memory: Memory | None, cache: KvCache) -> str:
-    weights = f"{memory.weights_bytes / 1e9:.1f} GB of weights a GPU leave " if memory else ""
+    weights = f"{gb(memory.weights_bytes)} of weights a GPU leave " if memory else ""
     return f"{weights}a cache of {cache.tokens:,} tokens"
 
 
@@ -82,10 +83,10 @@ def require_host_memory(model: ModelSection, capacity: Capacity, available: int,
     per_token, tokens = (cache.actual_token_bytes, cache.tokens or 0) if cache else (0, 0)
     if (needed := weights + tokens * per_token) <= available:
         return
-    figures = f"{weights / 1e9:.1f} GB of weights and {tokens * per_token / 1e9:.1f} GB of cache for {tokens:,} tokens"
+    figures = f"{gb(weights)} of weights and {gb(tokens * per_token)} of cache for {tokens:,} tokens"
     raise DoesNotFitError(
         f"`{name}` does not fit into the memory of this host",
-        problems=[Problem(f"{figures} need {needed / 1e9:.1f} GB; {available / 1e9:.1f} GB are available")],
+        problems=[Problem(f"{figures} need {gb(needed)}; {gb(available)} are available")],
         hint="use another host, or a checkpoint with a smaller quantization",
         longest=max(int((available - weights) / per_token), 0) if per_token else 0,
     )

@@ -13,6 +13,7 @@ from packaging.version import Version
 from orchestrator.core.errors import Problem
 from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
+from orchestrator.core.text import gb
 from orchestrator.core.yaml_document import KeyPath
 from orchestrator.engine.flag_checks import ServerArgs, argument_problems, name_problem, port_problem
 from orchestrator.engine.flags import DP_SIZE, FlagTable, flag_problems, flag_words
@@ -203,8 +204,8 @@ def weights_fit(context: RuleContext) -> Iterator[Problem]:
         if least < memory.safe_fraction:
             hint = _larger_fraction(context, least=least, safe=memory.safe_fraction)
         yield Problem(
-            f"the weights leave no room for a cache: they need {memory.weights_bytes / 1e9:.1f} GB per GPU at tp "
-            f"{context.profile.layout.tp.value}; sglang may use {room / 1e9:.1f} GB, {memory.fraction:g} of the "
+            f"the weights leave no room for a cache: they need {gb(memory.weights_bytes)} per GPU at tp "
+            f"{context.profile.layout.tp.value}; sglang may use {gb(room)}, {memory.fraction:g} of the "
             f"{memory.free_bytes / 1e9:.0f} GB free of {memory.vram_bytes / 1e9:.0f}",
             context.location("model", "weights_size"),
             hint,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from orchestrator.core.console import note, table, warn
+from orchestrator.core.text import gb
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.capacity import Capacity, KvCache, LoadFit
 from orchestrator.plan.plan import Plan, PlanWarning
@@ -47,7 +48,7 @@ def _words(found: Capacity) -> Iterator[str]:
     cache, memory, served = found.cache, found.memory, found.load_fit
     if memory:
         taken = memory.cache_bytes - found.spare_bytes
-        yield f"{_gb(memory.weights_bytes)} of weights and {_gb(taken)} of cache per GPU"
+        yield f"{gb(memory.weights_bytes)} of weights and {gb(taken)} of cache per GPU"
     if cache and cache.tokens is not None:
         yield f"{cache.tokens:,} tokens per replica ({cache.token_bytes:,.0f} B each, {cache.kind})"
     if served and served.concurrent is not None:
@@ -69,15 +70,23 @@ def _memory(found: Capacity) -> Iterator[tuple[str, str, str]]:
         yield "memory", "the machine's", "on a CPU, only a start shows the free memory"
         return
     free, fraction = memory.free_bytes, memory.fraction
-    yield "free per GPU", _gb(free), f"{_gb(memory.vram_bytes)}, less the use of driver, process and collectives"
-    yield "weights per GPU", _gb(memory.weights_bytes), "the checkpoint's, divided by tp"
+    yield (
+        "free per GPU",
+        gb(free),
+        f"{gb(memory.vram_bytes)}, less the use of driver, process and collectives",
+    )
+    yield "weights per GPU", gb(memory.weights_bytes), "the checkpoint's, divided by tp"
     yield "static fraction", f"{fraction:g}", f"`{Meaning.MEMORY_FRACTION}`, {memory.fraction_source}"
-    capped = f"; `{Meaning.CACHE_TOKENS}` leaves {_gb(found.spare_bytes)} of it free" if found.spare_bytes else ""
-    yield "cache per GPU", _gb(memory.cache_bytes), f"{fraction:g} x {_gb(free)} - {_gb(memory.weights_bytes)}{capped}"
+    capped = f"; `{Meaning.CACHE_TOKENS}` leaves {gb(found.spare_bytes)} of it free" if found.spare_bytes else ""
+    yield (
+        "cache per GPU",
+        gb(memory.cache_bytes),
+        f"{fraction:g} x {gb(free)} - {gb(memory.weights_bytes)}{capped}",
+    )
     yield (
         "reserved per GPU",
-        _gb(found.reserved_bytes),
-        f"activations and graphs may need {_gb(memory.activation_bytes)}",
+        gb(found.reserved_bytes),
+        f"activations and graphs may need {gb(memory.activation_bytes)}",
     )
     yield "largest safe fraction", f"{memory.safe_fraction:g}", "leaves that reserve; an estimate"
 
@@ -97,7 +106,7 @@ def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
         ratio = f"`{Meaning.WINDOW_RATIO}` {cache.windows.ratio:g}"
         yield "tokens of windows", f"{cache.window_tokens:,}", f"{kept}; {ratio}"
     if cache.requests is not None:
-        kept = f"{cache.requests.each / 1e6:.1f} MB each, {_gb(cache.requests.bytes)} in all"
+        kept = f"{cache.requests.each / 1e6:.1f} MB each, {gb(cache.requests.bytes)} in all"
         yield "requests with a state", f"{cache.requests.requests:,}", f"{kept}; no token is counted in it"
     yield "concurrent longest contexts", f"{cache.full_contexts:g}", "in a replica"
 
@@ -107,7 +116,7 @@ def _tiers(found: Capacity, storage: str | None) -> Iterator[tuple[str, str, str
         return
     copies = "; the device's tokens are among them" if host.keeps_copies else ""
     known = "unknown" if host.tokens is None else f"{host.tokens:,}"
-    size = f"{_gb(host.bytes)} for each rank, {_gb(host.bytes * found.gpus)} for a replica"
+    size = f"{gb(host.bytes)} for each rank, {gb(host.bytes * found.gpus)} for a replica"
     yield "tokens in host memory", known, f"{size if host.bytes else 'only a start shows the size'}{copies}"
     if storage:
         yield "tokens in storage", "as many as fit", f"`{storage}`, which other servers may share"
@@ -146,7 +155,3 @@ def _served(served: LoadFit | None) -> Iterator[tuple[str, str, str]]:
 def _unknown(found: Capacity) -> Iterator[tuple[str, str, str]]:
     for why in found.unknown:
         yield "not computed", "", why
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.1f} GB"

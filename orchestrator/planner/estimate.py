@@ -10,6 +10,7 @@ from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import format_duration, table, terminal_width
 from orchestrator.core.paths import Home
+from orchestrator.core.text import gb
 from orchestrator.hosts.venvs.venv import bytes_to_install
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.images.build import image_tag
@@ -84,8 +85,7 @@ def steps_table(steps: Sequence[UpStep]) -> str:
 def _checkpoint(plan: Plan, host_ref: HostRef) -> UpStep:
     model, directory = plan.model, checkpoint_directory(plan.model, host_ref.home)
     if host_ref.remote is not None and model.checkpoint.source == "hub":
-        size = f"{model.weight_bytes / 1e9:.1f} GB"
-        what = f"download missing files of {model.checkpoint.path}, {size}, on {host_ref.remote}"
+        what = f"download missing files of {model.checkpoint.path}, {gb(model.weight_bytes)}, on {host_ref.remote}"
         return UpStep(
             name="checkpoint",
             what=f"{what}, at {DOWNLOAD_MB_S:.0f} MB/s",
@@ -104,8 +104,8 @@ def _checkpoint(plan: Plan, host_ref: HostRef) -> UpStep:
         return UpStep(name="checkpoint", what=f"{directory}: {lacking}; `up` stops here", about=STEP_SECONDS["stage"])
     if missing == 0 or model.checkpoint.source != "hub":
         return UpStep(name="checkpoint", what=f"{directory}: verified", about=STEP_SECONDS["stage"])
-    left = f" left of {model.weight_bytes / 1e9:.1f}" if missing < model.weight_bytes else ""
-    what = f"{missing / 1e9:.1f} GB{left} of {model.checkpoint.path} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
+    left = f" left of {gb(model.weight_bytes)}" if missing < model.weight_bytes else ""
+    what = f"{gb(missing)}{left} of {model.checkpoint.path} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
     return UpStep(name="checkpoint", what=what, about=missing / (DOWNLOAD_MB_S * 1e6))
 
 
@@ -127,7 +127,7 @@ def _image(artifacts: Artifacts, host_ref: HostRef) -> Iterator[UpStep]:
     plan, build = artifacts.plan, artifacts.build
     if build is None:
         if (size := bytes_to_install(plan.engine, host_ref.home)) is not None:
-            what = f"{plan.engine.requirements}: {f'{size / 1e9:.1f} GB of ' if size else ''}packages to install"
+            what = f"{plan.engine.requirements}: {f'{gb(size)} of ' if size else ''}packages to install"
             yield UpStep(name="environment", what=what, about=size / _INSTALL)
         if patches := ", ".join(patch.id for patch in plan.patches):
             what = f"a copy of the interpreter's, for {patches}, unless it exists"

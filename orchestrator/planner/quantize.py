@@ -33,6 +33,7 @@ from orchestrator.core.console import Progress, format_duration, note, warn
 from orchestrator.core.disk_space import require_disk_space
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.text import gb
 from orchestrator.core.validation import read_file
 from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.kernels.disk.tuner import group_id
@@ -89,15 +90,15 @@ def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
         )
     for name, recipe in recipes.items():
         found = forecast(source, recipe)
-        yield [name, _size(found.size), f"{len(found.exclude):,}", recipe.description]
+        yield [name, gb(found.size), f"{len(found.exclude):,}", recipe.description]
 
 
 def cost(source: Source) -> str:
     """Return the estimated time and memory as text."""
     low, high = (source.size / 1e9 * each / 3600 for each in _CORE_SECONDS)
     return (
-        f"{_size(source.size)} in {len(source.shards)} shards: about {low:.1f} to {high:.1f} core-hours and "
-        f"{worker_memory(source) / 1e9:.1f} GB of memory per worker (estimates)"
+        f"{gb(source.size)} in {len(source.shards)} shards: about {low:.1f} to {high:.1f} core-hours and "
+        f"{gb(worker_memory(source))} of memory per worker (estimates)"
     )
 
 
@@ -168,7 +169,7 @@ def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[Quantizatio
 
     def show(seen: QuantizationProgress) -> None:
         left = f"about {format_duration(seen.eta)} left" if seen.eta else ""
-        text = f"quantizing: {seen.shards} of {seen.total_shards} shards, {_size(seen.done)} of {_size(seen.total)}"
+        text = f"quantizing: {seen.shards} of {seen.total_shards} shards, {gb(seen.done)} of {gb(seen.total)}"
         progress.update(text, stage="quantizing", transient=left)
 
     try:
@@ -179,10 +180,6 @@ def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[Quantizatio
         note(f"{kept} in `{folder.root}`: repeat the command to resume")
         raise
     progress.done()
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def _job(request: QuantizationRequest, source: Source, recipe: Recipe) -> QuantizationJob:
@@ -232,7 +229,7 @@ def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: 
     """Return the number of workers: as requested, else one per core as far as memory allows. Raises HostError."""
     one, free = worker_memory(source), available_memory()
     fit = math.inf if free is None else free // one
-    said = f"a worker needs about {one / 1e9:.1f} GB of memory, and {(free or 0) / 1e9:.1f} GB are free"
+    said = f"a worker needs about {gb(one)} of memory, and {gb(free or 0)} are free"
     if request.workers is not None:
         if request.workers > fit:
             warn(said)

@@ -7,6 +7,7 @@ from typing import Final
 from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.console import format_duration
 from orchestrator.core.paths import Home
+from orchestrator.core.text import gb
 from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.plan_coverage import coverage_text, derived_text, untuned_problem
 from orchestrator.plan.plan import Plan
@@ -62,9 +63,7 @@ _Rows = Iterator[tuple[str, str]]
 def _checkpoint(plan: Plan) -> _Rows:
     model, checkpoint = plan.model, plan.model.checkpoint
     yield "profile", f"{plan.profile}: {plan.description}" if plan.description else plan.profile
-    size = model.weight_bytes
-    weights = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-    facts = f"{model.quantization}, {weights}, {model.context_length:,} tokens of context"
+    facts = f"{model.quantization}, {gb(model.weight_bytes)}, {model.context_length:,} tokens of context"
     yield "model", f"{model.name}, served as `{model.served_name}`: {facts}"
     revision = f", revision {_short(checkpoint.revision)}" if checkpoint.revision else ""
     yield "checkpoint", f"{checkpoint.source} {checkpoint.path}{revision}{', gated' if model.gated else ''}"

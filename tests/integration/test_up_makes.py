@@ -7,6 +7,7 @@ the profile's GPUs; each `up` ends where docker is to hand them to a container.
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -100,7 +101,7 @@ def test_a_checkpoint_and_a_table_that_are_missing_are_made_and_made_once(deploy
     code, said = up(deploy)
     assert (code, NO_GPU in said) == (4, True), said
     model = deploy.home.models / "glm-5.2-mxfp4"
-    assert "100% of 0.0 GB" in said
+    assert re.search(r"100% of [1-9][0-9.]* [kM]?B", said)
     assert (model / "model-00002-of-00003.safetensors").stat().st_size > 0
     [table] = deploy.home.kernels.glob("*/glm-5.2-mxfp4-gfx950-tp8.csv")
     assert f"tuned kernels {table}: TP8," in said

@@ -14,6 +14,7 @@ from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
+from orchestrator.core.text import gb
 from orchestrator.core.validation import read_file, read_model
 from orchestrator.core.yaml_document import Data
 from orchestrator.engine.architectures import PARSERS
@@ -324,7 +325,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
     valid = draft.valid()
     memory = valid.capacity.memory
     if memory is not None and memory.safe_fraction > 0:
-        why = f"leaves activations and graphs {memory.activation_bytes / 1e9:.1f} GB; an estimate"
+        why = f"leaves activations and graphs {gb(memory.activation_bytes)}; an estimate"
         draft.set("flags", *flag_for(Meaning.MEMORY_FRACTION, memory.safe_fraction), why)
         valid = draft.valid()
     if memory is None:

@@ -80,7 +80,7 @@ def test_of_a_download_that_was_cut_only_the_rest_is_counted(tmp_path: Path) -> 
     with part.open("wb") as file:
         file.truncate(338 * 10**9)  # sparse
     assert shown(HostRef(home=home))["checkpoint"][0].startswith(
-        "100.0 GB left of 438.0 of amd/GLM-5.2-MXFP4 to download"
+        "100.0 GB left of 438.0 GB of amd/GLM-5.2-MXFP4 to download"
     )
 
 

@@ -144,6 +144,31 @@ def test_a_parser_of_another_model_is_found(
     assert check not in verdicts(run(engine(**behaviors)))  # without a parser nothing is asked
 
 
+@pytest.mark.parametrize(("content", "asked"), [("and so on", [128]), ("", [128, 512])])
+def test_a_model_that_never_ends_is_asked_for_few_tokens(content: str, asked: list[int]) -> None:
+    """A call of 512 tokens took 123 s; only a model that is still in its reasoning gets more."""
+    tokens, behind = [], over_httpx(engine())
+
+    def endless(request: httpx.Request) -> httpx.Response:
+        response = behind.handle_request(request)
+        if b'"tools"' not in request.content:
+            return response
+        tokens.append(json.loads(request.content)["max_tokens"])
+        data = json.loads(response.read())
+        data["choices"][0]["message"] = {"content": content, "reasoning_content": None if content else "Hm."}
+        return httpx.Response(200, json=data)
+
+    report = smoke.smoke_test(
+        PARSED,
+        faults=lambda: (),
+        seed=1,
+        progress=Progress(io.StringIO()),
+        transport=httpx.MockTransport(endless),
+    )
+    assert verdicts(report)["tool call parsed"] is Verdict.SKIPPED
+    assert tokens == asked
+
+
 FAULTY = {
     "another model": (engine(model="llama"), "served model", "serves `llama`, not `glm-5.2`"),
     "a shorter context": (engine(context=2048), "served model", "takes 2048 tokens, the profile says 4096"),
