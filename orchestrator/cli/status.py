@@ -1,5 +1,6 @@
 """The command `deploy status`."""
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Final
 
 import typer
@@ -10,7 +11,7 @@ from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.servers import open_servers
-from orchestrator.servers.status import ServerStatus, require_healthy, status_table, statuses
+from orchestrator.servers.status import ServerStatus, require_healthy, startup_text, status_table, statuses
 
 OUTPUT: Final = JsonOutput(tuple[ServerStatus, ...])
 
@@ -35,12 +36,22 @@ def command(
             print_data(status_table(found, width=terminal_width()))
         elif not servers.unreachable:
             say("no server; `deploy profiles` lists profiles for `deploy up PROFILE`")
-        for server in found if name is not None else ():
-            if server.restarts and server.health == "healthy" and server.detail:
-                note(f"`{server.name}`: {server.detail}")
-        for server in found if name is None else ():
-            if server.status in {Status.PENDING, Status.UNKNOWN} or (server.health == "unhealthy" and server.detail):
-                note(f"`{server.name}`: {server.detail}")
-            elif server.status == Status.EXITED:
-                note(f"`{server.name}`: {server.detail}; `deploy restart {server.name}` restarts it")
+        for text in (_named_notes if name is not None else _notes)(found):
+            note(text)
         require_healthy(servers, found, named=name is not None)
+
+
+def _named_notes(found: Iterable[ServerStatus]) -> Iterator[str]:
+    for server in found:
+        if told := startup_text(server):
+            yield told
+        if server.restarts and server.health == "healthy" and server.detail:
+            yield f"`{server.name}`: {server.detail}"
+
+
+def _notes(found: Iterable[ServerStatus]) -> Iterator[str]:
+    for server in found:
+        if server.status in {Status.PENDING, Status.UNKNOWN} or (server.health == "unhealthy" and server.detail):
+            yield f"`{server.name}`: {server.detail}"
+        elif server.status == Status.EXITED:
+            yield f"`{server.name}`: {server.detail}; `deploy restart {server.name}` restarts it"

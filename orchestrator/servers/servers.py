@@ -244,9 +244,15 @@ def exit_problem(name: str, state: ServerState) -> Problem | None:
     return Problem(f"`{name}` is not running: {state.exit_summary}", hint=RESTART_HINT.format(name=name))
 
 
-def record_processes(runtime: ServerGroup, handle: RunningServer, seconds: float) -> None:
-    """Record the processes of a ready server, and the seconds until it was ready."""
-    data = {"parts": process_names(runtime.process_cmdlines(handle)), "ready_seconds": round(seconds, 1)}
+def record_processes(
+    runtime: ServerGroup, handle: RunningServer, seconds: float, stages: Mapping[str, float] | None = None
+) -> None:
+    """Record the processes of a ready server, and the seconds until it was ready, in total and by stage."""
+    data = {
+        "parts": process_names(runtime.process_cmdlines(handle)),
+        "ready_seconds": round(seconds, 1),
+        "stages": {stage: round(taken, 1) for stage, taken in (stages or {}).items()},
+    }
     handle.run.save_state(PROCESSES_FILE, data)
 
 

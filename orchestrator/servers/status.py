@@ -1,18 +1,19 @@
 """`deploy status`: servers, as the runtimes and their health checks report them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, SmokeError
-from orchestrator.runs.run_dir import RunDir, warn_of_version
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, warn_of_version
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, run_dir_of
-from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes
+from orchestrator.servers.servers import PROCESSES_FILE, RESTART_HINT, Servers, dead_processes
 
 _MAX_PARALLEL = 16
+_SHOWN = 0.1  # seconds of the shortest stage that is shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class ServerStatus:
     exit_code: int | None
     detail: str
     run_dir: str
+    startup: "dict[str, float]"  # seconds by stage, up to the end of the smoke test
     replicas: "tuple[ServerStatus, ...]" = ()  # each with the plan of its own run
 
     @property
@@ -132,7 +134,34 @@ def _told(handle: RunningServer, state: ServerState, *, health: str, detail: str
         exit_code=state.exit_code,
         detail=detail,
         run_dir=handle.run_dir,
+        startup=startup_seconds(handle.run),
     )
+
+
+def startup_seconds(run: RunDir) -> dict[str, float]:
+    """Return how long each stage of the start took, in order; empty if it was not recorded."""
+    stages, smoke = run.read(PROCESSES_FILE).get("stages"), run.read(SMOKE_FILE)
+    if not isinstance(stages, Mapping):
+        return {}
+    checks = smoke.get("checks")
+    checked = (
+        [check.get("seconds") for check in checks if isinstance(check, Mapping)] if isinstance(checks, list) else []
+    )
+    found = {
+        **stages,
+        "first sampled request": smoke.get("first_sample_seconds"),
+        "smoke test": sum(each for each in checked if isinstance(each, int | float)),
+    }
+    return {
+        str(stage): round(each, 1) for stage, each in found.items() if isinstance(each, int | float) and each >= _SHOWN
+    }
+
+
+def startup_text(server: ServerStatus) -> str:
+    """Return the stages of the start with their shares; "" if they are unknown."""
+    total = sum(server.startup.values())
+    shares = (f"{stage} {seconds:.1f} s ({seconds / total:.0%})" for stage, seconds in server.startup.items())
+    return f"`{server.name}` took {total:.0f} s to start: {', '.join(shares)}" if total else ""
 
 
 def _health(handle: RunningServer) -> str:

@@ -8,7 +8,7 @@ the same port.
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -43,6 +43,7 @@ class StartingServer:
     log: Callable[[], Iterable[str]]
     state: Callable[[], ServerState]
     about: float = inf  # seconds that were estimated
+    stages: dict[str, float] = field(default_factory=dict)  # seconds by stage, filled by the wait
 
 
 def wait_until_ready(
@@ -87,7 +88,7 @@ class _Wait:
         self.reader = StartupLogParser()
         self._end = end  # on the clock: no request goes on behind it
         self._server, self._client, self._clock = server, client, clock
-        self._start = self._moved = clock()
+        self._start = self._moved = self._seen = clock()
         self._late = ""  # the stage at which it had taken much longer than was estimated
         self._answer = ""  # what the server said last of its health
         self._pending = ""  # what it waits for before it is started
@@ -104,6 +105,7 @@ class _Wait:
         """Look once at the process, the log and the port."""
         state = self._server.state()  # before the log: what it wrote before it exited is then read as well
         self._await_place(state)
+        self._count_stage()
         self._read_log()
         self._refuse_dead(state)
         if not (self.reader.is_ready and self._is_healthy()):
@@ -141,6 +143,12 @@ class _Wait:
                 raise self._error(f"the port of `{self._server.url}` is in use by another process")
             if alive and not was_ready:  # later lines may be the echo of our own health requests
                 self._moved = self._clock()
+
+    def _count_stage(self) -> None:
+        """Add the time since the last look to the stage that was current then."""
+        now, stage = self._clock(), "pending" if self._pending else self.reader.stage
+        self._server.stages[stage] = self._server.stages.get(stage, 0.0) + now - self._seen
+        self._seen = now
 
     def _await_place(self, state: ServerState) -> None:
         """One that others have not started yet: they know how long that may take, and whether it never will."""

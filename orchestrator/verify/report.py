@@ -51,6 +51,7 @@ class SmokeReport:
     url: str
     served_name: str
     checks: tuple[CheckResult, ...]
+    first_sample_seconds: float = 0.0  # of the first sampled request, which is sent before the checks
 
     @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
     @property

@@ -54,13 +54,15 @@ def smoke_test(
             behind=behind if target.engine_url else server,
             show=lambda text: shown.update("smoke test", transient=text),
         )
+        began = clock()
         try:
             if target.on_gpu and client.is_sglang:
                 _sample_once(client, shown, clock=clock)
+            sampled = round(clock() - began, 3)
             checks = tuple(_all_checks(client, shown=shown, clock=clock))
         finally:
             shown.done()
-    return SmokeReport(url=target.url, served_name=target.served_name, checks=checks)
+    return SmokeReport(url=target.url, served_name=target.served_name, checks=checks, first_sample_seconds=sampled)
 
 
 def _sample_once(client: SmokeClient, shown: Progress, *, clock: Callable[[], float]) -> None:

@@ -132,7 +132,7 @@ def wait_for_server(
         about=about,
     )
     seconds = wait_until_ready(starting, silence=plan.timeouts.progress_deadline, timeout=timeout)
-    record_processes(runtime, handle, seconds)
+    record_processes(runtime, handle, seconds, starting.stages)
     return seconds
 
 

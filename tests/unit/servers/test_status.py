@@ -1,8 +1,11 @@
 """What `deploy status` shows of servers."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
-from orchestrator.servers.status import ServerStatus, status_table
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.servers.status import ServerStatus, startup_seconds, startup_text, status_table
 
 
 def server(health: str) -> ServerStatus:
@@ -20,6 +23,7 @@ def server(health: str) -> ServerStatus:
         restarts=0,
         exit_code=None,
         detail="",
+        startup={},
         run_dir="/runs/owl/1",
     )
 
@@ -41,3 +45,29 @@ def test_replicas_of_two_plans_stand_side_by_side() -> None:
         *("name", "owl", "owl/replica-1", "owl/replica-2")
     ]
     assert len(status_table([replace(mixed, replicas=(one, replace(two, plan="aaaa")))]).splitlines()) == 2
+
+
+def test_the_stages_of_a_start_are_shown_with_their_shares(tmp_path: Path) -> None:
+    (tmp_path / "processes.json").write_text(
+        json.dumps({"stages": {"loading weights": 10.0, "capturing graphs": 55.04, "answering": 0.0}})
+    )
+    (tmp_path / "smoke.json").write_text(
+        json.dumps({"first_sample_seconds": 25.0, "checks": [{"seconds": 6.0}, {"seconds": 4.0}]})
+    )
+    found = startup_seconds(RunDir(tmp_path))
+    assert found == {
+        "loading weights": 10.0,
+        "capturing graphs": 55.0,
+        "first sampled request": 25.0,
+        "smoke test": 10.0,
+    }
+    assert startup_text(replace(server(""), startup=found)) == (
+        "`owl` took 100 s to start: loading weights 10.0 s (10%), capturing graphs 55.0 s (55%), "
+        "first sampled request 25.0 s (25%), smoke test 10.0 s (10%)"
+    )
+
+
+def test_a_start_without_recorded_stages_shows_none(tmp_path: Path) -> None:
+    (tmp_path / "processes.json").write_text('{"stages": {"loading weights": "soon"}}')
+    (tmp_path / "smoke.json").write_text('{"checks": [7, {}], "first_sample_seconds": "soon"}')
+    assert startup_text(replace(server(""), startup=startup_seconds(RunDir(tmp_path)))) == ""

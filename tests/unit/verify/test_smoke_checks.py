@@ -113,6 +113,8 @@ def test_a_gateway_that_answers_503_while_kernels_are_compiled_is_asked_again(
         transport=httpx.MockTransport(gateway),
     )
     assert not failures(report), report.to_table()
+    assert report.first_sample_seconds == 92.0
+    assert sum(check.seconds for check in report.checks) == 0  # no check waited for the compiler
 
 
 PARSED = dataclasses.replace(TARGET, reasoning_parser="qwen3", tool_parser="qwen")

@@ -73,7 +73,7 @@ class Server:
     def wait(
         self, *, silence: float = 60, timeout: float | None = None, api_key: Secret | None = None, about: float = 60
     ) -> float:
-        starting = StartingServer(
+        starting = self.starting = StartingServer(
             url="http://127.0.0.1:30000",
             served_name="glm-5.2",
             api_key=api_key,
@@ -95,6 +95,15 @@ class Server:
 def test_ready_once_the_log_says_so_and_health_answers() -> None:
     server = Server(log={0: LOADING, 10: READY}, health=lambda second: 200 if second >= 12 else 503)
     assert server.wait() == pytest.approx(12, abs=0.5)
+
+
+def test_the_time_of_each_stage_is_known_afterwards() -> None:
+    server = Server(log={0: LOADING, 10: READY}, health=lambda second: 200 if second >= 12 else 503)
+    seconds = server.wait()
+    stages = server.starting.stages
+    assert stages["loading weights"] == pytest.approx(10, abs=0.5)
+    assert stages["answering"] == pytest.approx(2, abs=0.5)
+    assert sum(stages.values()) == pytest.approx(seconds, abs=0.5)
 
 
 def test_a_start_that_takes_much_longer_than_was_estimated_says_so() -> None:
