@@ -41,6 +41,9 @@ class IssueConditions(StrictModel):
     image_older_than: int | None = Field(default=None, description="YYYYMMDD at the end of the image's tag, exclusive")
     dp_attention: bool | None = None
     experts: bool | None = Field(default=None, description="whether the model has routed experts")
+    min_prefill_logits: int = Field(
+        default=0, description="the least product of a chunk's tokens and the longest prompt's"
+    )
     min_tp: int = Field(default=1, description="the smallest tensor parallelism of a replica")
     without_patches: tuple[str, ...] = Field(default=(), description="patches that repair it, none of them applied")
     flags: Mapping[str, str] = Field(
@@ -136,12 +139,19 @@ def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] =
         and (when.dp_attention is None or when.dp_attention == plan.layout.dp_attention)
         and (when.experts is None or when.experts == (plan.model.moe is not None))
         and plan.layout.tp >= when.min_tp
+        and _prefill_logits(plan) >= when.min_prefill_logits
         and applied.isdisjoint(when.without_patches)
         and all(_has(flags, *wanted) for wanted in when.flags.items())
         and not any(_has(flags, *wanted) for wanted in when.without_flags.items())
         and all(_has(env, *wanted) for wanted in when.env.items())
         and not any(_has(env, *wanted) for wanted in when.without_env.items())
     )
+
+
+def _prefill_logits(plan: Plan) -> int:
+    """Return the most query-key pairs of one prefill step; without a known chunk, the whole prompt is one."""
+    facts = plan.serving
+    return min(facts.prefill_chunk or facts.context, facts.context) * facts.context
 
 
 def image_date(image: str | None) -> int:

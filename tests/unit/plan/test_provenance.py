@@ -128,3 +128,12 @@ def test_show_says_that_a_model_without_questions_is_asked_none(capsys: pytest.C
     assert "model `glm4-moe-random` has no questions" in capsys.readouterr().out
     show("cpu-tiny")
     assert "no questions" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("profile", profile_names())
+def test_an_inferred_value_of_a_shipped_profile_says_why(profile: str) -> None:
+    merged = load(profile).valid.composed.data
+    for section in ("flags", "env", "layout"):
+        for name, setting in merged.get(section, {}).items():  # type: ignore[union-attr]
+            if isinstance(setting, dict) and setting.get("origin") == "inferred":
+                assert setting.get("note") or setting.get("source"), f"{profile}: {section}.{name}"
