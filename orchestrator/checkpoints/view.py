@@ -27,7 +27,10 @@ class CheckpointView:
 
     def to_text(self, *, width: int | None) -> str:
         """Format as a table."""
-        rows = [[name, _format_counts(counts)] for name, counts in sorted(self.matrices.items())]
+        rows = [
+            [name, ", ".join(f"{count:,} {dtype}" for dtype, count in sorted(counts.items()))]
+            for name, counts in sorted(self.matrices.items())
+        ]
         head = (
             f"{self.directory}: {self.architecture}, {self.quantization}, {self.shards} shards, "
             f"{self.tensors:,} tensors, {gb(self.weights)}"
@@ -64,7 +67,3 @@ def view_checkpoint(directory: Path) -> CheckpointView:
 def _name_in_layer(module: str) -> str:
     """Return a module's name within its layer, without indices."""
     return ".".join(part for part in module.partition(".layers.")[2].split(".") if not part.isdecimal())
-
-
-def _format_counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {dtype}" for dtype, count in sorted(counts.items()))

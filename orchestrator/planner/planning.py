@@ -188,7 +188,7 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalog: Catalog |
     if not NAME.match(path.stem):
         hint = "rename it: lower-case letters and digits, separated by single `.`, `_` or `-`"
         raise ProfileError(f"invalid profile name `{path.stem}`", location=str(path), hint=hint)
-    return _composed(path, _read_layers(path, catalog), given, catalog)
+    return _composed(path, _layers(path, read_file(path, catalog.shown(path)), catalog), given, catalog)
 
 
 def read_draft(text: str, path: Path, catalog: Catalog) -> LoadedProfile:
@@ -240,12 +240,8 @@ def _further_faults(name: str, known: MergedProfile, catalog: Catalog) -> tuple[
     return ()
 
 
-def _read_layers(path: Path, catalog: Catalog) -> dict[Path, Document]:
-    """Read a profile and the profiles that it extends, base first."""
-    return _layers(path, read_file(path, catalog.shown(path)), catalog)
-
-
 def _layers(path: Path, document: Document, catalog: Catalog) -> dict[Path, Document]:
+    """Return a profile and the profiles that it extends, base first."""
     layers: dict[Path, Document] = {}
     names: list[str] = []
     while True:

@@ -144,16 +144,13 @@ class _Found:
 
 
 def _judged(name: str, run: RunDir, needed: Mapping[RunDir, str], found: _Found) -> OldRun:
-    size, kept = 0, needed.get(run, "") or _of_other_version(run)
+    of_other = f"{run.other_version}; {version_hint(run)}" if run.other_version else ""
+    size, kept = 0, needed.get(run, "") or of_other
     if run.path.stat().st_uid != os.geteuid():
         kept = kept or "another user owns the directory"
     else:
         size, kept = _size(run.path), kept or found.may_run(run)
     return OldRun(name=name, run_dir=str(run.path), bytes=size, kept=kept)
-
-
-def _of_other_version(run: RunDir) -> str:
-    return f"{run.other_version}; {version_hint(run)}" if run.other_version else ""
 
 
 def _same(one: Path, other: Path) -> bool:

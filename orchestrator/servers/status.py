@@ -68,15 +68,12 @@ def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, named: b
     for server in found:
         servers.open(server.name).require_running()
         if server.health == "unhealthy":
-            reason = server.detail or _unhealthy_reason(len(server.replicas))
+            count = len(server.replicas)
+            why = f"not all {count} replicas are healthy at its gateway" if count else "it does not respond"
+            reason = server.detail or why
             raise SmokeError(
                 f"`{server.name}` is running but unhealthy: {reason}", hint=RESTART_HINT.format(name=server.name)
             )
-
-
-def _unhealthy_reason(replicas: int) -> str:
-    """Return why a server is unhealthy although all its processes run."""
-    return f"not all {replicas} replicas are healthy at its gateway" if replicas else "it does not respond"
 
 
 def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> str:

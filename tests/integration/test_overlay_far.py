@@ -17,8 +17,8 @@ from orchestrator.checkpoints.verify import VerifiedCheckpoint
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError
 from orchestrator.core.paths import Home
 from orchestrator.plan.plan import Model
-from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import HostRef
+from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.runtimes.docker.container import container_spec
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.servers.start import prepare
@@ -28,6 +28,7 @@ from orchestrator.servers.start.request import UpRequest
 pytestmark = needs_sshd
 
 PLAN = load("mi355x-tp8-july").plan
+PREPARED = PreparedRun(artifacts=render_artifacts(PLAN), records={})
 OVERLAY = str(overlay_path(PLAN))
 LAYER = "model.layers.78"
 TENSORS = {
@@ -83,7 +84,7 @@ def test_the_patched_config_reaches_the_far_machine(far: HostRef, checkpoint: Pa
     before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
 
     prepare.ensure_checkpoint(PLAN, far, stage=False)
-    prepare._overlay(PLAN, far, frozenset())
+    prepare.prepare_overlay(PREPARED, far)
     with closing(DockerHost(far.home, far.remote)) as host:
         host.copy_files(container_spec(PLAN, "image"))
 
@@ -91,7 +92,7 @@ def test_the_patched_config_reaches_the_far_machine(far: HostRef, checkpoint: Pa
     patched = json.loads(carried.read_text())["quantization_config"]["exclude"]
     assert patched == [f"{LAYER}.eh_proj", "model.eh_proj", "model.decoder.mlp.experts"]
     text = carried.read_text()
-    prepare._overlay(PLAN, HostRef(home=Home(tmp_path / "there")), frozenset())
+    prepare.prepare_overlay(PREPARED, HostRef(home=Home(tmp_path / "there")))
     assert carried.read_text() == text
     assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
     made = far.home.for_remote(far.remote) / OVERLAY
@@ -101,7 +102,7 @@ def test_the_patched_config_reaches_the_far_machine(far: HostRef, checkpoint: Pa
 def test_what_is_made_for_another_machine_is_not_taken_for_it(far: HostRef, checkpoint: Path, tmp_path: Path) -> None:
     """Two machines, and this one, may hold other checkpoints under one name; two commands may prepare them at once."""
     prepare.ensure_checkpoint(PLAN, far, stage=False)
-    prepare._overlay(PLAN, far, frozenset())
+    prepare.prepare_overlay(PREPARED, far)
     for other in (HostRef(home=far.home, remote=f"{far.remote}/other.sock"), HostRef(home=far.home)):
         elsewhere = far.home.for_remote(other.remote) / OVERLAY
         elsewhere.parent.mkdir(parents=True)

@@ -12,7 +12,6 @@ from orchestrator.core.catalog import EntryKind
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import atomic_write, read_file
 from orchestrator.core.origin import Origin
-from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.core.yaml_document import Data
 from orchestrator.experiments.sweep.confirm import describe_runs, middle, runs_of
@@ -45,18 +44,13 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
     path = sweep.request.output / FileName(f"{name}.yaml")
     existing = path if path.exists() else None
     if not sweep.request.beside:
-        path = home_path(sweep.home, name)
+        path = sweep.home.root / EntryKind.PROFILE.file(name)
         existing = sweep.base.catalog.find(EntryKind.PROFILE, name)
     if existing is not None and (
         name == sweep.plan.profile or _SWEEP_MARK.encode() not in read_file(existing, most=_MAX_BYTES)
     ):
         raise UsageError(f"a profile `{name}` exists", location=str(existing), hint="choose another `--name`")
     return path
-
-
-def home_path(home: Home, name: str) -> Path:
-    """Return the path of a profile in the catalog of the home."""
-    return home.root / EntryKind.PROFILE.file(name)
 
 
 def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> Path:

@@ -198,14 +198,10 @@ def _waits_for(view: PodView) -> str:
     if not view.placed:
         return "waiting for a node"
     node = view.pod["spec"]["nodeName"]
-    if any(each["name"] == ARGUMENTS and "running" in each.get("state", {}) for each in _first_steps(view.pod)):
+    steps = view.pod.get("status", {}).get("initContainerStatuses", ())
+    if any(each["name"] == ARGUMENTS and "running" in each.get("state", {}) for each in steps):
         return f"sglang is checking its arguments on {node}"
     return f"waiting for its image and volumes on {node}"
-
-
-def _first_steps(pod: Seen) -> Sequence[Seen]:
-    """Return the statuses of the pod's init containers."""
-    return tuple(pod.get("status", {}).get("initContainerStatuses", ()))
 
 
 def _pending(detail: str) -> ServerState:

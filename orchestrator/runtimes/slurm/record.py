@@ -93,17 +93,13 @@ def read_submission(run_dir: Path) -> Submission | None:
     """Return the job of a run, None if there was none. Raises HostError for an unreadable record."""
     path = run_dir / FILE
     try:
-        return _submission(parse_json(read_private(path)))
+        return read_versioned(parse_json(read_private(path)), _checked)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         hint = "`squeue --me` lists your jobs, and `scancel JOB` cancels one; then move its run directory away"
         raise HostError(f"cannot read the record `{path}`: {reason}", hint=hint) from error
-
-
-def _submission(data: object) -> Submission:
-    return read_versioned(data, _checked)
 
 
 def _checked(data: dict[str, Any]) -> Submission:

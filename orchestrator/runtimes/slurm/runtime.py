@@ -267,7 +267,9 @@ class SlurmRuntime(Runtime):
         if job.runs:
             _end_server(number, run_dir, grace=grace)
         jobs.cancel(number)
-        job = poll_until(_is_over, lambda: jobs.find_job(number), within=_ENDS, pause=_POLL)
+        job = poll_until(
+            lambda job: job is None or job.is_over, lambda: jobs.find_job(number), within=_ENDS, pause=_POLL
+        )
         if job is not None and not job.is_over:
             raise DeployError(
                 f"cannot stop job {number}: it is {job.state} on {job.node or 'no node'}",
@@ -320,10 +322,6 @@ def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Unit]) -> Ar
         urls[replica.server.url] = url
     argv = tuple(urls.get(word, word) for word in artifacts.command.argv)
     return dataclasses.replace(artifacts, command=dataclasses.replace(artifacts.command, argv=argv))
-
-
-def _is_over(job: Job | None) -> bool:
-    return job is None or job.is_over
 
 
 def _end_server(number: str, run_dir: Path, *, grace: float) -> None:

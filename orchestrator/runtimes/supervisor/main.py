@@ -133,7 +133,8 @@ def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
         raise StartError(why) from error
     started(server)
     _copy_output(server, log, record.marks)
-    code = _exit_code(server.wait())
+    code = server.wait()
+    code = 128 - code if code < 0 else code
     with contextlib.suppress(OSError):  # a full disk: without the record, /proc still shows that nothing runs
         write_record(run_dir, replace(record, exit_code=code, ended_at=_now()), request.record)
     return code
@@ -236,10 +237,6 @@ def _end_children(server: Program, marks: ProcessMarkers) -> None:
         signal_processes(left, signal.SIGKILL)
         time.sleep(0.02)
         _collect_orphans(server)
-
-
-def _exit_code(code: int) -> int:
-    return 128 - code if code < 0 else code
 
 
 def _let_go_of_the_terminal() -> None:

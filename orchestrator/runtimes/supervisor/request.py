@@ -7,7 +7,6 @@ from typing import Final
 
 from orchestrator.core.secrets import HUB_TOKEN, Secret, hub_token, known
 from orchestrator.engine.launch import split_secrets
-from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.supervisor.main import StartRequest
 from orchestrator.runtimes.supervisor.record import run_marker
@@ -24,7 +23,8 @@ def start_request(
     """
     plan, ways = artifacts.plan, split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
     given = {variable: secret.reveal() for variable, secret in ways.env.items()}
-    if (token := hub_token()) and _reads_hub(plan):
+    # sglang itself may download: the checkpoint is local, a draft model or a tokenizer may not be
+    if (token := hub_token()) and any(_REPOSITORY.fullmatch(word) for word in plan.serving.paths):
         given.setdefault(HUB_TOKEN, token.reveal())
     return StartRequest(
         run_dir=str(run_dir.absolute()),
@@ -41,8 +41,3 @@ def start_request(
         token=run_marker(run_dir),
         record=record,
     )
-
-
-def _reads_hub(plan: Plan) -> bool:
-    """Return whether sglang itself may download: the checkpoint is local, a draft model or a tokenizer may not be."""
-    return any(_REPOSITORY.fullmatch(word) for word in plan.serving.paths)

@@ -46,13 +46,8 @@ def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> Non
     if why := rolling_update_blocker(old, new):
         raise NameTakenError(
             f"cannot do a rolling update of `{name}`: {why}",
-            hint=restart_hint(name, request),
+            hint=f"`deploy down {name}`, then `{request.command(name)}` starts all replicas",
         )
-
-
-def restart_hint(name: str, request: UpRequest) -> str:
-    """Return the commands that replace all replicas at once."""
-    return f"`deploy down {name}`, then `{request.command(name)}` starts all replicas"
 
 
 def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, host_ref: HostRef) -> UpResult:

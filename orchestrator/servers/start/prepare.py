@@ -21,7 +21,7 @@ from orchestrator.kernels.plan_table import make_table
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.patches.schema import MOE_TABLE, ConfigTransform
 from orchestrator.plan.facts import MoeCheckpoint
-from orchestrator.plan.plan import NO_DETECTED_PATCHES, DetectedPatches, Model, Plan
+from orchestrator.plan.plan import NO_DETECTED_PATCHES, Model, Plan
 from orchestrator.planner.source import profile_source
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import runtime_class
@@ -128,21 +128,15 @@ def prepare_engine(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
 
 
 def prepare_overlay(prepared: PreparedRun, host_ref: HostRef) -> None:
-    """Write the checkpoint's overlay anew, where the plan has a config patch. Raises CheckpointError."""
-    _overlay(prepared.artifacts.plan, host_ref, prepared.not_needed, prepared.found or NO_DETECTED_PATCHES)
-
-
-def _overlay(
-    plan: Plan, host_ref: HostRef, not_needed: frozenset[str], found: DetectedPatches = NO_DETECTED_PATCHES
-) -> None:
-    """Write the overlay of the checkpoint with the config transforms that the sources need.
+    """Write the overlay of the checkpoint with the config transforms that the sources need. Raises CheckpointError.
 
     The plan knows only the engine's version; a dated image may contain newer sources. For a remote host only the config
     is written, from the local copy of the headers; the start copies it there.
     """
-    if (overlay := overlay_path(plan, found)) is None:
+    plan = prepared.artifacts.plan
+    if (overlay := overlay_path(plan, prepared.found or NO_DETECTED_PATCHES)) is None:
         return
-    ids = {patch.id for patch in plan.patches} - not_needed
+    ids = {patch.id for patch in plan.patches} - prepared.not_needed
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]
     transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
     written = (host_ref.home.for_remote(host_ref.remote) / RelativePath(overlay)).parent

@@ -134,7 +134,8 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
     """
     for handle in () if request.replace else servers.find(name):
         state = servers.runtime(handle).state(handle)
-        hint = f"{_replace_hint(handle, name, request=request)}; or choose another name with `--name`"
+        first = "does a rolling update" if handle.replicas else "stops it first"
+        hint = f"`{request.command(name)} --replace` {first}; or choose another name with `--name`"
         if state.status is Status.UNKNOWN:
             if state.started_at is None:  # its record is unreadable
                 continue
@@ -163,12 +164,6 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
             ) from error
         return UpResult(handle=handle, served_name=plan.model.served_name, smoke=None, seconds=None)
     return None
-
-
-def _replace_hint(handle: RunningServer, name: str, *, request: UpRequest) -> str:
-    """Return the command that replaces the server."""
-    first = "does a rolling update" if handle.replicas else "stops it first"
-    return f"`{request.command(name)} --replace` {first}"
 
 
 @contextmanager

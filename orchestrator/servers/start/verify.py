@@ -164,7 +164,7 @@ def run_smoke_test(
                 run_smoke_test(
                     server,
                     runtime,
-                    plan=replica_plans(_plan_of(server) or plan)[number - 1],
+                    plan=replica_plans(read_plan(RunDir(run_dir_of(server))) or plan)[number - 1],
                     key=key,
                     soak=soak,
                     knee=knee / len(handle.replicas) if knee else None,
@@ -180,7 +180,7 @@ def run_smoke_test(
 def _test(target: Target, handle: RunningServer, runtime: ServerGroup, plan: Plan) -> SmokeReport:
     if target.soak_seconds:
         target = replace(target, memory=memory_gauges(handle, runtime, plan))
-    return smoke_test(target, faults=lambda: degraded_faults(runtime.logs(handle, follow=False)))
+    return smoke_test(target, faults=lambda: diagnose(runtime.logs(handle, follow=False)).degraded)
 
 
 def _pair_report(
@@ -219,11 +219,6 @@ def _pair_report(
 def _with_soak(target: Target, minutes: float | None, knee: float | None = None) -> Target:
     target = replace(target, soak_clients=max(int(knee * _BELOW_KNEE / target.dp), 1) if knee else 0)
     return target if minutes is None else replace(target, soak_seconds=minutes * 60)
-
-
-def _plan_of(server: RunningServer) -> Plan | None:
-    """Return the plan of the run of a replica."""
-    return read_plan(RunDir(run_dir_of(server)))
 
 
 def prefix_replica(name: str, report: SmokeReport) -> list[CheckResult]:
@@ -332,11 +327,6 @@ def unidentified_server(
     if isinstance(error, UnauthorizedError):
         hint = "`--api-key-env VARIABLE` names the variable that holds the key" if key is None else ""
     return SmokeError(f"no sglang server found at `{url}`: {error}", hint=hint)
-
-
-def degraded_faults(log: Iterable[str]) -> tuple[str, ...]:
-    """Return the known faults in the log of a server that is still running."""
-    return diagnose(log).degraded
 
 
 def explain_failure(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:

@@ -134,7 +134,10 @@ class LiveBackend:
 
     def restart(self, snapshot: ServerSnapshot, why: str) -> _Worker[RestartResult]:
         """See `WatchBackend.restart`."""
-        broken = _restart_crashed
+
+        def broken(why: str) -> RestartResult:  # the next snapshot shows what it did
+            return RestartResult(code=1, message=why, attempted=True, superseded=False)
+
         run = _Worker(("restart", snapshot.name, snapshot.run, why), partial(_parse, RestartResult), broken, None)
         self.restarts.append(run.program)
         return run
@@ -298,8 +301,3 @@ def _parse_snapshot(data: dict[str, Any]) -> ServerSnapshot | SnapshotFailure:
 def _parse(kind: type[T], data: dict[str, Any]) -> T:
     """Parse the result of a worker; drop fields that a newer version adds."""
     return kind(**{each.name: data[each.name] for each in fields(cast("Any", kind)) if each.name in data})
-
-
-def _restart_crashed(why: str) -> RestartResult:
-    """Return the result of a restart whose worker died; the next snapshot shows what it did."""
-    return RestartResult(code=1, message=why, attempted=True, superseded=False)

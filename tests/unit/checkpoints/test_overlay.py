@@ -9,8 +9,8 @@ import pytest
 from orchestrator.checkpoints.overlay import overlay_path, write_overlay
 from orchestrator.core.errors import CheckpointError
 from orchestrator.core.paths import Home
-from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import HostRef
+from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers.start import prepare
 
 EXCLUDE = ("mtp-exclude",)
@@ -99,7 +99,9 @@ def test_a_plans_config_is_patched_unless_its_sources_turned_out_not_to_need_it(
     home.models.mkdir(parents=True)
     (home.models / plan.model.name).symlink_to(checkpoint)
 
-    prepare._overlay(plan, HostRef(home=home), frozenset({"mtp-shared-expert-exclude"} if not_needed else ()))
+    without = frozenset({"mtp-shared-expert-exclude"} if not_needed else ())
+    prepared = PreparedRun(artifacts=render_artifacts(plan), records={}, not_needed=without)
+    prepare.prepare_overlay(prepared, HostRef(home=home))
 
     written = json.loads((home.root / str(overlay_path(plan))).read_text())
     assert (written == CONFIG) == not_needed
