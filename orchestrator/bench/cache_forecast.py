@@ -48,7 +48,7 @@ def forecast_cache(
     accesses: Callable[[], Iterable[CacheAccess]], endpoint: Endpoint, *, sessions: bool = True
 ) -> CacheForecast:
     """Compute the forecast of a load; `accesses` starts it from the beginning, once per way to distribute it."""
-    replicas, page, size = _replicas(endpoint), endpoint.facts.page_size or 1, endpoint.cache_tokens
+    replicas, page, size = _replicas(endpoint), endpoint.facts.page_size or 1, endpoint.kept_tokens
     found = hit_rates(accesses(), replicas=replicas, page=page)
     spread = hit_rates(accesses(), replicas=replicas, page=page, sticky=False) if replicas > 1 and sessions else None
     sizes = sorted({found.size_for(part) for part in _SHARES})

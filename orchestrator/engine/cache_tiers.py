@@ -50,6 +50,12 @@ class CacheTiers:
         """Whether the host's pool also has what the device has: it is written when it is computed or used again."""
         return self.write_policy != _WRITE_BACK
 
+    def reach(self, device: int) -> int | None:
+        """Return the different tokens that all tiers hold; None if storage holds more, or a size is given in bytes."""
+        if self.storage or self.kv_bytes is not None:
+            return None
+        return HostTier(tokens=int(device * self.ratio), bytes=0, keeps_copies=self._keeps_copies).reach(device)
+
     def describe(self) -> str:
         """Return the tiers in words: `host memory 2 x the device's pool, storage file`."""
         size = f"{self.ratio:g} x the device's pool" if self.kv_bytes is None else f"{self.kv_bytes / 1e9:g} GB a rank"

@@ -58,9 +58,15 @@ class LoadFit:
     load: str
     tokens: int  # of one request, without its shared prefix
     shared_tokens: int  # of all prefixes together
+    num_prefixes: int
     concurrent: int | None  # None: the size of the cache is unknown
     running: int | None  # the profile's limit of running requests per replica; None: not set
     fits: bool  # True also where the size of the cache is unknown
+
+    def needed(self, requests: int) -> int:
+        """Return the tokens of so many requests at the same time, each with a prefix of its own as far as there are."""
+        used = min(requests, self.num_prefixes) * (self.shared_tokens // self.num_prefixes)
+        return requests * self.tokens + used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,8 +292,10 @@ def _load_fit(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache)
     prefix = int(load.input_tokens * load.cache_hit_rate) // cache.page * cache.page if facts.prefix_cache else 0
     tokens = load.input_tokens - prefix + load.output_tokens + (drafts.room if drafts else 0)
     tokens = math.ceil(tokens / cache.page) * cache.page
-    shared = prefix * load.num_prefixes
-    at_once = None if cache.tokens is None else max(cache.tokens - shared, 0) // tokens
+    shared, at_once = prefix * load.num_prefixes, None
+    if cache.tokens is not None:  # where not all prefixes fit, each request has one of its own
+        fewest = cache.tokens // (prefix + tokens)
+        at_once = fewest if fewest < load.num_prefixes else (cache.tokens - shared) // tokens
     if at_once is not None and cache.windows is not None:
         verified = drafts.tokens if drafts is not None and drafts.tokens_are_set else 1
         at_once = min(at_once, (cache.window_tokens or 0) // min(tokens, cache.windows.needed(cache.page, verified)))
@@ -300,6 +308,7 @@ def _load_fit(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache)
         load=load.name,
         tokens=tokens,
         shared_tokens=shared,
+        num_prefixes=load.num_prefixes,
         concurrent=at_once,
         running=running,
         fits=at_once is None or at_once >= (running or 1),
@@ -356,9 +365,8 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
     fit, memory, cache = capacity.load_fit, capacity.memory, capacity.cache
     if fit is not None and cache is not None and not fit.fits:
         running, fitting = fit.running or 1, fit.concurrent or 0
-        needed = running * fit.tokens + fit.shared_tokens
         states = cache.requests is not None and cache.requests.requests == fitting
-        room = f"{needed:,} tokens of cache; a replica has {cache.tokens:,}"
+        room = f"{fit.needed(running):,} tokens of cache; a replica has {cache.tokens:,}"
         if states:  # tokens may be left
             room = f"a state of linear attention each; a replica has room for {fitting:,}"
         capped = capacity.max_tokens is not None and capacity.max_tokens - cache.page < (cache.tokens or 0)

@@ -189,7 +189,7 @@ def test_each_issue_has_an_id_of_its_own_and_a_case_here_or_in_its_older_test() 
         "custom-all-reduce-two-streams", "fusion-without-custom-all-reduce",
         "fusion-without-aiter", "quick-reduce-cast", "speculation-is-greedy", "aiter-atomic-moe", "quick-reduce-int8",
         "exclude-list", "blockscale-gemm", "shared-expert-dropped", "sparse-top-k", "fp8-cache", "missing-shards",
-        "other-weights",
+        "other-weights", "one-file-a-token",
     }  # fmt: skip
     assert len({issue.id for issue in ALL}) == len(ALL)
     assert {issue.id for issue in ALL} == {name for name, _, _ in CASES} | older

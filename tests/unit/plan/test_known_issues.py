@@ -43,6 +43,17 @@ def test_dp_attention_on_rocm_in_the_versions_it_was_reported_for() -> None:
     assert "dsa-dp-attention-hang" not in ids(on(cuda, "0.5.14"))
 
 
+def test_storage_in_files_of_one_token() -> None:
+    def warned(*flags: str) -> bool:
+        tiers = ("flags.enable-hierarchical-cache=true", "flags.hicache-storage-backend=file", *flags)
+        plan = plan_of("mi300x-qwen3-coder-tp8", *tiers)
+        return any(blocking_issues([issue], plan) for issue in SHIPPED.warnings if issue.id == "one-file-a-token")
+
+    assert warned("flags.page-size=1")
+    assert not warned("flags.page-size=64")
+    assert not warned("flags.page-size=1", "flags.hicache-storage-backend=mooncake")
+
+
 def test_a_variable_that_makes_it_good_is_looked_for() -> None:
     plan = on(plan_of("mi355x-tp8"), "0.5.15.post1")
     kept = tuple(variable for variable in plan.env if variable.name != "SGLANG_OPT_USE_TOPK_V2")

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from orchestrator.core.errors import ProfileError
+from orchestrator.engine.responses import read_server_info
 from orchestrator.plan.capacity import Capacity
 from orchestrator.plan.host_needs import host_needs
 from orchestrator.plan.plan import Plan
@@ -122,3 +123,19 @@ def test_a_tier_that_costs_more_than_it_saves_does_not_help() -> None:
     assert dear.reason.startswith("it pays from 13.6 uses of a stored token on, and there are ")
     never = TierCosts(retrieve=80, store=1, recompute=71, source="")
     assert outlook(4000, 40_000, prefixes=16, costs=never).reason.startswith("it pays never")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, 1000),
+        ({"enable_hierarchical_cache": True, "hicache_ratio": 4.0, "hicache_write_policy": "write_through"}, 4000),
+        ({"enable_hierarchical_cache": True, "hicache_ratio": 4.0, "hicache_write_policy": "write_back"}, 5000),
+        ({"enable_hierarchical_cache": True, "hicache_size": 20}, None),
+        ({"enable_hierarchical_cache": True, "hicache_ratio": 4.0, "hicache_storage_backend": "file"}, None),
+    ],
+)
+def test_what_a_server_keeps_in_all_its_tiers(given: dict[str, object], kept: int | None) -> None:
+    info = read_server_info({"version": "0.5.16", "page_size": 1, "max_total_num_tokens": 1000, **given})
+    assert info is not None
+    assert (info.cache_tokens, info.kept_tokens) == (1000, kept)

@@ -138,6 +138,14 @@ def test_requests_of_the_own_load() -> None:
     assert capacity("mi355x-tp4dp2", "flags.max-running-requests=null").load_fit.running == 48  # type: ignore[union-attr]
 
 
+def test_requests_fit_though_not_all_prefixes_do() -> None:
+    few = ("flags.max-total-tokens=100000", "flags.context-length=90000", "flags.max-running-requests=4")
+    served = capacity("mi355x-tp4dp2", *few).load_fit
+    assert served is not None
+    assert 8 * 11968 + 9088 > 100_000  # all prefixes and one request
+    assert (served.concurrent, served.needed(4), served.fits) == (4, 4 * (9088 + 11968), True)
+
+
 def test_more_requests_than_fit_are_told() -> None:
     assert warnings("mi355x-tp4dp2") == {}
     assert warnings("mi355x-tp4dp2", "flags.max-running-requests=512") == {
@@ -158,9 +166,9 @@ def test_states_that_limit_the_requests_are_named() -> None:
 
 
 def test_a_cache_of_less_than_a_request_of_the_workload_is_told() -> None:
-    short = ("flags.max-total-tokens=1000", "flags.context-length=1000")
+    short = ("flags.max-total-tokens=500", "flags.context-length=500")
     assert warnings("cpu-tiny", *short) == {
-        "capacity-requests": "a request of `smoke-tiny` needs 1,424 tokens of cache; a replica has 1,000: none fits",
+        "capacity-requests": "a request of `smoke-tiny` needs 524 tokens of cache; a replica has 500: none fits",
     }
     plan = load("cpu-tiny", overrides=short).plan
     assert plan.warnings[0].hint == "raise `flags.max-total-tokens`"
