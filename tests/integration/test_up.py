@@ -3,10 +3,13 @@
 Where the fault is one of `up` and not of what it has started, the scripted engine serves in the real one's place.
 """
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -257,3 +260,57 @@ def test_a_taken_port_names_its_holder(deploy: CommandLine) -> None:
     assert refused.returncode == 4
     assert f"pid {os.getpid()}" in refused.stderr
     assert "late" not in deploy.run("status").stdout
+
+
+COMPILES = 6.0  # seconds
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> list[str]:
+    """The words by which the scripted engine compiles a kernel into an empty cache."""
+    settings = (f"env.TRITON_CACHE_DIR={tmp_path / 'triton'}", f"env.SCRIPTED_COMPILE={COMPILES}")
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def ready_seconds(done: subprocess.CompletedProcess[str]) -> float:
+    assert done.returncode == 0, done.stderr
+    return float(json.loads(done.stdout)["ready_seconds"])
+
+
+def test_a_fresh_host_takes_the_kernels_that_a_verified_server_has_saved(
+    deploy: CommandLine, tmp_path: Path, engine_home: Home, kernels: list[str]
+) -> None:
+    """The scripted engine stands in for one with a GPU: real sglang compiles nothing on a CPU."""
+    port, cache = free_port(), tmp_path / "triton"
+    start = [*up_scripted("kernels", port, "SCRIPTED_PAUSE=0", *kernels), "--json"]
+    first = deploy.run(*start)
+    assert "saved 1 files of compiled kernels" in first.stderr
+    [archive] = engine_home.compiled_kernels.glob("*.tar.gz")
+    digest = f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}"
+    assert f"{archive}@{digest}" in first.stderr
+    stages = status(deploy, "kernels")["startup"]
+    assert sum(stages.values()) >= COMPILES, stages
+
+    deploy.run("down", "kernels")
+    shutil.rmtree(cache)
+    again = deploy.run(*start)
+    assert ready_seconds(first) > COMPILES > ready_seconds(again), again.stderr
+    assert "compiled kernels: 1 files added" in again.stderr
+
+    deploy.run("down", "kernels")
+    shutil.rmtree(cache)
+    elsewhere = archive.rename(tmp_path / "from-elsewhere.tar.gz")
+    named = ["--set", f"engine.compiled_kernels={elsewhere}@{digest}"]
+    assert ready_seconds(deploy.run(*start, *named)) < COMPILES
+
+    changed = deploy.run(*start, "--replace", "--set", f"engine.compiled_kernels={elsewhere}@sha256:{'0' * 64}")
+    assert (changed.returncode, f"has the digest {digest}" in changed.stderr) == (9, True), changed.stderr
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nSCRIPTED_VERSIONS=\'{{"torch": "2.10.0"}}\' exec {SCRIPTED} "$@"\n')
+    python.chmod(0o755)
+    changes = ("--set", f"engine.python={python}", "--set", "flags.chunked-prefill-size=1024")
+    other = deploy.run(*start, "--replace", *named, *changes)
+    assert other.returncode == 9
+    assert "`engine.torch`: compiled for `2.9.1+cpu`, this start has `2.10.0`" in other.stderr
+    assert "`plan`: compiled for" in other.stderr
+    assert status(deploy, "kernels")["health"] == "healthy"  # the old server still serves

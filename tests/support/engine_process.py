@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import NoReturn
 from urllib.parse import quote
 
@@ -165,6 +166,14 @@ def overwrite(title: str) -> None:
     ctypes.memmove(begin, title.encode(), len(title))
 
 
+def compile_kernel(folder: Path, seconds: float) -> None:
+    """As Triton does: a directory for each kernel, by what it was compiled from."""
+    if not (folder / "kernel.cubin").is_file():
+        time.sleep(seconds)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "kernel.cubin").write_bytes(b"machine code")
+
+
 def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
     """Start as sglang does: children, weights, port, a request to itself, and the word that it is ready."""
     with contextlib.suppress(FileNotFoundError):
@@ -186,6 +195,8 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
     for number, stage in enumerate(stages(options, key)):
         say(stage + echo)
         time.sleep(float(pauses[min(number, len(pauses) - 1)]))
+    if seconds := environ.get("SCRIPTED_COMPILE"):
+        compile_kernel(Path(environ["TRITON_CACHE_DIR"], "KEY"), float(seconds))
     if environ.get("SCRIPTED_BROKEN"):
         raise RuntimeError("broken, as it was told")
     step = float(environ.get("SCRIPTED_STEP", "0"))
