@@ -1,0 +1,115 @@
+"""Compiled kernels in the cache volumes of real Docker, and in a real registry."""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import KernelsError
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import RelativePath
+from orchestrator.images.client import DockerCli
+from orchestrator.kernels.disk.archive import KernelFile, KernelUse, read_archive, write_archive
+from orchestrator.planner.planning import load
+from orchestrator.render.artifacts import Artifacts, Command
+from orchestrator.runtimes.base import HostRef, PreparedRun
+from orchestrator.runtimes.docker.container import container_spec, spec_of
+from orchestrator.runtimes.docker.kernels import kernel_store
+from orchestrator.servers.start.kernels import named_archive
+
+IMAGE = f"deploy-test/kernels-{os.getpid()}:1"
+USE = KernelUse(arch="gfx950", driver="6.16.6", engine={"image": IMAGE}, plan="a" * 64)
+KERNELS = {
+    "aiter/module_norm.so": b"1",
+    "aiter-build/gemm/lib.so": b"2",
+    "flydsl/k.pkl": b"3",
+    "miopen/3.5/k.ukdb": b"4",
+    "miopen-db/gfx950.ufdb.txt": b"5",
+    "sglang/triton/KEY/kernel.hsaco": b"6",
+    "triton/KEY/kernel.hsaco": b"7",
+    "tvm-ffi/sgl_kernel_jit_norm/norm.so": b"8",
+}
+
+
+def files(*names: str) -> list[KernelFile]:
+    return [KernelFile(path=RelativePath(name), content=KERNELS[name], executable=False) for name in names]
+
+
+@pytest.fixture
+def prepared(docker_daemon: DockerCli) -> Iterator[PreparedRun]:
+    """A start from an image that has a module of aiter, as it is before the first container."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        entry = tarfile.TarInfo("sgl-workspace/aiter/aiter/jit/module_shipped.so")
+        tar.addfile(entry, io.BytesIO(b""))
+    docker_daemon.run("import", "-", IMAGE, stdin=content.getvalue().decode("latin1"))
+    plan = load("mi355x-tp8").plan
+    made = Artifacts(
+        plan=plan, command=Command(argv=(), env=(), in_home=False), build=None, spec=container_spec(plan, IMAGE)
+    )
+    yield PreparedRun(artifacts=made, records={})
+    assert docker_daemon.run("ps", "--all", "--quiet", "--filter", f"ancestor={IMAGE}").stdout == ""
+    docker_daemon.run("volume", "rm", "--force", *(cache.name for cache in spec_of(made).caches))
+    docker_daemon.run("image", "rm", "--force", IMAGE)
+
+
+@pytest.mark.docker
+def test_kernels_go_into_new_volumes_and_come_back(prepared: PreparedRun, tmp_path: Path) -> None:
+    store = kernel_store(prepared, HostRef(home=Home(tmp_path)))
+    assert store is not None
+    write_archive(tmp_path / "k.tar.gz", USE, [], files(*KERNELS))
+    archive = read_archive(tmp_path / "k.tar.gz")
+    assert store.lack(archive)
+    assert store.add(archive) == len(KERNELS)
+    assert not store.lack(archive)
+    found = {file.path: file.content for file in store.files()}
+    assert found == {**KERNELS, "aiter/module_shipped.so": b""}  # a new volume has what its image has
+    assert not list(archive.receipt.problems(KernelUse(**{**vars(USE), "engine": store.engine()})))
+
+
+def pushed(registry: str, content: bytes) -> str:
+    """Push an artifact of one layer, as the OCI image specification 1.1 describes it; return its reference."""
+
+    def send(method: str, url: str, body: bytes, kind: str) -> str:
+        request = urllib.request.Request(url, data=body, method=method, headers={"Content-Type": kind})  # noqa: S310
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - the registry is ours
+            return str(answer.headers.get("Location", ""))
+
+    def blob(data: bytes, kind: str) -> dict[str, object]:
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        place = send("POST", f"http://{registry}/v2/kernels/blobs/uploads/", b"", kind)
+        send("PUT", f"{place}{'&' if '?' in place else '?'}digest={digest}", data, "application/octet-stream")
+        return {"mediaType": kind, "digest": digest, "size": len(data)}
+
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": kind,
+            "config": blob(b"{}", "application/vnd.oci.empty.v1+json"),
+            "layers": [blob(content, "application/vnd.oci.image.layer.v1.tar+gzip")],
+        }
+    ).encode()
+    send("PUT", f"http://{registry}/v2/kernels/manifests/1", manifest, kind)
+    return f"oci://{registry}/kernels@sha256:{hashlib.sha256(manifest).hexdigest()}"
+
+
+def test_an_archive_comes_from_a_registry_once(registry: str, tmp_path: Path) -> None:
+    write_archive(tmp_path / "k.tar.gz", USE, [], files("triton/KEY/kernel.hsaco"))
+    reference, home = pushed(registry, (tmp_path / "k.tar.gz").read_bytes()), Home(tmp_path / "home")
+    archive = named_archive(reference, HostRef(home=home))
+    assert archive.digest == read_archive(tmp_path / "k.tar.gz").digest
+    assert archive.path.stat().st_mode & 0o777 == 0o600
+    gone = reference.replace(registry, "127.0.0.1:9")
+    assert named_archive(gone, HostRef(home=home)).digest == archive.digest  # no second download
+    write_archive(archive.path, USE, ["b" * 64], files("triton/KEY/kernel.hsaco"))  # changed on the disk
+    with pytest.raises(KernelsError, match="cannot download the kernels"):
+        named_archive(gone, HostRef(home=home))
+    with pytest.raises(KernelsError, match="cannot download the kernels"):
+        named_archive(f"oci://{registry}/kernels@sha256:{'0' * 64}", HostRef(home=home))
