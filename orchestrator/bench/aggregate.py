@@ -1,9 +1,11 @@
 """The metrics of one point, computed from its request records; units as in `bench/result.py`. Pure."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.load_generator import LoadResult, RequestRecord
@@ -28,6 +30,8 @@ from orchestrator.bench.steady_state import (
     ttft_growth,
 )
 from orchestrator.bench.workload import SustainedLimits, Workload
+
+_STEP_S: Final = 1e-5  # to which gaps are rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,9 +177,34 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 
 def _distribution(values: Sequence[float]) -> Distribution:
     ordered = sorted(values)
+    return _summary(ordered, sum(ordered) / len(ordered))
+
+
+def _summary(ordered: Sequence[float], mean: float) -> Distribution:
     p50, p90, p95, p99 = (percentile(ordered, share) for share in (0.50, 0.90, 0.95, 0.99))
-    mean = sum(ordered) / len(ordered)
     return Distribution(count=len(ordered), mean=mean, p50=p50, p90=p90, p95=p95, p99=p99, max=ordered[-1])
+
+
+class _Counted(Sequence[float]):
+    """Ascending values in seconds, from the count of each in steps: millions of gaps have few lengths."""
+
+    def __init__(self, counts: Counter[int]) -> None:
+        self._values = sorted(counts)
+        self._ends = list(accumulate(counts[each] for each in self._values))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> float:  # type: ignore[override]
+        return self._values[bisect_right(self._ends, index % len(self))] * _STEP_S
+
+
+def _of_counts(counts: Counter[int]) -> Distribution | None:
+    """Return the distribution of values in steps, in seconds; None without any."""
+    if not counts:
+        return None
+    mean = sum(value * count for value, count in counts.items()) / counts.total() * _STEP_S
+    return _summary(_Counted(counts), mean)
 
 
 def latency(records: Sequence[RequestRecord]) -> Latency | None:
@@ -191,7 +220,7 @@ def latency(records: Sequence[RequestRecord]) -> Latency | None:
         e2e_from_schedule_s=_distribution([record.ended_s - record.scheduled_s for record in done]),
         e2e_from_send_s=_distribution([record.ended_s - record.started_s for record in done]),
         tpot_s=distribution(map(_tpot, multi_token)),
-        itl_per_chunk_s=distribution(_gaps(done)),
+        itl_per_chunk_s=_of_counts(Counter(round(gap / _STEP_S) for gap in _gaps(done))),
         tokens_per_chunk=sum(map(_output_tokens, done)) / chunks,
     )
 

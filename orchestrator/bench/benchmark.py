@@ -368,7 +368,7 @@ def _write(request: BenchRequest, result: BenchResult) -> None:
 
 
 def _write_requests(request: BenchRequest, result: BenchResult, load_result: LoadResult, name: FileName) -> None:
-    lines = "".join(json.dumps(_request_line(record)) + "\n" for record in load_result.records)
+    lines = (json.dumps(_request_line(record)).encode() + b"\n" for record in load_result.records)
     try:
         atomic_write(request.directory / name, lines)
     except OSError as error:

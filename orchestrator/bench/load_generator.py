@@ -7,6 +7,7 @@ subagents; it hides queueing. A request without an arrival is sent some time aft
 
 import asyncio
 import gc
+import sys
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -251,7 +252,7 @@ class _Sender:
             prompt_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
-            finish_reason=usage.finish_reason if usage else None,
+            finish_reason=sys.intern(usage.finish_reason) if usage and usage.finish_reason else None,
             failure=failure,
             failure_example=example,
             session=planned.session,

@@ -15,7 +15,7 @@ from orchestrator.bench.traces.trace import TraceTotals, count, open_trace
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import ProfileError
 
-_CACHED_TOKENS: Final = 1 << 23  # of blocks; 4 to 7 bytes each
+_CACHED_TOKENS: Final = 1 << 21  # of blocks; 4 to 7 bytes each
 _MAX_KEY: Final = 128
 
 

@@ -32,7 +32,7 @@ _MAX_UNPACKED: Final = 2 << 30  # bytes; the wheel of sglang has 30 MB
 _MOST: Final = 4 << 20  # bytes of a record; no record of this tool is longer
 
 
-def atomic_write(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
+def atomic_write(path: Path, content: str | bytes | Iterable[bytes], *, mode: int = 0o644) -> Path:
     """Write a file completely or not at all, see `safe_paths`; SIGPIPE no longer ends the command. Raises OSError."""
     ignore_sigpipe()
     return safe_paths.atomic_write(path, content, mode=mode)

@@ -263,7 +263,7 @@ def open_to_append(path: Path) -> IO[bytes]:
     return io.BufferedRandom(file)
 
 
-def atomic_write(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
+def atomic_write(path: Path, content: str | bytes | Iterable[bytes], *, mode: int = 0o644) -> Path:
     """Write `path` through a temporary file: a reader sees the old content or the new, and a failure keeps the old.
 
     The file has `mode` from the beginning, so no other user can read it in between. Raises OSError that names the file.
@@ -272,7 +272,7 @@ def atomic_write(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path
     return path
 
 
-def atomic_write_all(files: Iterable[tuple[Path, str | bytes, int]]) -> None:
+def atomic_write_all(files: Iterable[tuple[Path, str | bytes | Iterable[bytes], int]]) -> None:
     """Write a set of files, each with its mode, as `atomic_write` does. A full disk leaves all files unchanged.
 
     All temporary files are complete on disk before the first is renamed. Raises OSError that names the file.
@@ -286,7 +286,7 @@ def atomic_write_all(files: Iterable[tuple[Path, str | bytes, int]]) -> None:
             with _naming_only(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 beside = complete[path] = path.with_name(f".{path.name}.{os.getpid()}")
-                _write_durably(beside, content.encode() if isinstance(content, str) else content, mode)
+                _write_durably(beside, content, mode)
         for path, beside in complete.items():
             with _naming_only(path):
                 beside.replace(path)
@@ -296,9 +296,10 @@ def atomic_write_all(files: Iterable[tuple[Path, str | bytes, int]]) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _write_durably(path: Path, data: bytes, mode: int) -> None:
+def _write_durably(path: Path, content: str | bytes | Iterable[bytes], mode: int) -> None:
+    content = content.encode() if isinstance(content, str) else content
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, mode)) as stream:
-        stream.write(data)
+        stream.writelines((content,) if isinstance(content, bytes) else content)
         stream.flush()
         os.fsync(stream.fileno())
     path.chmod(mode)  # restores bits that the umask removed

@@ -2,8 +2,10 @@
 
 import json
 import time
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cpu_server import CpuServer
@@ -209,6 +211,35 @@ def test_the_prompts_of_a_session_are_built_when_they_are_sent(tmp_path: Path) -
         replay(script, tmp_path, Workload(trace=trace, timeout_s=20.0, token_ids=(10, 500)))
     arrived = [each.arrived_s for each in script.exchanges[MEASURED]]
     assert all(sent - made < 0.45 for made, sent in zip(built, arrived, strict=True))
+
+
+class Forgetful(list[Any]):
+    """Keeps nothing, so that the server does not grow."""
+
+    def append(self, _: object) -> None:
+        pass
+
+
+def test_the_memory_of_a_replay_grows_by_little_more_than_the_times_of_its_chunks(tmp_path: Path) -> None:
+    """8 bytes for each of 50 chunks and 600 for a request; the text of their files needed 3 kB more."""
+
+    def peak(requests: int) -> int:
+        nothing = Forgetful()
+        script = Script(pinned=nothing, bodies=nothing, heads=nothing, exchanges=nothing)
+        trace = mooncake(tmp_path, *[at(0, [1], input_length=20, output_length=50)] * requests)
+        workload = Workload(trace=trace, concurrency=8, **QUICK)
+        with scripted(script) as server:
+            request = order_of(server.url, tmp_path / str(requests), workload=workload, source=open_sessions(workload))
+            tracemalloc.start()
+            try:
+                assert only(measure(request, lambda _text, _far: None)).succeeded == requests
+                return tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+
+    peak(20)
+    small, large = peak(200), peak(800)
+    assert (large - small) / 600 < 1800
 
 
 def test_a_load_with_a_duration_does_not_wait_for_its_next_request(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_name_that_is_no_header_is_hashed() -> None:
 def test_the_cache_of_blocks_is_bounded_in_tokens(size: int) -> None:
     tokens = SessionTokens(Workload(trace="a.jsonl"), "", (), block_tokens=size)
     most = tokens._block.cache_info().maxsize  # type: ignore[attr-defined]
-    assert (most or 0) * size == 1 << 23
+    assert (most or 0) * size == 1 << 21
 
 
 def test_the_memory_of_a_reader_does_not_grow_with_the_trace(tmp_path: Path) -> None:
