@@ -27,7 +27,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 from orchestrator.core import subprocesses
 
 Fault: TypeAlias = Literal["full", "closed", "gone"]
-BOUND = 120  # seconds; what has not ended by then hangs
+BOUND = 300  # seconds; what has not ended by then hangs
 # What commands import by and by, too: the SDK of Docker alone is half of the CPU time of `status`. None of it reads the
 # environment when it is imported, as huggingface_hub does.
 _PRELOADED = (
@@ -258,5 +258,6 @@ if __name__ == "__main__":
     for module in _PRELOADED:
         importlib.import_module(module)
     gc.freeze()
-    with _Server(sys.argv[1], _Request) as server:
+    with _Server(f"{sys.argv[1]}.new", _Request) as server:
+        Path(f"{sys.argv[1]}.new").rename(sys.argv[1])  # a socket is there before it listens
         server.serve_forever(poll_interval=0.02)
