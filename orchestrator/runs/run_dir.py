@@ -1,11 +1,11 @@
-"""Run directories, and the claim on a name. What runs is asked of the runtimes: nothing here is a database.
+"""Run directories, and the lock of a name. What runs now is asked of the runtimes, not read from here.
 
 ::
 
     runs/<name>/.lock                 held by the command that works on this name; freed by the kernel when it dies
     runs/<name>/<time>-<digest>/      one start: plan.json, server.sh, image/, server.log, reports
 
-What a run keeps has a version, which stands in its `request.json`. A run of another version is named, and not read.
+`request.json` holds the version of the run's files. A run of another version is listed, but not read.
 """
 
 import contextlib
@@ -62,25 +62,25 @@ class RunDir:
 
     @property
     def log(self) -> Path:
-        """Where the server's log is kept."""
+        """The path of the server's log."""
         return self.path / "server.log"
 
     @property
     def started(self) -> datetime | None:
-        """When it was, by its name; None for a folder that somebody else has named."""
+        """The time of the start, from the folder's name; None if `open_run` did not make the folder."""
         with contextlib.suppress(ValueError):
             return datetime.strptime(self.path.name.partition("-")[0], _TIME).replace(tzinfo=UTC)
         return None
 
     @property
     def digest(self) -> str:
-        """How the digest of its plan begins, by its name; "" for a folder that somebody else has named."""
+        """The first 8 characters of the plan's digest, from the folder's name; "" for a folder of another form."""
         named = _RUN.fullmatch(self.path.name)
         return named[1] if named else ""
 
     @cached_property
     def other_version(self) -> str:
-        """Why this version of the tool does not read what the run keeps; "" where it does."""
+        """Why this version of the tool cannot read the run; "" if it can."""
         record = self._read(REQUEST_FILE)
         return version_problem(record) if record else ""
 
@@ -89,7 +89,7 @@ class RunDir:
         write_files(self.path, files)
 
     def read(self, name: str) -> dict[str, object]:
-        """A JSON file of this run; empty where it was never written, and for a run of another version."""
+        """Return a JSON file of this run; empty if it does not exist or the run is of another version."""
         return {} if self.other_version else self._read(name)
 
     def _read(self, name: str) -> dict[str, object]:
@@ -114,7 +114,7 @@ class RunDir:
 
 
 def write_files(folder: Path, files: Iterable[RenderedFile]) -> None:
-    """Write files below `folder`, all of them or none. Raises HostError where the disk does not take them."""
+    """Write files below `folder`, all of them or none. Raises HostError if they cannot be written."""
     try:
         atomic_write_all(
             (folder / RelativePath(file.path), file.content, 0o755 if file.executable else 0o644) for file in files
@@ -128,7 +128,7 @@ def write_files(folder: Path, files: Iterable[RenderedFile]) -> None:
 
 
 def require_name(name: str) -> None:
-    """Raises UsageError for what cannot be a server's name, a path above all."""
+    """Raise UsageError if `name` is not a valid server name, for example a path."""
     if not NAME.match(name):
         hint = "lower-case letters and digits, with single `.`, `_` or `-` between them, at most 63 characters"
         if ":" in name and "://" not in name:
@@ -140,9 +140,9 @@ def require_name(name: str) -> None:
 
 @contextlib.contextmanager
 def name_lock(home: Home, name: str) -> Iterator[None]:
-    """Be the only command that works on `name`.
+    """Hold the lock of `name`, so that no other command works on it.
 
-    Raises NameTakenError where another one is, with its pid, and UsageError for what cannot be a name.
+    Raises NameTakenError with the pid of the command that holds it, and UsageError for an invalid name.
     """
     require_name(name)
     try:
@@ -164,7 +164,7 @@ def is_locked(home: Home, name: str) -> bool:
 
 
 def open_run(home: Home, name: str, plan: Plan) -> RunDir:
-    """A fresh run directory, its own even where two starts meet in one second. Raises HostError where none is made."""
+    """Make a new run directory, also if two starts happen in one second. Raises HostError if it cannot be made."""
     try:
         first = home.make_runs(name) / FileName(f"{datetime.now(UTC).strftime(_TIME)}-{plan.digest[:8]}")
         return RunDir(_make_folder(first))
@@ -174,10 +174,10 @@ def open_run(home: Home, name: str, plan: Plan) -> RunDir:
 
 @contextlib.contextmanager
 def reserved_room(home: Home, name: str, *, replicas: int = 1) -> Iterator[None]:
-    """Hold the disk space and the files that a start needs before its server runs, for as long as the block lasts.
+    """Reserve the disk space and the files that a start needs before its server runs, until the block ends.
 
     The free space that a file system reports leaves out quotas and inodes, so files are written, with bytes that cannot
-    be compressed. Raises HostError where the disk does not take them. The caller holds the lock of the name.
+    be compressed. Raises HostError if they cannot be written. The caller holds the lock of the name.
     """
     folder = home.runs / FileName(name)
     for left in folder.glob(f"{_RESERVED}*"):  # by a command that was killed
@@ -198,7 +198,7 @@ def reserved_room(home: Home, name: str, *, replicas: int = 1) -> Iterator[None]
 
 
 def _make_folder(first: Path) -> Path:
-    """Make `first`, or where it is taken, `first-2` and so on."""
+    """Make the folder `first`; if it exists, `first-2` and so on. Return its path."""
     path, attempt = first, 1
     while True:
         try:
@@ -211,18 +211,18 @@ def _make_folder(first: Path) -> Path:
 
 
 def write_error(home: Home, error: OSError) -> HostError:
-    """What is raised where nothing can be kept of a start."""
+    """Return the error for a home that cannot be written."""
     why = f"cannot write below `{home.root}`: {error.strerror}"
     return HostError(why, location=str(error.filename or home.root), hint="set DEPLOY_HOME")
 
 
 def latest_run(home: Home, name: str) -> RunDir | None:
-    """The newest run directory of a name, None where there is none."""
+    """Return the newest run directory of a name, None if there is none."""
     return next(iter(runs_of(home, name)), None)
 
 
 def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
-    """The run directories of a name, newest first; a link leads to what is another name's, or somebody else's."""
+    """Return the run directories of a name, newest first. Links are left out: they lead to folders of others."""
     if not NAME.match(name):  # a path, perhaps
         return ()
     folder = home.runs / FileName(name)
@@ -233,23 +233,23 @@ def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
 
 
 def runs_with_smoke(home: Home, name: str) -> Iterator[RunDir]:
-    """Those of them that were asked to prove themselves."""
+    """Yield the runs of a name that have smoke results, newest first."""
     return (run for run in runs_of(home, name) if run.read(SMOKE_FILE))
 
 
 def known_names(home: Home) -> tuple[str, ...]:
-    """Every name that has a run directory."""
+    """Return all names below `runs/`."""
     return tuple(sorted(path.name for path in home.runs.glob("*") if path.is_dir()))
 
 
 def not_started(home: Home, name: str, *, hint: str = "`deploy status` lists servers") -> StartError:
-    """Nothing was started under a name from this home; names the nearest one, else gives the hint."""
+    """Return the error for a name without runs. Its hint is the nearest known name, else `hint`."""
     near = did_you_mean(name, {*known_names(home)} - {name})
     return StartError(f"nothing was started as `{name}` from here", hint=near or hint)
 
 
 def read_plan(run: RunDir | None) -> Plan | None:
-    """The plan of a run; None where there is none, or one that is damaged or of another version."""
+    """Return the plan of a run; None if it is missing, damaged or of another version."""
     if run is None or run.other_version:
         return None
     try:
@@ -259,14 +259,14 @@ def read_plan(run: RunDir | None) -> Plan | None:
 
 
 def require_plan(run: RunDir | None, name: str) -> Plan:
-    """The plan of a run of that name. Raises StartError where there is none that is read."""
+    """Return the plan of a run of that name. Raises StartError if it cannot be read."""
     if (plan := read_plan(run)) is None:
         raise no_plan(run, name)
     return plan
 
 
 def no_plan(run: RunDir | None, name: str) -> StartError:
-    """Why there is no plan of that name: it is not in this home, damaged, or of another version."""
+    """Return the error for a plan that is not in this home, damaged, or of another version."""
     if run is None:
         return StartError(f"the plan of `{name}` is not in this home", hint=_FROM_HERE)
     if run.other_version:
@@ -281,32 +281,32 @@ def require_version(run: RunDir) -> None:
 
 
 def version_error(run: RunDir) -> StartError:
-    """That a run is of another version, and what to do with it."""
+    """Return the error for a run of another version, with what to do."""
     return StartError(
         f"cannot read the run `{run}`: {run.other_version}", location=str(run.path), hint=version_hint(run)
     )
 
 
 def warn_of_version(run: RunDir) -> None:
-    """Name a run of another version, in a listing of several."""
+    """Warn of a run of another version; for listings."""
     if run.other_version:
         error = version_error(run)
         warn(error.message, hint=error.hint)
 
 
 def version_hint(run: RunDir) -> str:
-    """What to do with a run of another version."""
+    """Return the hint for a run of another version."""
     path = quote([str(run.path)])
     return f"`deploy down {run.path.parent.name}` stops its server where one runs; then `rm -r {path}` removes the run"
 
 
 def runtime_of(run: RunDir | None) -> str:
-    """The runtime of a run's plan, "" where none can be read; how a plan is read costs a quarter of a second."""
+    """Return the runtime of a run's plan, "" if unreadable. Faster than `read_plan`, which takes 0.25 s."""
     return str(run.read("plan.json").get("runtime", "")) if run is not None else ""
 
 
 def find_run(home: Home, text: str) -> RunDir | None:
-    """The run of that directory, or of that `NAME/RUN` or `RUN` in this home; None where there is none."""
+    """Return the run of a directory, or of `NAME/RUN` or `RUN` in this home; None if there is none."""
     if (Path(text) / "plan.json").is_file():
         return RunDir(Path(text).absolute())
     name, _, run = text.rpartition("/")
@@ -316,14 +316,14 @@ def find_run(home: Home, text: str) -> RunDir | None:
 
 
 def note_request(run: RunDir) -> None:
-    """Let the commands in messages name the profile that a start was asked for with, and what was set."""
+    """Let the commands in messages repeat the profile and the overrides of the run's request."""
     asked = run.read(REQUEST_FILE).get("request")
     if isinstance(asked, dict) and isinstance(asked.get("overrides"), list):
         set_profile(str(asked.get("profile")), [str(override) for override in asked["overrides"]])
 
 
 def load_lock(path: Path) -> tuple[Lock, Document]:
-    """A lock and its lines. Raises ProfileError for one that cannot be read, was edited, or is of another version."""
+    """Return a lock and its document. Raises ProfileError if it is unreadable, edited or of another version."""
     try:
         text = read_file(path, most=MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:

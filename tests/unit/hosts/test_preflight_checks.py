@@ -174,6 +174,12 @@ def test_a_tool_that_prints_half_its_json_is_not_taken_for_no_gpus() -> None:
     report = look("mi355x-truncated")
     assert only(report, "gpus").level is Level.FAIL
     assert "`amd-smi static` printed no JSON" in only(report, "gpu tool").found
+    assert only(report, "gpu tool").hint == "run it by hand and read its output"
+
+
+def test_a_driver_without_its_tool_asks_for_the_tool() -> None:
+    tool = only(look("mi300x-driver"), "gpu tool")
+    assert (tool.level, tool.hint) == (Level.WARN, "install `amd-smi`")
 
 
 def test_a_machine_without_gpus_says_so() -> None:
