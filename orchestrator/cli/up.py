@@ -25,6 +25,7 @@ from orchestrator.cli.overrides import overridden
 from orchestrator.cli.profile_of_model import profile_of_model
 from orchestrator.cli.rendered import FileOutput, file_outputs, write_rendered
 from orchestrator.cli.up_result import UpOutput, show_up
+from orchestrator.core.command_hints import set_profile
 from orchestrator.core.console import print_data
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
@@ -111,12 +112,14 @@ def command(
     """
     home = Home.from_environment()
     _require_one_source(model, [profile, from_, locked], gpus)
+    overrides = overridden(set_, revision=revision, runtime=runtime)
     if model is not None:
         profile = profile_of_model(model, home, gpus=gpus, host=host, runtime=runtime)
+        set_profile(profile, overrides)
     request = UpRequest(
         profile=profile or "",
         name=name,
-        overrides=overridden(set_, revision=revision, runtime=runtime),
+        overrides=overrides,
         host=host,
         image=image,
         replace=replace,

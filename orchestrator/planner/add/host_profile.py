@@ -178,13 +178,13 @@ def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
 
 
 def _entries(inventory: GpuInventory, gpu: Gpu, catalog: Catalog) -> Iterator[tuple[str, HardwareFile]]:
-    """Yield the entries with this GPU's vendor, architecture and, if both are known, memory."""
+    """Yield the entries with this GPU's vendor and, if they are known, architecture and memory."""
     for name in catalog.names(EntryKind.HARDWARE):
         path = catalog.path(EntryKind.HARDWARE, name)
         entry = read_model(path, HardwareFile, catalog.shown(path))
         size = entry.vram
         fits = gpu.vram_bytes is None or size * _VRAM_TOLERANCE <= gpu.vram_bytes <= size / _VRAM_TOLERANCE
-        if entry.vendor == inventory.vendor and entry.arch == gpu.arch and fits:
+        if entry.vendor == inventory.vendor and gpu.arch in {None, entry.arch} and fits:
             yield name, entry
 
 

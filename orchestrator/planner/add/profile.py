@@ -366,7 +366,7 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], need: ContextNeed, c
     chosen = tried[-1].tp
     draft.set("layout", "tp", chosen, why)
     for each in tried[:-1]:
-        draft.decisions.append(Decision(key=f"tp {each.tp}", value="does not do", why=shortfall(each, need)))
+        draft.decisions.append(Decision(key=f"tp {each.tp}", value="too small", why=shortfall(each, need)))
     if draft.keys.get("model") and not any(Tie.DRAFTS in ties(key) for _, key in draft.settings):
         layer = draft.valid().profile.model.mtp_layer
         if layer is not None:

@@ -22,6 +22,8 @@ from orchestrator.bench.result import (
 )
 from orchestrator.bench.steady_state import knee, ttft_growth, unjudgeable_rates
 from orchestrator.bench.workload import SustainedLimits, Workload, load_workload
+from orchestrator.core.catalog import Catalog, EntryKind
+from orchestrator.core.paths import data_root
 from orchestrator.engine.metrics import read_metrics
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
@@ -225,6 +227,13 @@ def test_that_too_few_requests_are_sent_is_known_before() -> None:
     assert reason == "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40"
     assert remedy == "`--requests 40`"
     assert not unjudgeable_rates(few.model_copy(update={"requests": 40}))[0]
+
+
+def test_every_rate_of_the_shipped_workloads_can_be_judged() -> None:
+    """`short`, the default of `bench`, sent 10 requests at its first rate: each run began with a warning."""
+    names = Catalog((data_root(),)).names(EntryKind.WORKLOAD)
+    told = {name: unjudgeable_rates(each)[0] for name in names if (each := load_workload(name)).request_rates}
+    assert told == dict.fromkeys(told, ())
 
 
 def test_that_arrivals_end_too_soon_is_known_before() -> None:

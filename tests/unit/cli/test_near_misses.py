@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
+from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.errors import DeployError, ProfileError
 
 
@@ -91,3 +92,15 @@ def test_coverage_of_a_model_without_such_kernels_is_no_failure() -> None:
 def test_a_model_is_the_only_source_of_its_server(more: list[str]) -> None:
     assert refused("up", "--model", "OWNER/NAME", *more).message == "`--model` takes no profile, run or lockfile"
     assert refused("up", "cpu-tiny", "--gpus", "2").message == "`--gpus` needs `--model`"
+
+
+def test_a_hint_after_model_names_the_profile_that_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile has another name than the checkpoint; the hint said `deploy lock PROFILE`."""
+
+    def end(*_: object, **__: object) -> None:
+        raise ProfileError("ended here")
+
+    monkeypatch.setattr("orchestrator.cli.up.profile_of_model", lambda *_, **__: "mi355x-own")
+    monkeypatch.setattr("orchestrator.cli.up.preview", end)
+    assert refused("up", "--model", "OWNER/NAME", "--set", "layout.ep=1", "--dry-run").message == "ended here"
+    assert expand_commands("`deploy lock PROFILE`") == "`deploy lock mi355x-own --set layout.ep=1`"

@@ -45,7 +45,7 @@ def no_docker(argv: Sequence[str]) -> CompletedProgram:
     return CompletedProgram(argv=tuple(argv), code=127, stdout="", stderr="")
 
 
-def inventory(*gpus: tuple[str, str, int], vendor: str = "nvidia") -> GpuInventory:
+def inventory(*gpus: tuple[str | None, str, int], vendor: str = "nvidia") -> GpuInventory:
     listed = tuple(
         Gpu(index=index, arch=arch, name=name, compute_units=None, vram_bytes=size, vram_used=0)
         for index, (arch, name, size) in enumerate(gpus)
@@ -62,6 +62,11 @@ def inventory(*gpus: tuple[str, str, int], vendor: str = "nvidia") -> GpuInvento
 def test_a_recorded_host_is_its_entry(machine: str, hardware: str, home: Home) -> None:
     (found,) = inventories(survey_of(machine))
     assert match_hardware(found, Catalog.of(home)) == hardware
+
+
+def test_gpus_that_report_no_architecture_go_by_name_and_memory(home: Home) -> None:
+    unreported = inventory((None, "NVIDIA H200", 143771 << 20))
+    assert match_hardware(unreported, Catalog.of(home)) == "h200"
 
 
 def test_memory_tells_gpus_of_one_architecture_apart(home: Home) -> None:
