@@ -28,6 +28,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.servers.start.argument_check import require_accepted_by_image
 from orchestrator.servers.start.host import resolve_host_ref
+from orchestrator.servers.start.kernels import image_with_kernels
 from orchestrator.servers.start.prepare import plan_to_build
 
 MetadataOption: TypeAlias = Annotated[
@@ -88,6 +89,8 @@ def command(
     artifacts, docker = render_artifacts(plan, inputs), find_docker(host_ref.remote or host)
     built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
     require_accepted_by_image(artifacts, docker, built.image_id, host_ref, profile=profile, overrides=set_ or ())
+    if plan.engine.compiled_kernels is not None:
+        built = image_with_kernels(docker, built, plan, host_ref)
     if tag:
         tag_image(docker, built.tag, tag)
     digest = push_image(docker, tag) if push and tag else None

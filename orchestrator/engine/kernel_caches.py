@@ -60,6 +60,7 @@ FOLDERS: Final = (
     KernelFolder(name="miopen", default=".cache/miopen", variable="MIOPEN_CUSTOM_CACHE_DIR"),
     KernelFolder(name="miopen-db", default=".config/miopen", variable="MIOPEN_USER_DB_PATH"),
 )
+ROOT_HOME: Final = "/root"  # of a server in a container, unless a pod is restricted
 _UNFINISHED: Final = ("*.lock", "lock*", "tmp.*", "*.tmp", "__pycache__")  # and what others wait for
 
 

@@ -33,7 +33,7 @@ from orchestrator.images.receipt import (
     read_receipt,
 )
 from orchestrator.plan.plan import Engine, Plan
-from orchestrator.render.artifacts import Artifacts, BuildContext
+from orchestrator.render.artifacts import Artifacts, BuildContext, RenderedFile
 from orchestrator.render.dockerfile import repository
 
 # BuildKit: `#7 [3/4] RUN …`, output as `#7 0.213 …`; classic builder: `Step 3/7 : RUN …`, output unprefixed.
@@ -124,6 +124,21 @@ def found_image(docker: DockerCli, reference: str) -> BuiltImage:
         seconds=0.0,
         config=docker_config(docker, reference),
     )
+
+
+def add_layer(docker: DockerCli, image: BuiltImage, content: bytes, *, tag: str, label: str) -> BuiltImage:
+    """Return an image with a layer in addition, from a tar with paths below `/`, unless the tag exists.
+
+    It has the labels of the first image, and with them its receipt, and one more. Raises BuildError.
+    """
+    if labels(docker, tag) is None:
+        name = "layer.tar"
+        files = {"Dockerfile": f"FROM {image.tag}\nADD {name} /\n".encode(), name: content}
+        context = BuildContext(
+            files=tuple(RenderedFile(path=path, content=each, executable=False) for path, each in files.items())
+        )
+        _run_build(docker, ["build", "--tag", tag, "--label", label, "-"], archive(context), image=image.tag)
+    return found_image(docker, tag)
 
 
 def tag_image(docker: DockerCli, image: str, reference: str) -> None:

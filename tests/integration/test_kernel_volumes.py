@@ -7,6 +7,7 @@ import os
 import tarfile
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,16 @@ import pytest
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath
+from orchestrator.images.build import found_image
 from orchestrator.images.client import DockerCli
+from orchestrator.images.receipt import RECEIPT_LABEL
 from orchestrator.kernels.disk.archive import KernelFile, KernelUse, read_archive, write_archive
 from orchestrator.planner.planning import load
 from orchestrator.render.artifacts import Artifacts, Command
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.runtimes.docker.container import container_spec, spec_of
 from orchestrator.runtimes.docker.kernels import kernel_store
-from orchestrator.servers.start.kernels import named_archive
+from orchestrator.servers.start.kernels import StartKernels, image_with_kernels, kernel_plan, named_archive
 
 IMAGE = f"deploy-test/kernels-{os.getpid()}:1"
 USE = KernelUse(arch="gfx950", driver="6.16.6", engine={"image": IMAGE}, plan="a" * 64)
@@ -113,3 +116,34 @@ def test_an_archive_comes_from_a_registry_once(registry: str, tmp_path: Path) ->
         named_archive(gone, HostRef(home=home))
     with pytest.raises(KernelsError, match="cannot download the kernels"):
         named_archive(f"oci://{registry}/kernels@sha256:{'0' * 64}", HostRef(home=home))
+
+
+@pytest.mark.docker
+def test_kernels_go_into_an_image_for_nodes_without_this_home(
+    prepared: PreparedRun, docker_daemon: DockerCli, tmp_path: Path
+) -> None:
+    """`deploy build` with `engine.compiled_kernels`: a layer more, with the receipt of the image."""
+    plan, base = prepared.artifacts.plan, f"{IMAGE.removesuffix(':1')}:receipt"
+    label = f"LABEL {RECEIPT_LABEL}={json.dumps(json.dumps({'python': '3.12', 'sources': {}, 'patches': []}))}"
+    docker_daemon.run("build", "--tag", base, "-", stdin=f"FROM {IMAGE}\n{label}\n")
+    built = found_image(docker_daemon, base)
+    use = replace(USE, engine={"image": base}, plan=kernel_plan(plan))
+    write_archive(tmp_path / "k.tar.gz", use, [], files(*KERNELS))
+    reference = f"{tmp_path / 'k.tar.gz'}@{read_archive(tmp_path / 'k.tar.gz').digest}"
+    plan = replace(plan, engine=replace(plan.engine, compiled_kernels=reference))
+    made = image_with_kernels(docker_daemon, built, plan, HostRef(home=Home(tmp_path)))
+    assert made.receipt == built.receipt
+    started = replace(prepared, artifacts=replace(prepared.artifacts, plan=plan), image=made.config)
+    StartKernels.of(started, HostRef(home=Home(tmp_path))).take()  # for the image that it was made from; not refused
+    assert image_with_kernels(docker_daemon, built, plan, HostRef(home=Home(tmp_path))).image_id == made.image_id
+    volumes = replace(prepared.artifacts, spec=replace(spec_of(prepared.artifacts), image=made.tag))
+    store = kernel_store(replace(prepared, artifacts=volumes), HostRef(home=Home(tmp_path)))
+    assert store is not None
+    found = {file.path: file.content for file in store.files()}  # Docker fills new volumes from the image
+    assert found == {**KERNELS, "aiter/module_shipped.so": b""}
+    write_archive(tmp_path / "k.tar.gz", replace(use, arch="gfx942"), [], files(*KERNELS))
+    other = f"{tmp_path / 'k.tar.gz'}@{read_archive(tmp_path / 'k.tar.gz').digest}"
+    plan = replace(plan, engine=replace(plan.engine, compiled_kernels=other))
+    with pytest.raises(KernelsError, match="are not for this start"):
+        image_with_kernels(docker_daemon, built, plan, HostRef(home=Home(tmp_path)))
+    docker_daemon.run("image", "rm", "--force", made.tag, base)

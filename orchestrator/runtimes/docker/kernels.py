@@ -1,22 +1,20 @@
 """The compiled kernels in the cache volumes of a container, read and written through one that is never started."""
 
-import io
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from docker.errors import APIError, ImageNotFound, NotFound
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.safe_paths import RelativePath, UnsafeValueError
-from orchestrator.engine.kernel_caches import KernelFolder, is_kernel_file, kernel_folders
+from orchestrator.engine.kernel_caches import ROOT_HOME, KernelFolder, is_kernel_file, kernel_folders
 from orchestrator.kernels.disk.archive import KernelArchive, KernelFile, KernelStore
-from orchestrator.kernels.disk.ninja_times import stamped
+from orchestrator.kernels.disk.kernel_tar import write_tar
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.runtimes.docker.container import ContainerSpec, spec_of
@@ -26,13 +24,11 @@ from orchestrator.runtimes.docker.options import cache_mounts
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
-_HOME: Final = "/root"  # where the cache volumes are
-
 
 def kernel_store(prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:
     """Return the volumes of a server; None if it has none, as on a CPU."""
     first = next(iter(prepared.artifacts.replicas), prepared.artifacts)
-    env = {**(prepared.image.engine_env if prepared.image else {}), **dict(first.command.env)}
+    env = {**(prepared.image.env if prepared.image else {}), **dict(first.command.env)}
     return KernelVolumes(first, env, host_ref) if spec_of(first).caches else None
 
 
@@ -79,17 +75,8 @@ class KernelVolumes:
 
     def add(self, archive: KernelArchive) -> int:
         """Unpack an archive into the volumes, as Docker's `cp` does."""
-        folders, now, count = self._folders(), int(time.time()), 0
         with tempfile.TemporaryFile() as packed:
-            with tarfile.open(fileobj=packed, mode="w|") as tar:
-                for file in archive.files():
-                    name, _, below = file.path.partition("/")
-                    if name in folders:
-                        entry = tarfile.TarInfo(f"{folders[name][1].lstrip('/')}/{below}")
-                        content = stamped(PurePosixPath(below).name, file.content, now * 10**9)
-                        entry.size, entry.mtime, entry.mode = len(content), now, 0o700 if file.executable else 0o600
-                        tar.addfile(entry, io.BytesIO(content))
-                        count += 1
+            count = write_tar(packed, archive, {name: path for name, (_, path) in self._folders().items()})
             packed.seek(0)
             with self._container() as container:
                 container.put_archive("/", packed)
@@ -97,7 +84,7 @@ class KernelVolumes:
 
     def _folders(self) -> dict[str, tuple[KernelFolder, str]]:
         """Return the folders that are in a volume."""
-        found = kernel_folders(self.env, home=_HOME, user="root", aiter_dir=self.artifacts.plan.engine.aiter_dir)
+        found = kernel_folders(self.env, home=ROOT_HOME, user="root", aiter_dir=self.artifacts.plan.engine.aiter_dir)
         targets = [cache.target for cache in self.spec.caches]
         return {
             folder.name: (folder, path)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,11 @@ from orchestrator.core.errors import BuildError, DeployError, KernelsError
 from orchestrator.core.files import atomic_write, private_dir
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
+from orchestrator.engine.kernel_caches import ROOT_HOME, kernel_folders
 from orchestrator.hosts.gpus import read_gpus
+from orchestrator.images.base import known_digests
+from orchestrator.images.build import BuiltImage, add_layer
+from orchestrator.images.client import DockerCli
 from orchestrator.images.registry import Registry
 from orchestrator.kernels.disk.archive import (
     SUFFIX,
@@ -28,12 +33,14 @@ from orchestrator.kernels.disk.archive import (
     read_archive,
     write_archive,
 )
+from orchestrator.kernels.disk.kernel_tar import write_tar
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers.start.host import runner_for
 
 OCI: Final = "oci://"
+_LABEL: Final = "deploy.kernels"  # the digest of the archive whose kernels an image has
 _DOWNLOAD: Final = 600.0  # seconds
 
 
@@ -51,12 +58,14 @@ class StartKernels:
     plan: Plan
     host_ref: HostRef
     store: KernelStore | None
+    in_image: str = ""  # the digest of the archive whose kernels the image has
 
     @classmethod
     def of(cls, prepared: PreparedRun, host_ref: HostRef) -> "StartKernels":
         """Return the kernels of a prepared start."""
         plan = prepared.artifacts.plan
-        return cls(plan, host_ref, runtime_class(plan.runtime).kernel_store(prepared, host_ref))
+        in_image = prepared.image.labels.get(_LABEL, "") if prepared.image else ""
+        return cls(plan, host_ref, runtime_class(plan.runtime).kernel_store(prepared, host_ref), in_image)
 
     def take(self) -> None:
         """Unpack what the start lacks. Raises KernelsError for an archive of the profile that does not match.
@@ -106,13 +115,13 @@ class StartKernels:
         return any(self.host_ref.home.compiled_kernels.glob(f"*{SUFFIX}"))
 
     def _take_named(self, reference: str) -> None:
+        if reference.rpartition("@")[2] == self.in_image:
+            return
         if self.store is None:
             note(f"`{reference}` is not unpacked: on {self.plan.runtime}, the image of the server has its kernels")
             return
         archive = named_archive(reference, self.host_ref)
-        if problems := list(archive.receipt.problems(self._use)):
-            hint = "omit `engine.compiled_kernels`: the server then compiles its own, and `deploy up` saves them"
-            raise KernelsError(f"the kernels of `{archive.path}` are not for this start", problems=problems, hint=hint)
+        _require_match(archive, self._use)
         try:
             self._add(archive, self.store)
         except OSError as error:
@@ -121,6 +130,37 @@ class StartKernels:
     def _add(self, archive: KernelArchive, store: KernelStore) -> None:
         if store.lack(archive):
             note(f"compiled kernels: {store.add(archive)} files added from {archive.path}")
+
+
+def image_with_kernels(docker: DockerCli, built: BuiltImage, plan: Plan, host_ref: HostRef) -> BuiltImage:
+    """Return the image with the kernels that the plan names. Raises KernelsError if they are for another image.
+
+    A build knows no driver, so that is not compared.
+    """
+    reference = plan.engine.compiled_kernels or ""
+    archive, digest = named_archive(reference, host_ref), reference.rpartition("@")[2]
+    names, own = {built.tag, *known_digests(docker, built.tag)}, archive.receipt
+    image = own.engine["image"] if own.engine.get("image") in names else built.tag
+    use = KernelUse(arch=plan.hardware.arch, driver=own.driver, engine={"image": image}, plan=kernel_plan(plan))
+    _require_match(archive, use)
+    env = {**(built.config.env if built.config else {}), **{each.name: each.value for each in plan.env}}
+    folders = kernel_folders(env, home=ROOT_HOME, user="root", aiter_dir=plan.engine.aiter_dir)
+    content = BytesIO()
+    count = write_tar(content, archive, {folder.name: path for folder, path in folders}, private=False)
+    note(f"compiled kernels: {count} files added from {archive.path}")
+    return add_layer(
+        docker,
+        built,
+        content.getvalue(),
+        tag=f"{built.tag}-{archive.digest.partition(':')[2][:12]}",
+        label=f"{_LABEL}={digest}",
+    )
+
+
+def _require_match(archive: KernelArchive, use: KernelUse) -> None:
+    if problems := list(archive.receipt.problems(use)):
+        hint = "omit `engine.compiled_kernels`: the server then compiles its own, and `deploy up` saves them"
+        raise KernelsError(f"the kernels of `{archive.path}` are not for this start", problems=problems, hint=hint)
 
 
 def named_archive(reference: str, host_ref: HostRef) -> KernelArchive:
