@@ -85,14 +85,24 @@ def _mamba(config: CheckpointConfig, _: int) -> Facts:
 
 
 def _compressed(config: CheckpointConfig, layers: int) -> Facts:
-    """Read the ratios of DeepSeek-V4 (pool_configurator.py, `DSV4PoolConfigurator`); the draft's come last."""
+    """Read the ratios of DeepSeek-V4 (pool_configurator.py, `DSV4PoolConfigurator`); the draft's come last.
+
+    Of V4.1, only the layers that `kv_source_layer_ids` names keep entries (`collect_sources_by_ratio`).
+    """
     text = config.text
-    ratios = text.get("compress_ratios")
-    if not isinstance(ratios, list) or not all(each in ratios[:layers] for each in (4, 128)):
+    ratios, sources = text.get("compress_ratios"), text.get("kv_source_layer_ids")
+    if not isinstance(ratios, list):
+        raise MissingKeyError("compress_ratios")
+    ratios = ratios[:layers]
+    if isinstance(sources, list) and sources:
+        kept = [ratios[layer] for layer in sources if type(layer) is int and 0 <= layer < len(ratios)]
+        counts = {f"ratio_{each}": kept.count(each) for each in (1, 2)}
+    else:
+        counts = {f"ratio_{each}": ratios.count(each) for each in (4, 128)}
+    if not all(counts.values()):
         raise MissingKeyError("compress_ratios")
     section = {
-        "ratio_4": ratios[:layers].count(4),
-        "ratio_128": ratios[:layers].count(128),
+        **counts,
         "window": _number(text, "sliding_window"),
         "rope_dim": _number(text, "qk_rope_head_dim"),
     }

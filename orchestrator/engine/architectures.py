@@ -82,7 +82,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Glm5NextForConditionalGeneration": Architecture(attention="latent", hybrid="kda", sparse=True, each_expert=True),
     "NemotronHForCausalLM": Architecture(attention="heads", hybrid="mamba"),
     "DeepseekV4ForCausalLM": Architecture(attention="heads", hybrid="compressed"),
-    "DeepseekV41ForCausalLM": _other("compressed attention"),
+    "DeepseekV41ForCausalLM": Architecture(attention="heads", hybrid="compressed"),
     "LongcatFlashForCausalLM": _other("two attentions in each layer"),  # :982
     "MiniMaxM3SparseForCausalLM": _BLOCKS,
     "MiniMaxM3SparseForConditionalGeneration": _BLOCKS,

@@ -231,10 +231,10 @@ class ActivationSpec:
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens of a prefill chunk: as set, or sglang's default for this GPU size (server_args.py:3927)."""
+        """Tokens of a prefill chunk: as set, or sglang's default for this GPU size."""
         if self.chunk is not None:
             return max(self.chunk, 2048)
-        return next((size for above, size in _CHUNKS if self.vram >= above), 2048)
+        return default_chunk(self.vram)
 
     @property
     def graph_requests(self) -> int:
@@ -262,6 +262,11 @@ _PREFILL_SIZES: Final = (  # server_args.py:4265
     *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64), *range(1280, 4097, 256),
     *range(4608, 1 << 18, 512),
 )  # fmt: skip
+
+
+def default_chunk(vram: int) -> int:
+    """Return sglang's default tokens of a prefill chunk for this GPU size (server_args.py:3927)."""
+    return next((size for above, size in _CHUNKS if vram >= above), 2048)
 
 
 def default_mem_fraction(working: ActivationSpec) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from orchestrator.engine.memory import ON
@@ -18,6 +19,11 @@ _STATE_TYPES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16"
 _CONV: Final = 2  # bytes; configs/mamba_utils.py, `mamba2_state_dtype`: bfloat16
 _FLOAT: Final = 4  # bytes of a compressor's state; environ.py, SGLANG_DSV4_COMPRESS_STATE_DTYPE
 _UNIFIED: Final = ("SGLANG_HACK_FLASHMLA_BACKEND", "unified_kv_triton")
+DSV4_PAGE: Final = 256  # tokens; 0.5.21, arg_groups/overrides.py
+SOURCES_IN: Final = SpecifierSet(">=0.5.21,<0.5.23")  # 0.5.23 chooses another layout on gfx950
+_BLOCK: Final = 576  # bytes
+_SOURCE_WINDOWS: Final = 0.1  # DSV4_DEFAULT_SWA_FULL_TOKENS_RATIO
+_EVICTION: Final = 128  # tokens between two evictions from windows; environ.py, SGLANG_SWA_EVICTION_INTERVAL
 _UNIFIED_FP8: Final = "SGLANG_DSV4_UNIFIED_KV_FP8"
 _FP8_ROW: Final = 512  # bytes without the rotary part; mem_cache/deepseek_v4_memory_pool.py, `dsv4_unified_row_bytes`
 
@@ -140,6 +146,66 @@ class CompressedCache:
         states4 = rows4 * 4 * (self.head_dim + self.index_head_dim) * _FLOAT * self.ratios.get(4, 0)
         states128 = rows128 * 2 * self.head_dim * _FLOAT * self.ratios.get(128, 0)
         return int(ring * self._inflation(drafts)) + states4 + states128
+
+    def _inflation(self, drafts: int) -> float:
+        """Return the share that a draft layer adds."""
+        return (self.layers + 1) / self.layers if drafts else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceCache:
+    """The cache of DeepSeek-V4.1: few layers keep entries, which the others read, and a window that every layer keeps.
+
+    Source: wheel 0.5.21, model_executor/pool_configurator.py, `DSV4PoolConfigurator`; 0.5.22 computes the same. Windows
+    are sized by the running requests if these are set, else as a share of the tokens.
+    """
+
+    layers: int
+    sources: Mapping[int, int]  # tokens of an entry: layers
+    head_dim: int
+    rope_dim: int
+    index_head_dim: int
+    window: int
+    chunk: int  # tokens of a prefill step
+    running: int | None  # requests, if set
+    ratio: float | None  # `swa-full-tokens-ratio`, if set
+
+    @property
+    def row(self) -> int:
+        """Bytes of an entry (`kv_bytes`): FP8 with scales, but for the rotary part."""
+        return self.head_dim - self.rope_dim + self.rope_dim * 2 + 8
+
+    @property
+    def window_row(self) -> float:
+        """Bytes of a token in a window: an entry, in pages of whole blocks (`_get_paged_kv_bytes_per_token`)."""
+        return -(-self.row * DSV4_PAGE // _BLOCK) * _BLOCK / DSV4_PAGE
+
+    def token_bytes(self, *, drafts: int) -> float:
+        """Return the bytes of a token (`_get_bytes_per_full_token`); keys of the indexer are FP4."""
+        entry = self.row + self.index_head_dim // 2 + self.index_head_dim // 32
+        kept = sum(entry / tokens * layers for tokens, layers in self.sources.items())
+        share = 0.0 if self._bounded else (_SOURCE_WINDOWS if self.ratio is None else self.ratio)
+        return (kept + share * self.window_row * self.layers) * self._inflation(drafts)
+
+    def requests(self, *, rest: int, drafts: int) -> RequestMemory:
+        """Return the memory of the running requests, or of as many as sglang expects in `rest` bytes."""
+        running = self.running or int(rest / self.token_bytes(drafts=drafts)) // 2
+        slots, ring = running + 1, 1 << (drafts + 1).bit_length() if drafts else 2
+        rows = -(-(slots * ring + ring + 1) // 2) * 2
+        taken = rows * 2 * self.head_dim * _FLOAT * self.sources.get(2, 0)
+        if self._bounded:
+            taken += int(self._window_tokens(running, drafts) * self.window_row * self.layers * self._inflation(drafts))
+        return RequestMemory(each=taken // slots, slots=running, requests=running, bytes=taken)
+
+    @property
+    def _bounded(self) -> bool:
+        return self.ratio is None and self.running is not None
+
+    def _window_tokens(self, running: int, drafts: int) -> int:
+        """Return the tokens of windows (`compute_swa_request_cap`; `_resolve_swa_cap_tokens` for the prefix cache)."""
+        each = self.window + _EVICTION * max(drafts, 1) + DSV4_PAGE + (2 * drafts if drafts else DSV4_PAGE)
+        kept = 4 * running * (self.window + DSV4_PAGE)
+        return -(-(each * running + 2 * self.chunk + DSV4_PAGE + kept) // DSV4_PAGE) * DSV4_PAGE
 
     def _inflation(self, drafts: int) -> float:
         """Return the share that a draft layer adds."""

@@ -198,7 +198,8 @@ def _drafts(given: _Given) -> Drafts | None:
     algorithm = given.text("speculative-algorithm")
     if algorithm is None:
         return None
-    steps = given.count("speculative-num-steps") or _STEPS
+    block = given.count("speculative-dspark-block-size") if algorithm == "DSPARK" else None
+    steps = block or given.count("speculative-num-steps") or _STEPS
     tokens = given.count("speculative-num-draft-tokens")
     return Drafts(
         algorithm=algorithm,

@@ -3,22 +3,26 @@
 import math
 
 from orchestrator.engine.memory import (
+    WINDOW_RATIO,
     IndexerKeys,
     KvCacheSpec,
     MhaCache,
     MlaCache,
     SlidingWindow,
     TokenBytes,
+    default_chunk,
     head_index_bytes,
     is_raw,
     skips_shared_indexers,
     token_bytes,
 )
 from orchestrator.engine.request_memory import (
+    SOURCES_IN,
     UNIFIED_SINCE,
     CompressedCache,
     LinearState,
     RequestMemory,
+    SourceCache,
     is_unified,
     is_unified_fp8,
     state_element,
@@ -36,7 +40,7 @@ def token_size(
     profile: Profile, facts: ServingFacts, cache: KvCacheSection, *, element: int, windows: SlidingWindow | None
 ) -> TokenBytes:
     """Return the bytes of a token; `element` is the bytes of a value, `cache` the shape of the model's cache."""
-    if (compressed := _compressed(profile, cache)) is not None:
+    if (compressed := _sources(profile, facts, cache) or _compressed(profile, cache)) is not None:
         size = compressed.token_bytes(drafts=_draft_tokens(facts))
         return TokenBytes(planned=size, held=size)
     layers = cache.attention_layers or profile.model.layers - (cache.linear.layers if cache.linear else 0)
@@ -71,6 +75,8 @@ def request_memory(profile: Profile, facts: ServingFacts, *, rest: int) -> Reque
         state = LinearState(**cache.linear.model_dump())
         size = state.bytes(ranks=attention_ranks(profile), element=state_element(facts.states, _env(profile)))
         return state_pool(size, facts.states, rest=rest, running=running, drafts=drafts, version=version)
+    if (sources := _sources(profile, facts, cache)) is not None:
+        return sources.requests(rest=rest, drafts=drafts)
     if (compressed := _compressed(profile, cache)) is not None:
         return compressed.requests(rest=rest, context=facts.context, running=running, drafts=drafts)
     return None
@@ -81,6 +87,9 @@ def unsized(profile: Profile) -> str:
     cache, engine = profile.model.kv_cache, profile.engine
     if cache is None or cache.compressed is None:
         return ""
+    if _keeps_sources(cache):
+        known = engine.platform == "rocm" and engine.version in SOURCES_IN
+        return "" if known else f"the cache of DeepSeek-V4.1 is sized only on ROCm, for sglang {SOURCES_IN}"
     if is_unified(_env(profile), platform=engine.platform, version=engine.version):
         return ""
     return f"the compressed cache is sized only on ROCm with `unified_kv_triton`, since sglang {UNIFIED_SINCE}"
@@ -98,6 +107,27 @@ def _env(profile: Profile) -> dict[str, str]:
 
 def _draft_tokens(facts: ServingFacts) -> int:
     return 0 if facts.drafts is None else facts.drafts.tokens
+
+
+def _keeps_sources(cache: KvCacheSection) -> bool:
+    return cache.compressed is not None and cache.compressed.ratio_1 + cache.compressed.ratio_2 > 0
+
+
+def _sources(profile: Profile, facts: ServingFacts, cache: KvCacheSection) -> SourceCache | None:
+    found = cache.compressed
+    if found is None or not _keeps_sources(cache):
+        return None
+    return SourceCache(
+        layers=profile.model.layers,
+        sources={1: found.ratio_1, 2: found.ratio_2},
+        head_dim=cache.head_dim or 0,
+        rope_dim=found.rope_dim,
+        index_head_dim=cache.index_head_dim or 0,
+        window=found.window,
+        chunk=facts.prefill_chunk or default_chunk(profile.hardware.vram),
+        running=facts.running if facts.running_set else None,
+        ratio=facts.window_ratio if facts.window_ratio != WINDOW_RATIO else None,
+    )
 
 
 def _compressed(profile: Profile, cache: KvCacheSection) -> CompressedCache | None:

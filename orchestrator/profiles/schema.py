@@ -143,10 +143,18 @@ class LinearSection(StrictModel):
 class CompressedSection(StrictModel):
     """Compressed attention (DeepSeek-V4): layers that keep one entry of several tokens, and a window in every layer."""
 
-    ratio_4: int = Field(ge=1, description="layers that compress 4 tokens")
-    ratio_128: int = Field(ge=1, description="layers that compress 128 tokens")
+    ratio_1: int = Field(default=0, ge=0, description="layers that keep each token for others (V4.1)")
+    ratio_2: int = Field(default=0, ge=0, description="layers that compress 2 tokens (V4.1)")
+    ratio_4: int = Field(default=0, ge=0, description="layers that compress 4 tokens")
+    ratio_128: int = Field(default=0, ge=0, description="layers that compress 128 tokens")
     window: int = Field(ge=1, description="uncompressed tokens")
     rope_dim: int = Field(ge=1, description="rotary width")
+
+    @model_validator(mode="after")
+    def _is_v4_or_v4_1(self) -> "CompressedSection":
+        if bool(self.ratio_1 + self.ratio_2) == bool(self.ratio_4 + self.ratio_128):
+            raise ValueError("expected `ratio_4` and `ratio_128`, or `ratio_1` and `ratio_2`")
+        return self
 
 
 class KvCacheSection(StrictModel):

@@ -1,4 +1,7 @@
-"""The bytes of a token and of a request that are computed beforehand, against sglang 0.5.23's own pool code."""
+"""The bytes of a token and of a request that are computed beforehand, against sglang's own pool code.
+
+That of 0.5.23, and for DeepSeek-V4.1 of 0.5.21.
+"""
 
 import json
 import subprocess
@@ -6,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from pool_configs import CODER, FLASH, GLM, KIMI, LINEAR, M3, NEMOTRON, NEXT, QWEN, V4, V4_PRO, Config, described
+from pool_configs import CODER, FLASH, GLM, KIMI, LINEAR, M3, NEMOTRON, NEXT, QWEN, V4, V4_PRO, V41, Config, described
 from wheels import unpacked
 
 from orchestrator.engine.request_memory import LinearState
@@ -58,17 +61,31 @@ def real(cpu_environment: Venv) -> dict[str, dict[str, float]]:
     }  # fmt: skip
     asked |= {name: {"config": config, "tp": tp, "element": 2, "drafts": 0, "running": 64, "env": {}}
               for name, (config, tp) in STATES.items()}  # fmt: skip
-    done = subprocess.run(
-        [cpu_environment.python, SCRIPT, unpacked("0.5.23")],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return ask(cpu_environment, "0.5.23", asked)
+
+
+def ask(environment: Venv, version: str, cases: Mapping[str, object]) -> dict[str, dict[str, float]]:
+    """What the code of one version makes of cases."""
+    command = [environment.python, SCRIPT, unpacked(version)]
+    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, dict[str, float]] = json.loads(done.stdout)
     return told
+
+
+@pytest.mark.parametrize("bounded", [True, False], ids=["bounded", "share"])
+def test_deepseek_v4_1_is_that_of_sglang(cpu_environment: Venv, bounded: bool) -> None:
+    case = {"config": V41, "tp": 2, "element": 1, "running": 128, "env": {}} | ({"bounded": 1} if bounded else {})
+    told = ask(cpu_environment, "0.5.21", {str(drafts): {**case, "drafts": drafts} for drafts in (0, 6)})
+    share = () if bounded else ("flags.swa-full-tokens-ratio=0.1",)
+    for drafts, off in ((6, ()), (0, ("flags.speculative-algorithm=null", "flags.speculative-dspark-block-size=null"))):
+        overrides = ["flags.chunked-prefill-size=8192", *share, *off]
+        cache = load("mi355x-deepseek-v4.1-flash-tp2", overrides=overrides).valid.capacity.cache
+        assert cache is not None
+        assert cache.requests is not None
+        print(f"{drafts} drafts: {cache.token_bytes:,.2f} B a token, {cache.requests.bytes:,} B for 128 requests")
+        assert cache.token_bytes == pytest.approx(told[str(drafts)]["token"], abs=0.01)
+        assert cache.requests.bytes == pytest.approx(told[str(drafts)]["fixed"], abs=1)
 
 
 def computed(name: str) -> KvCache:

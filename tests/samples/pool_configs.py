@@ -56,6 +56,11 @@ V4_PRO: Config = {
     "index_topk": 1024, "compress_ratios": [128, *[128, 4] * 30, 0], "n_routed_experts": 384,
     "moe_intermediate_size": 3072,
 }  # fmt: skip
+V41: Config = {
+    **V4, "architectures": ["DeepseekV41ForCausalLM"], "model_type": "deepseek_v41", "hidden_size": 5120,
+    "num_hidden_layers": 40, "num_nextn_predict_layers": 0, "compress_ratios": [0, 0, *[2] * 18, *[1] * 20],
+    "kv_source_layer_ids": [2, 8, 14, 20], "n_routed_experts": 384, "moe_intermediate_size": 2304,
+}  # fmt: skip
 KIMI: Config = {  # the text part of KimiK25ForConditionalGeneration
     **{key: value for key, value in GLM.items() if not key.startswith("index")}, "model_type": "deepseek_v3",
     "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168, "num_hidden_layers": 61,

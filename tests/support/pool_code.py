@@ -3,8 +3,9 @@
     pool_code.py UNPACKED_WHEEL     JSON on stdin, name -> case; the same names on stdout, each with its figures
 
 A case has a `config` (config.json), `tp`, `element` (bytes of a cached value), `drafts` (draft tokens, 0 for none),
-`running` (requests) and `env`. The figures are the bytes of a token, by `pool_configurator.py`, and what requests keep.
-The classes are sglang's own; what they ask of a running server is given to them here.
+`running` (requests), `env`, and `bounded` if these bound the windows. The figures are the bytes of a token, by
+`pool_configurator.py`, and what requests keep. The classes are sglang's own; what they ask of a running server is given
+to them here.
 """
 
 import json
@@ -40,18 +41,21 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
         asked.attn_tp_size, asked.attn_dcp_size, asked.pp_size = case["tp"], 1, 1
         asked.enable_cp_tp_group_sharing = False
         memory = SimpleNamespace(
-            enable_hisparse=False, enable_hierarchical_cache=False, enable_unified_cache_external_linker=False
-        )
+            enable_hisparse=False, enable_hierarchical_cache=False, enable_unified_cache_external_linker=False,
+            disable_radix_cache=False,
+        )  # fmt: skip
         backends = SimpleNamespace(dsa_prefill_backend="tilelang", dsa_decode_backend="tilelang", dsv4_attn_backend="")
         kernel = MagicMock(kernel=backends, features=MagicMock(enable_encoder_swa_bounded_replay=False))
         backends.enable_deepseek_v4_fp4_indexer = False
         spec = SimpleNamespace(
-            speculative_algorithm="EAGLE" if drafts else None, speculative_num_draft_tokens=drafts or None
-        )
+            speculative_algorithm="EAGLE" if drafts else None, speculative_num_draft_tokens=drafts or None,
+            speculative_num_steps=max(drafts - 1, 1), speculative_eagle_topk=1,
+        )  # fmt: skip
         schedule = SimpleNamespace(
             max_running_requests=case.get("running"), max_total_tokens=None, swa_full_tokens_ratio=0.1,
-            _swa_full_tokens_ratio_explicitly_set=True, disable_overlap_schedule=False, chunked_prefill_size=8192,
-            swa_prefix_tails=0, disable_radix_cache=False,
+            _swa_full_tokens_ratio_explicitly_set="bounded" not in case, disable_overlap_schedule=False,
+            chunked_prefill_size=8192, swa_prefix_tails=None if "bounded" in case else 0, disable_radix_cache=False,
+            page_size=256,
         )  # fmt: skip
         disagg = SimpleNamespace(disaggregation_mode="null", disaggregation_decode_extra_slots=0)
         answers = {
@@ -62,12 +66,14 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
         import sglang.srt.mem_cache.kv_cache_configurator as caches
         from sglang.srt import runtime_context
         from sglang.srt.configs import kimi_linear, nemotron_h
+        from sglang.srt.mem_cache import allocation_sizing
 
-        for module in (pools, caches, v4, runtime_context, kimi_linear, nemotron_h):
+        for module in (pools, caches, v4, runtime_context, kimi_linear, nemotron_h, allocation_sizing):
             for name, answer in answers.items():
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, lambda answer=answer: answer))
-        stack.enter_context(patch.object(pools, "max_speculative_num_draft_tokens", lambda: drafts or None))
+        for module in (pools, allocation_sizing):
+            stack.enter_context(patch.object(module, "max_speculative_num_draft_tokens", lambda: drafts or None))
         if hasattr(pools, "compute_page_shard_scratch_bytes"):
             stack.enter_context(patch.object(pools, "compute_page_shard_scratch_bytes", lambda *_, **__: 0))
         split = "sglang.srt.layers.cp.utils.get_glm_dsa_layer_split_effective_num_layers"
@@ -95,6 +101,8 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
                 found._get_c128_state_fixed_bytes(running)
                 + found._fixed_swa_bytes(running)
                 + found._fixed_c4_state_bytes(running)
+                + found._get_c2_state_fixed_bytes(running)
+                + found._get_swa_fixed_bytes()
             )
             return {"token": found.bytes_per_full_token, "fixed": fixed}
         told = {"token": float(pools.DefaultPoolConfigurator(kvc)._cell_size)}

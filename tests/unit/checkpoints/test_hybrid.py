@@ -5,7 +5,23 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pool_configs import CODER, FLASH, GLM, KIMI, LINEAR, M3, NEMOTRON, NEXT, OSS, QWEN, V4, V4_PRO, Config, described
+from pool_configs import (
+    CODER,
+    FLASH,
+    GLM,
+    KIMI,
+    LINEAR,
+    M3,
+    NEMOTRON,
+    NEXT,
+    OSS,
+    QWEN,
+    V4,
+    V4_PRO,
+    V41,
+    Config,
+    described,
+)
 
 from orchestrator.checkpoints.describe import Description
 from orchestrator.core.paths import data_root
@@ -20,11 +36,12 @@ SHIPPED: Mapping[str, Config] = {  # config by the name of the file, or its begi
     "qwen3-coder": CODER,
     "deepseek-v4-flash": V4,
     "deepseek-v4-pro": V4_PRO,
+    "deepseek-v4.1": V41,
     "kimi-k2.7": {**KIMI, "architectures": ["KimiK25ForConditionalGeneration"]},
     "minimax-m3": M3,
     "gpt-oss": OSS,
 }
-WITHOUT = {"deepseek-v4.1-flash", "tiny"}  # its cache is not sized; made by images/tiny_model.py
+WITHOUT = {"tiny"}  # made by images/tiny_model.py
 
 
 def section(found: Description) -> KvCacheSection:
@@ -85,6 +102,7 @@ def test_the_source_of_each_fact_is_named(tmp_path: Path) -> None:
         (NEMOTRON, "hybrid_override_pattern"),
         (NEMOTRON, "ssm_state_size"),
         (V4, "compress_ratios"),
+        (V41, "compress_ratios"),
         (M3, "sparse_attention_config"),
     ],
 )

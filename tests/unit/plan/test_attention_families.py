@@ -37,6 +37,9 @@ def cache(profile: str, *overrides: str) -> KvCache:
         ("mi355x-deepseek-v4-flash-tp8", (*NO_DRAFTS, "env.SGLANG_DSV4_UNIFIED_KV_FP8=1"), 4_153),
         ("mi355x-deepseek-v4-pro-tp8", NO_DRAFTS, 8_918),
         ("mi355x-deepseek-v4-pro-tp8", (), 9_064),
+        ("mi355x-deepseek-v4.1-flash-tp2", ("flags.speculative-algorithm=null",), 1_630),
+        ("mi355x-deepseek-v4.1-flash-tp2", (), 1_671),
+        ("mi355x-deepseek-v4.1-flash-tp2", ("flags.swa-full-tokens-ratio=0.1",), 4_069),
         ("mi355x-qwen3.5-397b-tp4", NO_DRAFTS, 7_680),
         ("mi355x-qwen3.5-397b-tp4", (), 7_680),
         ("mi355x-kimi-k2.7-tp4", (), 35_136),
@@ -104,6 +107,15 @@ def test_requests_of_deepseek_v4_take_a_ring_each() -> None:
         requests = cache("mi355x-deepseek-v4-flash-tp8", *drafts, "flags.max-running-requests=256").requests
         assert requests is not None
         assert requests.bytes / 257 / 1e6 == pytest.approx(megabytes, rel=0.01)
+
+
+def test_windows_of_deepseek_v4_1_are_sized_by_its_requests() -> None:
+    requests = cache("mi355x-deepseek-v4.1-flash-tp2", "flags.chunked-prefill-size=8192").requests
+    assert requests is not None
+    assert requests.bytes == 8_701_130_496
+    found = capacity("mi355x-deepseek-v4.1-flash-tp2", "engine.version=0.5.23", "engine.image=rocm/sgl-dev:mine")
+    assert found.cache is None
+    assert "the cache of DeepSeek-V4.1 is sized only on ROCm, for sglang" in found.unknown[0]
 
 
 @pytest.mark.parametrize(
