@@ -188,7 +188,9 @@ def read_server_info(data: Json) -> ServerInfo | None:
     """Parse the settings of an sglang server; None for another engine's response. Raises UnexpectedResponseError."""
     if "version" not in data or "page_size" not in data:
         return None
-    page, replicas = number(data, "page_size"), optional_number(data, "dp_size") or 1
+    page = number(data, "page_size")
+    # Since 0.5.22 those of attention have a field of their own, and `dp_size` is 1 (server_args.py, `resolved_dict`).
+    replicas = (optional_number(data, "dp_size") or 1) * (optional_number(data, "attn_dp_size") or 1)
     if not 1 <= page <= _MOST_PAGE:
         raise UnexpectedResponseError(f"`page_size` in `{SERVER_INFO}` is {page}")
     if replicas > _MOST_REPLICAS:

@@ -29,9 +29,9 @@ few = settings(
     max_examples=60, derandomize=True
 )  # the same examples each time: a find is put down here, not met by chance
 KEYS = (
-    "data", "id", "max_model_len", "version", "page_size", "dp_size", "speculative_algorithm", "meta_info",
-    "output_ids", "prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason", "type", "choices", "message",
-    "delta", "content", "reasoning_content", "text", "usage", "prompt_tokens_details", "error",
+    "data", "id", "max_model_len", "version", "page_size", "dp_size", "attn_dp_size", "speculative_algorithm",
+    "meta_info", "output_ids", "prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason", "type",
+    "choices", "message", "delta", "content", "reasoning_content", "text", "usage", "prompt_tokens_details", "error",
 )  # fmt: skip
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -48,6 +48,16 @@ READERS: tuple[Callable[[bytes], object], ...] = (
     read_completion_event,
     lambda data: read_usage(data, data),
 )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "replicas"),
+    [({}, 1), ({"dp_size": 8}, 8), ({"dp_size": 1, "attn_dp_size": 8}, 8), ({"dp_size": 2, "attn_dp_size": None}, 2)],
+)
+def test_data_parallel_ranks_are_counted_under_their_old_and_new_names(sizes: dict[str, int], replicas: int) -> None:
+    info = read_server_info({"version": "0.5.22", "page_size": 1, **sizes})
+    assert info is not None
+    assert info.replicas == replicas
 
 
 class Crumbs(httpx.SyncByteStream):
