@@ -16,6 +16,7 @@ from typer.main import get_command, get_group
 
 from orchestrator.cli.commands import (
     ALIASES,
+    ENDED_BY_HAND,
     INTERRUPTED,
     PROFILE_KEYS,
     PROGRAM,
@@ -87,10 +88,11 @@ class ProfileCommand(TyperCommand):
             name_options(error, revision=given.get("revision"), runtime=given.get("runtime"))
             raise
         except KeyboardInterrupt as error:
-            if verb not in INTERRUPTED:
+            if verb in ENDED_BY_HAND:
                 raise
-            message, hint = INTERRUPTED[verb]
-            raise Interrupted(message, hint=hint or left_running(given["target"])) from error
+            message, hint = INTERRUPTED.get(verb, ("interrupted", ""))
+            left = left_running(given["target"]) if given.get("target") else "nothing is left running"
+            raise Interrupted(message, hint=hint or left) from error
 
     def _place_of(self, name: str, args: Sequence[str], ctx: "Context") -> int:
         """Return the index of the word that is this argument, not the value of an option."""

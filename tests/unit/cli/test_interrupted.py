@@ -52,6 +52,8 @@ def interrupted(*words: str) -> Interrupted:
             "`owl` is left running; `deploy down owl` stops it",
         ),
         ("sweep.plan_sweep", ["sweep", "cpu-tiny"], "interrupted before the first trial", "nothing is left running"),
+        ("smoke.smoke_url", ["smoke", "http://owl:1"], "interrupted", "`http://owl:1` is left running"),
+        ("add.model.add_model", ["add", "model", "OWNER/NAME"], "interrupted", "nothing is left running"),
     ],
 )
 def test_before_anything_runs(
@@ -59,7 +61,8 @@ def test_before_anything_runs(
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
     monkeypatch.setattr(f"orchestrator.cli.{where}", interrupt)
-    monkeypatch.setattr("orchestrator.cli.bench.name_at", lambda target, *_: target)
+    for command in ("bench", "smoke"):
+        monkeypatch.setattr(f"orchestrator.cli.{command}.name_at", lambda target, *_: target)
     error = interrupted(*words)
     assert error.message == message
     assert error.hint.startswith(hint)
