@@ -252,7 +252,7 @@ class EngineSection(StrictModel):
     compiled_kernels: Text | None = Field(
         default=None,
         pattern=f"^(oci://[^@]+|/[^@]*)@{_DIGEST}$",
-        description="archive of compiled kernels: /FILE@sha256:… or oci://HOST/NAME@sha256:…",
+        description="archive of compiled kernels, with its digest",
     )
     source: Text = Field(default="", description="source of these facts")
 
