@@ -54,6 +54,7 @@ def forecast_cache(
     sizes = sorted({found.size_for(part) for part in _SHARES})
     return CacheForecast(
         prompt_tokens=found.prompt_tokens,
+        sampled_share=None if found.sampled == 1 else found.sampled,
         unlimited_share=found.unlimited,
         sizes=tuple(CacheSize(tokens=each, share=found.at(each)) for each in sizes),
         replicas=replicas,

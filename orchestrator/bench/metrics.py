@@ -355,6 +355,8 @@ def forecast_text(forecast: CacheForecast) -> str:
     """Return the forecast in one line."""
     needed = " or ".join(f"{each.tokens:,} for {share(each.share)}" for each in forecast.sizes[-3:])
     text = f"achievable from the prefix cache: {share(forecast.unlimited_share)} of the prompt tokens"
+    if forecast.sampled_share is not None:
+        text += f", estimated from {share(forecast.sampled_share)} of the blocks"
     if needed:
         text += f"; tokens of cache {'per replica ' if forecast.replicas > 1 else ''}needed: {needed}"
     if forecast.cache_tokens is None or forecast.share is None:

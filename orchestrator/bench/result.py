@@ -274,6 +274,7 @@ class CacheForecast:
     cache_tokens: Count | None = None  # of a replica of this server
     share: Share | None = None
     spread_share: Share | None = None  # None with one replica
+    sampled_share: Share | None = None  # of the blocks from which the shares are estimated; None: all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,11 +39,13 @@ class CacheAccess:
 class HitRates:
     """The achievable hit rate of every cache size, in tokens.
 
-    `distances` has the share of the prompt tokens at each reuse distance, ascending; the rest is new.
+    `distances` has the share of the prompt tokens at each reuse distance, ascending; the rest is new. The rates are
+    estimates if the share of the blocks that were `sampled` is below 1.
     """
 
     prompt_tokens: int
     distances: tuple[tuple[int, float], ...]
+    sampled: float = 1.0
 
     @property
     def unlimited(self) -> float:
@@ -85,7 +87,8 @@ def hit_rates(
     for stack in stacks:
         for distance, hits in stack.hits.items():
             distances[distance] += hits / stack.sampled_tokens * stack.prompt_tokens / total
-    return HitRates(prompt_tokens=total, distances=tuple(sorted(distances.items())))
+    sampled = min(stack.sampled for stack in stacks)
+    return HitRates(prompt_tokens=total, distances=tuple(sorted(distances.items())), sampled=sampled)
 
 
 def shared_prefix_accesses(
@@ -122,6 +125,11 @@ class _Stack:
         self._blocks: dict[int, tuple[int, int]] = {}  # time of the last access, tokens
         self._tree = [0] * (_MIN_TIMES + 1)  # Fenwick tree of the tokens by time
         self._now = self._total = self._unique = 0
+
+    @property
+    def sampled(self) -> float:
+        """The share of the blocks that count."""
+        return 0.5**self._halvings
 
     def access(self, access: CacheAccess) -> None:
         if access.counted:

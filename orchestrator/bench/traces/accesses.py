@@ -5,7 +5,6 @@ The order depends on how fast the server is, which is unknown before the run: ea
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from typing import Final
@@ -28,44 +27,65 @@ def cache_accesses(
     Only the sessions that run at the same time are in memory. Delays count up to `max_delay_s`.
     """
     longest = float("inf") if max_delay_s is None else max_delay_s
-    for number, (tree, index) in enumerate(_in_order(trees, concurrency=concurrency, max_delay_s=longest)):
-        request, following = tree[index], _continuation(tree, index)
-        prompt = _blocks(request.block_ids, request.block_tokens, request.input_tokens)
-        held = [*prompt, (None, request.output_tokens)]
-        if following is not None:
-            held = _blocks(following.block_ids, request.block_tokens, request.input_tokens + request.output_tokens)
-        yield CacheAccess(prompt=prompt, held=held, session=tree[0].session, counted=number >= warmup_requests)
+    for number, (running, index) in enumerate(_in_order(trees, concurrency=concurrency, max_delay_s=longest)):
+        prompt, held = running.blocks(index)
+        session = running.tree[0].session
+        yield CacheAccess(prompt=prompt, held=held, session=session, counted=number >= warmup_requests)
 
 
-def _blocks(ids: Iterable[int], size: int, tokens: int) -> list[Block]:
-    """Return the blocks of the first `tokens` tokens; tokens after the last id are new."""
-    blocks, left = list[Block](), tokens
-    for each in ids:
-        if left <= 0:
-            break
-        blocks.append((each, min(size, left)))
-        left -= size
-    return [*blocks, (None, left)] if left > 0 else blocks
+def _recorded_blocks(request: TraceRequest) -> list[Block]:
+    """Return the blocks of a prompt; tokens after the last id are new."""
+    blocks, left = list[Block](), request.input_tokens
+    for each in request.block_ids:
+        blocks.append((each, min(request.block_tokens, left)))
+        left -= blocks[-1][1]
+    return [*blocks, (None, left)] if left else blocks
 
 
-def _continuation(tree: Tree, index: int) -> TraceRequest | None:
-    """Return the next request of the session if its prompt continues with the answer of this one."""
-    request = tree[index]
-    for later in tree[index + 1 :]:
-        if later.session == request.session:
-            return later if later.continues else None
-    return None
-
-
-@dataclass
 class _RunningTree:
-    """A tree that runs: the end of each request that was sent, and how many ends each other one waits for."""
+    """A tree that runs: the ends of the requests that were sent, and what each other one waits for.
 
-    tree: Tree
-    ends: dict[int, float] = field(default_factory=dict)
+    If a prompt continues a session, its answer and its new tokens are a block each, however many they are: as in
+    sglang's radix tree, and the number of blocks does not grow with the tokens of a session.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.ends: dict[int, float] = {}
+        self.followers: list[list[int]] = [[] for _ in tree]
+        for index, request in enumerate(tree):
+            for before in request.after:
+                self.followers[before].append(index)
+        self._waits = [len(request.after) for request in tree]
+        self._continued = {(each.session, each.position - 1) for each in tree if each.continues}
+        self._contexts: dict[str, list[Block]] = {}  # prompt and answer of the last request of a session
+
+    def end(self, index: int, at: float) -> Iterator[int]:
+        """Note the end of a request; yield the requests that wait for no other one."""
+        self.ends[index] = at
+        for follower in self.followers[index]:
+            self._waits[follower] -= 1
+            if not self._waits[follower]:
+                yield follower
+
+    def blocks(self, index: int) -> tuple[list[Block], list[Block]]:
+        """Return the blocks of a prompt, and with its output; the requests are asked for in the order of sending."""
+        request = self.tree[index]
+        prompt = self._contexts.pop(request.session, [])
+        if request.continues:
+            new = request.input_tokens - sum(tokens for _, tokens in prompt)
+            prompt = [*prompt, (2 * request.position, new)]
+        else:
+            prompt = _recorded_blocks(request)
+        if (request.session, request.position) not in self._continued:
+            return prompt, [*prompt, (None, request.output_tokens)]
+        held = self._contexts[request.session] = [*prompt, (2 * request.position + 1, request.output_tokens)]
+        return prompt, held
 
 
-def _in_order(trees: Iterable[Tree], *, concurrency: int | None, max_delay_s: float) -> Iterator[tuple[Tree, int]]:
+def _in_order(
+    trees: Iterable[Tree], *, concurrency: int | None, max_delay_s: float
+) -> Iterator[tuple[_RunningTree, int]]:
     """Yield each request as its tree and index, by the time at which it is sent."""
     pending, order = iter(trees), count()
     queue: list[tuple[float, int, _RunningTree, int]] = []  # time, tie, tree, request
@@ -80,14 +100,13 @@ def _in_order(trees: Iterable[Tree], *, concurrency: int | None, max_delay_s: fl
                     heappush(queue, (begin, next(order), started, index))
             ahead = next(pending, None)
         now, _, found, index = heappop(queue)
-        yield found.tree, index
-        found.ends[index] = now + found.tree[index].output_tokens * S_PER_TOKEN
-        for later, request in enumerate(found.tree):
-            if index in request.after and all(each in found.ends for each in request.after):
-                at = max(found.ends[each] for each in request.after) + min(request.delay_s, max_delay_s)
-                if concurrency is None and request.arrival_s is not None:
-                    at = max(at, request.arrival_s)
-                heappush(queue, (at, next(order), found, later))
+        yield found, index
+        for later in found.end(index, now + found.tree[index].output_tokens * S_PER_TOKEN):
+            request = found.tree[later]
+            at = max(found.ends[each] for each in request.after) + min(request.delay_s, max_delay_s)
+            if concurrency is None and request.arrival_s is not None:
+                at = max(at, request.arrival_s)
+            heappush(queue, (at, next(order), found, later))
         if len(found.ends) == len(found.tree):
             running, freed = running - 1, max(found.ends.values())
 

@@ -93,7 +93,7 @@ def _tree(lines: Iterable[tuple[TraceDocument, _MooncakeLine]], session: str) ->
         before = previous.input_tokens + previous.output_tokens if previous is not None and continues else 0
         tokens = before + line.input_length
         if line.hash_ids is None:
-            ids = own_blocks(session, tokens, BLOCK_TOKENS)
+            ids = array("Q") if continues else own_blocks(session, tokens, BLOCK_TOKENS)
         else:
             ids = array("Q", line.hash_ids)
             if (len(ids) - 1) * BLOCK_TOKENS >= tokens:

@@ -12,7 +12,7 @@ class TraceRequest:
 
     Equal block ids mean equal tokens, in the whole trace; the last block may be shorter. Tokens after the blocks occur
     in no other request. If `continues`, the prompt is the previous prompt of the session, the answer of the server, and
-    new tokens; the blocks name the same positions, so that a cache can be computed from them.
+    new tokens, without ids.
     """
 
     session: str

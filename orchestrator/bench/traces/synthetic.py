@@ -83,13 +83,12 @@ class _Session:
     def _add(self, session: str, position: int, after: tuple[int, ...], first: int, parent: str | None = None) -> int:
         shape, think = self._shape, self._shape.think_time_s
         previous = self._requests[after[0]] if position else None
-        tokens = shape.system_prompt_tokens + first
-        if previous is not None:
-            tokens = previous.input_tokens + previous.output_tokens + shape.turn_tokens
-        shared = shape.system_prompt_tokens // BLOCK_TOKENS
-        base = first_id(_SYSTEM)
-        ids = own_blocks(session, tokens, BLOCK_TOKENS, begin=shared)
-        ids = array("Q", range(base, base + shared)) + ids
+        if previous is None:
+            tokens = shape.system_prompt_tokens + first
+            shared, base = shape.system_prompt_tokens // BLOCK_TOKENS, first_id(_SYSTEM)
+            ids = array("Q", range(base, base + shared)) + own_blocks(session, tokens, BLOCK_TOKENS, begin=shared)
+        else:
+            tokens, ids = previous.input_tokens + previous.output_tokens + shape.turn_tokens, array("Q")
         self._requests.append(
             TraceRequest(
                 session=session,

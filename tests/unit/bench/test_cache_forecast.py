@@ -1,9 +1,11 @@
 """The hit rate that a load can reach: of a workload, of a trace, and the order in which a trace is sent."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from orchestrator.bench import cache_forecast
 from orchestrator.bench.cache_forecast import forecast_cache, forecast_load, with_achievable
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.endpoint import Endpoint
@@ -81,6 +83,32 @@ def test_a_session_finds_its_prompt_and_its_answer_again() -> None:
     prompts = [100 + 80 * turn for turn in range(4)]
     assert found.prompt_tokens == sum(prompts)
     assert found.unlimited * found.prompt_tokens == pytest.approx(sum(130 + 80 * turn for turn in range(3)))
+
+
+def test_the_blocks_of_a_session_grow_with_its_turns_and_not_with_its_tokens() -> None:
+    """Blocks of 64 tokens were 30 million for this session, in its requests and again in the forecast."""
+    shape = SHAPE.model_copy(
+        update={"count": 1, "system_prompt_tokens": 0, "subagents": None, "turns": (500, 500), "turn_tokens": 15_000}
+    )
+    (session,) = synthetic_trees(shape, 1)
+    assert sum(len(each.block_ids) for each in session) == 2
+    accesses = list(cache_accesses([session], concurrency=1))
+    assert [len(each.prompt) for each in accesses] == [2 + 2 * turn for turn in range(500)]
+    assert all(
+        sum(tokens for _, tokens in each.prompt) == planned.input_tokens
+        for each, planned in zip(accesses, session, strict=True)
+    )
+
+
+def test_an_estimate_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = forecast_load(PREFIXES, None, endpoint(cache_tokens=8_000))
+    assert exact is not None
+    assert (exact.sampled_share, "estimated" in forecast_text(exact)) == (None, False)
+    monkeypatch.setattr(cache_forecast, "hit_rates", partial(hit_rates, max_blocks=100))
+    found = forecast_load(PREFIXES, None, endpoint(cache_tokens=8_000))
+    assert found is not None
+    assert found.sampled_share == 0.25
+    assert "estimated from 25 % of the blocks" in forecast_text(found)
 
 
 def test_sticky_sessions_reach_more_on_several_replicas() -> None:
