@@ -45,6 +45,9 @@ FromOption: TypeAlias = Annotated[
     str | None,
     typer.Option("--from", metavar="RUN", help="start an earlier run again with its plan", autocompletion=run_names),
 ]
+OutputOption: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="with `--dry-run`: directory for the files")
+]
 ReplaceOption: TypeAlias = Annotated[
     bool, typer.Option("--replace", help="replace the server of that name (replicas: rolling update)")
 ]
@@ -86,9 +89,7 @@ def command(
     locked: Annotated[bool, typer.Option("--locked", help="start only what the lockfile of PROFILE pins")] = False,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="server name; default: the profile's name")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the steps and warnings, and stop")] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="with `--dry-run`: directory for the files")
-    ] = None,
+    output: OutputOption = None,
     replace: ReplaceOption = False,
     drain: DrainOption = None,
     max_replicas: MaxReplicasOption = None,

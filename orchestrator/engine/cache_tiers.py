@@ -3,6 +3,7 @@
 Source: sglang's wheels 0.5.14 to 0.5.23, below `sglang/srt/mem_cache/`; line numbers are those of 0.5.14.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,3 +86,18 @@ class CacheTiers:
         """Return the tier on the host if the size of a token is unknown; `device_bytes` are those of the device's."""
         size = device_bytes * self.ratio if self.kv_bytes is None else self.kv_bytes * _UNKNOWN_INDEXER
         return HostTier(tokens=None, bytes=int(size), keeps_copies=self._keeps_copies)
+
+
+def reported_tiers(settings: Mapping[str, object]) -> CacheTiers | None:
+    """Return the tiers of a server from its `/server_info`; None if it has none."""
+    if settings.get("enable_hierarchical_cache") is not True:
+        return None
+    size, ratio, policy, storage = (
+        settings.get(f"hicache_{each}") for each in ("size", "ratio", "write_policy", "storage_backend")
+    )
+    return CacheTiers(
+        kv_bytes=int(size * 1e9) if isinstance(size, int | float) and size > 0 else None,
+        ratio=ratio if isinstance(ratio, int | float) and ratio > 0 else DEFAULT_RATIO,
+        write_policy=str(policy),
+        storage=str(storage) if storage else None,
+    )

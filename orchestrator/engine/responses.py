@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from orchestrator.core.secrets import excerpt
-from orchestrator.engine.cache_tiers import DEFAULT_RATIO, DEVICE, HOST, STORAGE, CacheTiers
+from orchestrator.engine.cache_tiers import DEVICE, HOST, STORAGE, reported_tiers
 from orchestrator.engine.disaggregation import ROLES
 from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO, TOKENIZE
 
@@ -196,7 +196,7 @@ def read_server_info(data: Json) -> ServerInfo | None:
     if replicas > _MOST_REPLICAS:
         raise UnexpectedResponseError(f"`dp_size` in `{SERVER_INFO}` is {replicas}, more than {_MOST_REPLICAS}")
     speculates = bool(data.get("speculative_algorithm"))
-    cache, tiers = optional_number(data, "max_total_num_tokens"), _tiers(data)
+    cache, tiers = optional_number(data, "max_total_num_tokens"), reported_tiers(data)
     limit = optional_number(data, "max_req_input_len")  # 0.5.14, managers/utils.py:155: a prompt is shorter
     return ServerInfo(
         version=name(data, "version"),
@@ -210,20 +210,6 @@ def read_server_info(data: Json) -> ServerInfo | None:
         role=role if (role := data.get("disaggregation_mode")) in ROLES else "",
         tiers=() if tiers is None else tiers.names,
         cache_bytes=sum(_cache_bytes(data.get("internal_states"))),
-    )
-
-
-def _tiers(data: Json) -> CacheTiers | None:
-    if data.get("enable_hierarchical_cache") is not True:
-        return None
-    size, ratio, policy, storage = (
-        data.get(f"hicache_{each}") for each in ("size", "ratio", "write_policy", "storage_backend")
-    )
-    return CacheTiers(
-        kv_bytes=int(size * 1e9) if isinstance(size, int | float) and size > 0 else None,
-        ratio=ratio if isinstance(ratio, int | float) and ratio > 0 else DEFAULT_RATIO,
-        write_policy=str(policy),
-        storage=str(storage) if storage else None,
     )
 
 

@@ -36,8 +36,6 @@ from orchestrator.profiles.schema import Profile
 _PROCESS: Final = int(0.91 * GIB)
 _COLLECTIVES: Final = int(0.81 * GIB)
 _MAX_FRACTION: Final = 0.99  # static fraction
-
-
 DEFAULT_WORKLOAD: Final = "short"  # of `bench`, if neither the command nor the profile names one
 
 
@@ -199,19 +197,14 @@ def _windows(profile: Profile, facts: ServingFacts) -> SlidingWindow | None:
 
 
 def _cache_type(profile: Profile, facts: ServingFacts) -> tuple[str, int] | None:
-    return cache_type(
-        facts.kv_dtype,
-        sparse=profile.model.sparse_attention,
-        arch=profile.hardware.arch,
-        dtype=facts.dtype,
-    )
+    sparse, arch = profile.model.sparse_attention, profile.hardware.arch
+    return cache_type(facts.kv_dtype, sparse=sparse, arch=arch, dtype=facts.dtype)
 
 
 def _memory(profile: Profile, facts: ServingFacts, *, ranks: int) -> Memory:
     vram, model = profile.hardware.vram, profile.model
     free = max(vram - _PROCESS - (_COLLECTIVES if ranks > 1 else 0), 0)
-    loaded = model.weights_size - (0 if facts.drafts else model.mtp_weights_size or 0)
-    weights = loaded // ranks
+    weights = (model.weights_size - (0 if facts.drafts else model.mtp_weights_size or 0)) // ranks
     activations = _activations(profile, facts, ranks=ranks)
     fraction, source = facts.memory_fraction, "set"
     if fraction is None or not 0 < fraction < 1:  # `flag_values_are_valid` reports an invalid one
@@ -254,11 +247,9 @@ def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCa
         raise ValueError("the model has no `kv_cache`")
     size = token_size(profile, facts, shape, element=element, windows=windows)
     requests = request_memory(profile, facts, rest=max(memory.cache_bytes, 0)) if memory else None
-    page = facts.page
-    taken = requests.bytes if requests else 0
+    page, taken = facts.page, requests.bytes if requests else 0
     fitting = None if memory is None else int(max(memory.cache_bytes - taken, 0) // size.planned)
-    limits = (fitting, facts.cache_tokens)
-    tokens = min((limit for limit in limits if limit is not None), default=None)
+    tokens = min((limit for limit in (fitting, facts.cache_tokens) if limit is not None), default=None)
     tokens = None if tokens is None else tokens // page * page
     return KvCache(
         kind=kind,

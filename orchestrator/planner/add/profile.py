@@ -310,9 +310,8 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
     """Return whether the profile itself sets this key, not one of its catalog entries."""
     place = like.composed.place((section, name)).rpartition(":")[0]
-    catalog = like.catalog
-    parts = [catalog.find(kind, like.composed.names[part]) for part, kind in _PARTS.items()]
-    return place not in {catalog.shown(path) for path in parts if path is not None}
+    parts = [like.catalog.find(kind, like.composed.names[part]) for part, kind in _PARTS.items()]
+    return place not in {like.catalog.shown(path) for path in parts if path is not None}
 
 
 def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttempt]:
