@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from orchestrator.core.errors import HostError
+from orchestrator.core.text import gb
 
 
 def require_disk_space(directory: Path, needed: int, *, hint: str) -> None:
@@ -15,5 +16,5 @@ def require_disk_space(directory: Path, needed: int, *, hint: str) -> None:
 
 def disk_full_error(location: str, *, needed: int, free: int, hint: str) -> HostError:
     """Return the error for a disk without space; sizes in bytes."""
-    message = f"not enough disk space: {needed / 1e9:,.1f} GB needed, {free / 1e9:,.1f} GB free"
+    message = f"not enough disk space: {gb(needed)} needed, {gb(free)} free"
     return HostError(message, location=location, hint=f"free up space, or {hint}")

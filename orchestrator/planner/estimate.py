@@ -160,5 +160,5 @@ def _ready_image(image: str) -> UpStep:
 
 def _start(plan: Plan) -> UpStep:
     done = "" if plan.hardware.vendor == "cpu" else "kernels compiled, graphs captured, "
-    what = f"{plan.model.weight_bytes / 1e9:.3g} GB loaded, {done}smoke test"
+    what = f"{gb(plan.model.weight_bytes)} loaded, {done}smoke test"
     return UpStep(name="start", what=what, about=startup_seconds(plan))

@@ -82,7 +82,7 @@ def place(forks: Forks, disk: Path, tmp_path: Path) -> Iterator[Place]:
 def named(ended: Ended, disk: Path) -> bool:
     """Whether the error, and no message before it, says that the disk is full, and where."""
     said = ended.stderr.rpartition("error: ")[2]
-    return ("No space left on device" in said or "GB free" in said) and str(disk) in said
+    return ("No space left on device" in said or "B free" in said) and str(disk) in said
 
 
 @pytest.mark.parametrize("name", [*MAKING, *MORE])

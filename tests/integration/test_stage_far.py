@@ -122,7 +122,7 @@ def test_a_cut_costs_only_what_was_still_to_come(hub: Hub, far: str, tmp_path: P
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        ("room", "GB needed,"),
+        ("room", "B needed,"),
         ("header", f"`{SECOND}` has no safetensors header"),
         ("missing", f"`{SECOND}` is missing"),
     ],

@@ -86,7 +86,7 @@ def test_a_file_that_is_there_and_not_whole_is_refused(tmp_path: Path) -> None:
         ),
         (Scripted({"done": 5}, code=-9), "", "download failed: exit code -9", "run the same command again"),
         (Scripted({"error": "No space left", "full": True}), "", "the disk is full", "run the same command again"),
-        (Scripted({"room": {"missing": 9 * 10**9, "free": 1}}), "", "9.0 GB needed, 0.0 GB free", "--dir DIR"),
+        (Scripted({"room": {"missing": 9 * 10**9, "free": 1}}), "", "9.0 GB needed, 1 B free", "--dir DIR"),
     ],
 )
 def test_an_end_without_a_checkpoint_says_what_to_do(program: Scripted, said: str, message: str, hint: str) -> None:

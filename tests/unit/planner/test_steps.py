@@ -42,13 +42,13 @@ def test_on_a_bare_node_everything_is_made(tmp_path: Path) -> None:
     assert found["checkpoint"][1] == pytest.approx(438_033_728_823 / 400e6)
     assert found["image"][0].endswith("pulled and patched: up to 96 GiB of disk")
     assert all(about > 0 for _, about in found.values())
-    assert found["start"][0] == "438 GB loaded, kernels compiled, graphs captured, smoke test"
+    assert found["start"][0] == "438.0 GB loaded, kernels compiled, graphs captured, smoke test"
 
 
 def test_a_checkpoint_that_was_made_before_is_done(tmp_path: Path) -> None:
     tiny, host_ref = render_artifacts(load("cpu-tiny").plan), HostRef(home=Home(tmp_path))
     [start] = [step.what for step in estimate.steps_of(tiny, host_ref) if step.name == "start"]
-    assert start.endswith(" GB loaded, smoke test")
+    assert start.endswith(" MB loaded, smoke test")
     made = Home(tmp_path).models / "tiny"
     generator = Catalog.shipped().path(EntryKind.IMAGE_FILE, tiny.plan.model.checkpoint.path)
     environment, before = estimate.steps_of(tiny, host_ref)[:2]
