@@ -25,10 +25,12 @@ class KernelFolders:
     engine: Callable[[], Mapping[str, str]]
 
     @classmethod
-    def of(cls, env: Mapping[str, str], engine: Callable[[], Mapping[str, str]]) -> "KernelFolders":
+    def of(
+        cls, env: Mapping[str, str], engine: Callable[[], Mapping[str, str]], *, aiter_dir: str | None
+    ) -> "KernelFolders":
         """Return the folders of a server with these variables, in addition to this process's own."""
         env = {**os.environ, **env}
-        found = kernel_folders(env, home=str(Path.home()), user=getuser(), aiter_dir=None)
+        found = kernel_folders(env, home=str(Path.home()), user=getuser(), aiter_dir=aiter_dir)
         return cls({folder.name: (folder, Path(os.path.realpath(path))) for folder, path in found}, engine)
 
     def files(self) -> Iterator[KernelFile]:

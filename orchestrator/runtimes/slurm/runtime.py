@@ -64,6 +64,7 @@ from orchestrator.runtimes.supervisor.request import start_request
 
 if TYPE_CHECKING:
     from orchestrator.hosts.context import Check
+    from orchestrator.kernels.disk.archive import KernelStore
     from orchestrator.plan.build import RuntimeSettings
     from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
@@ -117,6 +118,13 @@ class SlurmRuntime(Runtime):
         from orchestrator.runtimes.slurm.spec import prepare
 
         return prepare(artifacts, host_ref)
+
+    @classmethod
+    def kernel_store(cls, prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:
+        """See `Runtime.kernel_store`. The nodes share this user's home directory, or keep caches of their own."""
+        from orchestrator.runtimes.supervisor.kernels import kernel_store
+
+        return kernel_store(prepared, host_ref)
 
     @classmethod
     def builtin_tables(cls, plan: Plan, home: Home) -> Sequence[Path]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import HostError
@@ -34,7 +35,12 @@ def kernel_store(prepared: PreparedRun, _host_ref: HostRef) -> KernelStore | Non
     if prepared.engine is None:
         return None
     first = next(iter(prepared.artifacts.replicas), prepared.artifacts)
-    return KernelFolders.of(dict(first.command.env), partial(_versions, prepared.engine))
+    tree = first.plan.engine.aiter_dir  # in a pod that is the image
+    return KernelFolders.of(
+        dict(first.command.env),
+        partial(_versions, prepared.engine),
+        aiter_dir=tree if tree is not None and Path(tree).is_dir() else None,
+    )
 
 
 def _versions(engine: EnginePython) -> Mapping[str, str]:

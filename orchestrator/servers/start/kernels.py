@@ -51,7 +51,7 @@ def kernel_plan(plan: Plan) -> str:
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
+@dataclass
 class StartKernels:
     """The compiled kernels of one start; `store` is None if its runtime cannot reach them."""
 
@@ -59,6 +59,7 @@ class StartKernels:
     host_ref: HostRef
     store: KernelStore | None
     in_image: str = ""  # the digest of the archive whose kernels the image has
+    added: int = 0  # files that this start has unpacked
 
     @classmethod
     def of(cls, prepared: PreparedRun, host_ref: HostRef) -> "StartKernels":
@@ -80,7 +81,10 @@ class StartKernels:
                     self._add(read_archive(self._path), self.store)
 
     def save(self) -> None:
-        """Save the kernels that a verified server has compiled, once for each plan. A failure is only a warning."""
+        """Save the kernels that a verified server has compiled. A failure is only a warning.
+
+        Once for each plan, and again after a start that has unpacked some: it may have compiled others.
+        """
         if self.store is None:
             return
         with _warning("cannot save the compiled kernels"):
@@ -88,7 +92,7 @@ class StartKernels:
             if (first := next(files, None)) is None:
                 return
             plans = read_archive(self._path).receipt.plans if self._path.is_file() else ()
-            if self._use.plan in plans:
+            if self._use.plan in plans and not self.added:
                 return
             self.host_ref.home.root.mkdir(parents=True, exist_ok=True)
             private_dir(self._path.parent)
@@ -99,7 +103,8 @@ class StartKernels:
     @cached_property
     def _use(self) -> KernelUse:
         vendor = self.plan.hardware.vendor
-        inventory = None if vendor == "cpu" else read_gpus(vendor, runner_for(self.host_ref))
+        elsewhere = vendor == "cpu" or runtime_class(self.plan.runtime).cluster_managed  # the node is not known yet
+        inventory = None if elsewhere else read_gpus(vendor, runner_for(self.host_ref))
         driver = inventory.driver if inventory is not None else None
         engine = self.store.engine() if self.store is not None else {}
         return KernelUse(
@@ -129,7 +134,8 @@ class StartKernels:
 
     def _add(self, archive: KernelArchive, store: KernelStore) -> None:
         if store.lack(archive):
-            note(f"compiled kernels: {store.add(archive)} files added from {archive.path}")
+            self.added = store.add(archive)
+            note(f"compiled kernels: {self.added} files added from {archive.path}")
 
 
 def image_with_kernels(docker: DockerCli, built: BuiltImage, plan: Plan, host_ref: HostRef) -> BuiltImage:

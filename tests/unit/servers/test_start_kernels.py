@@ -1,5 +1,6 @@
 """Compiled kernels of a start: which archive is taken, what is refused, and when one is saved."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,15 @@ import pytest
 
 from orchestrator.core.errors import HostError, KernelsError
 from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.engine.kernel_caches import FOLDERS
 from orchestrator.kernels.disk.archive import KernelStore, read_archive
 from orchestrator.kernels.disk.kernel_folders import KernelFolders
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import HostRef
+from orchestrator.render.artifacts import Artifacts, Command
+from orchestrator.runtimes import runtime_class
+from orchestrator.runtimes.base import EnginePython, HostRef, PreparedRun
 from orchestrator.servers.start.kernels import StartKernels
 
 VERSIONS = {"sglang": "0.5.14", "torch": "2.9.1"}
@@ -77,6 +81,16 @@ def test_a_plan_is_saved_once_and_several_plans_share_an_archive(plan: Plan, tmp
     assert len(read_archive(archive).sizes) == 2
 
 
+def test_what_a_start_compiles_beside_the_kernels_that_it_took_is_saved_too(plan: Plan, tmp_path: Path) -> None:
+    """On an H100 the second host compiled 110 files more (sglang 0.5.16): Inductor finds its code, Triton does not."""
+    kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
+    second = kernels(plan, tmp_path, caches(tmp_path / "second"))
+    second.take()
+    compiled(tmp_path / "second", "L")
+    second.save()
+    assert len(read_archive(saved(tmp_path)[0]).sizes) == 2
+
+
 def test_kernels_of_other_versions_are_not_taken(plan: Plan, tmp_path: Path) -> None:
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
     kernels(plan, tmp_path, caches(tmp_path / "second", {"sglang": "0.5.16"})).take()
@@ -138,3 +152,26 @@ def test_a_runtime_that_has_them_in_its_image_says_so(
 ) -> None:
     kernels(named(replace(plan, runtime="kubernetes"), f"/x@sha256:{'0' * 64}"), tmp_path, None).take()
     assert "on kubernetes, the image of the server has its kernels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("runtime", "has_folders"), [("process", True), ("slurm", True), ("kubernetes", False)])
+def test_a_server_of_this_user_has_folders_that_its_variables_move(
+    plan: Plan, tmp_path: Path, runtime: str, has_folders: bool
+) -> None:
+    engine = EnginePython(
+        identity=None,
+        run=lambda _, names: CompletedProgram(argv=(), code=0, stdout=json.dumps({"asked": names}), stderr=""),
+    )
+    env = (("TRITON_CACHE_DIR", str(tmp_path / "moved")),)
+    artifacts = Artifacts(plan=plan, command=Command(argv=(), env=env, in_home=True), build=None)
+    store = runtime_class(runtime).kernel_store(
+        PreparedRun(artifacts=artifacts, records={}, engine=engine), HostRef(home=Home(tmp_path))
+    )
+    assert (store is not None) is has_folders
+    if isinstance(store, KernelFolders):
+        assert store.folders["triton"][1] == tmp_path / "moved"
+        assert '"torch"' in store.engine()["asked"]
+        kernel = tmp_path / "moved/K/kernel.cubin"
+        kernel.parent.mkdir(parents=True)
+        kernel.write_bytes(b"code")
+        assert "triton/K/kernel.cubin" in [file.path for file in store.files()]
