@@ -54,6 +54,7 @@ RENAMED_KEYS: Final[Mapping[str, str]] = {
     "limits": "slo",
     "location": "path",
     "metrics_from": "allowed_scrapers",
+    "models": "architectures",
     "mtp_weights": "mtp_weights_size",
     "options": "sbatch_options",
     "origin": "checkpoint",

@@ -146,6 +146,16 @@ def test_a_report_that_is_not_well_formed_is_refused_at_its_line(entry: str, tmp
     assert caught.value.problems[0].location == "profiles/known_issues/blocked.yaml:3"
 
 
+def test_the_names_of_models_are_no_condition_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "profiles/known_issues/own.yaml"
+    path.parent.mkdir(parents=True)
+    entry = "id: x, summary: w, source: s 1, hint: h, confidence: low, checked: 2026-11, match: {models: [glm-5*]}"
+    path.write_text(f"warnings: [{{{entry}}}]\n")
+    with pytest.raises(ProfileError) as caught:
+        read_known_issues(Catalog((tmp_path,)))
+    assert "did you mean `architectures`?" in caught.value.problems[0].hint
+
+
 def test_every_report_has_a_source_and_a_condition() -> None:
     assert len({report.id for report in REPORTS}) == len(REPORTS)
     assert all(report.match.model_fields_set and re.search(r"\d", report.source) for report in REPORTS)
