@@ -32,7 +32,15 @@ _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 _SHOWN: Final = 5  # rows; the other values are folded
 _DIGEST: Final = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}")
 # Keys that are derived from other keys of a plan.
-DERIVED: Final = ("host_cache_bytes", "description", "warnings", "nondeterministic", "wrong_answers", "model.questions")
+DERIVED: Final = (
+    "host_cache_bytes",
+    "description",
+    "warnings",
+    "nondeterministic",
+    "wrong_answers",
+    "model.questions",
+    "model.architecture",
+)
 # Keys that do not affect a measurement: names, ports, sources and the prompt seed.
 _NAMES: Final = frozenset({"profile", "server.port", "workload.description", "workload.source", "workload.seed"})
 _RATES: Final = ("workload.request_rates", "workload.ramp")
