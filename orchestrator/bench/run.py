@@ -137,7 +137,8 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
         _check_aiperf(options, workload)
     reasons, hint = unjudgeable_rates(workload)
     if reasons and options.tool == "deploy":  # aiperf has no window in which a rate is judged
-        warn("; ".join(reasons), hint=hint)
+        instead = " instead of `--requests`" if options.changes.requests is not None and "duration" in hint else ""
+        warn("; ".join(reasons), hint=f"{hint}{instead}")
     directory = options.directory or _default_directory(name)
     request = BenchRequest(
         url=target.url,

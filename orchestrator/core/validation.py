@@ -84,6 +84,7 @@ RENAMED_KEYS: Final[Mapping[str, str]] = {
 }
 _WORD: Final = re.compile(r"[^\s-]\S*")
 _INNER_PATH: Final = re.compile(r"/[A-Za-z0-9_.+@/-]*")
+_NUMBER: Final = {"int_type": re.compile(r"\d+"), "float_type": re.compile(r"\d+(\.\d+)?")}
 _MOST: Final = 8 << 20  # bytes of a file that a person writes
 _SHOWN: Final = 60  # characters of a value in a message
 
@@ -238,7 +239,7 @@ def _message(details: ErrorDetails, path: KeyPath) -> str:
     if kind == "string_pattern_mismatch":
         return f"`{key}` is not written as it has to be, found {found}"
     if kind in _EXPECTED:
-        return f"`{key}` must be {_EXPECTED[kind]}, found {found}"
+        return f"`{key.removesuffix('.value')}` must be {_EXPECTED[kind]}, found {found}"
     text = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     text = text[:1].lower() + text[1:]
     return f"`{key}`: {text}, found {found}" if key else text
@@ -253,10 +254,8 @@ def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
         *above, name = [step for step in details["loc"] if isinstance(step, str)]
         said = _known_keys(kind, above).get(name) if kind else None
         return said or f"it matches `{details['ctx']['pattern']}`"
-    if (
-        details["type"] in {"int_type", "float_type"}
-        and str(details["input"]).strip("'\"").replace(".", "", 1).isdigit()
-    ):
+    quoted = details["input"].strip("'\"") if isinstance(details["input"], str) else ""
+    if (number := _NUMBER.get(details["type"])) and number.fullmatch(quoted):
         return "without quotes it is a number"
     if details["type"] != "extra_forbidden" or kind is None:
         return ""

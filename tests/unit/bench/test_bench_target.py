@@ -295,6 +295,10 @@ def test_what_will_not_be_judged_is_said_before(
     assert "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40" in said
     assert "`--requests 40`" in said
 
+    fast = dataclasses.replace(asked, changes=changes(requests=12, request_rates=(4.0,)))
+    command.bench(url_target("http://127.0.0.1:9", gpus=None, api_key_env=None), fast, lambda *_: None)
+    assert "hint: `--duration 10` instead of `--requests`" in capsys.readouterr().err
+
 
 def test_a_load_without_a_file_is_changed_by_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What the command line says of it is all there is of it: marked as changed, it could be compared with nothing."""

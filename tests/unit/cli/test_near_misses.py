@@ -42,6 +42,8 @@ def test_a_number_in_quotes_and_a_tab_are_named(tmp_path: Path) -> None:
     assert [problem.hint for problem in error.problems_or_self()] == ["without quotes it is a number"]
     error = refused("show", "cpu-tiny", "--set", "layout.tp='1'")
     assert [problem.hint for problem in error.problems_or_self()] == ["without quotes it is a number"]
+    (problem,) = refused("show", "cpu-tiny", "--set", "layout.tp=1.5").problems_or_self()
+    assert (problem.message, problem.hint) == ("`layout.tp` must be a whole number, found 1.5", "")
     profile.write_text("extends: cpu-tiny\nlayout:\n\ttp: 1\n")
     error = refused("show", str(profile))
     assert (error.message, error.location) == ("invalid YAML: a tab where YAML needs spaces", f"{profile}:3:1")
