@@ -1,11 +1,15 @@
 """Caches that starts fill and later starts reuse, across all runtimes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from orchestrator.core.console import note
-from orchestrator.core.errors import HostError
+from orchestrator.core.errors import HostError, KernelsError
+from orchestrator.core.files import remove_file
 from orchestrator.core.paths import Home
+from orchestrator.kernels.disk.archive import SUFFIX, read_archive
 from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
 from orchestrator.runtimes.base import Cache
 
@@ -23,11 +27,37 @@ def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
                 found += open_runtime(name, home, host).caches()
             except HostError as error:
                 silent[name] = error
+    if host is None:
+        found += _archives(home.compiled_kernels)
     for name, why in silent.items():
         if not found:
             raise why
         note(f"cannot query {name}: {why.message}")
     return tuple(found)
+
+
+def _archives(folder: Path) -> Iterator[Cache]:
+    """Yield the archives of compiled kernels, which the next start would unpack again."""
+    for path in sorted(folder.rglob(f"*{SUFFIX}")):
+        try:
+            receipt = read_archive(path).receipt
+            build = {name: value for name, value in receipt.engine.items() if name in {"image", "sglang"}}
+            made_for = {"gfx": receipt.arch, **build}
+        except KernelsError:
+            made_for = {"receipt": "damaged"}
+        yield Cache(
+            kind="archive of compiled kernels",
+            place=str(path),
+            made_for=made_for,
+            size=path.stat().st_size,
+            used_by=(),
+            remove=partial(_remove, path),
+        )
+
+
+def _remove(path: Path) -> bool:
+    remove_file(path)
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)

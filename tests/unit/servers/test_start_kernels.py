@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.errors import HostError, KernelsError
+from orchestrator.core.errors import HostError, KernelsError, ProfileError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.engine.kernel_caches import FOLDERS
 from orchestrator.kernels.disk.archive import KernelStore, read_archive
 from orchestrator.kernels.disk.kernel_folders import KernelFolders
+from orchestrator.plan.lock import plan_lines
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.render.artifacts import Artifacts, Command
+from orchestrator.runtimes import caches as caches_of_runtimes
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import EnginePython, HostRef, PreparedRun
-from orchestrator.servers.start.kernels import StartKernels
+from orchestrator.servers.start.kernels import StartKernels, kernel_plan
 
 VERSIONS = {"sglang": "0.5.14", "torch": "2.9.1"}
 
@@ -175,3 +177,26 @@ def test_a_server_of_this_user_has_folders_that_its_variables_move(
         kernel.parent.mkdir(parents=True)
         kernel.write_bytes(b"code")
         assert "triton/K/kernel.cubin" in [file.path for file in store.files()]
+
+
+def test_prune_caches_removes_the_archives_too(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next start would unpack again what a user wants to be rid of."""
+    monkeypatch.setattr(caches_of_runtimes, "REGISTRY", ())
+    kernels(plan, tmp_path, compiled(tmp_path / "user")).save()
+    (tmp_path / "compiled-kernels/damaged.tar.gz").write_bytes(b"")
+    shown = caches_of_runtimes.prune_caches(Home(tmp_path), None, dry_run=True)
+    assert [cache.made_for for cache in shown] == [{"gfx": "x86_64", "sglang": "0.5.14"}, {"receipt": "damaged"}]
+    assert len(saved(tmp_path)) == 2
+    assert caches_of_runtimes.prune_caches(Home(tmp_path), "ssh://node", dry_run=False) == ()
+    caches_of_runtimes.prune_caches(Home(tmp_path), None, dry_run=False)
+    assert saved(tmp_path) == []
+
+
+def test_a_lock_pins_the_archive(plan: Plan) -> None:
+    reference = f"oci://ghcr.io/me/kernels@sha256:{'1' * 64}"
+    assert plan_lines(named(plan, reference))["engine.compiled_kernels"] == reference
+    assert named(plan, reference).digest != plan.digest
+    assert kernel_plan(named(plan, reference)) == kernel_plan(plan)
+    assert kernel_plan(replace(plan, layout=replace(plan.layout, tp=2))) != kernel_plan(plan)
+    with pytest.raises(ProfileError, match=r"engine\.compiled_kernels|is not valid"):
+        load("cpu-tiny", overrides=["engine.compiled_kernels=/without/digest.tar.gz"])
