@@ -119,22 +119,41 @@ _PARSERS: Final[Mapping[str, tuple[ParserFlag, ...]]] = {
 }
 
 
-# Texts of a chat template, all of which it has, with the parsers for it: the rules of sglang 0.5.21 that look for texts
-# alone, in its order (srt/parser/template_detection.py, `REASONING_PARSER_RULES`, `TOOL_CALL_PARSER_RULES`).
-_TEMPLATES: Final[tuple[tuple[tuple[str, ...], str | None, str | None], ...]] = (
-    (("<|channel>",), "gemma4", "gemma4"),
-    (("◁think▷",), "kimi", None),
-    (("<|channel|>",), "gpt-oss", "gpt-oss"),
-    (("]<]minimax[>[",), "minimax-m3", "minimax-m3"),
-    (("<minimax:tool_call>",), "minimax", "minimax-m2"),
-    (("<｜DSML｜tool_calls>",), "deepseek-v4", "deepseekv4"),  # noqa: RUF001
-    (("<｜DSML｜function_calls>",), None, "deepseekv32"),  # noqa: RUF001
-    (("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), None, "deepseekv31"),  # noqa: RUF001
-    (("<function=", "<parameter="), None, "qwen3_coder"),
-    # Texts of two rules that look at more: the hybrid Qwen3, and a prompt that begins the thinking of ChatML itself.
-    (("enable_thinking is false", "<|im_start|>", '{"name": <function-name>'), "qwen3", "qwen"),
-    (("<|im_start|>assistant\\n<think>\\n",), "deepseek-r1", None),
-)
+# Texts of a chat template, all of which it has, with the parser for it: the rules of sglang 0.5.21 that look for texts
+# alone, in its order (srt/parser/template_detection.py, `REASONING_PARSER_RULES`, `TOOL_CALL_PARSER_RULES`), and texts
+# of rules that look at more: the hybrid Qwen3, and a prompt that begins the thinking of ChatML itself.
+_CODER: Final = ("<function=", "<parameter=")
+_STEP: Final = (*_CODER, "reasoning_effort", "Reasoning: ")
+_MIMO: Final = ("if not enable_thinking is defined", "set enable_thinking = false")
+_QWEN3: Final = ("enable_thinking is defined and enable_thinking is false", "<|im_start|>")
+_TEMPLATES: Final[Mapping[str, tuple[tuple[tuple[str, ...], str], ...]]] = {
+    PARSERS[0]: (
+        (("<|channel>",), "gemma4"),
+        (("◁think▷",), "kimi"),
+        (("<|channel|>",), "gpt-oss"),
+        (("truncate_history_thinking", "enable_thinking if enable_thinking is defined else True"), "nemotron_3"),
+        (_MIMO, "mimo"),
+        (("]<]minimax[>[",), "minimax-m3"),
+        (("<minimax:tool_call>",), "minimax"),
+        (_STEP, "step3p5"),
+        (_QWEN3, "qwen3"),
+        (("<｜DSML｜tool_calls>",), "deepseek-v4"),  # noqa: RUF001
+        (("<|im_start|>assistant\\n<think>\\n",), "deepseek-r1"),
+    ),
+    PARSERS[1]: (
+        (("<|channel>",), "gemma4"),
+        (("<|channel|>",), "gpt-oss"),
+        (("]<]minimax[>[",), "minimax-m3"),
+        (("<minimax:tool_call>",), "minimax-m2"),
+        (("<｜DSML｜tool_calls>",), "deepseekv4"),  # noqa: RUF001
+        (("<｜DSML｜function_calls>",), "deepseekv32"),  # noqa: RUF001
+        (("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), "deepseekv31"),  # noqa: RUF001
+        (_STEP, "step3p5"),
+        ((*_MIMO, *_CODER), "mimo"),
+        (_CODER, "qwen3_coder"),
+        ((*_QWEN3, '{"name": <function-name>'), "qwen"),
+    ),
+}
 
 
 def parsers_of(architecture: str, model_type: str, template: str) -> tuple[ParserFlag, ...]:
@@ -145,9 +164,10 @@ def parsers_of(architecture: str, model_type: str, template: str) -> tuple[Parse
     """
     known = (parser for name in (architecture, model_type) for parser in _PARSERS.get(name, ()))
     found = {each.flag: each for each in known if not template or _SPOKEN_OF[each.flag] in template}
-    texts, *values = next((rule for rule in _TEMPLATES if all(text in template for text in rule[0])), ((), None, None))
-    for flag, value in zip(PARSERS, values, strict=True):
-        if value is not None:
-            source = f"chat template: `{texts[0]}` (sglang 0.5.21, srt/parser/template_detection.py)"
-            found[flag] = ParserFlag(flag=flag, value=value, source=source)
+    for flag, rules in _TEMPLATES.items():
+        for texts, value in rules:
+            if all(text in template for text in texts):
+                source = f"chat template: `{texts[0]}` (sglang 0.5.21, srt/parser/template_detection.py)"
+                found[flag] = ParserFlag(flag=flag, value=value, source=source)
+                break
     return tuple(found.values())

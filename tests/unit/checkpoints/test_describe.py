@@ -163,6 +163,41 @@ def test_templates_of_qwen3_that_think(template: str, reasoning: str, tmp_path: 
     assert (facts["flags.reasoning-parser"], facts["flags.tool-call-parser"]) == (reasoning, "qwen")
 
 
+XML = "<|im_start|>system{{ tools }}<tool_call><function=f><parameter=p></parameter></function></tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("template", "reasoning", "tools"),
+    [
+        (
+            XML + "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}",
+            "qwen3",
+            "",
+        ),
+        (XML + r"{{- '<|im_start|>assistant\n<think>\n' }}", "deepseek-r1", ""),
+        (XML + "{% if not enable_thinking is defined %}{% set enable_thinking = false %}{% endif %}", "mimo", "mimo"),
+        (
+            XML + "{% set enable_thinking = enable_thinking if enable_thinking is defined else True %}"
+            "{{ truncate_history_thinking }}",
+            "nemotron_3",
+            "",
+        ),
+        (XML + "{{ reasoning_effort }} Reasoning: <think>", "step3p5", "step3p5"),
+    ],
+)
+def test_a_template_has_a_parser_for_calls_and_one_for_thinking(
+    template: str, reasoning: str, tools: str, tmp_path: Path
+) -> None:
+    """The first rule that matched named both, so a thinking model with `<function=` had no reasoning parser.
+
+    By sglang 0.5.21's own rules (srt/parser/template_detection.py).
+    """
+    write_public(tmp_path / "qwen", "Qwen3-235B-A22B")
+    (tmp_path / "qwen/chat_template.jinja").write_text(template)
+    facts = values(described(tmp_path / "qwen"))
+    assert (facts["flags.reasoning-parser"], facts["flags.tool-call-parser"]) == (reasoning, tools or "qwen3_coder")
+
+
 def test_a_template_without_thinking_or_tools_needs_no_parser(tmp_path: Path) -> None:
     write_public(tmp_path / "plain", "GLM-4.7-Flash")
     (tmp_path / "plain/chat_template.jinja").write_text(
