@@ -104,11 +104,19 @@ def profile_on_host(
 
 def detect_hardware(runner: Runner, catalog: Catalog) -> HostHardware:
     """Return the hardware entry of a host. Raises HostError if none or several describe it, or if its GPUs differ."""
-    look = survey(runner, {**ALL_SECTIONS, "memory": MACHINE_SECTIONS["memory"]})
+    look = _look(runner)
     inventory = _inventory(look)
     # Without Docker, an engine that is a list of packages is proposed. For AMD there is none.
     docker = (inventory is not None and inventory.vendor == "amd") or runner(("docker", "version")).ok
-    if inventory is None:
+    return _hardware_of(look, catalog, docker=docker)
+
+
+def _look(runner: Runner) -> Survey:
+    return survey(runner, {**ALL_SECTIONS, "memory": MACHINE_SECTIONS["memory"]})
+
+
+def _hardware_of(look: Survey, catalog: Catalog, *, docker: bool) -> HostHardware:
+    if (inventory := _inventory(look)) is None:
         memory = read_memory(look["memory"].text)
         return HostHardware(name="cpu", gpus=0, docker=docker, memory=memory.available if memory else None)
     return HostHardware(name=match_hardware(inventory, catalog), gpus=len(inventory.gpus), docker=docker)
@@ -121,7 +129,7 @@ def next_command(model: str, home: Home, runner: Runner) -> str:
     """
     catalog, found = Catalog.of(home), None
     with suppress(HostError):
-        found = detect_hardware(runner, catalog)
+        found = _hardware_of(_look(runner), catalog, docker=True)
         path = catalog.path(EntryKind.MODEL, model)
         plain = read_model(path, ModelFile, catalog.shown(path)).quantization in _NOT_QUANTIZED
         if not found.gpus and (found.memory is None or not plain):

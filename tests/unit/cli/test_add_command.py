@@ -10,13 +10,14 @@ from typer.testing import CliRunner, Result
 from orchestrator.cli.main import app
 from orchestrator.cli.options import complete_names
 from orchestrator.core.errors import DeployError
+from orchestrator.hosts.survey import Survey
 
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("orchestrator.planner.add.host_profile.inventories", lambda _: ())
-    monkeypatch.setattr("orchestrator.planner.add.host_profile.survey", lambda *_: None)
+    monkeypatch.setattr("orchestrator.planner.add.host_profile.survey", lambda *_: Survey({}))
 
 
 def deploy(line: str) -> Result:
