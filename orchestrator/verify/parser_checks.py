@@ -49,9 +49,13 @@ def reasoning_separated(client: SmokeClient) -> CheckOutcome:
     answer = client.chat(chat_body(client.target.served_name, question, tokens=_TOKENS, **more))
     if marks := [mark for mark in _MARKS if mark in answer.content]:
         return failed(f"{parser} left `{marks[0]}` in the answer: {excerpt(answer.content, 60)!r}")
-    reasoning = len(answer.text) - len(answer.content)
+    reasoning, ended = answer.text.removesuffix(answer.content), answer.finish_reason == "stop"
+    if marks := [mark for mark in _MARKS if mark in reasoning]:
+        return failed(f"{parser} left `{marks[0]}` in the reasoning: {excerpt(reasoning, 60)!r}")
     if not reasoning:
-        return skipped("the model did not reason")
-    if not answer.content and answer.finish_reason == "stop":
-        return failed(f"{parser} took the whole answer for reasoning: {excerpt(answer.text, 60)!r}")
-    return passed(f"{reasoning} characters of reasoning apart from the answer")
+        return skipped("the model did not reason" if ended else f"no reasoning seen, and no end in {_TOKENS} tokens")
+    if not answer.content:
+        if ended:
+            return failed(f"{parser} took the whole answer for reasoning: {excerpt(answer.text, 60)!r}")
+        return skipped(f"the reasoning did not end in {_TOKENS} tokens")
+    return passed(f"{len(reasoning)} characters of reasoning apart from the answer")

@@ -171,6 +171,41 @@ def test_a_model_that_never_ends_is_asked_for_few_tokens(content: str, asked: li
     assert tokens == asked
 
 
+@pytest.mark.parametrize(
+    ("reasoning", "content", "finish", "verdict", "evidence"),
+    [
+        ("◁think▷Twice seven.◁/think▷ It is 14", None, "length", Verdict.FAILED, "left `◁think▷` in the reasoning"),
+        ("So two weeks. And so on", None, "length", Verdict.SKIPPED, "the reasoning did not end in 512 tokens"),
+        (None, "So two weeks. And so on", "length", Verdict.SKIPPED, "no reasoning seen, and no end in 512 tokens"),
+        ("Twice seven.", "14", "length", Verdict.PASSED, "12 characters of reasoning apart from the answer"),
+    ],
+)
+def test_a_reasoning_without_an_end_proves_no_parser(
+    reasoning: str | None, content: str | None, finish: str, verdict: Verdict, evidence: str
+) -> None:
+    """`deepseek-r1`, which takes all text for reasoning until its mark comes, passed on a model of other marks."""
+    behind = over_httpx(engine())
+
+    def thinking(request: httpx.Request) -> httpx.Response:
+        response = behind.handle_request(request)
+        if b'"enable_thinking": true' not in request.content and b'"enable_thinking":true' not in request.content:
+            return response
+        data = json.loads(response.read())
+        data["choices"][0]["message"] = {"content": content, "reasoning_content": reasoning}
+        data["choices"][0]["finish_reason"] = finish
+        return httpx.Response(200, json=data)
+
+    report = smoke.smoke_test(
+        PARSED,
+        faults=lambda: (),
+        seed=1,
+        progress=Progress(io.StringIO()),
+        transport=httpx.MockTransport(thinking),
+    )
+    (found,) = (each for each in report.checks if each.name == "reasoning separated")
+    assert (found.verdict, evidence in found.evidence) == (verdict, True), found
+
+
 FAULTY = {
     "another model": (engine(model="llama"), "served model", "serves `llama`, not `glm-5.2`"),
     "a shorter context": (engine(context=2048), "served model", "takes 2048 tokens, the profile says 4096"),
