@@ -162,7 +162,8 @@ def without_verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -
             continue
         why = "no load has a throughput in both"
         if not same_load(firsts[0], firsts[place]):
-            why = "their workloads differ"
+            clients = {firsts[each].result.run.client for each in (0, place)}
+            why = "their workloads differ" if len(clients) == 1 else "two programs sent their load"
         elif any(row.estimates[0] and row.estimates[place] for row in output):
             why = f"{names[0]} has 0 {metrics.OUTPUT.inline_title}"
         yield f"No verdict on {names[place]} and {names[0]}: {why}."

@@ -141,6 +141,12 @@ def test_without_a_common_workload_there_is_no_verdict(tmp_path: Path) -> None:
     assert report.headline[0] == "No verdict on after and before: their workloads differ."
 
 
+def test_another_client_is_no_other_workload(tmp_path: Path) -> None:
+    other = run(plan="two")
+    report = made(tmp_path, before=run(), after=replace(other, run=replace(other.run, client="aiperf 0.13.0")))
+    assert report.headline[0] == "No verdict on after and before: two programs sent their load."
+
+
 def test_a_first_result_without_throughput_is_the_reason(tmp_path: Path) -> None:
     report = made(tmp_path, before=run(tok_s=0.0), after=run(plan="two"))
     assert report.headline[0] == "No verdict on after and before: before has 0 output tok/s per node."
