@@ -27,7 +27,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "moe.hidden_size": ("hidden_size",),
     "moe.intermediate_size": ("moe_intermediate_size",),
     "moe.routed_experts": ("n_routed_experts", "num_experts", "num_local_experts"),
-    "moe.shared_experts": ("n_shared_experts",),
+    "moe.shared_experts": ("n_shared_experts", "num_shared_experts"),
     "moe.experts_per_token": ("num_experts_per_tok", "num_experts_per_token"),
     "kv_cache.head_dim": ("head_dim",),
     "kv_cache.v_head_dim": ("v_head_dim",),

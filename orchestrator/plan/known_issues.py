@@ -13,6 +13,8 @@ from pydantic import Field
 from orchestrator.core.errors import Problem
 from orchestrator.core.validation import StrictModel, Text
 from orchestrator.core.yaml_document import KeyPath
+from orchestrator.engine.memory import default_chunk
+from orchestrator.engine.options import Meaning
 from orchestrator.patches.schema import VersionRange
 from orchestrator.plan.plan import Plan, PlanWarning
 
@@ -149,9 +151,11 @@ def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] =
 
 
 def _prefill_logits(plan: Plan) -> int:
-    """Return the most query-key pairs of one prefill step; without a known chunk, the whole prompt is one."""
-    facts = plan.serving
-    return min(facts.prefill_chunk or facts.context, facts.context) * facts.context
+    """Return the most query-key pairs of one prefill step, with sglang's default chunk if the plan sets none."""
+    context, chunk = plan.serving.context, plan.serving.prefill_chunk
+    if plan.flag(Meaning.PREFILL_CHUNK) is None:
+        chunk = default_chunk(plan.hardware.vram_bytes)
+    return min(chunk or context, context) * context
 
 
 def image_date(image: str | None) -> int:

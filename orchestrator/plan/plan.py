@@ -272,6 +272,16 @@ class PlanWarning:
     confidence: str = ""  # of a known issue: high | medium | low
     checked: str = ""  # of a known issue: when its source was last looked at
 
+    @property
+    def basis(self) -> str:
+        """How sure a known issue is and when it was looked at; empty for another warning."""
+        return f"confidence {self.confidence}; checked {self.checked}" if self.confidence else ""
+
+    @property
+    def cause(self) -> str:
+        """The known issue as a cause, with what it rests on."""
+        return f"{self.summary} ({'; '.join(filter(None, [self.source, self.basis]))})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:

@@ -156,21 +156,15 @@ def _settings(plan: Plan) -> _Rows:
 def _issues(plan: Plan, image: ImageConfig | None) -> _Rows:
     if not plan.model.questions:
         yield "smoke test", f"model `{plan.model.name}` has no questions: answers are not checked"
-    causes = (
-        f"{len(plan.wrong_answers)} known causes of wrong answers, which the smoke test names"
-        if plan.wrong_answers
-        else ""
-    )
-    varying = ", ".join(issue.id for issue in plan.nondeterministic)
-    varying = f"nondeterministic: {varying}" if varying else ""
-    if causes or varying:
-        yield "issues", "; ".join(filter(None, [causes, varying]))
     for warning in plan_warnings(plan, image=image):
         yield "warning", warning.summary
         if warning.hint:
             yield "  hint", warning.hint
-        if warning.confidence:
-            yield "  known", f"confidence {warning.confidence}; checked {warning.checked}"
+        if warning.basis:
+            yield "  known", warning.basis
+    for label, issues in (("if wrong", plan.wrong_answers), ("if varying", plan.nondeterministic)):
+        for issue in issues:
+            yield label, f"{issue.id}: {issue.summary} ({issue.basis})"
 
 
 def _short(digest: str) -> str:

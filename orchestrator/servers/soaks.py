@@ -11,7 +11,7 @@ from orchestrator.verify.report import SmokeReport, Verdict
 
 def save_report(run: RunDir, report: SmokeReport) -> None:
     """Save a smoke test. A test without a soak keeps what is known of the last one; a failed soak removes it."""
-    soaks = [check for check in report.checks if check.name.endswith("soak")]
+    soaks = [each for each in report.checks if each.name.endswith("soak") and each.verdict is not Verdict.SKIPPED]
     soaked = run.read(SMOKE_FILE).get(SOAKED)
     if soaks:
         ended = datetime.now(UTC).isoformat(timespec="seconds")

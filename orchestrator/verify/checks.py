@@ -116,7 +116,7 @@ def correct_answers(client: SmokeClient) -> CheckOutcome:
     if said := [f"rank {rank}: {'; '.join(of_rank)}" for rank, of_rank in enumerate(wrong) if of_rank]:
         most = max(map(len, wrong))
         conclude = failed if most >= min(2, len(questions)) else warning
-        causes = tuple(f"{each.summary} ({each.source}); {each.hint}" for each in client.target.wrong_answers)
+        causes = tuple(f"{each.cause}; {each.hint}" for each in client.target.wrong_answers)
         return conclude(f"{most} of {len(questions)} answers wrong; {'; '.join(said)}", causes=causes)
     if chunk and longest <= chunk:
         return warning(
@@ -328,14 +328,18 @@ CHECKS: Final[tuple[tuple[str, Check], ...]] = (
 
 
 def checks_for(target: Target) -> tuple[tuple[str, Check], ...]:
-    """The checks of a target: without those of questions, parsers and a soak that it does not have."""
-    needs: dict[Check, object] = {
-        correct_answers: target.questions,
-        tool_call_parsed: target.tool_parser,
-        reasoning_separated: target.reasoning_parser,
-        soak: target.soak_seconds,
+    """The checks of a target; those of questions, parsers and a soak that it does not have are skipped."""
+    reasons: dict[Check, str] = {
+        correct_answers: "" if target.questions else "the model has no questions",
+        tool_call_parsed: "" if target.tool_parser else "the profile has no `tool-call-parser`",
+        reasoning_separated: "" if target.reasoning_parser else "the profile has no `reasoning-parser`",
+        soak: "" if target.soak_seconds else "not asked for: `--soak MINUTES`",
     }
-    return tuple((name, check) for name, check in CHECKS if needs.get(check, True))
+
+    def skip(reason: str) -> Check:
+        return lambda _: skipped(reason)
+
+    return tuple((name, skip(reason) if (reason := reasons.get(check, "")) else check) for name, check in CHECKS)
 
 
 def _not_the_same(client: SmokeClient, evidence: str) -> CheckOutcome:
@@ -344,7 +348,7 @@ def _not_the_same(client: SmokeClient, evidence: str) -> CheckOutcome:
         return failed(evidence)
     return warning(
         f"{evidence}, as expected for this plan",
-        causes=tuple(f"{each.summary} ({each.source})" for each in client.target.nondeterministic),
+        causes=tuple(each.cause for each in client.target.nondeterministic),
     )
 
 
@@ -364,7 +368,7 @@ def _not_sampled(client: SmokeClient, evidence: str) -> CheckOutcome:
     """Sampling is ignored: a fault, unless it is known of this plan, which was told before the start."""
     if not client.target.greedy:
         return failed(evidence)
-    causes = tuple(f"{each.summary} ({each.source}); {each.hint}" for each in client.target.greedy)
+    causes = tuple(f"{each.cause}; {each.hint}" for each in client.target.greedy)
     return warning(f"{evidence}, a known issue of this engine", causes=causes)
 
 

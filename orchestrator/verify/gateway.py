@@ -159,7 +159,7 @@ def _stream_agrees(client: EngineClient, target: Target, _: int) -> CheckOutcome
     events = list(client.events(endpoints.COMPLETIONS, body))
     if not whole or _text(events) != whole:
         conclude = warning if whole and target.nondeterministic else failed
-        causes = tuple(f"{each.summary} ({each.source})" for each in target.nondeterministic)
+        causes = tuple(each.cause for each in target.nondeterministic)
         return conclude(f"streaming gives {len(_text(events))} characters, not streaming {len(whole)}", causes=causes)
     if len(events) < 2:
         return failed(f"{_TOKENS} tokens came in {len(events)} chunk: the response is not streamed")

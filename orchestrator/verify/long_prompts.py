@@ -37,7 +37,7 @@ def fact_found(client: SmokeClient) -> CheckOutcome:
         if code not in answer:
             wrong.append(f"at {depth:.0%} of {tokens:,} tokens {excerpt(answer, 40)!r} instead of '{code}'")
     if wrong:
-        causes = tuple(f"{each.summary} ({each.source}); {each.hint}" for each in client.target.wrong_answers)
+        causes = tuple(f"{each.cause}; {each.hint}" for each in client.target.wrong_answers)
         return failed("; ".join(wrong), causes=causes)
     return passed(f"at {', '.join(f'{depth:.0%}' for depth in _DEPTHS)} of {longest:,} tokens")
 

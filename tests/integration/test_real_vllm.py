@@ -26,6 +26,9 @@ NOT_THERE = {
     "fact in a long text found",
     "long prefill",
     "cache tiers",
+    "tool call parsed",
+    "reasoning separated",
+    "soak",
 }  # in this server, or for a URL
 
 

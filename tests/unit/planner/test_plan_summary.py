@@ -32,10 +32,11 @@ def test_every_profile_fits_on_a_screen(profile: str, tmp_path: Path) -> None:
     loaded = load(profile)
     lines = plan_summary(loaded.plan, Home(tmp_path), workload="a workload").splitlines()
     assert max(map(len, lines)) <= 80
-    known = next((number for number, line in enumerate(lines) if line.startswith("warning ")), len(lines))
+    known = next((number for number, line in enumerate(lines) if line.startswith(("warning ", "if "))), len(lines))
     longer = loaded.plan.transfer or any(line.startswith(("missing ", "derived ")) for line in lines)
     assert known <= (42 if longer else 38)
-    assert len(lines) - known <= 7 * len(loaded.plan.warnings) + 1
+    answers = (*loaded.plan.wrong_answers, *loaded.plan.nondeterministic)
+    assert len(lines) - known <= 7 * len(loaded.plan.warnings) + 4 * len(answers) + 1
     for flag in loaded.plan.flags:
         assert any(" ".join(flag.argv) in line for line in lines), flag
 
@@ -55,8 +56,18 @@ def test_what_a_summary_says(tmp_path: Path) -> None:
     )
     assert found["patches"].startswith("needed: aiter-fp4-moe-table (file), eagle-verify-broadcast (diff); not needed")
     assert "16 tuned" in found["kernels"]
-    assert "nondeterministic: aiter-atomic-moe" in found["issues"]
+    assert found["if varying"].startswith("aiter-atomic-moe: aiter's fused MoE adds expert outputs in arrival order")
+    assert found["if varying"].endswith("(confidence high; checked 2026-11)")
     assert found["digest"] == load("mi355x-tp8").plan.digest[:12]
+
+
+def test_every_known_issue_has_its_confidence_and_date(tmp_path: Path) -> None:
+    plan = load("mi355x-tp4dp2").plan
+    text = " ".join(plan_summary(plan, Home(tmp_path), workload="w").split())
+    for issue in (*plan.wrong_answers, *plan.nondeterministic):
+        shown = f"{issue.id}: {issue.summary} (confidence {issue.confidence}; checked {issue.checked})"
+        assert " ".join(shown.split()) in text
+    assert "router-bias-bf16: " in text
 
 
 def test_several_servers_and_a_key(tmp_path: Path) -> None:

@@ -85,8 +85,10 @@ def test_an_honest_server_passes_everything() -> None:
         keeps=("host", "storage"),
     )
     report = run(server, EVERYTHING)
-    assert set(verdicts(report).values()) == {Verdict.PASSED}, report.to_table()
-    assert len(report.checks) == 20
+    assert {name for name, verdict in verdicts(report).items() if verdict is not Verdict.PASSED} == {
+        "reasoning separated"
+    }, report.to_table()
+    assert len(report.checks) == 21
 
 
 def test_a_gateway_that_answers_503_while_kernels_are_compiled_is_asked_again(
@@ -143,7 +145,8 @@ def test_a_parser_of_another_model_is_found(
 ) -> None:
     found = {each.name: each for each in run(engine(**behaviors), PARSED).checks}[check]
     assert (found.verdict, evidence in found.evidence) == (verdict, True), found
-    assert check not in verdicts(run(engine(**behaviors)))  # without a parser nothing is asked
+    without = {each.name: each for each in run(engine(**behaviors)).checks}[check]
+    assert (without.verdict, "the profile has no `" in without.evidence) == (Verdict.SKIPPED, True)
 
 
 @pytest.mark.parametrize(("content", "asked"), [("and so on", [128]), ("", [128, 512])])
@@ -419,7 +422,7 @@ def test_a_soak_fails_if_memory_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     steady = MemoryGauge(name="host memory", read=lambda: 1 << 30)
     found = soaked(engine(dp=2, accept_length=3.3), steady)
     assert found.evidence.endswith("; host memory 1,024, then 1,024 MiB"), found
-    assert "soak" not in verdicts(run(engine()))
+    assert verdicts(run(engine()))["soak"] is Verdict.SKIPPED
 
 
 def soaked(server: EngineApi, *gauges: MemoryGauge) -> CheckOutcome:
@@ -531,8 +534,8 @@ def test_no_question_behind_a_chunk_is_a_warning() -> None:
     assert "no prompt longer than a prefill chunk (4000 tokens)" in found.evidence
 
 
-def test_a_model_without_questions_is_asked_none_and_has_no_row() -> None:
-    assert "correct answers" not in verdicts(run(engine()))
+def test_a_model_without_questions_is_asked_none() -> None:
+    assert verdicts(run(engine()))["correct answers"] is Verdict.SKIPPED
 
 
 def test_questions_are_asked_greedily_and_without_thinking() -> None:
@@ -665,11 +668,16 @@ def test_what_the_profile_lacks_is_not_applicable_and_not_passed() -> None:
         "DP ranks",
         "speculative decoding",
         "structured output",
+        "correct answers",
+        "tool call parsed",
+        "reasoning separated",
         "fact in a long text found",
         "long prefill",
+        "soak",
         "metrics",
         "clean log",
     }
+    assert {check.evidence for check in report.checks if check.name == "soak"} == {"not asked for: `--soak MINUTES`"}
     assert report.ok
 
 

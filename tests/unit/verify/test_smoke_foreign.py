@@ -83,6 +83,10 @@ def test_vllm_passes_all_that_it_offers() -> None:
         "speculative decoding",
         "clean log",
         "prefix cache",
+        "correct answers",
+        "tool call parsed",
+        "reasoning separated",
+        "soak",
     } | LONG_PROMPTS
     assert of(found, Verdict.SKIPPED) == skipped
     assert of(found, Verdict.PASSED) == found.keys() - skipped
