@@ -27,6 +27,7 @@ _EXCLUDED: Final = (
     "wrong_answers",
     "model.questions",
     "model.accept_length",
+    "model.architecture",
 )
 _SECTIONS: Final = ("tool", "profile", "overrides", "checkpoint", "patches", "files", "unknown", "plan")
 

@@ -40,6 +40,7 @@ DERIVED: Final = (
     "wrong_answers",
     "model.questions",
     "model.architecture",
+    "layout.dp_option",
 )
 # Keys that do not affect a measurement: names, ports, sources and the prompt seed.
 _NAMES: Final = frozenset({"profile", "server.port", "workload.description", "workload.source", "workload.seed"})
