@@ -26,11 +26,6 @@
 # recipe     SGLANG_USE_ROCM700A=0                           sglang cookbook deepseek-v4.1.jsx
 # recipe     TORCH_BLAS_PREFER_HIPBLASLT=1                   sglang cookbook deepseek-v4.1.jsx
 #
-# warning draft-ranks-diverge: ranks may draft different tokens under load and hang without a log line; the request
-#   count freezes (sglang #35079, open, one author: MI355X, GLM-5.2-MXFP4, TP4×DP2, EAGLE 5/1/6; no wheel up to 0.5.23
-#   has its fix)
-# hint: `deploy watch` restarts a server that stalls; `speculative-num-steps` 1 should avoid it, with one draft per step
-#
 # warning graph-capture-race: graph capture may fail with `hipErrorStreamCaptureInvalidated`: a race of ROCm up to 7.2.0
 #   (aiter #2941, #2857; sglang #23580, #29235; fixed in ROCm 7.2.1; `rocm720` images have 7.2.0)
 # hint: start again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer and loses
