@@ -94,13 +94,10 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """The source of the checkpoint.
-    `source` is `hub` (path: repository id), `generated` (path: the generator script under images/) or `local` (path: an
-    absolute directory).
-    """
+    """The source of the checkpoint."""
 
-    source: str
-    path: str
+    source: str  # `hub`, `generated` or `local`
+    path: str  # a repository id, a script under images/, or an absolute directory
     revision: str | None
 
 
@@ -276,11 +273,6 @@ class PlanWarning:
     def basis(self) -> str:
         """How sure a known issue is and when it was looked at; empty for another warning."""
         return f"confidence {self.confidence}; checked {self.checked}" if self.confidence else ""
-
-    @property
-    def cause(self) -> str:
-        """The known issue as a cause, with what it rests on."""
-        return f"{self.summary} ({'; '.join(filter(None, [self.source, self.basis]))})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from orchestrator.verify.client import NotOfferedError, SmokeClient
 from orchestrator.verify.long_prompts import fact_found, long_prefill
 from orchestrator.verify.parser_checks import reasoning_separated, tool_call_parsed
 from orchestrator.verify.questions import is_correct
-from orchestrator.verify.report import CheckOutcome, failed, passed, skipped, warning
+from orchestrator.verify.report import CheckOutcome, cause_of, failed, passed, skipped, warning
 from orchestrator.verify.soak import soak
 from orchestrator.verify.target import Target
 from orchestrator.verify.tier_checks import cache_tiers
@@ -116,7 +116,7 @@ def correct_answers(client: SmokeClient) -> CheckOutcome:
     if said := [f"rank {rank}: {'; '.join(of_rank)}" for rank, of_rank in enumerate(wrong) if of_rank]:
         most = max(map(len, wrong))
         conclude = failed if most >= min(2, len(questions)) else warning
-        causes = tuple(f"{each.cause}; {each.hint}" for each in client.target.wrong_answers)
+        causes = tuple(f"{cause_of(each)}; {each.hint}" for each in client.target.wrong_answers)
         return conclude(f"{most} of {len(questions)} answers wrong; {'; '.join(said)}", causes=causes)
     if chunk and longest <= chunk:
         return warning(
@@ -348,7 +348,7 @@ def _not_the_same(client: SmokeClient, evidence: str) -> CheckOutcome:
         return failed(evidence)
     return warning(
         f"{evidence}, as expected for this plan",
-        causes=tuple(each.cause for each in client.target.nondeterministic),
+        causes=tuple(cause_of(each) for each in client.target.nondeterministic),
     )
 
 
@@ -368,7 +368,7 @@ def _not_sampled(client: SmokeClient, evidence: str) -> CheckOutcome:
     """Sampling is ignored: a fault, unless it is known of this plan, which was told before the start."""
     if not client.target.greedy:
         return failed(evidence)
-    causes = tuple(f"{each.cause}; {each.hint}" for each in client.target.greedy)
+    causes = tuple(f"{cause_of(each)}; {each.hint}" for each in client.target.greedy)
     return warning(f"{evidence}, a known issue of this engine", causes=causes)
 
 

@@ -21,7 +21,7 @@ from orchestrator.engine.requests import completion_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_completion_event
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.verify.checks import PROMPT
-from orchestrator.verify.report import CheckOutcome, CheckResult, failed, passed, skipped, warning
+from orchestrator.verify.report import CheckOutcome, CheckResult, cause_of, failed, passed, skipped, warning
 from orchestrator.verify.target import Target
 
 _STARTS: Final = 300.0  # seconds; smg 1.13.0 takes 3, and half a minute where ten programs want each core
@@ -159,7 +159,7 @@ def _stream_agrees(client: EngineClient, target: Target, _: int) -> CheckOutcome
     events = list(client.events(endpoints.COMPLETIONS, body))
     if not whole or _text(events) != whole:
         conclude = warning if whole and target.nondeterministic else failed
-        causes = tuple(each.cause for each in target.nondeterministic)
+        causes = tuple(cause_of(each) for each in target.nondeterministic)
         return conclude(f"streaming gives {len(_text(events))} characters, not streaming {len(whole)}", causes=causes)
     if len(events) < 2:
         return failed(f"{_TOKENS} tokens came in {len(events)} chunk: the response is not streamed")

@@ -8,6 +8,7 @@ from pydantic import computed_field
 
 from orchestrator.core.console import table
 from orchestrator.core.errors import Problem, SmokeError
+from orchestrator.plan.plan import PlanWarning
 
 
 class Verdict(StrEnum):
@@ -86,6 +87,11 @@ class SmokeReport:
                 problems=problems,
                 details="\n\n".join(check.format_causes for check in self.failures if check.causes),
             )
+
+
+def cause_of(issue: PlanWarning) -> str:
+    """Return a known issue as a cause, with what it rests on."""
+    return f"{issue.summary} ({'; '.join(filter(None, [issue.source, issue.basis]))})"
 
 
 def passed(evidence: str) -> CheckOutcome:
