@@ -94,8 +94,11 @@ def test_a_real_server_passes(server: CpuServer) -> None:
         "cache tiers",
         "DP ranks",
         "speculative decoding",
+        "tool call parsed",
+        "reasoning separated",
         "fact in a long text found",
         "long prefill",
+        "soak",
     }
     assert set(verdicts.values()) == {Verdict.PASSED, Verdict.SKIPPED}
 
