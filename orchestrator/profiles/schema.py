@@ -252,7 +252,7 @@ class EngineSection(StrictModel):
     compiled_kernels: Text | None = Field(
         default=None,
         pattern=f"^(oci://[^@]+|/[^@]*)@{_DIGEST}$",
-        description="archive of compiled kernels, with its digest",
+        description="archive: /FILE@sha256:… or oci://HOST/NAME@sha256:…",
     )
     source: Text = Field(default="", description="source of these facts")
 

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ from pydantic import TypeAdapter
 
 from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.core.files import move, open_new, remove_file
-from orchestrator.core.safe_paths import RelativePath, UnsafeValueError, display
+from orchestrator.core.safe_paths import FileName, RelativePath, UnsafeValueError, display
 
 SUFFIX: Final = ".tar.gz"
 _RECEIPT: Final = "receipt.json"
@@ -129,12 +130,12 @@ class KernelArchive:
 def write_archive(path: Path, use: KernelUse, plans: Iterable[str], files: Iterable[KernelFile]) -> int:
     """Write an archive, whole or not at all; return the number of its files. Without files none is written.
 
-    Equal files give equal bytes. Raises OSError.
+    Equal files give equal bytes. Raises OSError, and KernelsError above 16 GiB.
     """
     receipt = KernelReceipt(
         format=1, arch=use.arch, driver=use.driver, engine=dict(use.engine), plans=tuple(sorted({*plans, use.plan}))
     )
-    fresh, count = path.with_name(f".{path.name}.new"), 0
+    fresh, count, total = path.parent / FileName(f".{path.name}.{os.getpid()}"), 0, 0
     try:
         with (
             open_new(fresh) as raw,
@@ -143,7 +144,9 @@ def write_archive(path: Path, use: KernelUse, plans: Iterable[str], files: Itera
         ):
             for file in files:
                 _add(tar, file.path, file.content, 0o700 if file.executable else 0o600)
-                count += 1
+                count, total = count + 1, total + len(file.content)
+                if total > _MAX_UNPACKED:
+                    raise KernelsError(f"more than {_MAX_UNPACKED >> 30} GiB of kernels")
             _add(tar, _RECEIPT, json.dumps(asdict(receipt), indent=2).encode(), 0o600)
         if count:
             move(fresh, path)

@@ -30,7 +30,7 @@ class KernelFolders:
     ) -> "KernelFolders":
         """Return the folders of a server with these variables, in addition to this process's own."""
         env = {**os.environ, **env}
-        found = kernel_folders(env, home=str(Path.home()), user=getuser(), aiter_dir=aiter_dir)
+        found = kernel_folders(env, home=env.get("HOME", "/"), user=_user(), aiter_dir=aiter_dir)
         return cls({folder.name: (folder, Path(os.path.realpath(path))) for folder, path in found}, engine)
 
     def files(self) -> Iterator[KernelFile]:
@@ -69,6 +69,13 @@ class KernelFolders:
     def _path(self, name: RelativePath) -> Path | None:
         folder, _, below = name.partition("/")
         return self.folders[folder][1] / RelativePath(below) if folder in self.folders else None
+
+
+def _user() -> str:
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers; Inductor cannot start for it
+        return str(os.geteuid())
 
 
 def _is_own(target: Path) -> bool:

@@ -12,6 +12,8 @@ import pytest
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.engine.kernel_caches import FOLDERS, is_kernel_file, kernel_folders
+from orchestrator.kernels.disk import archive as archive_module
+from orchestrator.kernels.disk import kernel_folders as kernel_folders_module
 from orchestrator.kernels.disk.archive import KernelFile, KernelUse, read_archive, write_archive
 from orchestrator.kernels.disk.kernel_folders import KernelFolders
 from orchestrator.kernels.disk.ninja_times import stamped
@@ -159,6 +161,25 @@ def test_an_archive_that_could_leave_its_folders_is_refused(
     planted(path, change)
     with pytest.raises(KernelsError, match="no archive of compiled kernels"):
         read_archive(path)
+
+
+def test_more_than_an_archive_can_hold_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "_MAX_UNPACKED", 7)
+    with pytest.raises(KernelsError, match="of kernels"):
+        write_archive(tmp_path / "k.tar.gz", USE, [], [kernel("triton/K/a.cubin"), kernel("triton/K/b.cubin")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_user_without_a_name_has_folders_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as any user id: neither a name nor a home directory."""
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(kernel_folders_module, "getuser", nobody)
+    monkeypatch.delenv("HOME", raising=False)
+    found = KernelFolders.of({}, dict, aiter_dir=None)
+    assert str(found.folders["inductor"][1]).endswith(f"torchinductor_{os.geteuid()}")
 
 
 @pytest.mark.parametrize("content", [b"", b"not gzip", b"\x1f\x8b\x08\x00cut"])
