@@ -111,3 +111,8 @@ def test_a_config_that_lacks_a_size_is_not_sized(config: Config, key: str, value
     found = described(tmp_path, {**config, key: value})
     assert not [fact for fact in found.facts if "kv_cache" in fact]
     assert f"`{config['architectures'][0]}` has layers that config.json does not describe: no `" in "".join(found.notes)
+
+
+def test_a_shared_expert_is_counted_under_either_name(tmp_path: Path) -> None:
+    """Kimi-Linear and Kimi-K3 write `num_shared_experts`, DeepSeek `n_shared_experts`."""
+    assert described(tmp_path, LINEAR).facts["moe.shared_experts"].value == 1
