@@ -23,6 +23,8 @@ _DOWNLOAD: Final = (
 def how_to_fill(plan: Plan) -> str:
     """Return the command that downloads the plan's checkpoint into its claim; prose if no hub has it."""
     cluster, source = cluster_of(plan), plan.model.checkpoint
+    if source.source == "local":
+        return f"copy `{source.path}` to `{plan.model.name}` in the claim"
     if source.source != "hub":
         return f"`deploy stage {plan.profile}` downloads it; copy its directory to `{plan.model.name}` in the claim"
     security = pod_security(plan, level_of(plan))

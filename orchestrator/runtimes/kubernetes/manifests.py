@@ -28,6 +28,7 @@ from orchestrator.runtimes.kubernetes.pod import (
     cluster_of,
     gpus_asked,
     model_path,
+    node_checkpoint,
     secret_name,
 )
 from orchestrator.runtimes.kubernetes.record import (
@@ -138,7 +139,7 @@ def _of_gateway(plan: Plan, name: str) -> dict[str, object]:
 
 def _of_server(artifacts: Artifacts) -> dict[str, object]:
     plan, cluster, needs = artifacts.plan, cluster_of(artifacts.plan), artifacts.plan.hardware.container
-    directory = plan.model.checkpoint.path if plan.model.checkpoint.source == "local" else None
+    directory = node_checkpoint(plan)
     models_at = MODELS if directory is None else model_path(plan)
     security = pod_security(plan, level_of(plan))
     mounts = {"models": models_at, **_home_mount(security)}

@@ -31,6 +31,12 @@ def gpus_asked(plan: Plan) -> tuple[str, int]:
     return _RESOURCES.get(plan.hardware.vendor, ""), plan.gpus[-1] + 1 if plan.gpus else 0
 
 
+def node_checkpoint(plan: Plan) -> str | None:
+    """Return the directory of a local checkpoint on the node; None if `kubernetes.weights` says where it is."""
+    weights, checkpoint = cluster_of(plan).weights, plan.model.checkpoint
+    return checkpoint.path if checkpoint.source == "local" and not (weights.pvc or weights.host_path) else None
+
+
 def model_path(plan: Plan) -> str:
     """Return the path of the checkpoint in a pod."""
     return f"{MODELS}/{plan.model.name}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orchestrator.plan.plan import Plan
-from orchestrator.runtimes.kubernetes.pod import cluster_of
+from orchestrator.runtimes.kubernetes.pod import cluster_of, node_checkpoint
 
 LEVELS: Final = ("privileged", "baseline", "restricted")
 HOME: Final = "/home/deploy"  # of a pod that does not run as root, an emptyDir: for compiled kernels
@@ -44,7 +44,7 @@ def required_level(plan: Plan) -> tuple[str, str]:
     level = level_of(plan)
     if plan.layout.nodes > 1:
         return "privileged", "the network of the node, and with GPUs /dev/infiniband: the ranks are on several nodes"
-    if level != "privileged" and (plan.model.checkpoint.source == "local" or cluster_of(plan).weights.host_path):
+    if level != "privileged" and (node_checkpoint(plan) or cluster_of(plan).weights.host_path):
         return "privileged", f"the checkpoint is in a directory of the node (hostPath); with a claim it is {level}"
     reasons = {
         "restricted": "no root, no capabilities, the runtime's seccomp profile",

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from orchestrator.engine.options import Meaning
@@ -126,7 +127,8 @@ def _needed_by_hand(plan: Plan) -> Iterator[tuple[str, str]]:
     else:
         source, models = plan.model.checkpoint.source, f", with the checkpoint at models/{plan.model.name}"
         staged = f" (`deploy stage {plan.profile}`)" if source == "hub" else ""
-        yield "DEPLOY_HOME", f"an absolute path that all nodes share{'' if source == 'local' else models}{staged}"
+        local = f"; so is {plan.model.checkpoint.path}, the checkpoint"
+        yield "DEPLOY_HOME", f"an absolute path that all nodes share{local if source == 'local' else models}{staged}"
     if not plan.gateway and job_of(plan).container == "none" and plan.engine.python is None:
         yield "PATH", f"a python3 that has sglang {plan.engine.version} comes first"
     if not plan.gateway and job_of(plan).container == "none" and plan.patches:
@@ -141,19 +143,32 @@ def container_script(plan: Plan) -> tuple[str, ...]:
 
     The variables are those of pyxis (NVIDIA/pyxis@0619349c, args.c) and of apptainer (`--bind`, apptainer-exec(1)).
     """
+    where = _checkpoint_outside(plan)
     if job_of(plan).container == "pyxis":
-        return ('export PYXIS_CONTAINER_MOUNTS="$PWD:$PWD" PYXIS_CONTAINER_WORKDIR="$PWD"',)
-    return ('export APPTAINER_BIND="$PWD${APPTAINER_BIND:+,$APPTAINER_BIND}"',)
+        more = shlex.quote(f",{where}:{where}") if where else ""
+        return (f'export PYXIS_CONTAINER_MOUNTS="$PWD:$PWD"{more} PYXIS_CONTAINER_WORKDIR="$PWD"',)
+    more = shlex.quote(f",{where}") if where else ""
+    return (f'export APPTAINER_BIND="$PWD"{more}"${{APPTAINER_BIND:+,$APPTAINER_BIND}}"',)
+
+
+def _checkpoint_outside(plan: Plan, home: str = "") -> str | None:
+    """Return the directory of a local checkpoint, which a container needs mounted unless it is below `home`."""
+    checkpoint = plan.model.checkpoint
+    if plan.gateway or checkpoint.source != "local" or (home and Path(checkpoint.path).is_relative_to(home)):
+        return None
+    return checkpoint.path
 
 
 def container_words(plan: Plan, home: str | None) -> tuple[str, ...]:
     """Return the command prefix of a site with containers; `home` is mounted at the same path."""
     job = job_of(plan)
+    mounted = [home, *filter(None, [_checkpoint_outside(plan, home)])] if home else []
     if job.container == "pyxis":
-        mounts = (f"--container-mounts={home}:{home}", f"--container-workdir={home}") if home else ()
+        binds = ",".join(f"{each}:{each}" for each in mounted)
+        mounts = (f"--container-mounts={binds}", f"--container-workdir={home}") if home else ()
         return ("srun", "--mpi=none", "--kill-on-bad-exit=1", f"--container-image={job.image}", *mounts)
     if job.container == "apptainer":
         gpus = (option,) if (option := _GPU_OPTION.get(plan.hardware.vendor)) else ()
-        bound = ("--bind", home, "--pwd", home) if home else ()
+        bound = ("--bind", ",".join(mounted), "--pwd", home) if home else ()
         return ("apptainer", "exec", *gpus, *bound, str(job.image))
     return ()

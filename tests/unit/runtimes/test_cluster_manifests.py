@@ -34,6 +34,7 @@ from orchestrator.runtimes.kubernetes.startup import startup_limit
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 GLM = "mi355x-tp4dp2"
+LOCAL = ("model.checkpoint.source=local", "model.checkpoint.path=/data/own", "model.checkpoint.revision=null")
 
 
 def container(profile: str, *overrides: str) -> dict[str, Any]:
@@ -184,6 +185,8 @@ def admitted(spec: dict[str, Any]) -> str:
         (GLM, (PVC, "kubernetes.pod_security=restricted", "kubernetes.supplemental_groups=[109]"), "restricted"),
         (GLM, (PVC, "kubernetes.pod_security=privileged"), "privileged"),
         ("cpu-tiny", (HOST_PATH,), "privileged"),
+        ("b200-tp8", (*LOCAL,), "privileged"),
+        ("b200-tp8", (*LOCAL, PVC), "restricted"),
     ],
 )
 def test_a_namespace_admits_the_pods_at_the_level_that_the_manifest_states(
@@ -277,6 +280,20 @@ def test_what_no_hub_has_is_copied_into_the_claim() -> None:
     (holds, _) = pod(cluster_plan("cpu-tiny", "kubernetes.weights.pvc=models"))["initContainers"]
     assert "`deploy stage cpu-tiny` downloads it" in holds["command"][-1]
     assert [each["name"] for each in pod(cluster_plan(GLM, HOST_PATH))["initContainers"]] == ["arguments"]
+
+
+def test_a_local_checkpoint_is_where_the_settings_say() -> None:
+    """A claim and a directory of the nodes were ignored: the pods mounted the directory of the operator's machine."""
+
+    def models(*settings: str) -> dict[str, Any]:
+        (found,) = (each for each in pod(cluster_plan(GLM, *LOCAL, *settings))["volumes"] if each["name"] == "models")
+        return {key: value for key, value in found.items() if key != "name"}
+
+    assert models() == {"hostPath": {"path": "/data/own", "type": "Directory"}}
+    assert models(HOST_PATH)["hostPath"]["path"] == HOST_PATH.partition("=")[2]
+    assert models(PVC)["persistentVolumeClaim"]["claimName"] == PVC.partition("=")[2]
+    (holds, _) = pod(cluster_plan(GLM, *LOCAL, PVC))["initContainers"]
+    assert "copy `/data/own` to `glm-5.2-mxfp4` in the claim" in holds["command"][-1]
 
 
 @given(st.text())

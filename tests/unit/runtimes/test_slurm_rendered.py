@@ -133,6 +133,29 @@ def test_a_script_names_what_it_needs_by_hand(container: str) -> None:
     assert mounts[container] in written["replica-2/server.sh"]
 
 
+@pytest.mark.parametrize(
+    ("container", "mounts", "argv"),
+    [
+        ("apptainer", """APPTAINER_BIND="$PWD",/data/own"${""", "--bind {home},/data/own"),
+        (
+            "pyxis",
+            """MOUNTS="$PWD:$PWD",/data/own:/data/own PYXIS""",
+            "--container-mounts={home}:{home},/data/own:/data/own",
+        ),
+    ],
+)
+def test_a_local_checkpoint_is_mounted_in_a_container(container: str, mounts: str, argv: str, tmp_path: Path) -> None:
+    """Only the home was: sglang found no checkpoint, and the script did not name it."""
+    local = ("model.checkpoint.source=local", "model.checkpoint.path=/data/own", "model.checkpoint.revision=null")
+    plan = plan_on_slurm("mi355x-tp8", *KEYED, *local, f"slurm.container={container}", "slurm.image=/i.sif")
+    artifacts = render_artifacts(plan)
+    written = {file.path: file.content.decode() for file in rendered_files(artifacts, "own")}
+    assert mounts in written["server.sh"]
+    assert "all nodes share; so is /data/own, the checkpoint" in written["job.sh"]
+    prepared = runtime_class("slurm").prepare(artifacts, HostRef(home=Home(tmp_path)))
+    assert argv.format(home=tmp_path) in " ".join(prepared.artifacts.command.argv)
+
+
 def test_a_server_listens_on_its_node() -> None:
     argv = render_artifacts(plan_on_slurm("cpu-tiny", *KEYED)).command.argv
     assert argv[argv.index("--host") + 1] == "0.0.0.0"
