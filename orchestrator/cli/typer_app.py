@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import cache, partial
 from importlib import import_module
 from itertools import groupby
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 NEVER_ENDED_BY_SIGPIPE: Final = frozenset({"down", "watch"})
 _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
 _QUOTED: Final = re.compile(r"'([^']*)'")
+_NEAR_KEY: Final = 0.8  # likeness of an option to a key of the profile: `--prot` has it, `--revision` has not
 _NODES: Final = "deploy.nodes"  # key of a context: several hosts
 _MARK: Final = "\0"  # a word that no user can type
 _TYPE: Final = re.compile(r" <.*>$")  # the type after the name of an argument
@@ -207,7 +209,8 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         said, _, more = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
         option = getattr(error, "option_name", None) or ""
         renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
-        known = {each.lstrip("-"): each for each in (*(getattr(error, "possibilities", None) or ()), *PROFILE_KEYS)}
+        near_keys = get_close_matches(option, PROFILE_KEYS, cutoff=_NEAR_KEY)
+        known = {each.lstrip("-"): each for each in (*(getattr(error, "possibilities", None) or ()), *near_keys)}
         nearest = known.get(closest_match(option.lstrip("-"), known) or "")
         near = f"did you mean `{nearest}`?" if nearest else ""
         help_ = f"`{ctx.command_path} -h` shows what it takes"

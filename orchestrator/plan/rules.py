@@ -225,6 +225,8 @@ def _larger_fraction(context: RuleContext, *, least: float, safe: float) -> str:
 
 def cache_holds_a_context(context: RuleContext) -> Iterator[Problem]:
     """Check that the cache of a replica holds one request of the profile's context."""
+    if context.serving.context > context.profile.model.context_length:
+        return  # `flag_values_are_valid` reports it
     larger = partial(fraction_for_context, context.profile, context.serving, context.capacity)
     yield from context_shortage(context.capacity, context.location, larger)
 

@@ -208,7 +208,7 @@ def _hardware(request: ProfileRequest, catalog: Catalog) -> Data:
     """Return the value of `hardware`: the entry, with the number of GPUs if not all are used. Raises UsageError."""
     count = read_node(catalog, request.hardware).gpus
     if request.gpus is not None and not min(count, 1) <= request.gpus <= count:
-        raise UsageError(f"`{request.hardware}` has {count} GPUs, not {request.gpus}", hint="`--gpus N`")
+        raise UsageError(f"`{request.hardware}` has {count} GPUs, not {request.gpus}", hint=f"at most `--gpus {count}`")
     return {"use": request.hardware, "gpus": request.gpus} if request.gpus not in {None, count} else request.hardware
 
 

@@ -32,6 +32,7 @@ def test_a_command_without_set_names_the_key_and_advises_no_set() -> None:
         refused("bench", "cpu-tiny", "--tp", "1").hint == "`layout.tp` of the profile sets it, when the server starts"
     )
     assert refused("stage", "cpu-tiny", "--prallel", "1").hint == "did you mean `--parallel`?"
+    assert "--set" not in refused("show", "cpu-tiny", "--revision", "1").hint  # it was like `--replicas`
 
 
 def test_a_number_in_quotes_and_a_tab_are_named(tmp_path: Path) -> None:

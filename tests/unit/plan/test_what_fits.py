@@ -279,6 +279,7 @@ def test_a_fraction_that_is_none_is_refused_once(written: str) -> None:
     ("override", "message"),
     [
         ("flags.mem-fraction-static=abc", "`--mem-fraction-static` of sglang 0.5.16 takes a number, found `abc`"),
+        ("flags.context-length=99999999", "a context of 99999999 tokens is longer than the model's 1048576"),
         ("flags.mem-fraction-static=[0.8, 0.9]", "`--mem-fraction-static` of sglang 0.5.16 takes one value"),
     ],
 )
