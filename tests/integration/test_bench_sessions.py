@@ -142,7 +142,7 @@ def test_think_time_is_honored_up_to_its_bound(tmp_path: Path) -> None:
 
 
 def test_the_warm_up_requests_are_not_measured(tmp_path: Path) -> None:
-    script = Script(prefixes=set())
+    script = Script(prefixes=set(), answer=lambda _: Answer(ttft_s=0.3))
     trace = mooncake(tmp_path, *(at(0, [number]) for number in range(10)))
     point = replay(script, tmp_path, Workload(trace=trace, concurrency=1, warmup_requests=4, **QUICK))
     assert (point.requests, point.sessions and point.sessions.warmup_requests) == (6, 4)
