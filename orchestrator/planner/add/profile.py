@@ -183,17 +183,19 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     """Set catalog entries, runtime and workload: as requested, from the base profile, or suitable for the hardware."""
     like = read_profile(request.base, catalog=draft.catalog) if request.base else None
     engine, why = _engine(request, like, read_node(draft.catalog, request.hardware), draft.catalog)
-    requirements = _part(draft.catalog, "engine", engine).get("requirements")
     kept = like is not None and like.composed.names["engine"] == engine
     draft.keys["description"] = ""  # set here for its position; the text depends on the layout
     if like is not None and kept:
         draft.keys["runtime"] = like.profile.runtime
-    elif requirements:
+    elif _part(draft.catalog, "engine", engine).get("requirements"):
         draft.keys["runtime"] = "process"
     workload = request.workload or (like.profile.workload if like else None)
     if workload:
         draft.keys["workload"] = workload
-    draft.keys |= {"hardware": _hardware(request, draft.catalog), "model": request.model, "engine": engine}
+    hardware = _hardware(request, draft.catalog)
+    draft.keys |= {"hardware": hardware, "model": request.model, "engine": engine}
+    if isinstance(hardware, dict):  # else a job on Slurm, which uses all of these GPUs, would take the whole node
+        draft.keys["slurm"] = {"exclusive": False}
     if like is not None:
         draft.keys["timeouts"] = dict(like.profile.timeouts.model_dump())
     draft.decisions.append(Decision(key="engine", value=engine, why=why))
@@ -362,15 +364,13 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], need: ContextNeed, c
         why = f"the fewest GPUs that hold the weights; {reason or 'only a start shows the size of its cache'}"
     else:
         why = f"the fewest GPUs whose cache holds {need.context:,} tokens: {cache.tokens:,}"
-    chosen = tried[-1].tp
-    draft.set("layout", "tp", chosen, why)
+    draft.set("layout", "tp", tried[-1].tp, why)
     for each in tried[:-1]:
         draft.decisions.append(Decision(key=f"tp {each.tp}", value="too small", why=shortfall(each, need)))
-    if draft.keys.get("model") and not any(Tie.DRAFTS in ties(key) for _, key in draft.settings):
-        layer = draft.valid().profile.model.mtp_layer
-        if layer is not None:
-            why = f"layer {layer} can draft; to use it, `--base` a profile with speculative decoding"
-            draft.decisions.append(Decision(key="speculation", value="left out", why=why))
+    drafts = not draft.keys.get("model") or any(Tie.DRAFTS in ties(key) for _, key in draft.settings)
+    if not drafts and (layer := draft.valid().profile.model.mtp_layer) is not None:
+        why = f"layer {layer} can draft; to use it, `--base` a profile with speculative decoding"
+        draft.decisions.append(Decision(key="speculation", value="left out", why=why))
 
 
 def _decided(draft: _Draft) -> Iterator[Decision]:

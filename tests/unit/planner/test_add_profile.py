@@ -236,6 +236,13 @@ def test_a_part_that_is_not_there_leads_to_the_nearest(part: str, home: Home) ->
         propose_profile(request, home, name=None)
 
 
+def test_a_profile_of_some_gpus_shares_their_node_on_slurm(home: Home) -> None:
+    """It uses all GPUs of its `hardware`, so each replica of one GPU took a node of eight."""
+    for gpus, exclusive in ((1, False), (8, None)):
+        request = ProfileRequest(model="own-glm-4.7-flash", hardware="mi355x", gpus=gpus)
+        assert propose_profile(request, home, name=f"some-{gpus}").valid.profile.slurm.exclusive is exclusive
+
+
 def test_a_name_that_is_taken_is_kept(home: Home) -> None:
     write_proposal(proposed(home, "glm-4.7-flash", "h200"), home)
     with pytest.raises(UsageError, match=r"a profile `h200-own-glm-4\.7-flash` exists"):
