@@ -14,7 +14,6 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.validation import StrictModel, Text
 from orchestrator.core.yaml_document import KeyPath
 from orchestrator.engine.memory import default_chunk
-from orchestrator.engine.options import Meaning
 from orchestrator.patches.schema import VersionRange
 from orchestrator.plan.plan import Plan, PlanWarning
 
@@ -153,7 +152,7 @@ def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] =
 def _prefill_logits(plan: Plan) -> int:
     """Return the most query-key pairs of one prefill step, with sglang's default chunk if the plan sets none."""
     context, chunk = plan.serving.context, plan.serving.prefill_chunk
-    if plan.flag(Meaning.PREFILL_CHUNK) is None:
+    if plan.serving.prefill_batch is None:  # not set; without chunks it is known
         chunk = default_chunk(plan.hardware.vram_bytes)
     return min(chunk or context, context) * context
 

@@ -331,8 +331,8 @@ def checks_for(target: Target) -> tuple[tuple[str, Check], ...]:
     """The checks of a target; those of questions, parsers and a soak that it does not have are skipped."""
     reasons: dict[Check, str] = {
         correct_answers: "" if target.questions else "the model has no questions",
-        tool_call_parsed: "" if target.tool_parser else "the profile has no `tool-call-parser`",
-        reasoning_separated: "" if target.reasoning_parser else "the profile has no `reasoning-parser`",
+        tool_call_parsed: "" if target.tool_parser else f"the profile has no `{Meaning.TOOL_PARSER}`",
+        reasoning_separated: "" if target.reasoning_parser else f"the profile has no `{Meaning.REASONING_PARSER}`",
         soak: "" if target.soak_seconds else "not asked for: `--soak MINUTES`",
     }
 
