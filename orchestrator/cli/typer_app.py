@@ -33,7 +33,6 @@ from orchestrator.core.command_hints import left_running, set_invocation
 from orchestrator.core.console import expect_json
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
 from orchestrator.core.streams import ignore_sigpipe
-from orchestrator.core.suggest import closest_match
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter, Parameter
@@ -44,6 +43,9 @@ if TYPE_CHECKING:
 NEVER_ENDED_BY_SIGPIPE: Final = frozenset({"down", "watch"})
 _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
 _QUOTED: Final = re.compile(r"'([^']*)'")
+_NEAR_OPTION: Final = (
+    0.75  # likeness to an option of the command: `--out` has it to `--output`, `--host` not to `--set`
+)
 _NEAR_KEY: Final = 0.8  # likeness of an option to a key of the profile: `--prot` has it, `--revision` has not
 _NODES: Final = "deploy.nodes"  # key of a context: several hosts
 _MARK: Final = "\0"  # a word that no user can type
@@ -209,16 +211,14 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         said, _, more = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
         option = getattr(error, "option_name", None) or ""
         renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
-        near_keys = get_close_matches(option, PROFILE_KEYS, cutoff=_NEAR_KEY)
-        known = {each.lstrip("-"): each for each in (*(getattr(error, "possibilities", None) or ()), *near_keys)}
-        nearest = known.get(closest_match(option.lstrip("-"), known) or "")
-        near = f"did you mean `{nearest}`?" if nearest else ""
+        own = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1, cutoff=_NEAR_OPTION)
+        near = f"did you mean `{own[0]}`?" if own else ""
         help_ = f"`{ctx.command_path} -h` shows what it takes"
         said = ": ".join(_begun_small(part) for part in said.partition(" (Possible")[0].split(": "))
         if renamed:
             near = f"did you mean `{renamed}`?"
-        elif option and (key := PROFILE_KEYS.get(nearest or "")):
-            near = _key_hint(ctx.command, key)
+        elif not own and (key := get_close_matches(option, PROFILE_KEYS, n=1, cutoff=_NEAR_KEY)):
+            near = _key_hint(ctx.command, PROFILE_KEYS[key[0]])
         raise UsageError(said, hint=near or _begun_small(more) or help_) from error
 
 

@@ -19,10 +19,10 @@ _STATE_TYPES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16"
 _CONV: Final = 2  # bytes; configs/mamba_utils.py, `mamba2_state_dtype`: bfloat16
 _FLOAT: Final = 4  # bytes of a compressor's state; environ.py, SGLANG_DSV4_COMPRESS_STATE_DTYPE
 _UNIFIED: Final = ("SGLANG_HACK_FLASHMLA_BACKEND", "unified_kv_triton")
+DSV4_RUNNING: Final = 256  # default of running requests, also beside drafts; 0.5.20, arg_groups/deepseek_v4_hook.py
 DSV4_PAGE: Final = 256  # tokens; 0.5.21, arg_groups/overrides.py
 SOURCES_IN: Final = SpecifierSet(">=0.5.21,<0.5.23")  # 0.5.23 chooses another layout on gfx950
 _BLOCK: Final = 576  # bytes
-_SOURCE_WINDOWS: Final = 0.1  # DSV4_DEFAULT_SWA_FULL_TOKENS_RATIO
 _EVICTION: Final = 128  # tokens between two evictions from windows; environ.py, SGLANG_SWA_EVICTION_INTERVAL
 _UNIFIED_FP8: Final = "SGLANG_DSV4_UNIFIED_KV_FP8"
 _FP8_ROW: Final = 512  # bytes without the rotary part; mem_cache/deepseek_v4_memory_pool.py, `dsv4_unified_row_bytes`
@@ -123,14 +123,8 @@ class CompressedCache:
         each = {4: (self.row + index) / 4, 128: self.row / 128}
         return sum(each[ratio] * layers for ratio, layers in self.ratios.items()) * self._inflation(drafts)
 
-    def requests(self, *, rest: int, context: int, running: int | None, drafts: int) -> RequestMemory:
-        """Return the memory of the running requests; by default as many as sglang expects in `rest` bytes.
-
-        Source: as above, `_resolve_max_running_requests_per_worker`.
-        """
-        if running is None:
-            tokens = int(rest / self.token_bytes(drafts=drafts))
-            running = min(max(min(int(tokens / context * 512), 4096), 2048), tokens // 2)
+    def requests(self, *, running: int, drafts: int) -> RequestMemory:
+        """Return the memory of the running requests."""
         taken = self._fixed_bytes(running=running, drafts=drafts)
         return RequestMemory(each=taken // (running + 1), slots=running, requests=running, bytes=taken)
 
@@ -157,7 +151,7 @@ class SourceCache:
     """The cache of DeepSeek-V4.1: few layers keep entries, which the others read, and a window that every layer keeps.
 
     Source: wheel 0.5.21, model_executor/pool_configurator.py, `DSV4PoolConfigurator`; 0.5.22 computes the same. Windows
-    are sized by the running requests if these are set, else as a share of the tokens.
+    are sized by the running requests, or as a share of the tokens if `ratio` is set.
     """
 
     layers: int
@@ -167,7 +161,6 @@ class SourceCache:
     index_head_dim: int
     window: int
     chunk: int  # tokens of a prefill step
-    running: int | None  # requests, if set
     ratio: float | None  # `swa-full-tokens-ratio`, if set
 
     @property
@@ -184,22 +177,17 @@ class SourceCache:
         """Return the bytes of a token (`_get_bytes_per_full_token`); keys of the indexer are FP4."""
         entry = self.row + self.index_head_dim // 2 + self.index_head_dim // 32
         kept = sum(entry / tokens * layers for tokens, layers in self.sources.items())
-        share = 0.0 if self._bounded else (_SOURCE_WINDOWS if self.ratio is None else self.ratio)
+        share = self.ratio or 0.0
         return (kept + share * self.window_row * self.layers) * self._inflation(drafts)
 
-    def requests(self, *, rest: int, drafts: int) -> RequestMemory:
-        """Return the memory of the running requests, or of as many as sglang expects in `rest` bytes."""
-        running = self.running or int(rest / self.token_bytes(drafts=drafts)) // 2
+    def requests(self, *, running: int, drafts: int) -> RequestMemory:
+        """Return the memory of the running requests."""
         slots, ring = running + 1, 1 << (drafts + 1).bit_length() if drafts else 2
         rows = -(-(slots * ring + ring + 1) // 2) * 2
         taken = rows * 2 * self.head_dim * _FLOAT * self.sources.get(2, 0)
-        if self._bounded:
+        if self.ratio is None:
             taken += int(self._window_tokens(running, drafts) * self.window_row * self.layers * self._inflation(drafts))
         return RequestMemory(each=taken // slots, slots=running, requests=running, bytes=taken)
-
-    @property
-    def _bounded(self) -> bool:
-        return self.ratio is None and self.running is not None
 
     def _window_tokens(self, running: int, drafts: int) -> int:
         """Return the tokens of windows (`compute_swa_request_cap`; `_resolve_swa_cap_tokens` for the prefix cache)."""

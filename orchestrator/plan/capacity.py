@@ -27,7 +27,7 @@ from orchestrator.engine.memory import (
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.request_memory import RequestMemory
 from orchestrator.engine.serving import ServingFacts
-from orchestrator.plan.kv_pools import request_memory, token_size, unsized
+from orchestrator.plan.kv_pools import request_memory, running_requests, token_size, unsized
 from orchestrator.plan.plan import PlanWarning
 from orchestrator.profiles.schema import Profile
 
@@ -292,9 +292,7 @@ def _load_fit(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache)
         at_once = min(at_once, (cache.window_tokens or 0) // min(tokens, cache.windows.needed(cache.page, verified)))
     if at_once is not None and cache.requests is not None:
         at_once = min(at_once, cache.requests.requests)
-    running = facts.running
-    if running and profile.layout.dp_attention.value:
-        running = max(running // profile.layout.dp.value, 1)
+    running = running_requests(profile, facts)
     return LoadFit(
         load=load.name,
         tokens=tokens,

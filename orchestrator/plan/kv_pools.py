@@ -17,6 +17,7 @@ from orchestrator.engine.memory import (
     token_bytes,
 )
 from orchestrator.engine.request_memory import (
+    DSV4_RUNNING,
     SOURCES_IN,
     UNIFIED_SINCE,
     CompressedCache,
@@ -66,20 +67,25 @@ def token_size(
 def request_memory(profile: Profile, facts: ServingFacts, *, rest: int) -> RequestMemory | None:
     """Return what running requests keep of `rest` bytes, None if they keep nothing beside their tokens."""
     cache, version = profile.model.kv_cache, profile.engine.version
-    running, drafts = facts.running, _draft_tokens(facts)
-    if running is not None and profile.layout.dp_attention.value:
-        running = max(running // profile.layout.dp.value, 1)
+    running, drafts = running_requests(profile, facts), _draft_tokens(facts)
     if cache is None:
         return None
     if cache.linear is not None:
         state = LinearState(**cache.linear.model_dump())
         size = state.bytes(ranks=attention_ranks(profile), element=state_element(facts.states, _env(profile)))
         return state_pool(size, facts.states, rest=rest, running=running, drafts=drafts, version=version)
-    if (sources := _sources(profile, facts, cache)) is not None:
-        return sources.requests(rest=rest, drafts=drafts)
-    if (compressed := _compressed(profile, cache)) is not None:
-        return compressed.requests(rest=rest, context=facts.context, running=running, drafts=drafts)
-    return None
+    compressed = _sources(profile, facts, cache) or _compressed(profile, cache)
+    return None if compressed is None else compressed.requests(running=running or DSV4_RUNNING, drafts=drafts)
+
+
+def running_requests(profile: Profile, facts: ServingFacts) -> int | None:
+    """Return the limit of concurrent requests of a rank; None if only memory limits them."""
+    cache = profile.model.kv_cache
+    default = DSV4_RUNNING if cache is not None and cache.compressed is not None else facts.running
+    running = facts.running_set or default
+    if running is not None and profile.layout.dp_attention.value:
+        return max(running // profile.layout.dp.value, 1)
+    return running
 
 
 def unsized(profile: Profile) -> str:
@@ -125,7 +131,6 @@ def _sources(profile: Profile, facts: ServingFacts, cache: KvCacheSection) -> So
         index_head_dim=cache.index_head_dim or 0,
         window=found.window,
         chunk=facts.prefill_chunk or default_chunk(profile.hardware.vram),
-        running=facts.running if facts.running_set else None,
         ratio=facts.window_ratio if facts.window_ratio != WINDOW_RATIO else None,
     )
 

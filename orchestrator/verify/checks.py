@@ -19,7 +19,7 @@ from orchestrator.verify.client import NotOfferedError, SmokeClient
 from orchestrator.verify.long_prompts import fact_found, long_prefill
 from orchestrator.verify.parser_checks import reasoning_separated, tool_call_parsed
 from orchestrator.verify.questions import is_correct
-from orchestrator.verify.report import CheckOutcome, cause_of, failed, passed, skipped, warning
+from orchestrator.verify.report import CheckOutcome, Skip, cause_of, failed, passed, skipped, warning
 from orchestrator.verify.soak import soak
 from orchestrator.verify.target import Target
 from orchestrator.verify.tier_checks import cache_tiers
@@ -335,11 +335,7 @@ def checks_for(target: Target) -> tuple[tuple[str, Check], ...]:
         reasoning_separated: "" if target.reasoning_parser else f"the profile has no `{Meaning.REASONING_PARSER}`",
         soak: "" if target.soak_seconds else "not asked for: `--soak MINUTES`",
     }
-
-    def skip(reason: str) -> Check:
-        return lambda _: skipped(reason)
-
-    return tuple((name, skip(reason) if (reason := reasons.get(check, "")) else check) for name, check in CHECKS)
+    return tuple((name, Skip(reason) if (reason := reasons.get(check, "")) else check) for name, check in CHECKS)
 
 
 def _not_the_same(client: SmokeClient, evidence: str) -> CheckOutcome:

@@ -20,7 +20,8 @@ WEATHER_TOOL: Final = {
     },
 }
 # Texts that begin or end reasoning (sglang 0.5.21, srt/parser/reasoning_parser.py).
-_MARKS: Final = ("<think>", "</think>", "◁think▷", "◁/think▷", "<mm:think>", "<|channel|>", "<|channel>")
+_MARKS: Final = ("<think>", "</think>", "◁think▷", "◁/think▷", "<mm:think>", "<|channel|>", "<|channel>",
+                "[THINK]", "<|START_THINKING|>", "<|inner_prefix|>")  # fmt: skip
 
 
 def tool_call_parsed(client: SmokeClient) -> CheckOutcome:
@@ -54,7 +55,7 @@ def reasoning_separated(client: SmokeClient) -> CheckOutcome:
         return failed(f"{parser} left `{marks[0]}` in the reasoning: {excerpt(reasoning, 60)!r}")
     if not reasoning:
         return skipped("the model did not reason" if ended else f"no reasoning seen, and no end in {_TOKENS} tokens")
-    if not answer.content:
+    if not answer.content.strip():
         if ended:
             return failed(f"{parser} took the whole answer for reasoning: {excerpt(answer.text, 60)!r}")
         return skipped(f"the reasoning did not end in {_TOKENS} tokens")

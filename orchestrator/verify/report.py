@@ -112,3 +112,14 @@ def warning(evidence: str, *, causes: tuple[str, ...] = ()) -> CheckOutcome:
 def skipped(evidence: str) -> CheckOutcome:
     """The profile does not have the feature."""
     return CheckOutcome(verdict=Verdict.SKIPPED, evidence=evidence)
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A check that a target does not have, with the reason. It needs no server."""
+
+    reason: str
+
+    def __call__(self, _client: object) -> CheckOutcome:
+        """Return the outcome."""
+        return skipped(self.reason)

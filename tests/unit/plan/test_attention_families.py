@@ -113,6 +113,9 @@ def test_windows_of_deepseek_v4_1_are_sized_by_its_requests() -> None:
     requests = cache("mi355x-deepseek-v4.1-flash-tp2", "flags.chunked-prefill-size=8192").requests
     assert requests is not None
     assert requests.bytes == 8_701_130_496
+    unset = cache("mi355x-deepseek-v4.1-flash-tp2", "flags.max-running-requests=null")
+    assert unset == cache("mi355x-deepseek-v4.1-flash-tp2", "flags.max-running-requests=256")
+    assert unset.tokens == 53_201_429
     found = capacity("mi355x-deepseek-v4.1-flash-tp2", "engine.version=0.5.23", "engine.image=rocm/sgl-dev:mine")
     assert found.cache is None
     assert "the cache of DeepSeek-V4.1 is sized only on ROCm, for sglang" in found.unknown[0]

@@ -650,6 +650,7 @@ def test_a_server_that_hangs_is_asked_once() -> None:
     found = failures(run(engine(hangs_at="/generate")))
     assert found["greedy deterministic"] == "http://127.0.0.1:30000/generate: no answer within 180 s"
     assert found["token counts"] == "not run: the server stopped answering during `greedy deterministic`"
+    assert "soak" not in found  # it was not asked for, and has not failed
 
 
 def test_a_known_fault_in_the_log_of_a_ready_server() -> None:
