@@ -85,6 +85,6 @@ def _concurrency_cap(plan: Mapping[str, object]) -> tuple[int, str] | None:
     servers = plan.get("replicas")
     replicas *= servers if isinstance(servers, int) else 1
     per_replica = f" on each of {replicas} replicas" if replicas > 1 else ""
-    default = f"sglang's default of {facts.running} with speculation"
+    default = f"sglang's default of {facts.running}"
     setting = default if facts.running_set is None else f"`{Meaning.RUNNING_REQUESTS} {facts.running}`"
     return facts.running * replicas, setting + per_replica

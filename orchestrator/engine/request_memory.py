@@ -19,7 +19,6 @@ _STATE_TYPES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16"
 _CONV: Final = 2  # bytes; configs/mamba_utils.py, `mamba2_state_dtype`: bfloat16
 _FLOAT: Final = 4  # bytes of a compressor's state; environ.py, SGLANG_DSV4_COMPRESS_STATE_DTYPE
 _UNIFIED: Final = ("SGLANG_HACK_FLASHMLA_BACKEND", "unified_kv_triton")
-DSV4_RUNNING: Final = 256  # default of running requests, also beside drafts; 0.5.20, arg_groups/deepseek_v4_hook.py
 DSV4_PAGE: Final = 256  # tokens; 0.5.21, arg_groups/overrides.py
 SOURCES_IN: Final = SpecifierSet(">=0.5.21,<0.5.23")  # 0.5.23 chooses another layout on gfx950
 _BLOCK: Final = 576  # bytes

@@ -12,6 +12,14 @@ from orchestrator.engine.flags import FlagValue, flag_words
 from orchestrator.engine.memory import DSA_PAGE, WINDOW_RATIO
 from orchestrator.engine.request_memory import STATE_RATIO, StateOptions
 
+_OF_DEEPSEEK_V4: Final = 256  # also beside drafts; 0.5.19 to 0.5.23, arg_groups/deepseek_v4_hook.py
+_SOURCE_WINDOWS: Final = 0.1  # 0.5.21, model_executor/pool_configurator.py, DSV4_DEFAULT_SWA_FULL_TOKENS_RATIO
+_SIZE_SOURCE_WINDOWS: Final = (
+    "disable-radix-cache",
+    "swa-prefix-tails",
+    "disable-overlap-schedule",
+    "disaggregation-mode",
+)
 _BESIDE_DRAFTS: Final = 48  # default of running requests with speculation; arg_groups/speculative_hook.py:271
 _WHOLE_PREFILL: Final = 16384  # default of `max_prefill_tokens`: tokens of a prefill batch without chunking
 # Default steps/top-k/draft tokens: 3/1/4 for GLM, DeepSeek and most others (arg_groups/speculative_hook.py:512-542,
@@ -66,6 +74,7 @@ class ServingFacts:
 
     context: int  # tokens
     running_set: int | None  # the limit of concurrent requests in a replica that an option sets
+    running_default: int | None  # the engine's own; None: only memory limits them
     prefill_chunk: int | None  # tokens; None also without chunking
     prefill_batch: int | None  # tokens that are prefilled at once, at most
     cache_tokens: int | None  # the limit of tokens in a replica's KV cache that an option sets
@@ -76,6 +85,8 @@ class ServingFacts:
     graph_batch: int | None  # the largest batch of a CUDA graph; 0 for no graphs
     window_ratio: float | None  # tokens of the window pool relative to other layers; None: no window pool
     window_pool_option: str  # options, in backticks, that make the engine size that pool differently; "" for none
+    source_windows: float | None  # the same for DeepSeek-V4.1; None: by the running requests
+    source_window_option: str  # as `window_pool_option`, for DeepSeek-V4.1
     sparse_backends: tuple[str | None, str | None]  # for prefill and decode with sparse attention
     drafts: Drafts | None
     prefix_cache: bool
@@ -99,11 +110,16 @@ class ServingFacts:
     @property
     def running(self) -> int | None:
         """The limit of concurrent requests in a replica; None if only memory limits them."""
-        return self.running_set or (_BESIDE_DRAFTS if self.drafts is not None else None)
+        return self.running_set or self.running_default
 
 
 def serving_facts(
-    flags: Mapping[str, FlagValue], *, context_length: int, platform: str, sparse_attention: bool
+    flags: Mapping[str, FlagValue],
+    *,
+    context_length: int,
+    platform: str,
+    sparse_attention: bool,
+    architecture: str = "",
 ) -> ServingFacts:
     """Return the meaning of `flags` for a model on a platform; an invalid value counts as unset."""
     given = _Given(flags)
@@ -114,6 +130,7 @@ def serving_facts(
     return ServingFacts(
         context=given.count("context-length") or context_length,
         running_set=given.count("max-running-requests"),
+        running_default=_running(architecture, drafts),
         prefill_chunk=chunk,
         prefill_batch=given.count("max-prefill-tokens") or _WHOLE_PREFILL if whole else chunk,
         cache_tokens=given.count("max-total-tokens"),
@@ -124,6 +141,8 @@ def serving_facts(
         graph_batch=0 if given.has("disable-cuda-graph") else batch,
         window_ratio=_window_ratio(given),
         window_pool_option=_window_pool_option(given),
+        source_windows=_source_windows(given),
+        source_window_option=next((f"`{each}`" for each in _SIZE_SOURCE_WINDOWS if given.has(each)), ""),
         sparse_backends=(given.text("dsa-prefill-backend"), given.text("dsa-decode-backend")),
         drafts=drafts,
         prefix_cache=not given.has("disable-radix-cache"),
@@ -164,6 +183,7 @@ def recorded_facts(plan: Mapping[str, object]) -> ServingFacts | None:
         context_length=length if isinstance(length, int) else 0,
         platform=str(engine.get("platform", "")),
         sparse_attention=model.get("sparse_attention") is True,
+        architecture=str(model.get("architecture", "")),
     )
 
 
@@ -273,6 +293,18 @@ def _window_ratio(given: _Given) -> float | None:
         return None
     ratio = given.number("swa-full-tokens-ratio")
     return WINDOW_RATIO if ratio is None else ratio
+
+
+def _source_windows(given: _Given) -> float | None:
+    """Return `ServingFacts.source_windows` (0.5.21, model_executor/pool_configurator.py, `_resolve_swa_cap_tokens`)."""
+    whole = given.number("chunked-prefill-size") == -1
+    return given.number("swa-full-tokens-ratio") or (_SOURCE_WINDOWS if whole else None)
+
+
+def _running(architecture: str, drafts: Drafts | None) -> int | None:
+    if architecture.startswith("DeepseekV4"):
+        return _OF_DEEPSEEK_V4
+    return _BESIDE_DRAFTS if drafts is not None else None
 
 
 def _window_pool_option(given: _Given) -> str:

@@ -176,12 +176,11 @@ def _unknown_reasons(profile: Profile, facts: ServingFacts) -> list[str]:
     elif model.kv_cache.head_dim is not None and (model.kv_heads or model.attention_heads) is None:
         why.append("the model's file in profiles/models has no `attention_heads`")
     if _windows(profile, facts) is not None and facts.window_pool_option:
-        why.append(f"`{facts.window_pool_option}` is set: deploy cannot compute the size of the sliding-window cache")
+        why.append(f"{facts.window_pool_option} is set: deploy cannot compute the size of the sliding-window cache")
     if _cache_type(profile, facts) is None:
         why.append(f"the size of a cache of type `{facts.kv_dtype}` is unknown")
-    if reason := unsized(profile):
-        why.append(reason)
-    return why
+    reason = unsized(profile, facts)
+    return [*why, reason] if reason else why
 
 
 def _windows(profile: Profile, facts: ServingFacts) -> SlidingWindow | None:
@@ -384,6 +383,9 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
 
 def _remedies(cache: KvCache, *, fitting: int, capped: bool, states: bool) -> Iterator[str]:
     """Suggest changes that make a load fit; the bound is the profile's own limit if `capped`, or the `states`."""
+    if not cache.tokens and cache.requests:
+        yield from (f"lower `{Meaning.RUNNING_REQUESTS}`", f"raise `{Meaning.MEMORY_FRACTION}`")
+        return
     if fitting:
         yield f"lower `{Meaning.RUNNING_REQUESTS}` to {fitting}"
     if states:

@@ -3,7 +3,6 @@
 import math
 
 from orchestrator.engine.memory import (
-    WINDOW_RATIO,
     IndexerKeys,
     KvCacheSpec,
     MhaCache,
@@ -17,7 +16,6 @@ from orchestrator.engine.memory import (
     token_bytes,
 )
 from orchestrator.engine.request_memory import (
-    DSV4_RUNNING,
     SOURCES_IN,
     UNIFIED_SINCE,
     CompressedCache,
@@ -75,26 +73,25 @@ def request_memory(profile: Profile, facts: ServingFacts, *, rest: int) -> Reque
         size = state.bytes(ranks=attention_ranks(profile), element=state_element(facts.states, _env(profile)))
         return state_pool(size, facts.states, rest=rest, running=running, drafts=drafts, version=version)
     compressed = _sources(profile, facts, cache) or _compressed(profile, cache)
-    return None if compressed is None else compressed.requests(running=running or DSV4_RUNNING, drafts=drafts)
+    return None if compressed is None or running is None else compressed.requests(running=running, drafts=drafts)
 
 
 def running_requests(profile: Profile, facts: ServingFacts) -> int | None:
     """Return the limit of concurrent requests of a rank; None if only memory limits them."""
-    cache = profile.model.kv_cache
-    default = DSV4_RUNNING if cache is not None and cache.compressed is not None else facts.running
-    running = facts.running_set or default
-    if running is not None and profile.layout.dp_attention.value:
-        return max(running // profile.layout.dp.value, 1)
-    return running
+    if facts.running is not None and profile.layout.dp_attention.value:
+        return max(facts.running // profile.layout.dp.value, 1)
+    return facts.running
 
 
-def unsized(profile: Profile) -> str:
+def unsized(profile: Profile, facts: ServingFacts) -> str:
     """Return why the size of a token is unknown although the model's file has its shape; empty if it is known."""
     cache, engine = profile.model.kv_cache, profile.engine
     if cache is None or cache.compressed is None:
         return ""
     if _keeps_sources(cache):
         known = engine.platform == "rocm" and engine.version in SOURCES_IN
+        if known and (option := facts.source_window_option):
+            return f"{option} is set: deploy cannot compute the size of the windows of DeepSeek-V4.1"
         return "" if known else f"the cache of DeepSeek-V4.1 is sized only on ROCm, for sglang {SOURCES_IN}"
     if is_unified(_env(profile), platform=engine.platform, version=engine.version):
         return ""
@@ -131,7 +128,7 @@ def _sources(profile: Profile, facts: ServingFacts, cache: KvCacheSection) -> So
         index_head_dim=cache.index_head_dim or 0,
         window=found.window,
         chunk=facts.prefill_chunk or default_chunk(profile.hardware.vram),
-        ratio=facts.window_ratio if facts.window_ratio != WINDOW_RATIO else None,
+        ratio=facts.source_windows,
     )
 
 

@@ -318,6 +318,7 @@ class Plan:
             context_length=self.model.context_length,
             platform=self.engine.platform,
             sparse_attention=self.model.sparse_attention,
+            architecture=self.model.architecture,
         )
 
     @property

@@ -15,4 +15,5 @@ def profile_serving(profile: "Profile") -> ServingFacts:
         context_length=profile.model.context_length,
         platform=profile.engine.platform,
         sparse_attention=profile.model.sparse_attention,
+        architecture=profile.model.architecture,
     )

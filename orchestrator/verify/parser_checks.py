@@ -20,8 +20,11 @@ WEATHER_TOOL: Final = {
     },
 }
 # Texts that begin or end reasoning (sglang 0.5.21, srt/parser/reasoning_parser.py).
-_MARKS: Final = ("<think>", "</think>", "◁think▷", "◁/think▷", "<mm:think>", "<|channel|>", "<|channel>",
-                "[THINK]", "<|START_THINKING|>", "<|inner_prefix|>")  # fmt: skip
+_MARKS: Final = (
+    *("<think>", "</think>", "◁think▷", "◁/think▷", "<mm:think>", "<|channel|>", "<|channel>", "<channel|>"),
+    *("[THINK]", "[/THINK]", "<|START_THINKING|>", "<|END_THINKING|>", "<|inner_prefix|>", "<|inner_suffix|>"),
+    *("<ifm|think", "</ifm|think"),
+)
 
 
 def tool_call_parsed(client: SmokeClient) -> CheckOutcome:

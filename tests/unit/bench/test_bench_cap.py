@@ -33,7 +33,7 @@ def behind(profile: str, *overrides: str) -> ServerProvenance:
             "b200-tp8",
             ("flags.max-running-requests=null",),
             48.0,
-            "the limit of sglang's default of 48 with speculation",
+            "the limit of sglang's default of 48",
         ),
         ("cpu-tiny", (), 500.0, None),
         ("mi355x-tp8", (), None, None),
