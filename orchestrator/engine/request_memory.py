@@ -22,7 +22,8 @@ _UNIFIED: Final = ("SGLANG_HACK_FLASHMLA_BACKEND", "unified_kv_triton")
 DSV4_PAGE: Final = 256  # tokens; 0.5.21, arg_groups/overrides.py
 SOURCES_IN: Final = SpecifierSet(">=0.5.21,<0.5.23")  # 0.5.23 chooses another layout on gfx950
 _BLOCK: Final = 576  # bytes
-_EVICTION: Final = 128  # tokens between two evictions from windows; environ.py, SGLANG_SWA_EVICTION_INTERVAL
+_EVICTION: Final = 128  # tokens between two evictions from windows, unless the variable is set; environ.py
+EVICTION_VARIABLE: Final = "SGLANG_SWA_EVICTION_INTERVAL"
 _UNIFIED_FP8: Final = "SGLANG_DSV4_UNIFIED_KV_FP8"
 _FP8_ROW: Final = 512  # bytes without the rotary part; mem_cache/deepseek_v4_memory_pool.py, `dsv4_unified_row_bytes`
 

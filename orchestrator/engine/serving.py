@@ -10,7 +10,7 @@ from typing import Final
 from orchestrator.engine.cache_tiers import DEFAULT_RATIO, CacheTiers
 from orchestrator.engine.flags import FlagValue, flag_words
 from orchestrator.engine.memory import DSA_PAGE, WINDOW_RATIO
-from orchestrator.engine.request_memory import STATE_RATIO, StateOptions
+from orchestrator.engine.request_memory import DSV4_PAGE, STATE_RATIO, StateOptions
 
 _OF_DEEPSEEK_V4: Final = 256  # also beside drafts; 0.5.19 to 0.5.23, arg_groups/deepseek_v4_hook.py
 _SOURCE_WINDOWS: Final = 0.1  # 0.5.21, model_executor/pool_configurator.py, DSV4_DEFAULT_SWA_FULL_TOKENS_RATIO
@@ -136,7 +136,7 @@ def serving_facts(
         cache_tokens=given.count("max-total-tokens"),
         kv_dtype=given.text("kv-cache-dtype"),
         dtype=given.text("dtype"),
-        page=DSA_PAGE if sparse_attention else given.count("page-size") or 1,
+        page=DSA_PAGE if sparse_attention else given.count("page-size") or _page(architecture),
         memory_fraction=given.number("mem-fraction-static"),
         graph_batch=0 if given.has("disable-cuda-graph") else batch,
         window_ratio=_window_ratio(given),
@@ -299,6 +299,11 @@ def _source_windows(given: _Given) -> float | None:
     """Return `ServingFacts.source_windows` (0.5.21, model_executor/pool_configurator.py, `_resolve_swa_cap_tokens`)."""
     whole = given.number("chunked-prefill-size") == -1
     return given.number("swa-full-tokens-ratio") or (_SOURCE_WINDOWS if whole else None)
+
+
+def _page(architecture: str) -> int:
+    """Return the tokens of a page by default (0.5.20, 0.5.21, arg_groups/model_overrides/deepseek_v4.py)."""
+    return DSV4_PAGE if architecture.startswith("DeepseekV4") else 1
 
 
 def _running(architecture: str, drafts: Drafts | None) -> int | None:

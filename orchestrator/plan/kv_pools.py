@@ -16,6 +16,7 @@ from orchestrator.engine.memory import (
     token_bytes,
 )
 from orchestrator.engine.request_memory import (
+    EVICTION_VARIABLE,
     SOURCES_IN,
     UNIFIED_SINCE,
     CompressedCache,
@@ -90,8 +91,10 @@ def unsized(profile: Profile, facts: ServingFacts) -> str:
         return ""
     if _keeps_sources(cache):
         known = engine.platform == "rocm" and engine.version in SOURCES_IN
-        if known and (option := facts.source_window_option):
-            return f"{option} is set: deploy cannot compute the size of the windows of DeepSeek-V4.1"
+        roles = "`layout.prefill`" if profile.layout.prefill is not None else ""
+        variable = f"`{EVICTION_VARIABLE}`" if EVICTION_VARIABLE in profile.env else ""
+        if known and (setting := facts.source_window_option or roles or variable):
+            return f"{setting} is set: deploy cannot compute the size of the windows of DeepSeek-V4.1"
         return "" if known else f"the cache of DeepSeek-V4.1 is sized only on ROCm, for sglang {SOURCES_IN}"
     if is_unified(_env(profile), platform=engine.platform, version=engine.version):
         return ""
