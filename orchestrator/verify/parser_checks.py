@@ -22,7 +22,7 @@ WEATHER_TOOL: Final = {
 # Texts that begin or end reasoning (sglang 0.5.21, srt/parser/reasoning_parser.py).
 _MARKS: Final = (
     *("<think>", "</think>", "◁think▷", "◁/think▷", "<mm:think>", "</mm:think>", "<|channel|>"),
-    *("<|channel>", "<channel|>", "<|open|>think", "<|content_thinking|>", " to=self<|message|>"),
+    *("<|channel>", "<channel|>", "<|open|>think", "<|close|>think", "<|content_thinking|>", " to=self<|message|>"),
     *("[THINK]", "[/THINK]", "<|START_THINKING|>", "<|END_THINKING|>", "<|inner_prefix|>", "<|inner_suffix|>"),
     *("<ifm|think", "</ifm|think"),
 )

@@ -178,6 +178,13 @@ def test_a_model_that_never_ends_is_asked_for_few_tokens(content: str, asked: li
     ("reasoning", "content", "finish", "verdict", "evidence"),
     [
         ("◁think▷Twice seven.◁/think▷ It is 14", None, "length", Verdict.FAILED, "left `◁think▷` in the reasoning"),
+        (
+            "Twice seven.<|close|>think<|sep|>14",
+            None,
+            "length",
+            Verdict.FAILED,
+            "left `<|close|>think` in the reasoning",
+        ),
         ("So two weeks. And so on", None, "length", Verdict.SKIPPED, "the reasoning did not end in 512 tokens"),
         (None, "So two weeks. And so on", "length", Verdict.SKIPPED, "no reasoning seen, and no end in 512 tokens"),
         ("Twice seven.", "14", "length", Verdict.PASSED, "12 characters of reasoning apart from the answer"),
