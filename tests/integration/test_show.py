@@ -25,7 +25,8 @@ def test_a_summary_is_all_that_is_printed(deploy: CommandLine) -> None:
     assert max(map(len, lines)) <= 80
     before = next(number for number, line in enumerate(lines) if line.startswith("warning "))
     assert before <= 38  # one screen, and each known issue in at most seven lines
-    assert len(lines) - before <= 7 * len(load(PROFILE).plan.warnings) + 1
+    plan = load(PROFILE).plan
+    assert len(lines) - before <= 7 * len((*plan.warnings, *plan.wrong_answers, *plan.nondeterministic)) + 1
 
 
 def test_a_program_gets_the_whole_plan(deploy: CommandLine) -> None:
