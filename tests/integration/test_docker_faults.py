@@ -232,7 +232,7 @@ def test_a_server_that_does_not_end_is_killed_after_its_grace(docker_engine: Doc
 
 def test_a_stop_by_hand_is_not_a_failure(docker_engine: DockerEngine) -> None:
     server = docker_engine.start("by-hand", docker_engine.artifacts(argv=SLEEP))
-    subprocess.run(["docker", "stop", "--time", "0", server.handle.runtime_id], capture_output=True, check=True)
+    subprocess.run(["docker", "stop", "--time", "60", server.handle.runtime_id], capture_output=True, check=True)
     state = server.runtime.state(server.handle)
     assert (state.status, state.exit_code, state.restarts) == (Status.EXITED, 143, 0)
     assert state.detail.startswith("stopped by a command")
