@@ -137,7 +137,7 @@ class _Sender:
 
     @property
     def is_over(self) -> bool:
-        """Whether the load has ended: no further request is sent."""
+        """Whether the load has ended, so that no further request is sent."""
         duration, now = self._load.duration_s, asyncio.get_running_loop().time()
         return duration is not None and self._measures and now >= self.measured_from + duration
 

@@ -118,7 +118,7 @@ class Workload(StrictModel):
 
     @property
     def has_sessions(self) -> bool:
-        """Whether the load consists of sessions, synthetic or recorded, and not of independent prompts."""
+        """Whether the load is made of sessions (synthetic or recorded) instead of independent prompts."""
         return self.sessions is not None or self.trace is not None
 
     def _most_prompt_tokens(self) -> int:

@@ -72,7 +72,7 @@ class RuleContext:
 
     @cached_property
     def is_sized(self) -> bool:
-        """Whether sglang reads the flags that the capacity depends on; a default would stand in for any other value."""
+        """Whether sglang accepts the flags that the capacity depends on. If not, their defaults would be used."""
         flags = {name: self.profile.flags[name].value for name in Meaning if name in self.profile.flags}
         return not any([*flag_problems(name, value, self.table, "")] for name, value in flags.items())
 

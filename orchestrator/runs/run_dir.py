@@ -1,4 +1,4 @@
-"""Run directories, and the lock of a name. What runs now is asked of the runtimes, not read from here.
+"""Run directories, and the lock of a name. Only the runtimes know which servers run now.
 
 ::
 

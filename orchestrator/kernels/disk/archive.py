@@ -41,7 +41,7 @@ class KernelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelUse:
-    """What compiled kernels are for: a GPU, its driver, a build of the engine, and a plan."""
+    """The start that needs compiled kernels: GPU, driver, build of the engine, and plan."""
 
     arch: str
     driver: str
@@ -57,7 +57,7 @@ class KernelUse:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelReceipt:
-    """What the kernels of an archive were compiled for, by the servers of which plans."""
+    """The GPU, driver and build of the engine that compiled an archive's kernels, and the plans of the servers."""
 
     format: Literal[1]
     arch: str

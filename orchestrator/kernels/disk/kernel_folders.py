@@ -79,7 +79,7 @@ def _user() -> str:
 
 
 def _is_own(target: Path) -> bool:
-    """Return whether a folder is missing or belongs to this user: nobody else's gets code."""
+    """Return whether a folder is missing or belongs to this user. Code is never written into another user's folder."""
     return not target.exists() or target.stat().st_uid == os.geteuid()
 
 

@@ -143,6 +143,14 @@ def test_options_that_size_the_windows_of_deepseek_v4_1_otherwise(flag: str, tok
         assert found.cache.token_bytes == pytest.approx(token_bytes, abs=1)
 
 
+def test_roles_of_deepseek_v4_1_are_not_sized() -> None:
+    roles = ("prefill.tp=2", "decode.tp=2", "decode.flags.disaggregation-decode-enable-radix-cache=true")
+    transfer = ("transfer.backend=mori", "transfer.network=tcp")
+    found = capacity("mi355x-deepseek-v4.1-flash-tp2", *(f"layout.{each}" for each in (*roles, *transfer)))
+    assert found.cache is None
+    assert "`layout.prefill` is set" in found.unknown[0]
+
+
 @pytest.mark.parametrize(
     "override", ["env.SGLANG_HACK_FLASHMLA_BACKEND=null", "env.SGLANG_HACK_FLASHMLA_BACKEND=tilelang"]
 )

@@ -5,7 +5,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import httpx
@@ -149,6 +149,13 @@ def test_a_parser_of_another_model_is_found(
     assert (without.verdict, "the profile has no `" in without.evidence) == (Verdict.SKIPPED, True)
 
 
+def with_parsers(answer: Callable[[httpx.Request], httpx.Response]) -> SmokeReport:
+    """Check a server whose profile has both parsers, and which answers as `answer` says."""
+    return smoke.smoke_test(
+        PARSED, faults=lambda: (), seed=1, progress=Progress(io.StringIO()), transport=httpx.MockTransport(answer)
+    )
+
+
 @pytest.mark.parametrize(("content", "asked"), [("and so on", [128]), ("", [128, 512])])
 def test_a_model_that_never_ends_is_asked_for_few_tokens(content: str, asked: list[int]) -> None:
     """A call of 512 tokens took 123 s; only a model that is still in its reasoning gets more."""
@@ -163,13 +170,7 @@ def test_a_model_that_never_ends_is_asked_for_few_tokens(content: str, asked: li
         data["choices"][0]["message"] = {"content": content, "reasoning_content": None if content else "Hm."}
         return httpx.Response(200, json=data)
 
-    report = smoke.smoke_test(
-        PARSED,
-        faults=lambda: (),
-        seed=1,
-        progress=Progress(io.StringIO()),
-        transport=httpx.MockTransport(endless),
-    )
+    report = with_parsers(endless)
     assert verdicts(report)["tool call parsed"] is Verdict.SKIPPED
     assert tokens == asked
 
@@ -205,13 +206,7 @@ def test_a_reasoning_without_an_end_proves_no_parser(
         data["choices"][0]["finish_reason"] = finish
         return httpx.Response(200, json=data)
 
-    report = smoke.smoke_test(
-        PARSED,
-        faults=lambda: (),
-        seed=1,
-        progress=Progress(io.StringIO()),
-        transport=httpx.MockTransport(thinking),
-    )
+    report = with_parsers(thinking)
     (found,) = (each for each in report.checks if each.name == "reasoning separated")
     assert (found.verdict, evidence in found.evidence) == (verdict, True), found
 
