@@ -168,7 +168,7 @@ def hang_and_come_back(deploy: CommandLine, cluster: OwnCluster) -> str:
 
 def delete_pod_under_a_stream(cluster: OwnCluster, port: int) -> tuple[list[str], str]:
     """Delete a pod, whoever does that, while it answers longer than it may: the events of the answer, and its log."""
-    (pod,) = pods(cluster, "replica-1")
+    (pod,) = filter(stays, pods(cluster, "replica-1"))  # the one before may still be ending
     name, body = pod["metadata"]["name"], {"model": "tiny", "prompt": "Once", "max_tokens": TOO_LONG, "stream": True}
     address = f"http://{pod['status']['podIP']}:{port}"
     with (
