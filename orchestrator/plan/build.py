@@ -1,6 +1,6 @@
 """The step from a valid profile to a plan: check every rule, then decide every open value."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
@@ -60,9 +60,10 @@ class PlanningContext:
     table: FlagTable
     ledger: Sequence[Patch]
     known_issues: KnownIssues
-    runtimes: Mapping[str, Sequence[Rule]]  # by name, with the rules of each
+    runtimes: Sequence[str]  # the names of all
+    rules: Sequence[Rule]  # of the profile's runtime
+    settings: Callable[[Profile], RuntimeSettings]  # of that runtime
     load: Load | None  # of the profile's workload
-    settings: Mapping[str, Callable[[Profile], RuntimeSettings]]  # of runtimes with a section in the profile
 
 
 def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: PlanningContext, facts: Facts) -> Plan:
@@ -76,6 +77,7 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
         table=context.table,
         ledger=context.ledger,
         runtimes=context.runtimes,
+        rules=context.rules,
         blocked_issues=context.known_issues.blocked,
         load=context.load,
         image=facts.image,
@@ -134,8 +136,7 @@ def _once(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: PlanningContext, facts: Facts) -> Plan:
     uses = profile_patches(profile, context.ledger, facts.inputs)
-    decided = context.settings.get(profile.runtime)
-    settings = decided(profile) if decided else RuntimeSettings()
+    settings = context.settings(profile)
     return Plan(
         profile=name,
         description=profile.description,

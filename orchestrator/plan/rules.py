@@ -3,7 +3,7 @@
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final
@@ -41,7 +41,8 @@ class RuleContext:
     merged: MergedProfile
     table: FlagTable
     ledger: Sequence[Patch]
-    runtimes: "Mapping[str, Sequence[Rule]]"  # by name, with the rules of each
+    runtimes: Sequence[str]  # the names of all
+    rules: "Sequence[Rule]"  # of the profile's runtime
     blocked_issues: Sequence[KnownIssue]
     load: Load | None  # of the profile's workload
     image: str | None = None  # the prebuilt image, if any
@@ -284,11 +285,10 @@ def image_matches_version(context: RuleContext) -> Iterator[Problem]:
 
 def runtime_can_start(context: RuleContext) -> Iterator[Problem]:
     """Check that the runtime exists, and that the profile meets its rules."""
-    rules = context.runtimes.get(context.profile.runtime)
-    if rules is None:
+    if context.profile.runtime not in context.runtimes:
         hint = did_you_mean(context.profile.runtime, context.runtimes)
         yield Problem(f"no runtime `{context.profile.runtime}`", context.location("runtime"), hint)
-    for rule in rules or ():
+    for rule in context.rules:
         yield from rule(context)
 
 

@@ -35,6 +35,7 @@ from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.render.scripts import files
 from orchestrator.runtimes import REGISTRY, runtime_class
+from orchestrator.runtimes.base import Runtime
 
 _KINDS: Mapping[str, EntryKind] = {"hardware": EntryKind.HARDWARE, "model": EntryKind.MODEL, "engine": EntryKind.ENGINE}
 
@@ -87,13 +88,15 @@ class LoadedProfile:
     @cached_property
     def knowledge(self) -> PlanningContext:
         """Return the inputs of a plan from the catalog, read once. Raises ProfileError."""
-        kinds = {name: runtime_class(name) for name in REGISTRY}
+        name = self.profile.runtime
+        runtime = runtime_class(name) if name in REGISTRY else None
         return PlanningContext(
             table=self.table,
             ledger=read_ledger(self.catalog),
             known_issues=read_known_issues(self.catalog),
-            runtimes={name: kind.rules() for name, kind in kinds.items()},
-            settings={name: kind.settings for name, kind in kinds.items()},
+            runtimes=tuple(REGISTRY),
+            rules=runtime.rules if runtime else (),
+            settings=runtime.settings if runtime else Runtime.settings,
             load=self.load,
         )
 

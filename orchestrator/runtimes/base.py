@@ -199,7 +199,8 @@ class PodTargets:
 class Runtime(ABC):
     """A way to run servers. Each folder of this package has one subclass, and the registry one line for it.
 
-    Class methods handle plans, instances running servers. Imports that few commands need are inside the methods.
+    Class methods handle plans, instances running servers. A subclass names the function of its folder for each:
+    `render = staticmethod(rendered)`.
     """
 
     name: ClassVar[str]  # the value of `runtime` in a profile
@@ -209,6 +210,8 @@ class Runtime(ABC):
     cluster_managed: ClassVar[bool] = False  # the cluster chooses the node and provides image and checkpoint there
     gateway_discovery: ClassVar[bool] = False  # its gateways discover replicas by themselves
     drains_on_stop: ClassVar[bool] = False  # a stop waits for requests, at most `timeouts.termination_grace`
+    rules: ClassVar[Sequence[Rule]] = ()  # for its plans, in addition to those for every plan
+    checks: ClassVar[Sequence[Check]] = ()  # preflight checks, in addition to those for every host
     host_given: bool = False  # the user named the host: report if it does not answer
 
     def __init__(self, home: Home, host: str | None = None) -> None:
@@ -217,22 +220,17 @@ class Runtime(ABC):
         self.host_name = host
 
     @classmethod
-    def rules(cls) -> Sequence[Rule]:
-        """Return the rules for plans of this runtime, in addition to the rules for every plan."""
-        return ()
-
-    @classmethod
-    def built_image_problems(cls, _profile: Profile) -> Iterator[Problem]:
+    def built_image_problems(cls, profile: Profile) -> Iterator[Problem]:
         """Yield the problems of a start from an image that is built on this host."""
         return iter(())
 
     @classmethod
-    def start_problems(cls, _profile: Profile) -> Iterator[Problem]:
+    def start_problems(cls, profile: Profile) -> Iterator[Problem]:
         """Yield the problems of a profile that can be rendered, and that `up` does not start."""
         return iter(())
 
     @classmethod
-    def settings(cls, _profile: Profile) -> RuntimeSettings:
+    def settings(cls, profile: Profile) -> RuntimeSettings:
         """Return the settings from the profile's section for this runtime."""
         from orchestrator.plan.build import RuntimeSettings  # noqa: PLC0415 - see above
 
@@ -252,17 +250,12 @@ class Runtime(ABC):
         return None
 
     @classmethod
-    def checks(cls) -> Sequence[Check]:
-        """Return the preflight checks of this runtime, in addition to those for every host."""
-        return ()
-
-    @classmethod
     def remote_checks(cls, plan: Plan) -> Iterator[Finding]:
         """Yield the preflight findings for a server that runs on a host that this tool does not survey."""
         raise NotImplementedError(f"{cls.name}: {plan.profile}")
 
     @classmethod
-    def disk_needs(cls, _plan: Plan, _runner: Runner) -> Iterator[DiskNeed]:
+    def disk_needs(cls, plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
         """Yield the disk space that a server needs, in addition to its checkpoint."""
         return iter(())
 
@@ -272,7 +265,7 @@ class Runtime(ABC):
         """Return the artifacts of a plan. `inputs` are files for patches, by input name."""
 
     @classmethod
-    def files(cls, _artifacts: Artifacts, _name: str) -> Sequence[RenderedFile]:
+    def files(cls, artifacts: Artifacts, name: str) -> Sequence[RenderedFile]:
         """Return the files for a server of that name, in addition to those of every plan."""
         return ()
 
@@ -282,32 +275,32 @@ class Runtime(ABC):
         """Prepare the environment of a server while running servers continue. Raises BuildError, PatchError."""
 
     @classmethod
-    def kernel_store(cls, _prepared: PreparedRun, _host_ref: HostRef) -> KernelStore | None:
+    def kernel_store(cls, prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:
         """Return the caches of compiled kernels of a prepared start; None if its node or image has them."""
         return None
 
     @classmethod
-    def builtin_tables(cls, _plan: Plan, _home: Home) -> Sequence[Path]:
+    def builtin_tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
         """Return the built-in tuned tables that the server's aiter reads; an image has its own. Raises KernelsError."""
         return ()
 
     @classmethod
-    def external_image(cls, _plan: Plan) -> ExternalImage | None:
+    def external_image(cls, plan: Plan) -> ExternalImage | None:
         """Return the image that a lock pins in addition to the engine's own; None if there is none."""
         return None
 
     @classmethod
-    def monitoring_targets(cls, _plan: Plan, _name: str) -> PodTargets | None:
+    def monitoring_targets(cls, plan: Plan, name: str) -> PodTargets | None:
         """Return the pods of a server of that name; None if Prometheus does not run in the same cluster."""
         return None
 
     @classmethod
-    def restart_owner(cls, _plan: Plan) -> str | None:
+    def restart_owner(cls, plan: Plan) -> str | None:
         """Return the component that restarts a dead or hung server; None if only `deploy watch` does."""
         return None
 
     @classmethod
-    def saved_state(cls, _run_dir: Path) -> ServerState | None:
+    def saved_state(cls, run_dir: Path) -> ServerState | None:
         """Return the state of a server from the record in its run directory, else None. Raises HostError."""
         return None
 

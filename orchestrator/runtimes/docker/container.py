@@ -4,6 +4,7 @@ import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Final
 
 from orchestrator.checkpoints.overlay import overlay_path
@@ -112,11 +113,13 @@ def spec_of(artifacts: Artifacts) -> ContainerSpec:
     return artifacts.spec
 
 
-def docker_run_files(artifacts: Artifacts, name: str) -> Iterator[RenderedFile]:
-    """Yield `docker-run.sh`, the `docker run` command as a script; with replicas, one each and one for the gateway."""
-    for folder, server in artifacts.named_replicas:
-        yield _script(f"{folder}/docker-run.sh", docker_run_line(server, name, folder))
-    yield _script("docker-run.sh", docker_run_line(artifacts, name))
+def docker_run_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
+    """Return `docker-run.sh`, the `docker run` command as a script; with replicas, one each and one for the gateway."""
+    servers = (*artifacts.named_replicas, ("", artifacts))
+    return tuple(
+        _script(str(PurePosixPath(folder, "docker-run.sh")), docker_run_line(server, name, folder))
+        for folder, server in servers
+    )
 
 
 def _script(path: str, line: str) -> RenderedFile:

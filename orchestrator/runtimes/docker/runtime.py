@@ -20,8 +20,8 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import SecretDelivery, split_secrets
 from orchestrator.hosts.daemon import remote_host
-from orchestrator.plan.plan import Plan
-from orchestrator.render.artifacts import Artifacts, RenderedFile
+from orchestrator.plan.placement import runs_on_one_node
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import (
     Cache,
     HostRef,
@@ -30,6 +30,7 @@ from orchestrator.runtimes.base import (
     ServerState,
     Unit,
 )
+from orchestrator.runtimes.docker.checks import daemon, image, image_space, rdma
 from orchestrator.runtimes.docker.container import (
     ContainerSpec,
     container_labels,
@@ -37,7 +38,9 @@ from orchestrator.runtimes.docker.container import (
     docker_run_files,
     spec_of,
 )
+from orchestrator.runtimes.docker.spec import prepare, rendered
 from orchestrator.runtimes.docker.state import NOT_FOUND, server_state
+from orchestrator.runtimes.image import has_image
 from orchestrator.runtimes.labels import NAME, PART, PLAN, PROFILE, RECORD, RUN_DIR, STARTER, URL, is_record
 from orchestrator.runtimes.replicas import may_coexist, replica_name, replica_number, with_roles
 from orchestrator.runtimes.saved_logs import kept_log
@@ -45,10 +48,7 @@ from orchestrator.runtimes.saved_logs import kept_log
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
-    from orchestrator.hosts.context import Check, DiskNeed
-    from orchestrator.hosts.survey import Runner
     from orchestrator.kernels.disk.archive import KernelStore
-    from orchestrator.plan.rules import Rule
 
 _PAUSE: Final = 0.2  # seconds between two polls of containers that are stopping
 
@@ -62,6 +62,12 @@ class DockerRuntime(Runtime):
     name = "docker"
     in_container = True
     supports_ssh = True
+    rules = (has_image, runs_on_one_node)
+    checks = (daemon, image, rdma)
+    disk_needs = staticmethod(image_space)
+    render = staticmethod(rendered)
+    files = staticmethod(docker_run_files)
+    prepare = staticmethod(prepare)
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         from orchestrator.runtimes.docker.host import DockerHost
@@ -71,43 +77,8 @@ class DockerRuntime(Runtime):
         self.host_given = self._host.named
 
     @classmethod
-    def rules(cls) -> Sequence[Rule]:
-        from orchestrator.plan.placement import runs_on_one_node
-        from orchestrator.runtimes.image import has_image
-
-        return (has_image, runs_on_one_node)
-
-    @classmethod
     def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:
         return remote_host(host, environ)
-
-    @classmethod
-    def checks(cls) -> Sequence[Check]:
-        from orchestrator.runtimes.docker.checks import daemon, image, rdma
-
-        return (daemon, image, rdma)
-
-    @classmethod
-    def disk_needs(cls, plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
-        from orchestrator.runtimes.docker.checks import image_space
-
-        return image_space(plan, runner)
-
-    @classmethod
-    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
-        from orchestrator.runtimes.docker.spec import rendered
-
-        return rendered(plan, inputs)
-
-    @classmethod
-    def files(cls, artifacts: Artifacts, name: str) -> Sequence[RenderedFile]:
-        return tuple(docker_run_files(artifacts, name))
-
-    @classmethod
-    def prepare(cls, artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
-        from orchestrator.runtimes.docker.spec import prepare
-
-        return prepare(artifacts, host_ref)
 
     @classmethod
     def kernel_store(cls, prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:

@@ -22,20 +22,17 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import defer_signals
 from orchestrator.core.subprocesses import quote
-from orchestrator.plan.plan import Plan
 from orchestrator.plan.units import Role
-from orchestrator.render.artifacts import Artifacts, RenderedFile
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import (
     LOG,
-    HostRef,
     PartialResultError,
-    PodTargets,
-    PreparedRun,
     Runtime,
     ServerState,
     Status,
     Unit,
 )
+from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.creation import create_deployment, objects_of_start, require_taken
 from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
 from orchestrator.runtimes.kubernetes.files import image_problems, manifest_files
@@ -46,15 +43,13 @@ from orchestrator.runtimes.kubernetes.observations import ObservationCache, warn
 from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
 from orchestrator.runtimes.kubernetes.port_forward import Forward
 from orchestrator.runtimes.kubernetes.record import OURS, REPLICA, ROLE, deployment_name, object_name, selector
+from orchestrator.runtimes.kubernetes.spec import RULES, monitoring_targets, prepare, rendered, restart_owner, settings
 from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, server_state
 from orchestrator.runtimes.labels import GATEWAY, NAME, PLAN, PROFILE, RUN_DIR, STARTER, URL, is_record
 from orchestrator.runtimes.replicas import replica_name, replica_number
 from orchestrator.runtimes.saved_logs import kept_log
 
 if TYPE_CHECKING:
-    from orchestrator.hosts.report import Finding
-    from orchestrator.plan.build import RuntimeSettings
-    from orchestrator.plan.rules import Rule
     from orchestrator.profiles.schema import Profile
 
 _APPEARS: Final = 10.0  # seconds for the pod of a new Deployment to appear
@@ -78,15 +73,14 @@ class KubernetesRuntime(Runtime):
     cluster_managed = True
     gateway_discovery = True
     drains_on_stop = True  # by a preStop hook
-
-    @classmethod
-    def rules(cls) -> Sequence[Rule]:
-        from orchestrator.plan.placement import servers_are_equal
-        from orchestrator.runtimes.image import has_image
-        from orchestrator.runtimes.kubernetes import spec
-
-        found = (spec.weights_have_a_place, spec.asks_for_a_key, spec.image_can_be_pulled, spec.config_is_unchanged)
-        return (has_image, *found, spec.user_can_open_the_gpus, servers_are_equal)
+    rules = RULES
+    settings = staticmethod(settings)
+    remote_checks = staticmethod(cluster_findings)
+    render = staticmethod(rendered)
+    files = staticmethod(manifest_files)
+    prepare = staticmethod(prepare)
+    monitoring_targets = staticmethod(monitoring_targets)
+    restart_owner = staticmethod(restart_owner)
 
     @classmethod
     def built_image_problems(cls, profile: Profile) -> Iterator[Problem]:
@@ -97,46 +91,6 @@ class KubernetesRuntime(Runtime):
         if profile.layout.nodes.value > 1:
             hint = "`deploy render` with `--output lws`, then `kubectl apply --server-side -f lws/kubernetes.yaml`"
             yield Problem("`up` starts no LeaderWorkerSet, which a server on several nodes is", "layout.nodes", hint)
-
-    @classmethod
-    def settings(cls, profile: Profile) -> RuntimeSettings:
-        from orchestrator.runtimes.kubernetes.spec import settings
-
-        return settings(profile)
-
-    @classmethod
-    def remote_checks(cls, plan: Plan) -> Iterator[Finding]:
-        from orchestrator.runtimes.kubernetes.checks import cluster_findings
-
-        return cluster_findings(plan)
-
-    @classmethod
-    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
-        from orchestrator.runtimes.kubernetes.spec import rendered
-
-        return rendered(plan, inputs)
-
-    @classmethod
-    def files(cls, artifacts: Artifacts, name: str) -> Sequence[RenderedFile]:
-        return manifest_files(artifacts, name)
-
-    @classmethod
-    def prepare(cls, artifacts: Artifacts, _place: HostRef) -> PreparedRun:
-        from orchestrator.runtimes.kubernetes.spec import prepare
-
-        return prepare(artifacts)
-
-    @classmethod
-    def monitoring_targets(cls, plan: Plan, name: str) -> PodTargets | None:
-        from orchestrator.runtimes.kubernetes.spec import monitoring_targets
-
-        return monitoring_targets(plan, name)
-
-    @classmethod
-    def restart_owner(cls, plan: Plan) -> str | None:
-        from orchestrator.runtimes.kubernetes.spec import restart_owner
-
-        return restart_owner(plan)
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         super().__init__(home, host)

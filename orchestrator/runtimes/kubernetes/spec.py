@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Final
 
 from orchestrator.core.errors import Problem
 from orchestrator.plan.build import RuntimeSettings
 from orchestrator.plan.patches import profile_patches
+from orchestrator.plan.placement import servers_are_equal
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.rules import KEY_HINT, RuleContext
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, Command, server_command
-from orchestrator.runtimes.base import PodTargets, PreparedRun
-from orchestrator.runtimes.image import image_of
+from orchestrator.runtimes.base import HostRef, PodTargets, PreparedRun
+from orchestrator.runtimes.image import has_image, image_of
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, image_problems
 from orchestrator.runtimes.kubernetes.gateway import ANY_ADDRESS, command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
@@ -77,6 +79,17 @@ def config_is_unchanged(context: RuleContext) -> Iterator[Problem]:
         )
 
 
+RULES: Final = (
+    has_image,
+    weights_have_a_place,
+    asks_for_a_key,
+    image_can_be_pulled,
+    config_is_unchanged,
+    user_can_open_the_gpus,
+    servers_are_equal,
+)
+
+
 def settings(profile: Profile) -> RuntimeSettings:
     """Return the settings from the profile's section. Each pod has its own ports and GPUs."""
     return RuntimeSettings(kubernetes=profile.kubernetes, one_node=False, same_port=True)
@@ -97,7 +110,7 @@ def _server(plan: Plan) -> Command:
     return server_command(plan, model_path=model_path(plan), host=ANY_ADDRESS)
 
 
-def prepare(artifacts: Artifacts) -> PreparedRun:
+def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:  # noqa: ARG001 - the cluster has its own
     """Return the artifacts unchanged: the nodes pull the image. Raises ProfileError if they cannot."""
     return PreparedRun(artifacts=artifacts, records={"image.json": {"tag": image_of_pods(artifacts).reference}})
 

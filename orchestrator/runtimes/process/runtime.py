@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError, NameTakenError, StartError
 from orchestrator.core.logs.lines import LogTail
-from orchestrator.core.paths import Home
 from orchestrator.core.procfs import (
     VARIABLE,
     Process,
@@ -34,7 +33,8 @@ from orchestrator.core.record_version import OtherVersionError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret, secret_variables
 from orchestrator.core.signals import defer_signals
-from orchestrator.plan.plan import NAME, Plan
+from orchestrator.plan.placement import runs_on_one_node
+from orchestrator.plan.plan import NAME
 from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.runtimes.base import (
     LOG,
@@ -47,11 +47,17 @@ from orchestrator.runtimes.base import (
     Status,
     Unit,
 )
+from orchestrator.runtimes.process.checks import device_access, locked_memory
+from orchestrator.runtimes.process.rules import has_interpreter
 from orchestrator.runtimes.process.start_lock import await_handover, handing_over
 from orchestrator.runtimes.process.stop import ask, is_serving, quarantine_record, record_end, runs, terminate
 from orchestrator.runtimes.replicas import may_coexist, replica_number, run_root, with_roles
 from orchestrator.runtimes.saved_logs import supervised_log
+from orchestrator.runtimes.supervisor.interpreter import compiler, interpreter
+from orchestrator.runtimes.supervisor.kernels import kernel_store
 from orchestrator.runtimes.supervisor.main import StartRequest
+from orchestrator.runtimes.supervisor.patched_copies import copies
+from orchestrator.runtimes.supervisor.prepare import launcher_files, own_tables, prepare, rendered
 from orchestrator.runtimes.supervisor.record import (
     FILE,
     Record,
@@ -63,11 +69,6 @@ from orchestrator.runtimes.supervisor.record import (
 )
 from orchestrator.runtimes.supervisor.request import start_request
 
-if TYPE_CHECKING:
-    from orchestrator.hosts.context import Check
-    from orchestrator.kernels.disk.archive import KernelStore
-    from orchestrator.plan.rules import Rule
-
 SUPERVISOR: Final = "orchestrator.runtimes.supervisor.main"  # run as a program, once per server
 
 
@@ -75,50 +76,19 @@ class ProcessRuntime(Runtime):
     """Servers as processes. Their working directory is the tool's home."""
 
     name = "process"
-
-    @classmethod
-    def rules(cls) -> Sequence[Rule]:
-        from orchestrator.plan.placement import runs_on_one_node
-        from orchestrator.runtimes.process.rules import has_interpreter
-
-        return (has_interpreter, runs_on_one_node)
-
-    @classmethod
-    def checks(cls) -> Sequence[Check]:
-        from orchestrator.runtimes.process.checks import device_access, locked_memory
-        from orchestrator.runtimes.supervisor.interpreter import compiler, interpreter
-
-        return (device_access, locked_memory, interpreter, compiler)
-
-    @classmethod
-    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
-        from orchestrator.runtimes.supervisor.prepare import rendered
-
-        return rendered(plan, inputs)
+    rules = (has_interpreter, runs_on_one_node)
+    checks = (device_access, locked_memory, interpreter, compiler)
+    render = staticmethod(rendered)
+    kernel_store = staticmethod(kernel_store)
+    builtin_tables = staticmethod(own_tables)
 
     @classmethod
     def files(cls, artifacts: Artifacts, _name: str) -> Sequence[RenderedFile]:
-        from orchestrator.runtimes.supervisor.prepare import launcher_files
-
         return launcher_files(artifacts)
 
     @classmethod
     def prepare(cls, artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
-        from orchestrator.runtimes.supervisor.prepare import prepare
-
         return prepare(artifacts, host_ref, host_ref.home.packages)
-
-    @classmethod
-    def kernel_store(cls, prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:
-        from orchestrator.runtimes.supervisor.kernels import kernel_store
-
-        return kernel_store(prepared, host_ref)
-
-    @classmethod
-    def builtin_tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
-        from orchestrator.runtimes.supervisor.prepare import own_tables
-
-        return own_tables(plan, home)
 
     @classmethod
     def saved_state(cls, run_dir: Path) -> ServerState | None:
@@ -130,8 +100,6 @@ class ProcessRuntime(Runtime):
         return replace(state, detail=STOPPED) if stopped else state
 
     def caches(self) -> Sequence[Cache]:
-        from orchestrator.runtimes.supervisor.patched_copies import copies
-
         return copies(self._home.packages, self)
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress, warn
@@ -29,13 +29,10 @@ from orchestrator.core.signals import defer_signals
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.render.artifacts import Artifacts, RenderedFile
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import (
     LOG,
     Cache,
-    ExternalImage,
-    HostRef,
-    PreparedRun,
     Runtime,
     ServerState,
     Unit,
@@ -44,6 +41,7 @@ from orchestrator.runtimes.replicas import may_coexist, rank_dir, rank_dirs, rep
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.arguments import argument_files
+from orchestrator.runtimes.slurm.checks import cluster, node_interpreter
 from orchestrator.runtimes.slurm.discovery import forgotten, found_units
 from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job
@@ -57,17 +55,14 @@ from orchestrator.runtimes.slurm.record import (
     read_submission,
     write_submission,
 )
+from orchestrator.runtimes.slurm.rules import RULES, settings
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_name, job_of, job_options, job_script
+from orchestrator.runtimes.slurm.spec import external_image, files, prepare, rendered, tables
 from orchestrator.runtimes.slurm.state import is_stale, kept_state, state_of
+from orchestrator.runtimes.supervisor.kernels import kernel_store
+from orchestrator.runtimes.supervisor.patched_copies import copies
 from orchestrator.runtimes.supervisor.record import CONFIG, read_record
 from orchestrator.runtimes.supervisor.request import start_request
-
-if TYPE_CHECKING:
-    from orchestrator.hosts.context import Check
-    from orchestrator.kernels.disk.archive import KernelStore
-    from orchestrator.plan.build import RuntimeSettings
-    from orchestrator.plan.rules import Rule
-    from orchestrator.profiles.schema import Profile
 
 _POLL: Final = 0.5  # seconds between two polls of a job
 _LAST_WORD: Final = 10.0  # seconds for a killed server's record to appear on a shared file system
@@ -82,65 +77,16 @@ class SlurmRuntime(Runtime):
 
     name = "slurm"
     is_local = False
-
-    @classmethod
-    def rules(cls) -> Sequence[Rule]:
-        from orchestrator.runtimes.slurm.rules import RULES
-
-        return RULES
-
-    @classmethod
-    def settings(cls, profile: Profile) -> RuntimeSettings:
-        from orchestrator.runtimes.slurm.rules import settings
-
-        return settings(profile)
-
-    @classmethod
-    def checks(cls) -> Sequence[Check]:
-        from orchestrator.runtimes.slurm.checks import cluster, node_interpreter
-
-        return (cluster, node_interpreter)
-
-    @classmethod
-    def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
-        from orchestrator.runtimes.slurm.spec import rendered
-
-        return rendered(plan, inputs)
-
-    @classmethod
-    def files(cls, artifacts: Artifacts, name: str) -> Sequence[RenderedFile]:
-        from orchestrator.runtimes.slurm.spec import files
-
-        return files(artifacts, name)
-
-    @classmethod
-    def prepare(cls, artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
-        from orchestrator.runtimes.slurm.spec import prepare
-
-        return prepare(artifacts, host_ref)
-
-    @classmethod
-    def kernel_store(cls, prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:
-        """See `Runtime.kernel_store`. The nodes share this user's home directory, or keep caches of their own."""
-        from orchestrator.runtimes.supervisor.kernels import kernel_store
-
-        return kernel_store(prepared, host_ref)
-
-    @classmethod
-    def builtin_tables(cls, plan: Plan, home: Home) -> Sequence[Path]:
-        from orchestrator.runtimes.slurm.spec import tables
-
-        return tables(plan, home)
-
-    @classmethod
-    def external_image(cls, plan: Plan) -> ExternalImage | None:
-        from orchestrator.runtimes.slurm.spec import external_image
-
-        return external_image(plan)
-
-    @classmethod
-    def saved_state(cls, run_dir: Path) -> ServerState | None:
-        return kept_state(run_dir)
+    rules = RULES
+    checks = (cluster, node_interpreter)
+    settings = staticmethod(settings)
+    render = staticmethod(rendered)
+    files = staticmethod(files)
+    prepare = staticmethod(prepare)
+    kernel_store = staticmethod(kernel_store)  # the nodes share this user's home directory, or keep their own caches
+    builtin_tables = staticmethod(tables)
+    external_image = staticmethod(external_image)
+    saved_state = staticmethod(kept_state)
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         super().__init__(home, host)
@@ -218,8 +164,6 @@ class SlurmRuntime(Runtime):
             jobs.signal_server(unit.runtime_id)
 
     def caches(self) -> Sequence[Cache]:
-        from orchestrator.runtimes.supervisor.patched_copies import copies
-
         return copies(self._home.job_packages, self)
 
     def _submit(self, artifacts: Artifacts, comment: JobComment, secrets: Mapping[str, Secret]) -> Submission:

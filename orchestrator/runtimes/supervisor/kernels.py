@@ -30,7 +30,7 @@ print(json.dumps(found))
 """
 
 
-def kernel_store(prepared: PreparedRun, _host_ref: HostRef) -> KernelStore | None:
+def kernel_store(prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:  # noqa: ARG001 - of this user
     """Return the folders of the server; None if its interpreter is on its node only."""
     if prepared.engine is None:
         return None

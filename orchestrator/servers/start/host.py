@@ -73,7 +73,7 @@ def preflight_host(
         server_on=partial(_server_on, host_ref),
         freed=freed,
     )
-    return preflight(plan, access, kind.checks(), here=kind.is_local)
+    return preflight(plan, access, kind.checks, here=kind.is_local)
 
 
 def require_host(plan: Plan, servers: Servers, name: str, host_ref: HostRef, *, stage: bool) -> PreflightReport:

@@ -44,7 +44,7 @@ def look(
         checkpoint=checkpoint,
         contained=kind.in_container,
     )
-    return preflight(plan, access, kind.checks())
+    return preflight(plan, access, kind.checks)
 
 
 def only(report: PreflightReport, check: str) -> Finding:

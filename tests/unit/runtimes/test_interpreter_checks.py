@@ -43,7 +43,7 @@ def findings(told: CompletedProgram | None, *, nvcc: str = "/usr/local/cuda/bin/
         contained=False,
         interpreter="/opt/engine/python" if told else None,
     )
-    return list(preflight(plan, access, runtime_class("process").checks()).findings)
+    return list(preflight(plan, access, runtime_class("process").checks).findings)
 
 
 def printed(**versions: str | None) -> CompletedProgram:

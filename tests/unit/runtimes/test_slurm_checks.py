@@ -40,7 +40,7 @@ def findings(*settings: str, missing: str = "", **said: str) -> dict[str, Findin
 
     plan = plan_of("mi355x-tp8", *NODE, "layout.tp=2", "flags.context-length=131072", *settings)
     access = HostAccess(runner=runner, environ={}, spaces=(), checkpoint=None, contained=False)
-    report = preflight(plan, access, kind.checks(), here=kind.is_local)
+    report = preflight(plan, access, kind.checks, here=kind.is_local)
     return {finding.check: finding for finding in report.findings}
 
 
