@@ -1,9 +1,9 @@
 """The registry of runtimes: one folder and one line below per runtime. A runtime is imported at its first use."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Final
 
+from orchestrator.core.imported import import_attribute
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.base import Runtime
 
@@ -17,8 +17,7 @@ REGISTRY: Final[Mapping[str, str]] = {
 
 def runtime_class(name: str) -> type[Runtime]:
     """Return the class of a runtime."""
-    module, _, attribute = REGISTRY[name].partition(":")
-    found: type[Runtime] = getattr(import_module(module), attribute)
+    found: type[Runtime] = import_attribute(REGISTRY[name])
     return found
 
 

@@ -199,8 +199,8 @@ class PodTargets:
 class Runtime(ABC):
     """A way to run servers. Each folder of this package has one subclass, and the registry one line for it.
 
-    Class methods handle plans, instances running servers. A subclass names the function of its folder for each:
-    `render = staticmethod(rendered)`.
+    Class methods handle plans, instances running servers. A subclass may name the function of its folder instead of
+    defining a class method: `render = Imported("…docker.spec:rendered")`. A command that lists servers imports none.
     """
 
     name: ClassVar[str]  # the value of `runtime` in a profile

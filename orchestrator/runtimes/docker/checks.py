@@ -141,3 +141,6 @@ def image_digests(runner: Runner, reference: str) -> frozenset[str]:
 def _last_line(result: CompletedProgram) -> str:
     lines = (result.stderr or result.stdout).strip().splitlines()
     return lines[-1] if lines else f"exit code {result.code}"
+
+
+CHECKS: Final = (daemon, image, rdma)

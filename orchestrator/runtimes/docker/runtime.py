@@ -14,33 +14,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError, NameTakenError
+from orchestrator.core.imported import Imported
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process, process_identity
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import SecretDelivery, split_secrets
 from orchestrator.hosts.daemon import remote_host
-from orchestrator.plan.placement import runs_on_one_node
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import (
     Cache,
-    HostRef,
-    PreparedRun,
     Runtime,
     ServerState,
     Unit,
 )
-from orchestrator.runtimes.docker.checks import daemon, image, image_space, rdma
 from orchestrator.runtimes.docker.container import (
     ContainerSpec,
     container_labels,
     container_name,
-    docker_run_files,
     spec_of,
 )
-from orchestrator.runtimes.docker.spec import prepare, rendered
 from orchestrator.runtimes.docker.state import NOT_FOUND, server_state
-from orchestrator.runtimes.image import has_image
 from orchestrator.runtimes.labels import NAME, PART, PLAN, PROFILE, RECORD, RUN_DIR, STARTER, URL, is_record
 from orchestrator.runtimes.replicas import may_coexist, replica_name, replica_number, with_roles
 from orchestrator.runtimes.saved_logs import kept_log
@@ -48,7 +42,6 @@ from orchestrator.runtimes.saved_logs import kept_log
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
-    from orchestrator.kernels.disk.archive import KernelStore
 
 _PAUSE: Final = 0.2  # seconds between two polls of containers that are stopping
 
@@ -62,12 +55,13 @@ class DockerRuntime(Runtime):
     name = "docker"
     in_container = True
     supports_ssh = True
-    rules = (has_image, runs_on_one_node)
-    checks = (daemon, image, rdma)
-    disk_needs = staticmethod(image_space)
-    render = staticmethod(rendered)
-    files = staticmethod(docker_run_files)
-    prepare = staticmethod(prepare)
+    rules = Imported("orchestrator.runtimes.docker.spec:RULES")
+    checks = Imported("orchestrator.runtimes.docker.checks:CHECKS")
+    disk_needs = Imported("orchestrator.runtimes.docker.checks:image_space")
+    render = Imported("orchestrator.runtimes.docker.spec:rendered")
+    files = Imported("orchestrator.runtimes.docker.container:docker_run_files")
+    prepare = Imported("orchestrator.runtimes.docker.spec:prepare")
+    kernel_store = Imported("orchestrator.runtimes.docker.kernels:kernel_store")
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         from orchestrator.runtimes.docker.host import DockerHost
@@ -79,12 +73,6 @@ class DockerRuntime(Runtime):
     @classmethod
     def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:
         return remote_host(host, environ)
-
-    @classmethod
-    def kernel_store(cls, prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:
-        from orchestrator.runtimes.docker.kernels import kernel_store
-
-        return kernel_store(prepared, host_ref)
 
     def caches(self) -> Sequence[Cache]:
         from orchestrator.runtimes.docker.caches import caches

@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.secrets import redact_data
 from orchestrator.images.build import build_image, found_image
 from orchestrator.images.client import find_docker
 from orchestrator.images.patch_drift import found_at_start, unexpected_patches
+from orchestrator.plan.placement import runs_on_one_node
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.runtimes.docker.container import render
-from orchestrator.runtimes.image import engine_in, image_of
+from orchestrator.runtimes.image import engine_in, has_image, image_of
+
+RULES: Final = (has_image, runs_on_one_node)
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:

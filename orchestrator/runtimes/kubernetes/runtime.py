@@ -10,11 +10,12 @@ from dataclasses import replace
 from datetime import datetime
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import DeployError, HostError, Problem
+from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.files import atomic_write
+from orchestrator.core.imported import Imported
 from orchestrator.core.logs.lines import Lines, redacted
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import poll_until
@@ -32,10 +33,8 @@ from orchestrator.runtimes.base import (
     Status,
     Unit,
 )
-from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.creation import create_deployment, objects_of_start, require_taken
 from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
-from orchestrator.runtimes.kubernetes.files import image_problems, manifest_files
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, known_namespaces, replica_of
@@ -43,14 +42,10 @@ from orchestrator.runtimes.kubernetes.observations import ObservationCache, warn
 from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
 from orchestrator.runtimes.kubernetes.port_forward import Forward
 from orchestrator.runtimes.kubernetes.record import OURS, REPLICA, ROLE, deployment_name, object_name, selector
-from orchestrator.runtimes.kubernetes.spec import RULES, monitoring_targets, prepare, rendered, restart_owner, settings
 from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, server_state
 from orchestrator.runtimes.labels import GATEWAY, NAME, PLAN, PROFILE, RUN_DIR, STARTER, URL, is_record
 from orchestrator.runtimes.replicas import replica_name, replica_number
 from orchestrator.runtimes.saved_logs import kept_log
-
-if TYPE_CHECKING:
-    from orchestrator.profiles.schema import Profile
 
 _APPEARS: Final = 10.0  # seconds for the pod of a new Deployment to appear
 _PAUSE: Final = 0.2
@@ -73,24 +68,16 @@ class KubernetesRuntime(Runtime):
     cluster_managed = True
     gateway_discovery = True
     drains_on_stop = True  # by a preStop hook
-    rules = RULES
-    settings = staticmethod(settings)
-    remote_checks = staticmethod(cluster_findings)
-    render = staticmethod(rendered)
-    files = staticmethod(manifest_files)
-    prepare = staticmethod(prepare)
-    monitoring_targets = staticmethod(monitoring_targets)
-    restart_owner = staticmethod(restart_owner)
-
-    @classmethod
-    def built_image_problems(cls, profile: Profile) -> Iterator[Problem]:
-        return image_problems(profile.kubernetes, None)
-
-    @classmethod
-    def start_problems(cls, profile: Profile) -> Iterator[Problem]:
-        if profile.layout.nodes.value > 1:
-            hint = "`deploy render` with `--output lws`, then `kubectl apply --server-side -f lws/kubernetes.yaml`"
-            yield Problem("`up` starts no LeaderWorkerSet, which a server on several nodes is", "layout.nodes", hint)
+    rules = Imported("orchestrator.runtimes.kubernetes.spec:RULES")
+    settings = Imported("orchestrator.runtimes.kubernetes.spec:settings")
+    built_image_problems = Imported("orchestrator.runtimes.kubernetes.spec:built_image_problems")
+    start_problems = Imported("orchestrator.runtimes.kubernetes.spec:start_problems")
+    remote_checks = Imported("orchestrator.runtimes.kubernetes.checks:cluster_findings")
+    render = Imported("orchestrator.runtimes.kubernetes.spec:rendered")
+    files = Imported("orchestrator.runtimes.kubernetes.files:manifest_files")
+    prepare = Imported("orchestrator.runtimes.kubernetes.spec:prepare")
+    monitoring_targets = Imported("orchestrator.runtimes.kubernetes.spec:monitoring_targets")
+    restart_owner = Imported("orchestrator.runtimes.kubernetes.spec:restart_owner")
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         super().__init__(home, host)

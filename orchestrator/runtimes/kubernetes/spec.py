@@ -90,6 +90,18 @@ RULES: Final = (
 )
 
 
+def built_image_problems(profile: Profile) -> Iterator[Problem]:
+    """Yield the problems of a start from an image that is built on this host."""
+    return image_problems(profile.kubernetes, None)
+
+
+def start_problems(profile: Profile) -> Iterator[Problem]:
+    """Yield the problem of a server on several nodes, which is rendered, but not started."""
+    if profile.layout.nodes.value > 1:
+        hint = "`deploy render` with `--output lws`, then `kubectl apply --server-side -f lws/kubernetes.yaml`"
+        yield Problem("`up` starts no LeaderWorkerSet, which a server on several nodes is", "layout.nodes", hint)
+
+
 def settings(profile: Profile) -> RuntimeSettings:
     """Return the settings from the profile's section. Each pod has its own ports and GPUs."""
     return RuntimeSettings(kubernetes=profile.kubernetes, one_node=False, same_port=True)

@@ -1,10 +1,12 @@
 """Preflight checks for a host on which a server runs as a process of this user."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpus.inventory import gib
 from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.runtimes.supervisor.interpreter import compiler, interpreter
 
 
 def device_access(subject: CheckContext) -> Iterator[Finding]:
@@ -28,3 +30,6 @@ def locked_memory(subject: CheckContext) -> Iterator[Finding]:
     else:
         hint = f"`echo '{subject.machine.user} - memlock unlimited' | sudo tee -a /etc/security/limits.conf`"
         yield warn("memlock", gib(limit), "unlimited", f"{hint}, then log in again")
+
+
+CHECKS: Final = (device_access, locked_memory, interpreter, compiler)

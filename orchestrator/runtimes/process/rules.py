@@ -1,8 +1,10 @@
 """Rules for plans of the process runtime."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from orchestrator.core.errors import Problem
+from orchestrator.plan.placement import runs_on_one_node
 from orchestrator.plan.rules import RuleContext
 
 
@@ -15,3 +17,6 @@ def has_interpreter(context: RuleContext) -> Iterator[Problem]:
             context.location("engine"),
             "in a container that has sglang, `--set engine.python=python3`; otherwise `--set runtime=docker`",
         )
+
+
+RULES: Final = (has_interpreter, runs_on_one_node)

@@ -19,6 +19,7 @@ from typing import Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError, NameTakenError, StartError
+from orchestrator.core.imported import Imported
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.procfs import (
     VARIABLE,
@@ -33,31 +34,22 @@ from orchestrator.core.record_version import OtherVersionError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret, secret_variables
 from orchestrator.core.signals import defer_signals
-from orchestrator.plan.placement import runs_on_one_node
 from orchestrator.plan.plan import NAME
-from orchestrator.render.artifacts import Artifacts, RenderedFile
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import (
     LOG,
     STOPPED,
     Cache,
-    HostRef,
-    PreparedRun,
     Runtime,
     ServerState,
     Status,
     Unit,
 )
-from orchestrator.runtimes.process.checks import device_access, locked_memory
-from orchestrator.runtimes.process.rules import has_interpreter
 from orchestrator.runtimes.process.start_lock import await_handover, handing_over
 from orchestrator.runtimes.process.stop import ask, is_serving, quarantine_record, record_end, runs, terminate
 from orchestrator.runtimes.replicas import may_coexist, replica_number, run_root, with_roles
 from orchestrator.runtimes.saved_logs import supervised_log
-from orchestrator.runtimes.supervisor.interpreter import compiler, interpreter
-from orchestrator.runtimes.supervisor.kernels import kernel_store
 from orchestrator.runtimes.supervisor.main import StartRequest
-from orchestrator.runtimes.supervisor.patched_copies import copies
-from orchestrator.runtimes.supervisor.prepare import launcher_files, own_tables, prepare, rendered
 from orchestrator.runtimes.supervisor.record import (
     FILE,
     Record,
@@ -76,19 +68,13 @@ class ProcessRuntime(Runtime):
     """Servers as processes. Their working directory is the tool's home."""
 
     name = "process"
-    rules = (has_interpreter, runs_on_one_node)
-    checks = (device_access, locked_memory, interpreter, compiler)
-    render = staticmethod(rendered)
-    kernel_store = staticmethod(kernel_store)
-    builtin_tables = staticmethod(own_tables)
-
-    @classmethod
-    def files(cls, artifacts: Artifacts, _name: str) -> Sequence[RenderedFile]:
-        return launcher_files(artifacts)
-
-    @classmethod
-    def prepare(cls, artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
-        return prepare(artifacts, host_ref, host_ref.home.packages)
+    rules = Imported("orchestrator.runtimes.process.rules:RULES")
+    checks = Imported("orchestrator.runtimes.process.checks:CHECKS")
+    render = Imported("orchestrator.runtimes.supervisor.prepare:rendered")
+    files = Imported("orchestrator.runtimes.supervisor.prepare:launcher_files")
+    prepare = Imported("orchestrator.runtimes.supervisor.prepare:prepare")
+    kernel_store = Imported("orchestrator.runtimes.supervisor.kernels:kernel_store")
+    builtin_tables = Imported("orchestrator.runtimes.supervisor.prepare:own_tables")
 
     @classmethod
     def saved_state(cls, run_dir: Path) -> ServerState | None:
@@ -100,6 +86,8 @@ class ProcessRuntime(Runtime):
         return replace(state, detail=STOPPED) if stopped else state
 
     def caches(self) -> Sequence[Cache]:
+        from orchestrator.runtimes.supervisor.patched_copies import copies
+
         return copies(self._home.packages, self)
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:

@@ -82,3 +82,6 @@ def _judged(runner: Runner, check: str, options: Sequence[str]) -> Finding:
         return fail(check, why, wanted, hint)
     found = _TAKEN.search(done.stderr)
     return info(check, f"{found[2]} of {found[3]}, from {found[1]}" if found else "Slurm accepts the job", wanted)
+
+
+CHECKS: Final = (cluster, node_interpreter)

@@ -20,6 +20,7 @@ from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.core.files import atomic_write, remove_file
+from orchestrator.core.imported import Imported
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import poll_until
@@ -41,7 +42,6 @@ from orchestrator.runtimes.replicas import may_coexist, rank_dir, rank_dirs, rep
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.arguments import argument_files
-from orchestrator.runtimes.slurm.checks import cluster, node_interpreter
 from orchestrator.runtimes.slurm.discovery import forgotten, found_units
 from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job
@@ -55,12 +55,8 @@ from orchestrator.runtimes.slurm.record import (
     read_submission,
     write_submission,
 )
-from orchestrator.runtimes.slurm.rules import RULES, settings
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_name, job_of, job_options, job_script
-from orchestrator.runtimes.slurm.spec import external_image, files, prepare, rendered, tables
 from orchestrator.runtimes.slurm.state import is_stale, kept_state, state_of
-from orchestrator.runtimes.supervisor.kernels import kernel_store
-from orchestrator.runtimes.supervisor.patched_copies import copies
 from orchestrator.runtimes.supervisor.record import CONFIG, read_record
 from orchestrator.runtimes.supervisor.request import start_request
 
@@ -77,15 +73,16 @@ class SlurmRuntime(Runtime):
 
     name = "slurm"
     is_local = False
-    rules = RULES
-    checks = (cluster, node_interpreter)
-    settings = staticmethod(settings)
-    render = staticmethod(rendered)
-    files = staticmethod(files)
-    prepare = staticmethod(prepare)
-    kernel_store = staticmethod(kernel_store)  # the nodes share this user's home directory, or keep their own caches
-    builtin_tables = staticmethod(tables)
-    external_image = staticmethod(external_image)
+    rules = Imported("orchestrator.runtimes.slurm.rules:RULES")
+    checks = Imported("orchestrator.runtimes.slurm.checks:CHECKS")
+    settings = Imported("orchestrator.runtimes.slurm.rules:settings")
+    render = Imported("orchestrator.runtimes.slurm.spec:rendered")
+    files = Imported("orchestrator.runtimes.slurm.spec:files")
+    prepare = Imported("orchestrator.runtimes.slurm.spec:prepare")
+    # The nodes share this user's home directory, or keep caches of their own.
+    kernel_store = Imported("orchestrator.runtimes.supervisor.kernels:kernel_store")
+    builtin_tables = Imported("orchestrator.runtimes.slurm.spec:tables")
+    external_image = Imported("orchestrator.runtimes.slurm.spec:external_image")
     saved_state = staticmethod(kept_state)
 
     def __init__(self, home: Home, host: str | None = None) -> None:
@@ -164,6 +161,8 @@ class SlurmRuntime(Runtime):
             jobs.signal_server(unit.runtime_id)
 
     def caches(self) -> Sequence[Cache]:
+        from orchestrator.runtimes.supervisor.patched_copies import copies
+
         return copies(self._home.job_packages, self)
 
     def _submit(self, artifacts: Artifacts, comment: JobComment, secrets: Mapping[str, Secret]) -> Submission:

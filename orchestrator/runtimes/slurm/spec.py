@@ -75,7 +75,7 @@ def _contained(plan: Plan, home: str | None) -> Artifacts:
 def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """Return the job files of the server, or those of the gateway and of each replica in its folder."""
     plan = artifacts.plan
-    own = (script_file(SCRIPT, job_script(plan, job_name(name, plan))), *supervisor.launcher_files(artifacts))
+    own = (script_file(SCRIPT, job_script(plan, job_name(name, plan))), *supervisor.launcher_files(artifacts, name))
     return own + tuple(
         script_file(f"{folder}/{SCRIPT}", job_script(each.plan, job_name(name, each.plan, number)))
         for number, (folder, each) in enumerate(artifacts.named_replicas, start=1)

@@ -89,11 +89,13 @@ def model_path(plan: Plan, found: DetectedPatches = NO_DETECTED_PATCHES) -> str:
     return plan.model.checkpoint.path if plan.model.checkpoint.source == "local" else f"models/{plan.model.name}"
 
 
-def prepare(artifacts: Artifacts, host_ref: HostRef, packages: Path, host: str | None = None) -> PreparedRun:
+def prepare(
+    artifacts: Artifacts, host_ref: HostRef, packages: Path | None = None, host: str | None = None
+) -> PreparedRun:
     """Return the artifacts with the interpreter that has the engine, and with the patched copy of its sources.
 
-    The copy is below `packages`; `host` is that of `rendered`. Raises BuildError, or PatchError if a patch cannot be
-    applied.
+    The copy is below `packages`, by default those of the home; `host` is that of `rendered`. Raises BuildError, or
+    PatchError if a patch cannot be applied.
     """
     plan = artifacts.plan
     python = engine_python(plan.engine, host_ref.home)
@@ -105,7 +107,7 @@ def prepare(artifacts: Artifacts, host_ref: HostRef, packages: Path, host: str |
             engine=_engine_python(python, made, host_ref.home, identity=_identity(plan, python)),
         )
     sources = sources_of(artifacts)
-    copy = patched_copy(python, sources, packages)
+    copy = patched_copy(python, sources, packages or host_ref.home.packages)
     states = ", ".join(f"{record.id} {record.state}" for record in copy.receipt.patches)
     note(f"patched sglang {'made' if copy.made else 'found'} at {copy.folder}: {states}")
     gone = "the patched copy was deleted; deploy up creates it again"  # else the server imports unpatched sources
@@ -175,7 +177,7 @@ def commanded(
     )
 
 
-def launcher_files(artifacts: Artifacts) -> tuple[RenderedFile, ...]:
+def launcher_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:  # noqa: ARG001 - a file for any name
     """Return the launcher that `gateway.sh` runs, a file beside it."""
     if artifacts.plan.gateway is None:
         return ()

@@ -1,5 +1,6 @@
 """A fifth runtime is one folder and one line: planned for, rendered, started, listed, shown, stopped."""
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from typer.testing import CliRunner, Result
 
 from orchestrator.cli.main import app
 from orchestrator.core.errors import UsageError
+from orchestrator.core.imported import Imported
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runs.run_dir import open_run
@@ -120,3 +122,19 @@ def test_a_runtime_that_lacks_a_verb_is_none(tmp_path: Path) -> None:
 
     with pytest.raises(TypeError, match=r"abstract methods? .*start"):
         Silent(Home(tmp_path))  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_what_a_class_names_exists_and_takes_what_the_base_gives(name: str) -> None:
+    kind = runtime_class(name)
+    named = [each for each, value in vars(kind).items() if isinstance(value, Imported)]
+    assert "render" in named
+    for each in named:
+        found, base = getattr(kind, each), getattr(Runtime, each)
+        if callable(base):
+            given = list(inspect.signature(base).parameters)
+            taken = inspect.signature(found).parameters.values()
+            assert [parameter.name.lstrip("_") for parameter in taken][: len(given)] == given, each
+            assert all(parameter.default is not parameter.empty for parameter in list(taken)[len(given) :]), each
+        else:
+            assert found, each

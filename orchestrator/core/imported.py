@@ -1,0 +1,23 @@
+"""Attributes that are imported at their first use, each named as `module:attribute`."""
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+
+@cache
+def import_attribute(path: str) -> Any:  # noqa: ANN401 - of any type
+    """Return the attribute of a module, `module:attribute`. Raises ImportError, AttributeError."""
+    module, _, attribute = path.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+class Imported:
+    """An attribute of a class that is imported when it is first used: a constant, or a function without `self`."""
+
+    def __init__(self, path: str) -> None:
+        """Stand for the attribute of a module, `module:attribute`."""
+        self.path = path
+
+    def __get__(self, _instance: object, _owner: type) -> Any:  # noqa: ANN401 - of any type
+        return import_attribute(self.path)
