@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 from orchestrator import __version__
 from orchestrator.core.command_hints import set_profile
@@ -81,7 +81,7 @@ class RunDir:
     @cached_property
     def other_version(self) -> str:
         """Why this version of the tool cannot read the run; "" if it can."""
-        record = self._read(REQUEST_FILE)
+        record = self.read_any(REQUEST_FILE)
         return version_problem(record) if record else ""
 
     def write(self, files: Iterable[RenderedFile]) -> None:
@@ -90,9 +90,10 @@ class RunDir:
 
     def read(self, name: str) -> dict[str, object]:
         """Return a JSON file of this run; empty if it does not exist or the run is of another version."""
-        return {} if self.other_version else self._read(name)
+        return {} if self.other_version else self.read_any(name)
 
-    def _read(self, name: str) -> dict[str, object]:
+    def read_any(self, name: str) -> dict[str, Any]:
+        """Return a JSON file of this run, whatever its version; empty if it does not exist or is damaged."""
         try:
             data = parse_json(read_private(self.path / FileName(name)))
         except (OSError, ValueError):
@@ -228,8 +229,22 @@ def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
     folder = home.runs / FileName(name)
     if folder.is_symlink():
         return ()
-    found = (path for path in folder.glob("[!.]*-*") if path.is_dir() and not path.is_symlink())
+    found = (path for path in subfolders(folder) if "-" in path.name and not path.name.startswith("."))
     return tuple(map(RunDir, sorted(found, reverse=True)))
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Return the subfolders; none if the folder is missing. Links are skipped: they lead to other homes or names.
+
+    Raises HostError if the folder cannot be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise HostError(f"cannot list `{folder}`: {error.strerror}", hint="set DEPLOY_HOME") from error
 
 
 def runs_with_smoke(home: Home, name: str) -> Iterator[RunDir]:
@@ -238,8 +253,8 @@ def runs_with_smoke(home: Home, name: str) -> Iterator[RunDir]:
 
 
 def known_names(home: Home) -> tuple[str, ...]:
-    """Return all names below `runs/`."""
-    return tuple(sorted(path.name for path in home.runs.glob("*") if path.is_dir()))
+    """Return the names of this home's servers, running or not. Raises HostError if they cannot be listed."""
+    return tuple(sorted(path.name for path in subfolders(home.runs) if NAME.match(path.name)))
 
 
 def not_started(home: Home, name: str, *, hint: str = "`deploy status` lists servers") -> StartError:

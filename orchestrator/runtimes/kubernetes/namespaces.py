@@ -1,14 +1,12 @@
 """Clusters and namespaces of this home's servers, and the labels that identify replicas there."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.core.files import read_private
 from orchestrator.core.paths import Home
-from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import NAME as SERVER_NAME
+from orchestrator.runs.run_dir import known_names, latest_run
 from orchestrator.runtimes.base import EXIT_FILE
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.labels import PART
@@ -28,21 +26,15 @@ def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]
     For a name that this home knows, only its own namespace is returned, since another cluster may no longer exist.
     Without a name, namespaces of servers that were stopped from here are omitted.
     """
-    found = set()
     if name is not None and not SERVER_NAME.match(name):
         return ()
-    own = home.runs / FileName(name) if name else home.runs
-    folders = [own] if name and own.is_dir() else home.runs.glob("*") if home.runs.is_dir() else ()
-    for folder in folders:
-        newest_run = max((path for path in folder.glob("*-*") if path.is_dir()), default=None)
-        if newest_run is None or newest_run.is_symlink() or (name is None and (newest_run / EXIT_FILE).is_file()):
-            continue
-        try:
-            said = json.loads(read_private(newest_run / "plan.json"))["kubernetes"]
-            found.add(Cluster(said["context"] or "", said["namespace"]))
-        except (OSError, ValueError, KeyError, TypeError):  # no plan, or a plan of another runtime
-            continue
-    return tuple(sorted(found))
+    known = known_names(home)
+    runs = filter(None, (latest_run(home, each) for each in ((name,) if name in known else known)))
+    plans = (run.read_any("plan.json") for run in runs if name is not None or not (run.path / EXIT_FILE).is_file())
+    found = (plan["kubernetes"] for plan in plans if isinstance(plan.get("kubernetes"), dict))
+    return tuple(
+        sorted({Cluster(said.get("context") or "", said["namespace"]) for said in found if "namespace" in said})
+    )
 
 
 def replica_of(each: Mapping[str, Any]) -> str:

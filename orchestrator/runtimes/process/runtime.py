@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -36,6 +35,7 @@ from orchestrator.core.secrets import Secret, secret_variables
 from orchestrator.core.signals import defer_signals
 from orchestrator.plan.plan import NAME
 from orchestrator.render.artifacts import Artifacts
+from orchestrator.runs.run_dir import known_names, subfolders
 from orchestrator.runtimes.base import (
     LOG,
     STOPPED,
@@ -114,8 +114,8 @@ class ProcessRuntime(Runtime):
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`. Raises HostError if the runs of this home cannot be listed."""
-        names = sorted(path.name for path in _folders(self._home.runs)) if name is None else [name]
-        folders = [self._home.runs / FileName(each) for each in names if NAME.match(each)]
+        names = known_names(self._home) if name is None else [name] if NAME.match(name) else []
+        folders = [self._home.runs / FileName(each) for each in names]
         folders = [folder for folder in folders if not folder.is_symlink()]
         for folder in folders:
             await_handover(folder)
@@ -217,26 +217,12 @@ def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: i
     return record
 
 
-def _folders(folder: Path) -> list[Path]:
-    """Return the subdirectories, none if the folder is missing. Links are skipped: they lead to other homes or names.
-
-    Raises HostError if the folder cannot be listed.
-    """
-    try:
-        with os.scandir(folder) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise HostError(f"cannot list `{folder}`: {error.strerror}", hint="set DEPLOY_HOME") from error
-
-
 def _servers(folder: Path) -> list[Unit]:
     """Return the servers of a name: of every run that may be alive, else of the newest unless it was stopped."""
     known: list[_RecordedRun] = []
     lost: list[Unit] = []
     try:
-        run_dirs = _folders(folder)
+        run_dirs = subfolders(folder)
     except HostError:
         return [Unit.unreadable("process", folder.name, folder)]
     for run_dir in run_dirs:

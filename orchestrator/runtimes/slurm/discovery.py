@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import NAME
+from orchestrator.runs.run_dir import known_names, subfolders
 from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.replicas import run_root
 from orchestrator.runtimes.slurm import jobs
@@ -19,8 +21,8 @@ from orchestrator.runtimes.slurm.record import JobComment, read_submission
 from orchestrator.runtimes.supervisor.record import parts_of
 
 
-def found_units(runs: Path, name: str | None, handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
-    """Return the units of that name, or of all names; `runs` is the home's folder of run directories.
+def found_units(home: Home, name: str | None, handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
+    """Return the units of that name, or of all names.
 
     Raises HostError if Slurm does not answer or the runs of this home cannot be listed.
     """
@@ -31,9 +33,9 @@ def found_units(runs: Path, name: str | None, handle_of: Callable[[JobComment, J
             continue
         if (job := jobs.find_job(number)) is not None and not job.is_over:
             live.setdefault(comment.name, {})[Path(comment.run)] = handle_of(comment, job)
-    known = {name} if name is not None else live.keys() | _names(runs)
-    names = sorted(each for each in known if NAME.match(each))
-    return [each for one in names for each in _of_name(runs / FileName(one), live.get(one, {}), handle_of)]
+    known = {name} if name is not None else {*live, *known_names(home)}
+    folders = [home.runs.absolute() / FileName(each) for each in sorted(known) if NAME.match(each)]
+    return [each for folder in folders for each in _of_name(folder, live.get(folder.name, {}), handle_of)]
 
 
 def forgotten(number: str) -> Job:
@@ -55,7 +57,8 @@ def _of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobCo
     """Return the units of the runs that are not over; if all are, of the last run unless it was stopped."""
     alive = {run_root(path) for path in live}
     left, found, lost = set(alive), list[_Start](), list[Unit]()
-    for top in sorted(alive | _run_dirs(folder), key=lambda path: path.name, reverse=True):
+    run_dirs = set() if folder.is_symlink() else {*subfolders(folder)}
+    for top in sorted(alive | run_dirs, key=lambda path: path.name, reverse=True):
         left.discard(top)
         start = _read_start(folder.name, top, live, handle_of)
         if top in alive or not live:
@@ -93,19 +96,3 @@ def _read_start(
     start.own = parts.pop(top, None)
     start.behind = tuple(parts.values())
     return start
-
-
-def _run_dirs(folder: Path) -> set[Path]:
-    if folder.is_symlink() or not folder.is_dir():
-        return set()
-    return {path for path in folder.iterdir() if path.is_dir()}
-
-
-def _names(runs: Path) -> set[str]:
-    try:
-        return {path.name for path in runs.iterdir() if NAME.match(path.name)}
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
-    except OSError as error:
-        why = f"cannot list `{runs}`: {error.strerror}"
-        raise HostError(why, hint="set DEPLOY_HOME") from error

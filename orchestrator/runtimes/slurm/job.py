@@ -28,7 +28,7 @@ from orchestrator.core.secrets import redact, set_known
 from orchestrator.core.streams import ignore_sigpipe, take_streams, write
 from orchestrator.core.subprocesses import Program, python_module_argv, start
 from orchestrator.engine.launch import rank_argv
-from orchestrator.runtimes.replicas import rank_dir, rank_dirs
+from orchestrator.runtimes.replicas import rank_dir, rank_dirs, run_root
 from orchestrator.runtimes.slurm.jobs import node_address
 from orchestrator.runtimes.slurm.record import QUESTION, SERVER, START
 from orchestrator.runtimes.supervisor.main import StartRequest, serve
@@ -151,16 +151,16 @@ def _wait_for_vram(run_dir: Path) -> None:
     from orchestrator.hosts.gpus import read_gpus  # noqa: PLC0415
     from orchestrator.hosts.survey import local  # noqa: PLC0415 - not needed while the server runs
     from orchestrator.hosts.vram import wait_for_vram_release  # noqa: PLC0415 - not needed while the server runs
-    from orchestrator.plan.plan import Plan  # noqa: PLC0415
+    from orchestrator.runs.run_dir import RunDir, require_plan  # noqa: PLC0415
 
     try:
-        plan = Plan.from_json(read_private(run_dir / "plan.json"))
+        plan = require_plan(RunDir(run_dir), run_root(run_dir).parent.name)
         if plan.gpus and plan.gateway is None:
             vendor, given = plan.hardware.vendor, os.environ.get("SLURM_JOB_GPUS", "")
             gpus = [int(number) for number in given.split(",") if number.isdecimal()] or list(plan.gpus)
             wait_for_vram_release(lambda: read_gpus(vendor, local), gpus=gpus)
-    except (HostError, OSError, ValueError) as error:
-        write(sys.stderr, f"{error.message if isinstance(error, DeployError) else error}\n")
+    except DeployError as error:
+        write(sys.stderr, f"{error.message}\n")
 
 
 if __name__ == "__main__":

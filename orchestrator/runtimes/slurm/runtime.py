@@ -114,7 +114,7 @@ class SlurmRuntime(Runtime):
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`. Raises HostError if Slurm does not answer or the runs of this home cannot be listed."""
-        return with_roles(found_units(self._home.runs.absolute(), name, self._listed))
+        return with_roles(found_units(self._home, name, self._listed))
 
     def wait_for_placement(self, unit: Unit, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
         hint = _GIVE_ROOM if plan.gateway else ""

@@ -10,7 +10,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.files import remove_tree
 from orchestrator.core.locks import file_lock
 from orchestrator.core.streams import ignore_sigpipe
-from orchestrator.core.text import parse_json
+from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import Cache, Runtime, Status
 from orchestrator.runtimes.replicas import run_root
 from orchestrator.runtimes.supervisor.patched import receipt_of
@@ -69,6 +69,6 @@ def _used(runtime: Runtime) -> Iterator[tuple[str, str]]:
     for unit in runtime.find():
         if unit.state.status not in {Status.RUNNING, Status.PENDING}:
             continue
-        with suppress(OSError, ValueError, KeyError, TypeError):  # a run without patches has no receipt
-            receipt = parse_json(Path(run_root(Path(unit.run_dir)), "patches.json").read_text(encoding="utf-8"))
+        with suppress(KeyError, TypeError):  # a run without patches has no receipt
+            receipt = RunDir(run_root(Path(unit.run_dir))).read_any("patches.json")
             yield unit.name, str(Path(receipt["sources"]["sglang"]["root"]).parents[1])

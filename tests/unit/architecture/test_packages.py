@@ -27,7 +27,7 @@ USES: dict[str, str] = {
     "runs": "core plan render",
     "bench": "core engine hosts plan runs",
     "kernels": "bench checkpoints core engine hosts images plan render runs",
-    "runtimes": "checkpoints core engine hosts images kernels patches plan profiles render",
+    "runtimes": "checkpoints core engine hosts images kernels patches plan profiles render runs",
     "planner": "checkpoints core engine hosts images kernels patches plan profiles render runs runtimes",
     "verify": "core engine plan profiles runtimes",
     "evals": "bench checkpoints core engine hosts plan planner runs verify",
