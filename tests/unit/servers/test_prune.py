@@ -157,7 +157,9 @@ def test_a_name_or_a_run_that_is_a_link_is_not_followed(home: Home, tmp_path: Pa
     (home.runs / "mine" / theirs[0].path.name).symlink_to(theirs[0].path)
     past_run(home, 3, name="mine")
     before = tree(tmp_path)
-    assert pruned(home) == pruned(home, name="owl") == []
+    assert pruned(home) == []
+    with pytest.raises(StartError, match="nothing was started as `owl` from here"):
+        pruned(home, name="owl")
     assert tree(tmp_path) == before
 
 
