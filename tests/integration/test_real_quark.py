@@ -67,5 +67,5 @@ def test_sglang_loads_draft_and_target_of_each(made: Path, cpu_environment: Venv
     targets = run_lines(cpu_environment, "target", "on", *(str(made / recipe) for recipe in REAL_FILES))
     for recipe in REAL_FILES:
         loaded = [drafts[recipe]["loaded"], drafts[f"{recipe}-ours"]["loaded"], targets[recipe]["loaded"]]
-        print(recipe, loaded, drafts[recipe]["error"])
+        print(recipe, loaded, drafts[recipe]["errors"])
         assert loaded == [None, "DeepseekV3ForCausalLMNextN", "GlmMoeDsaForCausalLM"]

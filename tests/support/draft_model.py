@@ -38,6 +38,7 @@ from draft_model_config import (
 )  # fmt: skip
 from safetensors.torch import load_file, save_file
 
+_FAILURES = (AssertionError, IndexError, RuntimeError)
 _UNTOUCHED = -77  # what no checkpoint of zeros holds
 # The modules that a wrong name in the exclude list gets built wrongly.
 ASKED = ("eh_proj", "decoder.mlp.experts", "decoder.mlp.shared_experts.gate_up_proj")
@@ -146,7 +147,7 @@ def _load_one(folder: Path, *, drafts: bool) -> dict[str, object]:
     try:
         model = loader._initialize_model(model_config, LoadConfig(), quantization)
     except AttributeError as error:
-        return {"loaded": None, "error": f"{type(error).__name__}: {error}"}
+        return {"loaded": None, "errors": {"": f"{type(error).__name__}: {error}"}}
     built: dict[str, object] = {"fused": model.num_fused_shared_experts}
     if drafts:
         built["methods"] = {name: type(model.get_submodule(f"model.{name}").quant_method).__name__ for name in ASKED}
@@ -157,14 +158,21 @@ def _load_one(folder: Path, *, drafts: bool) -> dict[str, object]:
             parameter.fill_(_UNTOUCHED)
     try:
         model.load_weights(_weights(folder))
-    except (
-        AssertionError,
-        IndexError,
-        RuntimeError,
-    ) as error:  # weights are loaded in threads: which one fails first varies
-        return {**built, "loaded": None, "error": f"{type(error).__name__}: {error}"}
+    except _FAILURES:
+        return {**built, "loaded": None, "errors": _errors(model, folder)}
     untouched = [name for name, parameter in parameters.items() if bool((parameter == _UNTOUCHED).all())]
     return {**built, "loaded": type(model).__name__, "untouched": untouched}
+
+
+def _errors(model: torch.nn.Module, folder: Path) -> dict[str, str]:
+    """How each tensor fails that fails: sglang loads them in threads, and reports the first of them to end."""
+    found = {}
+    for name, tensor in _weights(folder):
+        try:
+            model.load_weights([(name, tensor)])
+        except _FAILURES as error:
+            found[name.removeprefix(f"{LAYER}.")] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def _weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
