@@ -32,10 +32,19 @@ from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.planner.planning import load
 
 IMAGES = data_root() / "images"
+FORKED_RANKS = Path(__file__).parents[1] / "support/forked_ranks"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def forked_ranks() -> Iterator[None]:
+    """Let real servers fork their processes: a start costs a third of the CPU time of one that spawns them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(FORKED_RANKS))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_commands(forked_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:  # noqa: ARG001
     """Fork the commands of `CommandLine.run` from one process: begun by no test, it outlives each of them."""
     with forking(tmp_path_factory.mktemp("forks")) as forks, commands_forked(forks):
         yield

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from command_line import CommandLine
-from cpu_server import processes_in
+from cpu_server import CpuEngine, processes_in
 from own_profiles import add_profiles
 from patience import PATIENCE, wait_for
 from ports import free_port
@@ -28,12 +28,12 @@ TOKENS, OWN, ROUNDS = 3500, 30, 10
 
 
 class Tiered:
-    """A home with the user's environments, and `deploy` in it."""
+    """A home with the environments and the checkpoint of another one, and `deploy` in it."""
 
-    def __init__(self, folder: Path) -> None:
-        home, users = Home(add_profiles(folder / "home")), Home.from_environment()
-        users.environments.mkdir(parents=True, exist_ok=True)
-        home.environments.symlink_to(users.environments)
+    def __init__(self, folder: Path, other: Home) -> None:
+        home = Home(add_profiles(folder / "home"))
+        home.environments.symlink_to(other.environments)
+        home.models.symlink_to(other.models)
         self.deploy, self.runtime = CommandLine(home), ServerGroup(ProcessRuntime(home))
         self.ports = {name: free_port() for name in ("tiers", "none")}
         self.storage = folder / "storage"
@@ -87,8 +87,8 @@ class Tiered:
 
 
 @pytest.fixture
-def tiered(tmp_path: Path) -> Iterator[Tiered]:
-    made = Tiered(tmp_path)
+def tiered(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Tiered]:
+    made = Tiered(tmp_path, cpu_engine.home)
     try:
         yield made
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import CommandLine
+from cpu_server import CpuEngine
 from patience import PATIENCE, wait_for
 from ports import free_port
 
@@ -29,13 +30,13 @@ NAME, PROFILE = "apart", "cpu-tiny-1p1d"
 
 
 class Apart:
-    """A home with the user's environments, and `deploy` in it."""
+    """A home with the environments and the checkpoint of another one, and `deploy` in it."""
 
-    def __init__(self, folder: Path) -> None:
-        home, users = Home(folder / "home"), Home.from_environment()
+    def __init__(self, folder: Path, other: Home) -> None:
+        home = Home(folder / "home")
         home.root.mkdir()
-        users.environments.mkdir(parents=True, exist_ok=True)
-        home.environments.symlink_to(users.environments)
+        home.environments.symlink_to(other.environments)
+        home.models.symlink_to(other.models)
         self.deploy, self.port = CommandLine(home, {"DOCKER_HOST": "unix:///nonexistent"}), free_port()
         self.runtime = ServerGroup(ProcessRuntime(home))
 
@@ -64,8 +65,8 @@ class Apart:
 
 
 @pytest.fixture
-def apart(tmp_path: Path) -> Iterator[Apart]:
-    made = Apart(tmp_path)
+def apart(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Apart]:
+    made = Apart(tmp_path, cpu_engine.home)
     settings = ("--set", f"server.port={made.port}", "--set", "timeouts.progress_deadline=600")
     try:
         ended = made.deploy.run("up", PROFILE, "--name", NAME, *settings)

@@ -153,7 +153,7 @@ def marked(home: Home, package: Path) -> Iterator[CommandLine]:
     table = Store.of(home, plan).table(plan)
     table.parent.mkdir(parents=True)
     table.write_text("rows\n")
-    command = CommandLine(home)
+    command = CommandLine(home, {"PYTHONPATH": ""})  # without the forked ranks of the tests: each imports anew
     yield command
     command.run("down", "marked")
 
