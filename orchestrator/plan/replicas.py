@@ -94,23 +94,23 @@ def replica_plans(plan: Plan) -> tuple[Plan, ...]:
 def rolling_update_blocker(old: Plan, new: Plan) -> str:
     """Return why a rolling update from one plan to another is impossible; "" if it is possible.
 
-    The gateway and the GPUs of each replica must stay the same.
+    The gateway and the GPUs of each replica must stay the same; replicas may be added and removed.
     """
     if (old.roles or new.roles) and old != new:
         return "prefill and decode servers of two plans do not understand each other"
-    if old.replicas != new.replicas:
-        return f"`replicas` changes from {old.replicas} to {new.replicas}"
+    if new.gateway is None:
+        return f"`replicas` changes from {old.replicas} to 1, and a single replica has no gateway"
     common = {
         "`runtime`": (old.runtime, new.runtime),
         "`server`": (old.server, new.server),
-        "`gateway`": (old.gateway, new.gateway),
+        "`gateway`": (old.gateway and replace(old.gateway, ports=()), replace(new.gateway, ports=())),
         "`served_name`": (old.model.served_name, new.model.served_name),
         "the location in the cluster": (_cluster_location(old), _cluster_location(new)),
     }
     for name, (before, after) in common.items():
         if before != after:
             return f"{name} changes, which the replicas share"
-    if old.gpus != new.gpus:
+    if replica_plans(old)[0].gpus != replica_plans(new)[0].gpus:
         return f"the GPUs of a replica change from {old.layout.gpus} to {new.layout.gpus}"
     return ""
 
@@ -130,7 +130,7 @@ def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:
         yield from plan.flags
         return
     first = gpus[index * len(gpus) // plan.replicas]
-    source = f"`replicas`: the GPUs of replica {index + 1} of {plan.replicas}"
+    source = f"`replicas`: the GPUs of replica {index + 1}"
     yield from _with_flag(plan.flags, flag_for(Meaning.FIRST_GPU, first), source)
 
 

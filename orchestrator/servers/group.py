@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.plan.units import Role
-from orchestrator.runs.run_dir import RunDir, read_plan, require_plan
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, read_plan, require_plan
 from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.replicas import in_order, rank_dirs, replica_name, run_root
 
@@ -225,11 +225,14 @@ def _start(units: Sequence[RunningServer]) -> RunningServer:
 def join_replicas(gateway: RunningServer | None, servers: Sequence[RunningServer]) -> RunningServer:
     """Join replicas, and their gateway if it was started, to one server of their newest run."""
     if gateway is not None:
-        newest = max([gateway.log_dir, *(str(run_dir_of(server)) for server in servers)])
+        first = Path(gateway.log_dir)
+        # A run that only removed replicas has none; its report shows that it ended.
+        later = (report.parent for report in first.parent.glob(f"*/{SMOKE_FILE}"))
+        newest = max([gateway.log_dir, *(str(run_dir_of(server)) for server in servers), *map(str, later)])
         if newest == gateway.log_dir:
             return replace(gateway, replicas=(*servers,))
-        digest, first = _planned_digest(Path(newest)), gateway.log_dir
-        return replace(gateway, plan_digest=digest, run_dir=newest, gateway_dir=first, replicas=(*servers,))
+        digest = _planned_digest(Path(newest))
+        return replace(gateway, plan_digest=digest, run_dir=newest, gateway_dir=gateway.log_dir, replicas=(*servers,))
     top = run_dir_of(servers[0])
     return replace(
         servers[0],

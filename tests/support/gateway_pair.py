@@ -65,7 +65,7 @@ class Pair:
 
     def pid(self, part: RunningServer) -> int:
         """Of a server, or of the gateway itself."""
-        record = read_record(Path(part.run_dir))
+        record = read_record(Path(part.log_dir))
         assert record is not None
         assert record.server is not None
         process = find_process(record.server)

@@ -64,15 +64,15 @@ def require_own(url: str, control_key: Secret) -> None:
 
 
 def open_gateway_workers(
-    gateway: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, grace: float
+    gateway: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, grace: float, replicas: int
 ) -> "GatewayWorkers | DiscoveredWorkers":
     """Open the workers of a running gateway, some of which may be down.
 
-    `key` is the API key of the replicas, `grace` the seconds that their requests may take. Raises StartError if the
-    gateway accepts no changes.
+    `key` is the API key of the replicas, `grace` the seconds that their requests may take, `replicas` their largest
+    number. Raises StartError if the gateway accepts no changes.
     """
     if runtime.gateway_discovery:
-        return DiscoveredWorkers(url=gateway.url, runtime=runtime, servers=plan.replicas)
+        return DiscoveredWorkers(url=gateway.url, runtime=runtime, servers=replicas)
     file = Path(gateway.log_dir) / _FILE
     try:
         workers = GatewayWorkers(

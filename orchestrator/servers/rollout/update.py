@@ -1,4 +1,4 @@
-"""Rolling update: replace the replicas behind a running gateway, one at a time.
+"""Rolling update: replace, add and remove replicas behind a running gateway, one at a time.
 
 ::
 
@@ -8,6 +8,7 @@
 However the update ends, every replica that runs is verified and routed, and the others keep serving.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import rolling_update_blocker
+from orchestrator.plan.replicas import replica_plans, rolling_update_blocker
 from orchestrator.plan.units import server_numbers
 from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import RunDir, reserved_room
 from orchestrator.runtimes.base import HostRef, Status
+from orchestrator.runtimes.replicas import replica_number
 from orchestrator.servers.drain import Drain
 from orchestrator.servers.exit_record import failure_reason, record_exit, stop_server
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
@@ -39,6 +41,7 @@ from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.target import target_of
 
 _REPLACED = "replaced"
+_REMOVED = "removed"
 
 
 def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> None:
@@ -51,22 +54,27 @@ def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> Non
 
 
 def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, host_ref: HostRef) -> UpResult:
-    """Replace the replicas that do not run the plan; if all do, replace each of them.
+    """Start the replicas that the plan adds, replace those that do not run it, and remove those that it lacks.
+
+    If the plan is that of all replicas, each is replaced.
 
     Raises StartError before any change if the gateway accepts none; afterwards a DeployError whose hint names the
     progress and the next commands.
     """
     plan, runtime = start.artifacts.plan, servers.runtime(running)
     seconds = _drain_seconds(start)
-    workers = open_gateway_workers(running, runtime, plan=plan, key=start.key, grace=seconds)
+    urls = [each.server.url for each in max(replica_plans(plan), replica_plans(running.plan or plan), key=len)]
+    workers = open_gateway_workers(running, runtime, plan=plan, key=start.key, grace=seconds, replicas=len(urls))
     if start.request.min_gsm8k is not None:
         from orchestrator.evals.run import prepare_harness  # noqa: PLC0415 - see `_require_score`
 
         prepare_harness(servers.home)
     run = open_run_dir(start, servers.home)
-    update = _RollingUpdate(start=start, servers=servers, runtime=runtime, workers=workers, run=run, host_ref=host_ref)
+    update = _RollingUpdate(
+        start=start, servers=servers, runtime=runtime, workers=workers, run=run, host_ref=host_ref, urls=urls
+    )
     update.set_running(running)
-    numbers = update.outdated() or server_numbers(plan)
+    numbers = update.outdated() or ([] if update.surplus else server_numbers(plan))
     chosen = numbers[: start.request.max_replicas]
     for number in chosen:
         if plan.is_alone(number):
@@ -78,6 +86,9 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
         if len(chosen) < len(numbers):
             note(f"{update.progress_summary()}; {update.next_commands()}")
             return update.result(update.report(()))
+        for server in update.surplus:
+            update.remove_replica(server)
+            update.record_ended_runs()
         report = update.report(update.remaining_checks())
         save_report(run, report)
         report.require()
@@ -102,7 +113,9 @@ class _RollingUpdate:
     workers: GatewayWorkers | DiscoveredWorkers
     run: RunDir
     host_ref: HostRef
+    urls: Sequence[str]  # of the replicas at their host, by number, those to be removed included
     seconds: float = 0.0  # until the new replicas were ready
+    surplus: list[RunningServer] = field(default_factory=list)  # replicas that the plan lacks
     _running: dict[int, RunningServer] = field(default_factory=dict)
     _old_runs: set[Path] = field(default_factory=set)  # of replicas that ran at the beginning
     _checks: dict[int, list[CheckResult]] = field(default_factory=dict)
@@ -116,7 +129,7 @@ class _RollingUpdate:
 
     def _address(self, number: int, server: RunningServer | None = None) -> str:
         """Return the URL under which the gateway knows the replica."""
-        planned = self._artifacts(number).plan.server.url
+        planned = self.urls[number - 1]
         apart = self._plan.gateway is not None and not self._plan.gateway.one_node
         return server.url if apart and server is not None and server.url else planned
 
@@ -131,7 +144,8 @@ class _RollingUpdate:
         of_folder = {Path(server.run_dir).name: server for server in running.replicas}
         numbers = {number: of_folder.get(name) for number, name in enumerate(self._plan.server_names, start=1)}
         self._running = {number: server for number, server in numbers.items() if server is not None}
-        self._old_runs = {run_dir_of(server) for server in self._running.values()}
+        self.surplus = [server for server in running.replicas if server not in self._running.values()]
+        self._old_runs = {run_dir_of(server) for server in running.replicas}
 
     def outdated(self) -> list[int]:
         """Return the numbers of replicas that do not run the plan, those first that are not routed."""
@@ -168,6 +182,24 @@ class _RollingUpdate:
                 raise
             self._running[number] = new
             say(f"{self._label(number)} is updated")
+
+    def remove_replica(self, server: RunningServer) -> None:
+        """Remove one of the surplus replicas when its requests have ended. An interrupt before its stop keeps it."""
+        folder = Path(server.run_dir).name
+        name, url = folder.replace("-", " "), self._address(replica_number(folder), server)
+        say(f"{name}: draining")
+        try:
+            with Drain(self.runtime, server, seconds=_drain_seconds(self.start)) as drain:
+                self.workers.drain(url, server)
+                drain.wait()
+                with defer_signals():
+                    stop_server(self.runtime, server, home=self.servers.home, grace=drain.grace, reason=_REMOVED)
+        except BaseException as error:
+            if self.runtime.state(server).status is Status.RUNNING:
+                self._route_again(url, server, error)
+            raise
+        self.surplus = [each for each in self.surplus if each is not server]
+        say(f"{name} is removed")
 
     def _stop_old(self, number: int, step: "_Step") -> None:
         plan, old = self._artifacts(number).plan, self._running.get(number)
@@ -234,10 +266,14 @@ class _RollingUpdate:
             self._running.pop(number, None)
             stop_after_failure(old, self.runtime, self.servers.run_of(old), _REPLACED)
         elif step.draining and old is not None:
-            try:
-                self.workers.uncordon(self._address(number, old), old)
-            except DeployError as error:
-                failure.add_note(error.message)
+            self._route_again(self._address(number, old), old, failure)
+
+    def _route_again(self, url: str, server: RunningServer, failure: BaseException) -> None:
+        """Route to a drained replica that was not stopped; if that fails, add a note to the failure."""
+        try:
+            self.workers.uncordon(url, server)
+        except DeployError as error:
+            failure.add_note(error.message)
 
     def _forget(self, number: int) -> None:
         """Remove a stopped replica from the gateway, which may just have added it."""
@@ -271,7 +307,7 @@ class _RollingUpdate:
 
     def record_ended_runs(self) -> None:
         """Record the exit of each old run that has no replica left."""
-        left = {run_dir_of(server) for server in self._running.values()}
+        left = {run_dir_of(server) for server in (*self._running.values(), *self.surplus)}
         for path in self._old_runs - left:
             record_exit(RunDir(path), _REPLACED)
         self._old_runs &= left
@@ -291,6 +327,7 @@ class _RollingUpdate:
         words = [f"{right} of {self._plan.replicas} replicas have this plan"]
         words += [f"{old} {'has' if old == 1 else 'have'} another plan"] if old else []
         words += [f"{down} {'is' if down == 1 else 'are'} down"] if down else []
+        words += [f"{len(self.surplus)} to be removed"] if self.surplus else []
         return ", ".join(words)
 
     def next_commands(self) -> str:

@@ -122,7 +122,7 @@ def test_servers_that_are_jobs_have_their_own_gpus_and_ports_that_they_may_share
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("replicas=3", "`replicas` changes from 2 to 3"),
+        ("replicas=1", "`replicas` changes from 2 to 1, and a single replica has no gateway"),
         ("server.port=21000", "`server` changes"),
         ("gateway.policy=random", "`gateway` changes"),
         ("model.served_name=other", "`served_name` changes"),
@@ -131,6 +131,13 @@ def test_servers_that_are_jobs_have_their_own_gpus_and_ports_that_they_may_share
 def test_what_replicas_share_cannot_change_one_after_the_other(change: str, said: str) -> None:
     before, after = plan_of("cpu-tiny", "replicas=2"), plan_of("cpu-tiny", "replicas=2", change)
     assert said in rolling_update_blocker(before, after)
+
+
+def test_replicas_that_are_added_or_removed_leave_the_others_as_they_are() -> None:
+    settings = ("layout.tp=2", "flags.context-length=131072")
+    two, three = plan_of("mi355x-tp4x2", *settings), plan_of("mi355x-tp4x2", *settings, "replicas=3")
+    assert [each.digest for each in replica_plans(three)[:2]] == [each.digest for each in replica_plans(two)]
+    assert rolling_update_blocker(two, three) == rolling_update_blocker(three, two) == ""
 
 
 def test_what_a_gateway_finds_by_itself_stays_where_it_looks() -> None:

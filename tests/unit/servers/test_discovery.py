@@ -111,6 +111,6 @@ def test_a_gateway_that_does_not_answer_once_has_not_counted_one_more_afterwards
 
 def test_who_shows_servers_to_its_gateways_needs_no_key_of_theirs() -> None:
     plan = plan_of("cpu-tiny", "replicas=2")
-    gateway = open_gateway_workers(SERVER, Shown(), plan=plan, key=None, grace=1)  # type: ignore[arg-type]  # a part of a runtime
+    gateway = open_gateway_workers(SERVER, Shown(), plan=plan, key=None, grace=1, replicas=2)  # type: ignore[arg-type]  # a part of a runtime
     assert isinstance(gateway, DiscoveredWorkers)
     assert gateway.servers == 2, "whatever stands behind it now: one that is down is still to come"

@@ -37,7 +37,10 @@ def begun(profile: str, outdated: Sequence[int], monkeypatch: pytest.MonkeyPatch
     servers = SimpleNamespace(runtime=lambda _: None, home=Path())
     with pytest.raises(Unchanged):
         update.rolling_update(
-            cast("StartSpec", start), cast("Servers", servers), cast("RunningServer", None), cast("HostRef", None)
+            cast("StartSpec", start),
+            cast("Servers", servers),
+            cast("RunningServer", SimpleNamespace(plan=None)),
+            cast("HostRef", None),
         )
 
 
