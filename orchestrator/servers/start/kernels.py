@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from io import BytesIO
 from itertools import chain
@@ -41,6 +41,7 @@ from orchestrator.servers.start.host import runner_for
 
 OCI: Final = "oci://"
 _LABEL: Final = "deploy.kernels"  # the digest of the archive whose kernels an image has
+_WITHOUT: Final = "omit `engine.compiled_kernels`: the server then compiles its own, and `deploy up` saves them"
 _DOWNLOAD: Final = 600.0  # seconds
 
 
@@ -100,11 +101,15 @@ class StartKernels:
             saved = read_archive(self._path)
             note(f"saved {count} files of compiled kernels, {saved.size:,} bytes: {self._path}@{saved.digest}")
 
+    @property
+    def _knows_node(self) -> bool:
+        """Whether the node is known before the start; a cluster chooses it later."""
+        return runtime_class(self.plan.runtime).is_local
+
     @cached_property
     def _use(self) -> KernelUse:
         vendor = self.plan.hardware.vendor
-        elsewhere = vendor == "cpu" or runtime_class(self.plan.runtime).cluster_managed  # the node is not known yet
-        inventory = None if elsewhere else read_gpus(vendor, runner_for(self.host_ref))
+        inventory = read_gpus(vendor, runner_for(self.host_ref)) if vendor != "cpu" and self._knows_node else None
         driver = inventory.driver if inventory is not None else None
         engine = self.store.engine() if self.store is not None else {}
         return KernelUse(
@@ -126,7 +131,8 @@ class StartKernels:
             note(f"`{reference}` is not unpacked: on {self.plan.runtime}, the image of the server has its kernels")
             return
         archive = named_archive(reference, self.host_ref)
-        _require_match(archive, self._use)
+        driver = self._use.driver if self._knows_node else archive.receipt.driver
+        _require_match(archive, replace(self._use, driver=driver))
         try:
             self._add(archive, self.store)
         except OSError as error:
@@ -165,8 +171,22 @@ def image_with_kernels(docker: DockerCli, built: BuiltImage, plan: Plan, host_re
 
 def _require_match(archive: KernelArchive, use: KernelUse) -> None:
     if problems := list(archive.receipt.problems(use)):
-        hint = "omit `engine.compiled_kernels`: the server then compiles its own, and `deploy up` saves them"
-        raise KernelsError(f"the kernels of `{archive.path}` are not for this start", problems=problems, hint=hint)
+        raise KernelsError(f"the kernels of `{archive.path}` are not for this start", problems=problems, hint=_WITHOUT)
+
+
+def require_archive(plan: Plan, host_ref: HostRef) -> None:
+    """Raise KernelsError, before any build or download, if the named archive is missing, damaged or for another GPU.
+
+    Not for one in a registry or of an image, nor in a cluster, where the image of the server may have its kernels.
+    """
+    reference = plan.engine.compiled_kernels
+    elsewhere = plan.prebuilt_image or not runtime_class(plan.runtime).is_local
+    if reference is None or reference.startswith(OCI) or elsewhere:
+        return
+    archive = named_archive(reference, host_ref)
+    own = archive.receipt
+    use = KernelUse(arch=plan.hardware.arch, driver=own.driver, engine=own.engine, plan=next(iter(own.plans), ""))
+    _require_match(archive, use)
 
 
 def named_archive(reference: str, host_ref: HostRef) -> KernelArchive:
@@ -174,9 +194,13 @@ def named_archive(reference: str, host_ref: HostRef) -> KernelArchive:
     name, _, digest = reference.rpartition("@")
     if name.startswith(OCI):
         return _downloaded(reference.removeprefix(OCI), host_ref.home)
-    archive = read_archive(Path(name))
+    try:
+        archive = read_archive(Path(name))
+    except KernelsError as error:
+        error.hint = _WITHOUT
+        raise
     if archive.digest != digest:
-        raise KernelsError(f"`{name}` has the digest {archive.digest}, not {digest}")
+        raise KernelsError(f"`{name}` has the digest {archive.digest}, not {digest}", hint=_WITHOUT)
     return archive
 
 

@@ -19,6 +19,7 @@ from orchestrator.render.artifacts import RenderedFile
 from orchestrator.runs.run_dir import require_name
 from orchestrator.servers.start.decisions import decide_beforehand
 from orchestrator.servers.start.host import resolve_host_ref
+from orchestrator.servers.start.kernels import require_archive
 from orchestrator.servers.start.request import UpRequest
 
 
@@ -68,6 +69,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
         decision = decide_beforehand(request, source, host_ref, offline=True)
         plan, artifacts = decision.plan, decision.artifacts
         files = rendered_files(artifacts, request.name)
+    require_archive(plan, host_ref)
     if not plan.prebuilt_image and not request.allow_untuned:
         _require_tuned(plan, home)
     capacity = source.valid.shown_capacity if isinstance(source, ProfileSource) and not source.decided else None

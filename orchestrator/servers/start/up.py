@@ -35,7 +35,7 @@ from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
 from orchestrator.servers.start.host import require_host, require_ready_host, resolve_host_ref
-from orchestrator.servers.start.kernels import StartKernels
+from orchestrator.servers.start.kernels import StartKernels, require_archive
 from orchestrator.servers.start.launch import StartSpec, UpResult, bring_up
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.verify import await_healthy, is_gateway_alive
@@ -65,6 +65,7 @@ def up(
         first = decide_beforehand(request, source, host_ref)
         key = find_key()
     plan = first.plan
+    require_archive(plan, host_ref)
     name = request.name or plan.profile
     report_warnings(plan, name=name)
     if not source.decided:

@@ -11,7 +11,7 @@ from orchestrator.core.errors import HostError, KernelsError, ProfileError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.engine.kernel_caches import FOLDERS
-from orchestrator.kernels.disk.archive import KernelStore, read_archive
+from orchestrator.kernels.disk.archive import KernelStore, KernelUse, read_archive, write_archive
 from orchestrator.kernels.disk.kernel_folders import KernelFolders
 from orchestrator.plan.lock import plan_lines
 from orchestrator.plan.plan import Plan
@@ -20,7 +20,9 @@ from orchestrator.render.artifacts import Artifacts, Command
 from orchestrator.runtimes import caches as caches_of_runtimes
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import EnginePython, HostRef, PreparedRun
-from orchestrator.servers.start.kernels import StartKernels, kernel_plan
+from orchestrator.servers.start.kernels import StartKernels, kernel_plan, require_archive
+from orchestrator.servers.start.preview import preview
+from orchestrator.servers.start.request import UpRequest
 
 VERSIONS = {"sglang": "0.5.14", "torch": "2.9.1"}
 
@@ -147,6 +149,41 @@ def test_a_named_archive_for_another_start_is_refused_with_each_field(plan: Plan
     assert "`engine.torch`: compiled for `2.9.1`, this start has `2.10.0`" in found
     assert "`plan`: compiled for" in found
     assert not (tmp_path / "second").exists()
+
+
+def test_an_archive_is_looked_at_before_anything_is_built(plan: Plan, tmp_path: Path) -> None:
+    host_ref = HostRef(home=Home(tmp_path))
+    kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
+    (archive,) = saved(tmp_path)
+    reference = f"{archive}@{read_archive(archive).digest}"
+    require_archive(named(plan, reference), host_ref)
+    other = replace(plan, hardware=replace(plan.hardware, arch="gfx950"))
+    with pytest.raises(KernelsError, match="are not for this start"):
+        require_archive(named(other, reference), host_ref)
+    archive.unlink()
+    with pytest.raises(KernelsError, match="No such file") as missing:
+        require_archive(named(plan, reference), host_ref)
+    assert "omit `engine.compiled_kernels`" in (missing.value.hint or "")
+    request = UpRequest(
+        profile="cpu-tiny", name=None, overrides=(f"engine.compiled_kernels={reference}",), host=None, image=None,
+        replace=False, keep_failed=False, stage=True, allow_untuned=False, strict_kernels=False, timeout=None,
+    )  # fmt: skip
+    with pytest.raises(KernelsError, match="No such file"):
+        preview(request, Home(tmp_path))
+    for each in (replace(plan, runtime="kubernetes"), replace(plan, prebuilt_image="me/image")):  # the image has them
+        require_archive(named(each, reference), host_ref)
+
+
+def test_in_a_cluster_the_driver_of_the_node_is_not_compared(plan: Plan, tmp_path: Path) -> None:
+    kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
+    (archive,) = saved(tmp_path)
+    use = KernelUse(arch=plan.hardware.arch, driver="580.159", engine=VERSIONS, plan=kernel_plan(plan))
+    write_archive(archive, use, (), compiled(tmp_path / "node").files())
+    slurm = named(replace(plan, runtime="slurm"), f"{archive}@{read_archive(archive).digest}")
+    kernels(slurm, tmp_path, caches(tmp_path / "second")).take()
+    assert (tmp_path / "second/.triton/cache/K/kernel.cubin").is_file()
+    with pytest.raises(KernelsError, match="are not for this start"):
+        kernels(replace(slurm, runtime="process"), tmp_path, caches(tmp_path / "third")).take()
 
 
 def test_a_runtime_that_has_them_in_its_image_says_so(
