@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from orchestrator.bench.endpoint import Endpoint
@@ -15,18 +16,24 @@ from orchestrator.plan.reuse_distance import CacheAccess, hit_rates, shared_pref
 _SHARES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the hits of an unlimited cache
 
 
-def forecast_load(workload: Workload, source: SessionSource | None, endpoint: Endpoint) -> CacheForecast | None:
-    """Compute the forecast of sessions or of independent prompts; None if the prompts share no prefix."""
+def forecast_load(
+    workload: Workload, source: SessionSource | None, endpoint: Endpoint, *, requests: int | None = None
+) -> CacheForecast | None:
+    """Compute the forecast of sessions or of independent prompts; None if the prompts share no prefix.
+
+    Of sessions only the first `requests` count, with those of the warm-up, if a load ended early.
+    """
     if source is not None:
         closed = workload.load == "closed"
 
         def sessions() -> Iterable[CacheAccess]:
-            return cache_accesses(
+            accesses = cache_accesses(
                 source.trees(),
                 concurrency=workload.concurrency if closed else None,
                 max_delay_s=workload.max_think_time_s,
                 warmup_requests=workload.warmup_requests,
             )
+            return islice(accesses, requests)
 
         return forecast_cache(sessions, endpoint)
     if not workload.prefix_tokens:
@@ -66,6 +73,11 @@ def forecast_cache(
 
 def _replicas(endpoint: Endpoint) -> int:
     return endpoint.facts.replicas * max(len(endpoint.replicas), 1)
+
+
+def ended_early(point: Point, workload: Workload, source: SessionSource | None) -> bool:
+    """Return whether only a part of the sessions was sent, as with a duration."""
+    return source is not None and point.requests + workload.warmup_requests < source.totals.requests
 
 
 def with_achievable(point: Point, forecast: CacheForecast | None) -> Point:

@@ -243,11 +243,13 @@ def test_the_memory_of_a_replay_grows_by_little_more_than_the_times_of_its_chunk
 
 
 def test_a_load_with_a_duration_does_not_wait_for_its_next_request(tmp_path: Path) -> None:
-    turn = {"session_id": "a", "input_length": 20}
-    trace = mooncake(tmp_path, {**turn, "timestamp": 0}, {**turn, "delay": 600_000})
+    turn = at(0, [1], session_id="a")
+    trace = mooncake(tmp_path, turn, {**turn, "delay": 600_000})
     begin = time.monotonic()
     point = replay(Script(), tmp_path, Workload(trace=trace, concurrency=1, duration_s=1.0, **QUICK))
     assert point.requests == 1
+    assert point.cache is not None
+    assert point.cache.achievable_share == 0.0  # of the first request; of both it is half
     assert time.monotonic() - begin < 60
 
 

@@ -1,23 +1,25 @@
 """The hit rate that a load can reach: of a workload, of a trace, and the order in which a trace is sent."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from orchestrator.bench import cache_forecast
-from orchestrator.bench.cache_forecast import forecast_cache, forecast_load, with_achievable
+from orchestrator.bench.cache_forecast import ended_early, forecast_cache, forecast_load, with_achievable
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.metrics import forecast_text
 from orchestrator.bench.result import BenchEnding, CacheHits, EndpointFacts, Point
 from orchestrator.bench.sessions import open_sessions
+from orchestrator.bench.traces import accesses
 from orchestrator.bench.traces.accesses import cache_accesses
 from orchestrator.bench.traces.request import TraceRequest, Tree, own_blocks
 from orchestrator.bench.traces.synthetic import SessionShape, Subagents, synthetic_trees
 from orchestrator.bench.workload import Workload
 from orchestrator.core.url import Address
-from orchestrator.plan.reuse_distance import hit_rates
+from orchestrator.plan.reuse_distance import CacheAccess, hit_rates
 
 
 def endpoint(*, cache_tokens: int | None, replicas: int = 1, page: int = 1) -> Endpoint:
@@ -92,12 +94,53 @@ def test_the_blocks_of_a_session_grow_with_its_turns_and_not_with_its_tokens() -
     )
     (session,) = synthetic_trees(shape, 1)
     assert sum(len(each.block_ids) for each in session) == 2
-    accesses = list(cache_accesses([session], concurrency=1))
-    assert [len(each.prompt) for each in accesses] == [2 + 2 * turn for turn in range(500)]
+    found = list(cache_accesses([session], concurrency=1))
+    assert [len(each.prompt) for each in found][1:32] == [3 + turn for turn in range(1, 32)]
+    assert len(found[-1].prompt) < 100
     assert all(
         sum(tokens for _, tokens in each.prompt) == planned.input_tokens
-        for each, planned in zip(accesses, session, strict=True)
+        for each, planned in zip(found, session, strict=True)
     )
+
+
+def test_the_steps_of_a_forecast_grow_with_the_turns_and_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 sessions of 800 turns took 85 s, as each prompt had two blocks of each earlier turn; now 8 s."""
+
+    def trees(turns: int) -> Iterator[CacheAccess]:
+        shape = SHAPE.model_copy(update={"count": 8, "subagents": None, "turns": (turns, turns)})
+        return cache_accesses(synthetic_trees(shape, 1), concurrency=4)
+
+    def steps(turns: int) -> int:
+        return sum(len(each.held) for each in trees(turns))
+
+    assert steps(400) < 8 * steps(100)
+    grouped = hit_rates(trees(200))
+    monkeypatch.setattr(accesses, "_EXACT_BITS", 64)  # a block for each turn
+    assert steps(400) > 12 * steps(100)
+    exact = hit_rates(trees(200))
+    for size in (5_000, 20_000, 40_000, 80_000):
+        assert grouped.at(size) == pytest.approx(exact.at(size), abs=0.01)
+    assert grouped.unlimited == pytest.approx(exact.unlimited)
+    assert 0.1 < exact.at(20_000) < exact.at(40_000) < exact.unlimited - 0.01
+
+
+def test_a_load_that_ends_early_is_judged_by_what_was_sent() -> None:
+    """The first prompts of a session are new: a part of a trace cannot reach the hit rate of the whole."""
+    workload = Workload(sessions=SHAPE, load="closed", concurrency=12, duration_s=1.0)
+    source, server = open_sessions(workload), endpoint(cache_tokens=1 << 20)
+    assert source is not None
+    whole, part = (forecast_load(workload, source, server, requests=sent) for sent in (None, 12))
+    assert whole is not None
+    assert part is not None
+    assert part.share is not None
+    assert part.share < (whole.share or 0.0) - 0.1
+    cut = Point(
+        label="closed-12", arrivals="closed", ending=BenchEnding.COMPLETE, started_at="", requests=12, succeeded=12,
+        success_share=1.0, failures=(), input_tokens=1, output_tokens=1,
+    )  # fmt: skip
+    assert ended_early(cut, workload, source)
+    assert not ended_early(replace(cut, requests=source.totals.requests), workload, source)
+    assert not ended_early(cut, PREFIXES, None)
 
 
 def test_an_estimate_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,9 +207,9 @@ def test_a_capped_delay_changes_the_order() -> None:
 
 def test_every_request_of_a_tree_is_sent_once_and_after_what_it_waits_for() -> None:
     trees = tuple(synthetic_trees(SHAPE, 1))
-    accesses = list(cache_accesses(trees, concurrency=3))
-    assert len(accesses) == sum(map(len, trees))
-    assert {each.session for each in accesses} == {each[0].session for each in trees}
+    found = list(cache_accesses(trees, concurrency=3))
+    assert len(found) == sum(map(len, trees))
+    assert {each.session for each in found} == {each[0].session for each in trees}
 
 
 def test_a_point_carries_the_rate_beside_the_measured_one() -> None:
