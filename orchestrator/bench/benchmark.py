@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.bench.aiperf.runner import CLIENT, AiperfRunner
-from orchestrator.bench.cache_forecast import ended_early, forecast_load, with_achievable
+from orchestrator.bench.cache_forecast import forecast_load, forecast_point, has_own_forecast, with_achievable
 from orchestrator.bench.comparability import client_issues, comparability_issues
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.counters import concurrency_capped
@@ -260,8 +260,8 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
             if measured.ending is BenchEnding.INTERRUPTED and not measured.requests:
                 ending = measured.ending
                 break
-            early = ended_early(measured, request.workload, request.source)
-            point = with_achievable(measured, None if early else result.run.cache_forecast)
+            differs = has_own_forecast(measured, request.workload, request.source)
+            point = with_achievable(measured, None if differs else result.run.cache_forecast)
             point = replace(point, capped=concurrency_capped(measured, request.provenance))
             run = replace(result.run, warmup=warmup, ended_at=_now())
             result = _with_issues(request, replace(result, run=run, points=(*result.points, point)))
@@ -269,8 +269,8 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
                 _write_requests(request, result, load_result, requests_file(point))
             result = _write_with_kernel_gate(request, result)
             ending = point.ending
-            if early and ending is not BenchEnding.INTERRUPTED:  # the result is written: this may take long
-                result = await _with_part_forecast(request, runner.endpoint, point, result)
+            if differs and ending is not BenchEnding.INTERRUPTED:  # the result is written: this may take long
+                result = await _with_own_forecast(request, runner.endpoint, point, result)
             if ending is BenchEnding.COMPLETE and (end := request.stop_when(result)) is not None:
                 ending = end
                 break
@@ -288,13 +288,12 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
     return _write_with_kernel_gate(request, _with_issues(request, replace(result, ending=ending)))
 
 
-async def _with_part_forecast(
+async def _with_own_forecast(
     request: BenchRequest, endpoint: Endpoint, point: Point, result: BenchResult
 ) -> BenchResult:
-    """Return `result` with the hit rate that the requests of `point` can reach, a part of the sessions; write it."""
-    sent = point.requests + request.workload.warmup_requests
-    forecast = await in_thread(lambda: forecast_load(request.workload, request.source, endpoint, requests=sent))
-    points = (with_achievable(each, forecast) if each.label == point.label else each for each in result.points)
+    """Return `result` with the hit rate that the prompts of `point` can reach; write it."""
+    found = await in_thread(lambda: forecast_point(point, request.workload, request.source, endpoint))
+    points = (found if each.label == point.label else each for each in result.points)
     return _write_with_kernel_gate(request, replace(result, points=tuple(points)))
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Final
 
 from orchestrator.bench.endpoint import Endpoint
-from orchestrator.bench.result import CacheForecast, CacheSize, Point
+from orchestrator.bench.result import DRAWN_ANSWERS, CacheForecast, CacheSize, Point
 from orchestrator.bench.sessions import SessionSource
 from orchestrator.bench.traces.accesses import cache_accesses
 from orchestrator.bench.workload import Workload
@@ -17,11 +17,17 @@ _SHARES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the hits of an unlimited cach
 
 
 def forecast_load(
-    workload: Workload, source: SessionSource | None, endpoint: Endpoint, *, requests: int | None = None
+    workload: Workload,
+    source: SessionSource | None,
+    endpoint: Endpoint,
+    *,
+    requests: int | None = None,
+    drawn_answers: bool = False,
 ) -> CacheForecast | None:
     """Compute the forecast of sessions or of independent prompts; None if the prompts share no prefix.
 
-    Of sessions only the first `requests` count, with those of the warm-up, if a load ended early.
+    Of sessions only the first `requests` count, with those of the warm-up, if a load ended early. With `drawn_answers`
+    a later prompt has other tokens in place of the server's answer.
     """
     if source is not None:
         closed = workload.load == "closed"
@@ -32,6 +38,7 @@ def forecast_load(
                 concurrency=workload.concurrency if closed else None,
                 max_delay_s=workload.max_think_time_s,
                 warmup_requests=workload.warmup_requests,
+                drawn_answers=drawn_answers,
             )
             return islice(accesses, requests)
 
@@ -75,9 +82,27 @@ def _replicas(endpoint: Endpoint) -> int:
     return endpoint.facts.replicas * max(len(endpoint.replicas), 1)
 
 
-def ended_early(point: Point, workload: Workload, source: SessionSource | None) -> bool:
-    """Return whether only a part of the sessions was sent, as with a duration."""
-    return source is not None and point.requests + workload.warmup_requests < source.totals.requests
+def has_own_forecast(point: Point, workload: Workload, source: SessionSource | None) -> bool:
+    """Return whether other prompts were sent than forecast: a part of the sessions, or drawn answers in them."""
+    if source is None:
+        return False
+    return _sent(point, workload) < source.totals.requests or (
+        source.totals.continued > 0 and _has_drawn_answers(point)
+    )
+
+
+def forecast_point(point: Point, workload: Workload, source: SessionSource | None, endpoint: Endpoint) -> Point:
+    """Return the point with the hit rate that its prompts can reach, as they were sent."""
+    requests, drawn = _sent(point, workload), _has_drawn_answers(point)
+    return with_achievable(point, forecast_load(workload, source, endpoint, requests=requests, drawn_answers=drawn))
+
+
+def _sent(point: Point, workload: Workload) -> int:
+    return point.requests + workload.warmup_requests
+
+
+def _has_drawn_answers(point: Point) -> bool:
+    return point.sessions is not None and DRAWN_ANSWERS in point.sessions.next_prompts
 
 
 def with_achievable(point: Point, forecast: CacheForecast | None) -> Point:

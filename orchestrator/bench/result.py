@@ -17,6 +17,7 @@ from orchestrator.engine.foreign import UNKNOWN
 
 RESULT_SCHEMA: Final = 2
 RESULT_FILE: Final = "result.json"
+DRAWN_ANSWERS: Final = "drawn tokens in place of"  # in `SessionLoad.next_prompts`: the answers are not in the cache
 
 
 # Bounds of the numbers in a file: finite, and small enough for all later arithmetic.

@@ -13,7 +13,9 @@ from orchestrator.bench.traces.request import TraceRequest, Tree
 from orchestrator.plan.reuse_distance import Block, CacheAccess
 
 S_PER_TOKEN: Final = 0.02
-_EXACT_BITS: Final = 5  # leading bits of the position of a turn: the turns of a block are at most 6 % of those before it
+_EXACT_BITS: Final = (
+    5  # leading bits of the position of a turn: the turns of a block are at most 6 % of those before it
+)
 
 
 def cache_accesses(
@@ -22,14 +24,16 @@ def cache_accesses(
     concurrency: int | None = None,
     max_delay_s: float | None = None,
     warmup_requests: int = 0,
+    drawn_answers: bool = False,
 ) -> Iterator[CacheAccess]:
     """Yield the accesses of the sessions: `concurrency` of them at a time, or each at its recorded arrival.
 
-    Only the sessions that run at the same time are in memory. Delays count up to `max_delay_s`.
+    Only the sessions that run at the same time are in memory. Delays count up to `max_delay_s`. With `drawn_answers` a
+    later prompt has other tokens in place of the server's answer.
     """
     longest = float("inf") if max_delay_s is None else max_delay_s
     for number, (running, index) in enumerate(_in_order(trees, concurrency=concurrency, max_delay_s=longest)):
-        prompt, held = running.blocks(index)
+        prompt, held = running.blocks(index, drawn_answers=drawn_answers)
         session = running.tree[0].session
         yield CacheAccess(prompt=prompt, held=held, session=session, counted=number >= warmup_requests)
 
@@ -69,7 +73,7 @@ class _RunningTree:
             if not self._waits[follower]:
                 yield follower
 
-    def blocks(self, index: int) -> tuple[list[Block], list[Block]]:
+    def blocks(self, index: int, *, drawn_answers: bool) -> tuple[list[Block], list[Block]]:
         """Return the blocks of a prompt, and with its output; the requests are asked for in the order of sending."""
         request = self.tree[index]
         prompt = self._contexts.pop(request.session, [])
@@ -78,7 +82,10 @@ class _RunningTree:
             prompt = _extended(prompt, request.position, new)
         else:
             prompt = _recorded_blocks(request)
-        if (request.session, request.position) not in self._continued:
+        is_continued = (request.session, request.position) in self._continued
+        if is_continued and drawn_answers:
+            self._contexts[request.session] = prompt
+        if drawn_answers or not is_continued:
             return prompt, [*prompt, (None, request.output_tokens)]
         held = self._contexts[request.session] = _extended(prompt, request.position, request.output_tokens)
         return prompt, held

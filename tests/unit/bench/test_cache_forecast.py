@@ -7,11 +7,17 @@ from functools import partial
 import pytest
 
 from orchestrator.bench import cache_forecast
-from orchestrator.bench.cache_forecast import ended_early, forecast_cache, forecast_load, with_achievable
+from orchestrator.bench.cache_forecast import (
+    forecast_cache,
+    forecast_load,
+    forecast_point,
+    has_own_forecast,
+    with_achievable,
+)
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.metrics import forecast_text
-from orchestrator.bench.result import BenchEnding, CacheHits, EndpointFacts, Point
+from orchestrator.bench.result import BenchEnding, CacheHits, EndpointFacts, Point, SessionLoad
 from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.traces import accesses
 from orchestrator.bench.traces.accesses import cache_accesses
@@ -124,23 +130,39 @@ def test_the_steps_of_a_forecast_grow_with_the_turns_and_not_with_their_square(m
     assert 0.1 < exact.at(20_000) < exact.at(40_000) < exact.unlimited - 0.01
 
 
-def test_a_load_that_ends_early_is_judged_by_what_was_sent() -> None:
+def sent(requests: int, next_prompts: str = "the answers of the server, and new tokens") -> Point:
+    load = SessionLoad(
+        sessions=12, subagents=0, warmup_requests=0, dropped_requests=0, next_prompts=next_prompts, speed=None
+    )
+    return Point(
+        label="closed-12", arrivals="closed", ending=BenchEnding.COMPLETE, started_at="", requests=requests,
+        succeeded=requests, success_share=1.0, failures=(), input_tokens=1, output_tokens=1, sessions=load,
+        cache=CacheHits(wanted_share=None, usage_share=None, usage_share_per_request=None, metrics_share=None),
+    )  # fmt: skip
+
+
+def test_the_prompts_that_were_sent_are_judged_a_part_of_the_sessions_or_drawn_answers() -> None:
     """The first prompts of a session are new: a part of a trace cannot reach the hit rate of the whole."""
     workload = Workload(sessions=SHAPE, load="closed", concurrency=12, duration_s=1.0)
     source, server = open_sessions(workload), endpoint(cache_tokens=1 << 20)
     assert source is not None
-    whole, part = (forecast_load(workload, source, server, requests=sent) for sent in (None, 12))
-    assert whole is not None
-    assert part is not None
-    assert part.share is not None
-    assert part.share < (whole.share or 0.0) - 0.1
-    cut = Point(
-        label="closed-12", arrivals="closed", ending=BenchEnding.COMPLETE, started_at="", requests=12, succeeded=12,
-        success_share=1.0, failures=(), input_tokens=1, output_tokens=1,
-    )  # fmt: skip
-    assert ended_early(cut, workload, source)
-    assert not ended_early(replace(cut, requests=source.totals.requests), workload, source)
-    assert not ended_early(cut, PREFIXES, None)
+    every = source.totals.requests
+
+    def share(point: Point) -> float:
+        cache = forecast_point(point, workload, source, server).cache
+        assert cache is not None
+        assert cache.achievable_share is not None
+        return cache.achievable_share
+
+    assert not has_own_forecast(sent(every), workload, source)
+    assert not has_own_forecast(sent(12), PREFIXES, None)
+    assert has_own_forecast(sent(12), workload, source)
+    assert share(sent(12)) < share(sent(every)) - 0.1
+    drawn = sent(every, "drawn tokens in place of 99 answers whose token ids the endpoint did not return")
+    assert has_own_forecast(drawn, workload, source)
+    prompts = source.totals.input_tokens
+    answers = 30 * source.totals.continued  # of 30 tokens each, in as many later prompts as follow
+    assert share(drawn) < share(sent(every)) - answers / prompts + 0.02
 
 
 def test_an_estimate_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
