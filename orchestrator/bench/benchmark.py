@@ -8,7 +8,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from orchestrator import __version__
@@ -389,7 +389,7 @@ def _write_requests(request: BenchRequest, result: BenchResult, load_result: Loa
 
 def _request_line(record: RequestRecord) -> dict[str, object]:
     """Return a request record as JSON data, times rounded to microseconds."""
-    data = asdict(record)
+    data = {field.name: getattr(record, field.name) for field in fields(record)}
     times = {key: round(value, 6) for key, value in data.items() if isinstance(value, float)}
     chunks = {"chunk_s": [round(at, 6) for at in record.chunk_s], "chunk_tokens": list(record.chunk_tokens)}
     return {**data, **times, **chunks}

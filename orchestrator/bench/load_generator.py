@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, Protocol
 
+from orchestrator.bench.chunk_file import ChunkFile
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.result import BenchEnding
 from orchestrator.bench.streamed_response import StreamedResponse
@@ -123,6 +124,7 @@ class _Sender:
         self._connections = connections
         self._load = load
         self._records: list[RequestRecord] = []
+        self._chunks = ChunkFile()
         self._finished = 0
         self._sent = 0
         self._consecutive_losses = 0
@@ -247,8 +249,8 @@ class _Sender:
             scheduled_s=scheduled,
             started_s=started,
             ended_s=ended,
-            chunk_s=array("d", [at - self.measured_from for at in response.chunk_s]),
-            chunk_tokens=_compact(response.chunk_tokens),
+            chunk_s=self._chunks.save(array("d", [at - self.measured_from for at in response.chunk_s])),
+            chunk_tokens=self._compact(response.chunk_tokens),
             prompt_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
@@ -260,12 +262,11 @@ class _Sender:
             is_subagent=planned.is_subagent,
         )
 
-
-def _compact(tokens: Sequence[int | None]) -> Sequence[int | None]:
-    """Return cumulative counts in less memory: mostly one token a chunk."""
-    if tokens == list(one_each := range(1, len(tokens) + 1)):
-        return one_each
-    return tuple(tokens) if None in tokens else array("l", [each or 0 for each in tokens])
+    def _compact(self, tokens: Sequence[int | None]) -> Sequence[int | None]:
+        """Return cumulative counts in less memory: mostly one token a chunk."""
+        if tokens == list(one_each := range(1, len(tokens) + 1)):
+            return one_each
+        return tuple(tokens) if None in tokens else self._chunks.save(array("l", [each or 0 for each in tokens]))
 
 
 def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage | None:
