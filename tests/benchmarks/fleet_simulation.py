@@ -1,4 +1,4 @@
-"""Placement, failures and drains of 100 and 1,000 nodes of 8 GPUs on paper: each formula beside a simulation of it.
+"""Estimates of failures, placement and drains on 100 and 1,000 nodes of 8 GPUs: each formula beside its simulation.
 
     python tests/benchmarks/fleet_simulation.py [--nodes 100,1000] [--node-days 2e7] [--seed 1]
 
