@@ -15,9 +15,16 @@ from orchestrator.core.files import atomic_write_all
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.safe_paths import FileName
 from orchestrator.experiments.sweep.space import SpaceFile
+from orchestrator.plan.networks import Network
 from orchestrator.profiles.json_schema import KINDS, json_schema
 
-SCHEMAS: Final[Mapping[str, type[BaseModel]]] = {**KINDS, "workload": Workload, "space": SpaceFile, "recipe": Recipe}
+SCHEMAS: Final[Mapping[str, type[BaseModel]]] = {
+    **KINDS,
+    "network": Network,
+    "workload": Workload,
+    "space": SpaceFile,
+    "recipe": Recipe,
+}
 
 
 def schema_file(kind: str) -> FileName:

@@ -35,6 +35,7 @@ class EntryKind(Enum):
     MODEL = "profiles/models/*.yaml"
     ENGINE = "profiles/engines/*.yaml"
     FLAGS = "profiles/engines/flags/*.json"
+    NETWORK = "profiles/networks/*.yaml"
     WORKLOAD = "profiles/workloads/*.yaml"
     TEXT = "profiles/texts/*.txt"
     PUBLISHED = "profiles/published/*.yaml"

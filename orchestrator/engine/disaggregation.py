@@ -6,7 +6,7 @@ request: `400 Disaggregated request received without bootstrap room id` (0.5.14)
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 PREFILL: Final = "prefill"
@@ -20,27 +20,6 @@ NO_HIP: Final = "MC_DISABLE_HIP"
 # Policies of the gateway that send equal prefixes to the same server (smg 1.13.0). With two prefill servers and others,
 # 151 prefixes were saved to the host tier and none was read again (ROCm/ATOM, recipes/DeepSeek-V4-Agentic-PD-Max.md).
 PREFIX_AFFINE: Final = ("cache_aware", "prefix_hash", "consistent_hashing")
-
-_INFERENCEX: Final = "SemiAnalysisAI/InferenceX 843c6254, amd_utils/env.sh: MI355X"
-_CVS: Final = "ROCm/cvs dddd9143: MI355X with AINIC"
-_NO_HIP: Final = "Mooncake 3b5a5941, multi_transport.cpp: HIP IPC cannot cross nodes (sglang #30190)"
-_MORI: Final[Mapping[str, tuple[str, str]]] = {
-    "MORI_IO_SQ_BACKOFF_TIMEOUT_US": ("50000", _INFERENCEX),
-    "MORI_IO_QP_MAX_SEND_WR": ("16384", _INFERENCEX),
-    "MORI_IO_QP_MAX_CQE": ("32768", _INFERENCEX),
-    "MORI_IO_QP_MAX_SGE": ("2", _INFERENCEX),
-    "MORI_SHMEM_MODE": ("ISOLATION", _INFERENCEX),
-    "MORI_EP_LAUNCH_CONFIG_MODE": ("AUTO", _INFERENCEX),
-}
-# The environment of both roles by backend and network, each variable with its value and source.
-_ENV: Final[Mapping[tuple[str, str], Mapping[str, tuple[str, str]]]] = {
-    ("mooncake", "tcp"): {"MC_FORCE_TCP": ("1", "sglang 0.5.14, mooncake_transfer_engine.py:127")},
-    ("nixl", "tcp"): {"UCX_TLS": ("tcp,cuda_copy,self,sm", "measured: nixl 1.5.1 on one H200, sglang 0.5.16")},
-    ("mooncake", "ainic"): {NO_HIP: ("1", _CVS), "MC_GID_INDEX": ("1", _CVS)},
-    ("mooncake", "thor2"): {NO_HIP: ("1", _NO_HIP)},
-    ("mori", "ainic"): _MORI,
-}
-
 # Lines of a server's log: TCP where RDMA was meant is 5 to 20 times slower, and nothing else says so (AMD-AGI/Infera).
 _TCP: Final = re.compile(r"MC_FORCE_TCP|TcpTransport: listen|GID is NULL")
 _RDMA: Final = re.compile(r"installTransport, type=rdma")  # of Mooncake
@@ -55,11 +34,6 @@ def refuses_alone(role: str) -> tuple[str, str]:
     """Return the reason why a server of this role cannot be measured alone, and a hint."""
     problem = f"this is a {role} server: alone it refuses requests without a bootstrap room"
     return problem, "give the name or the URL of the gateway before it"
-
-
-def transfer_env(backend: str, network: str) -> Mapping[str, tuple[str, str]]:
-    """Return the environment of a backend on a network: the value and the source of each variable."""
-    return _ENV.get((backend, network), {})
 
 
 def gateway_words(prefill: Iterable[tuple[str, int]], decode: Iterable[str]) -> Iterator[str]:

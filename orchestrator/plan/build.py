@@ -12,6 +12,7 @@ from orchestrator.plan.capacity import Load, capacity_of, capacity_warnings
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import with_fusion_flag
 from orchestrator.plan.known_issues import KnownIssue, KnownIssues, blocking_issues, matching_issues
+from orchestrator.plan.networks import Network, network_env
 from orchestrator.plan.patches import patch_env, profile_patches
 from orchestrator.plan.plan import (
     ContainerRequirements,
@@ -30,7 +31,7 @@ from orchestrator.plan.plan import (
     Ulimit,
 )
 from orchestrator.plan.replicas import LOOPBACK, planned_gateway, server_count
-from orchestrator.plan.roles import as_role, role_plans, role_profiles, transfer_label, with_transfer_env
+from orchestrator.plan.roles import as_role, role_plans, role_profiles, transfer_label
 from orchestrator.plan.rules import Rule, RuleContext, plan_problems
 from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.kubernetes import KubernetesSection
@@ -60,6 +61,7 @@ class PlanningContext:
     table: FlagTable
     ledger: Sequence[Patch]
     known_issues: KnownIssues
+    networks: Mapping[str, Network]  # by name, those that the profile names
     runtimes: Sequence[str]  # the names of all
     rules: Sequence[Rule]  # of the profile's runtime
     settings: Callable[[Profile], RuntimeSettings]  # of that runtime
@@ -84,20 +86,20 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
     )
     _require_no_problems(name, plan_problems(rule_context))
     servers = role_profiles(profile)
+    plan = _assemble(name, profile=profile, merged=merged, context=context, facts=facts)
+    plan = with_fusion_flag(plan, facts.experts)
     by_role = {
         role: as_role(
             with_fusion_flag(_assemble(name, profile=each, merged=merged, context=context, facts=facts), facts.experts),
             role,
             profile,
+            env=plan.env,
         )
         for role, each in servers.items()
     }
-    plan = _assemble(name, profile=profile, merged=merged, context=context, facts=facts)
-    plan = with_fusion_flag(plan, facts.experts)
     plan = replace(
         plan,
         roles=tuple(role_plans(profile, by_role)),
-        env=tuple(with_transfer_env(plan.env, profile)),
         transfer=transfer_label(profile),
     )
     plans, accepted = tuple(by_role.values()) or (plan,), profile.allow_known_issues
@@ -156,7 +158,7 @@ def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: Pl
         gateway=planned_gateway(profile, one_node=settings.one_node, same_port=settings.same_port),
         server=_server(profile),
         flags=_flags(profile),
-        env=_env(profile, patch_env(context.ledger, uses)),
+        env=_env(profile, (*patch_env(context.ledger, uses), *network_env(profile, context.networks))),
         patches=uses,
         warnings=(),  # these three are matched against the finished plan
         wrong_answers=(),
@@ -185,9 +187,9 @@ def _server(profile: Profile) -> HttpEndpoint:
     return HttpEndpoint(**{**server, "host": LOOPBACK if server["host"] == "localhost" else server["host"]})
 
 
-def _env(profile: Profile, of_patches: Iterable[EnvVar]) -> tuple[EnvVar, ...]:
-    """Merge the variables of patches and of the profile; the profile wins."""
-    variables = {variable.name: variable for variable in of_patches}
+def _env(profile: Profile, needed: Iterable[EnvVar]) -> tuple[EnvVar, ...]:
+    """Merge the variables that patches and networks need with those of the profile; the profile wins."""
+    variables = {variable.name: variable for variable in needed}
     for name, setting in profile.env.items():
         value = str(setting.value).lower() if isinstance(setting.value, bool) else str(setting.value)
         variables[name] = EnvVar(name=name, value=value, origin=setting.origin, source=setting.source)

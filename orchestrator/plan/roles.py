@@ -1,6 +1,6 @@
 """Prefill and decode apart: the profile and the plan of each role, and what both must agree on."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -14,7 +14,6 @@ from orchestrator.engine.disaggregation import (
     MODE,
     PREFILL,
     PREFIX_AFFINE,
-    transfer_env,
 )
 from orchestrator.engine.gateway import DEFAULTS
 from orchestrator.engine.options import Meaning
@@ -64,8 +63,8 @@ def role_plans(profile: "Profile", plans: Mapping[str, Plan]) -> Iterator[RolePl
         )
 
 
-def as_role(plan: Plan, name: str, profile: "Profile") -> Plan:
-    """Return the plan of one server with the options and the environment of its role."""
+def as_role(plan: Plan, name: str, profile: "Profile", *, env: tuple[EnvVar, ...]) -> Plan:
+    """Return the plan of one server with the options of its role, and the environment of both roles."""
     transfer = profile.layout.transfer
     if transfer is None:  # refused by `roles_agree`
         return plan
@@ -73,20 +72,7 @@ def as_role(plan: Plan, name: str, profile: "Profile") -> Plan:
     flags = {flag.name: flag for flag in plan.flags}
     for option, value in ((MODE, name), (BACKEND, transfer.backend)):
         flags[option] = Flag(name=option, values=(value,), origin=Origin.INFERRED, source=source)
-    env = {variable.name: variable for variable in with_transfer_env(plan.env, profile)}
-    return replace(plan, flags=tuple(flags[key] for key in sorted(flags)), env=tuple(env[key] for key in sorted(env)))
-
-
-def with_transfer_env(env: Iterable[EnvVar], profile: "Profile") -> Iterator[EnvVar]:
-    """Yield the variables of both roles' transfer, and those of `env`, which have precedence."""
-    transfer = profile.layout.transfer
-    of_transfer = transfer_env(transfer.backend, transfer.network) if transfer else {}
-    known = {
-        name: EnvVar(name=name, value=value, origin=Origin.INFERRED, source=source)
-        for name, (value, source) in of_transfer.items()
-    }
-    known |= {variable.name: variable for variable in env}
-    yield from (known[name] for name in sorted(known))
+    return replace(plan, flags=tuple(flags[key] for key in sorted(flags)), env=env)
 
 
 def transfer_label(profile: "Profile") -> str:

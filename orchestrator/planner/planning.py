@@ -12,13 +12,14 @@ from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.secrets import register_env_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import drop_unknown_keys, read_file, read_model, validate
-from orchestrator.core.yaml_document import Document, read_document
+from orchestrator.core.yaml_document import Document, KeyPath, read_document
 from orchestrator.engine.flags import FlagTable, read_flags
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.plan.build import PlanningContext, build_plan
 from orchestrator.plan.capacity import DEFAULT_WORKLOAD, Capacity, Load, capacity_of
 from orchestrator.plan.facts import NO_FACTS, Facts
 from orchestrator.plan.known_issues import KnownIssues
+from orchestrator.plan.networks import Network
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.plan.serving import profile_serving
 from orchestrator.planner.renamed_flags import rename_flags
@@ -80,6 +81,16 @@ class LoadedProfile:
         """Return the capacity of each replica for requests of these lengths."""
         return capacity_of(self.profile, profile_serving(self.profile), load)
 
+    @cached_property
+    def _networks(self) -> Mapping[str, Network]:
+        """Read the networks that the profile names. Raises ProfileError if there is none of that name."""
+        transfer = self.profile.layout.transfer
+        named: dict[KeyPath, str | None] = {("hardware", "network"): self.profile.hardware.network}
+        named["layout", "transfer", "network"] = transfer.network if transfer else None
+        return {
+            name: _read_network(name, self.catalog, self.composed.place(path)) for path, name in named.items() if name
+        }
+
     @property
     def shown_load(self) -> Load | None:
         """Return the lengths of its workload, or those of the default of `bench`; None for sessions."""
@@ -94,6 +105,7 @@ class LoadedProfile:
             table=self.table,
             ledger=read_ledger(self.catalog),
             known_issues=read_known_issues(self.catalog),
+            networks=self._networks,
             runtimes=tuple(REGISTRY),
             rules=runtime.rules if runtime else (),
             settings=runtime.settings if runtime else Runtime.settings,
@@ -275,6 +287,20 @@ def _extended(base: str, folder: Path, catalog: Catalog) -> Path | None:
         return catalog.find(EntryKind.PROFILE, base)
     path = path_named_in(folder, base)
     return path if path.is_file() else None
+
+
+def read_networks(catalog: Catalog) -> Mapping[str, Network]:
+    """Read every network of the catalog. Raises ProfileError with every problem of a file at its line."""
+    return {name: _read_network(name, catalog, "") for name in catalog.names(EntryKind.NETWORK)}
+
+
+def _read_network(name: str, catalog: Catalog, place: str) -> Network:
+    path = catalog.find(EntryKind.NETWORK, name)
+    if path is None:
+        known = catalog.names(EntryKind.NETWORK)
+        hint = did_you_mean(name, known) or f"one of {', '.join(known)}"
+        raise ProfileError(f"no network `{name}` found", location=place, hint=hint)
+    return read_model(path, Network, catalog.shown(path))
 
 
 def _read_load(name: str, catalog: Catalog, place: str) -> Load | None:

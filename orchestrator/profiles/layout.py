@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from orchestrator.core.origin import Origin
-from orchestrator.core.validation import StrictModel, Text
+from orchestrator.core.validation import StrictModel, Text, Word
 from orchestrator.profiles.settings import CountField, CountSetting, FlagField, SwitchField, SwitchSetting
 
 
@@ -25,9 +25,7 @@ class TransferSection(StrictModel):
     """How the KV cache crosses from prefill to decode servers."""
 
     backend: Literal["mooncake", "nixl", "mori"] = Field(default="mooncake", description="mooncake, nixl or mori")
-    network: Literal["tcp", "ainic", "thor2", "connectx"] = Field(
-        description="tcp, or an RDMA NIC: ainic, thor2, connectx"
-    )
+    network: Word = Field(description="tcp, or an RDMA NIC: ainic, thor2, connectx")
 
 
 class LayoutSection(StrictModel):

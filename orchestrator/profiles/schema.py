@@ -57,6 +57,7 @@ class HardwareSection(StrictModel):
     gpus: int = Field(ge=0, description="GPUs in the node")
     compute_units: int = Field(ge=0, description="CUs or SMs per GPU")
     vram: Size = Field(description="memory per GPU")
+    network: Word | None = Field(default=None, description="RDMA NICs to other nodes: ainic, thor2, connectx")
     container: ContainerSection = Field(default=ContainerSection(), description="options of the container")
     source: Text = Field(default="", description="source of these facts")
     offers: dict[Word, list[Word]] = Field(default={}, description="dstack's instance types, by backend")

@@ -15,6 +15,7 @@ FOLDERS = {
     "hardware": "hardware",
     "model": "models",
     "engine": "engines",
+    "network": "networks",
     "workload": "workloads",
     "recipe": "recipes",
 }

@@ -1,0 +1,60 @@
+"""The networks between nodes: data (profiles/networks/*.yaml) about a kind of NIC, and the environment it needs."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from pydantic import Field
+
+from orchestrator.core.validation import StrictModel, Text, VariableName, Word
+from orchestrator.plan.plan import EnvVar
+from orchestrator.profiles.schema import Profile
+from orchestrator.profiles.settings import EnvField
+
+
+class Sample(StrictModel):
+    """A published figure of another site: it gives the order of magnitude, and is no limit."""
+
+    value: float = Field(gt=0, description="the figure")
+    source: Text = Field(min_length=1, description="its publication")
+
+
+class Network(StrictModel):
+    """A kind of NIC; TCP has none."""
+
+    description: Text = Field(description="the NIC, or what takes its place")
+    pci_vendor: Word | None = Field(default=None, description="PCI vendor, such as 0x1dd8")
+    firmware: list[Text] = Field(default=[], description="oldest good version of each major version")
+    firmware_source: Text = Field(default="", description="source of these versions")
+    write_gbits: Sample | None = Field(default=None, description="ib_write_bw of 8 MiB on one NIC (Gb/s)")
+    all_reduce_gbytes: Sample | None = Field(default=None, description="bus bandwidth of 2 nodes with 8 GPUs (GB/s)")
+    rccl_env: dict[VariableName, EnvField] = Field(
+        default={}, description="environment of ranks on several nodes with AMD GPUs"
+    )
+    transfer: dict[Word, dict[VariableName, EnvField]] = Field(
+        default={}, description="environment of prefill and decode servers, by transfer backend"
+    )
+
+    def is_good(self, firmware: str) -> bool:
+        """Return whether a firmware is at least the oldest good version with its major version, if one is known."""
+        version = _version(firmware)
+        known = [_version(each) for each in self.firmware]
+        same = [each for each in known if each[:1] == version[:1]]
+        return not known or version >= min(same or known)
+
+
+def network_env(profile: Profile, networks: Mapping[str, Network]) -> Iterator[EnvVar]:
+    """Yield the variables that the networks of a profile need: of ranks on several nodes, and of transfers."""
+    layout, hardware = profile.layout, profile.hardware
+    if hardware.network and layout.nodes.value > 1 and hardware.vendor == "amd":
+        yield from _variables(networks[hardware.network].rccl_env)
+    if layout.transfer:
+        yield from _variables(networks[layout.transfer.network].transfer.get(layout.transfer.backend, {}))
+
+
+def _variables(settings: Mapping[str, EnvField]) -> Iterator[EnvVar]:
+    for name, setting in settings.items():
+        yield EnvVar(name=name, value=str(setting.value), origin=setting.origin, source=setting.source)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text))

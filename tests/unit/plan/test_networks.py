@@ -1,0 +1,54 @@
+"""The networks between nodes: their environment in a plan, and the firmware of their NICs."""
+
+import pytest
+from plan_samples import plan_of
+
+from orchestrator.core.catalog import Catalog
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.origin import Origin
+from orchestrator.plan.plan import EnvVar
+from orchestrator.planner.planning import read_networks
+
+NETWORKS = read_networks(Catalog.shipped())
+WIDE = ("runtime=slurm", "layout.nodes=2", "layout.tp=16", "server.api_key_env=K", "engine.python=/opt/python")
+
+
+def variables(profile: str, *overrides: str) -> dict[str, EnvVar]:
+    return {variable.name: variable for variable in plan_of(profile, *overrides).env}
+
+
+@pytest.mark.parametrize("name", ["ainic", "thor2", "connectx"])
+def test_ranks_on_several_nodes_get_the_environment_of_their_nics(name: str) -> None:
+    found = variables("mi355x-tp8", *WIDE, f"hardware.network={name}", "env.NCCL_IB_TIMEOUT=22")
+    for variable, setting in NETWORKS[name].rccl_env.items():
+        assert (found[variable].value == setting.value) == (variable != "NCCL_IB_TIMEOUT")
+    assert (found["NCCL_IB_TIMEOUT"].value, found["NCCL_IB_TIMEOUT"].origin) == ("22", Origin.USER)
+    assert found["NCCL_NET_PLUGIN"].origin is Origin.RECIPE
+    assert "ROCm/cvs" in found["NCCL_NET_PLUGIN"].source
+    assert not [variable for variable in found if variable.endswith("GID_INDEX")]  # it differs between nodes
+
+
+def test_one_node_needs_no_environment_for_nics() -> None:
+    assert "NCCL_NET_PLUGIN" not in variables("mi355x-tp8", "hardware.network=ainic")
+
+
+def test_an_unknown_network_is_named_with_its_location() -> None:
+    with pytest.raises(ProfileError, match="no network `aini` found") as raised:
+        plan_of("mi355x-tp8", "hardware.network=aini")
+    assert (raised.value.location, raised.value.hint) == ("--set hardware.network", "did you mean `ainic`?")
+
+
+@pytest.mark.parametrize(
+    ("name", "firmware", "good"),
+    [
+        ("ainic", "1.117.5-a-45", True),
+        ("ainic", "1.117.1-a-63", False),
+        ("thor2", "231.2.60.0", False),
+        ("thor2", "235.2.86.1", True),
+        ("thor2", "237.1.100.0", False),
+        ("thor2", "240.0.1.0", True),
+        ("connectx", "28.39.1002", True),  # no bad one is known
+    ],
+)
+def test_the_firmware_of_a_nic(name: str, firmware: str, *, good: bool) -> None:
+    assert NETWORKS[name].is_good(firmware) is good
