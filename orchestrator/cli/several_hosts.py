@@ -4,16 +4,20 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from orchestrator.cli.fanout import FROM_FILE, Node, outcome_table, parse_hosts, require_machine, run_on_hosts
 from orchestrator.core.console import print_data, print_json, say, terminal_width
-from orchestrator.core.errors import UsageError
+from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.streams import ignore_sigpipe
+
+if TYPE_CHECKING:
+    from orchestrator.hosts.report import PreflightReport
 
 SEVERAL: Final = frozenset({"up", "preflight", "stage", "build", "status", "smoke", "down", "diagnose", "prune"})
 _READING: Final = frozenset({"preflight", "status", "diagnose"})  # those of `SEVERAL` that change nothing
 _HOST: Final = "--host"
+_OF_ALL: Final = ("--baseline", "--save-baseline")  # options for all hosts together
 
 
 def split_hosts(args: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -61,20 +65,40 @@ def on_each(
         ignore_sigpipe()  # it is unknown when the command on a host begins to change something
     words = _words(verb, args, params, place)
     results = run_on_hosts(nodes, words, parallel=params.get("parallel"))
+    report = _fabric(nodes, params) if verb == "preflight" else None
     if params.get("json"):
-        print_json({each.node.label: _read(each.output) for each in results})
+        fabric = {"fabric": report.to_dict()} if report else {}
+        print_json({**{each.node.label: _read(each.output) for each in results}, **fabric})
     else:
         for each in results:
             for line in each.output.splitlines():
                 print_data(f"{each.node.label}: {line}")
+        if report:
+            print_data(report.to_text(width=terminal_width()))
     say(outcome_table(results, width=terminal_width(sys.stderr)))
+    if report and not report.ready:
+        sys.exit(max(HostError.exit_code, *(each.exit_code for each in results)))
     sys.exit(max(each.exit_code for each in results))
+
+
+def _fabric(nodes: Sequence[Node], params: Mapping[str, Any]) -> "PreflightReport | None":
+    """Return the report about the network between the hosts, if the plan needs one."""
+    from orchestrator.cli.preflight import fabric_of_hosts  # noqa: PLC0415 - slow, and for one command
+
+    return fabric_of_hosts({node.label: node.url for node in nodes}, params)
 
 
 def _words(
     verb: str, args: Sequence[str], params: Mapping[str, Any], place: Callable[[str], int]
 ) -> Callable[[Node], list[str]]:
     """Return the words of the command for one host: a server's name gets the label of the host."""
+    if verb == "preflight":
+        kept = [
+            word
+            for word, before in zip(args, ["", *args], strict=False)
+            if not {word.partition("=")[0], before} & {*_OF_ALL}
+        ]
+        return lambda _: [verb, *kept]
     name = params.get("name") or params.get("target") or params.get("subject")
     if name and "://" in name:
         raise UsageError(f"`{name}` already names its host", hint="use `--host` with the name of a server")

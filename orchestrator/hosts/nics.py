@@ -29,6 +29,11 @@ class Nic:
         return self.state == "ACTIVE"
 
     @property
+    def usable(self) -> bool:
+        """Whether another node can be reached over it."""
+        return self.active and (self.gid_index is not None or not self.is_roce)
+
+    @property
     def is_roce(self) -> bool:
         """Whether the NIC is on Ethernet, where a connection needs the GID of a row."""
         return self.link_layer == "Ethernet"

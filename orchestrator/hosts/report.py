@@ -36,6 +36,13 @@ def info(check: str, found: str, needed: str = "") -> Finding:
     return Finding(check=check, level=Level.INFO, found=found, needed=needed, hint="")
 
 
+def not_checked(check: str, why: str, needed: str, hint: str) -> Finding:
+    """Return a finding for a check that could not run; `hint` says what it needs."""
+    return Finding(
+        check=check, level=Level.INFO, found=f"not checked: {why}", needed=needed, hint=expand_commands(hint)
+    )
+
+
 def warn(check: str, found: str, needed: str, hint: str) -> Finding:
     """Return a finding that makes the server slower or less stable."""
     return Finding(check=check, level=Level.WARN, found=found, needed=needed, hint=expand_commands(hint))

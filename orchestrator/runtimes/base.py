@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a supervisor imports this module and runs as long as its se
     from orchestrator.core.subprocesses import CompletedProgram
     from orchestrator.engine.server_args import ArgumentRefusal
     from orchestrator.hosts.context import Check, DiskNeed
+    from orchestrator.hosts.fabric_measure import FabricNode
     from orchestrator.hosts.report import Finding
     from orchestrator.hosts.survey import Runner
     from orchestrator.images.config import ImageConfig
@@ -253,6 +254,16 @@ class Runtime(ABC):
     def remote_checks(cls, plan: Plan) -> Iterator[Finding]:
         """Yield the preflight findings for a server that runs on a host that this tool does not survey."""
         raise NotImplementedError(f"{cls.name}: {plan.profile}")
+
+    @classmethod
+    def engine_python(cls, plan: Plan, home: Home) -> Sequence[str] | None:
+        """Return the command that starts the engine's Python on a node with the plan's environment; None if unknown."""
+        return None
+
+    @classmethod
+    def allocated_nodes(cls, environ: Mapping[str, str]) -> Sequence[FabricNode]:
+        """Return the nodes that the cluster has given to this shell; () outside an allocation. Raises HostError."""
+        return ()
 
     @classmethod
     def disk_needs(cls, plan: Plan, runner: Runner) -> Iterator[DiskNeed]:

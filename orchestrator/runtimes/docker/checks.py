@@ -1,9 +1,10 @@
 """Preflight checks for a host that is to run a container."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.core.text import parse_json
 from orchestrator.hosts.context import CheckContext, DiskNeed
@@ -84,7 +85,9 @@ def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Iterator[
 def rdma(subject: CheckContext) -> Iterator[Finding]:
     """Check that the image sees the NICs of the host: with another ABI of the driver it has none (sglang #33374)."""
     plan, nics, expected = subject.plan, subject.machine.rdma, "the same NICs in the image and on the host"
-    if not plan.transfer or plan.transfer.endswith("over tcp"):
+    if plan.layout.nodes == 1 and (not plan.transfer or plan.transfer.endswith("over tcp")):
+        return
+    if not nics and not plan.transfer:  # the check of the fabric says so
         return
     if not nics:
         yield fail("rdma", "no NIC in /sys/class/infiniband", plan.transfer, "`--set layout.transfer.network=tcp`")
@@ -105,6 +108,15 @@ def rdma(subject: CheckContext) -> Iterator[Finding]:
         yield fail("rdma", f"`{name}` does not see {', '.join(missing)}", expected, hint)
     else:
         yield info("rdma", ", ".join(nics), expected)
+
+
+def engine_python(plan: Plan, _home: Home) -> Sequence[str]:
+    """Return the command that starts the Python of the plan's image, with the GPUs and NICs of the host."""
+    name = plan.prebuilt_image or base_reference(plan.engine)
+    gpus = ("--gpus=all",) if plan.hardware.container.all_gpus else ()
+    options = ("--rm", "--pull=never", "--network=host", "--ipc=host", "--privileged", "--ulimit=memlock=-1", *gpus)
+    variables = [f"{each.name}={each.value}" for each in plan.env]
+    return ("docker", "run", *options, "--entrypoint=env", name, *variables, "python3")
 
 
 def image_space(plan: Plan, runner: Runner) -> Iterator[DiskNeed]:

@@ -57,6 +57,7 @@ class DockerRuntime(Runtime):
     supports_ssh = True
     rules = Imported("orchestrator.runtimes.docker.spec:RULES")
     checks = Imported("orchestrator.runtimes.docker.checks:CHECKS")
+    engine_python = Imported("orchestrator.runtimes.docker.checks:engine_python")
     disk_needs = Imported("orchestrator.runtimes.docker.checks:image_space")
     render = Imported("orchestrator.runtimes.docker.spec:rendered")
     files = Imported("orchestrator.runtimes.docker.container:docker_run_files")

@@ -70,6 +70,7 @@ class ProcessRuntime(Runtime):
     name = "process"
     rules = Imported("orchestrator.runtimes.process.rules:RULES")
     checks = Imported("orchestrator.runtimes.process.checks:CHECKS")
+    engine_python = Imported("orchestrator.runtimes.supervisor.interpreter:interpreter_argv")
     render = Imported("orchestrator.runtimes.supervisor.prepare:rendered")
     files = Imported("orchestrator.runtimes.supervisor.prepare:launcher_files")
     prepare = Imported("orchestrator.runtimes.supervisor.prepare:prepare")

@@ -1,18 +1,21 @@
 """Preflight checks of a Slurm cluster. Its controller tests the jobs without queueing them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
+from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.context import CheckContext
+from orchestrator.hosts.fabric_measure import FabricNode
 from orchestrator.hosts.report import Finding, fail, info, warn
-from orchestrator.hosts.survey import Runner
+from orchestrator.hosts.survey import Runner, local
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.profiles.slurm import SlurmSection
-from orchestrator.runtimes.slurm.jobs import refusal
+from orchestrator.runtimes.slurm.jobs import node_address, refusal
 from orchestrator.runtimes.slurm.script import job_of, job_options, takes_node
-from orchestrator.runtimes.supervisor.interpreter import interpreter
+from orchestrator.runtimes.supervisor.interpreter import interpreter, interpreter_argv
 
 _COMMANDS: Final = ("sbatch", "squeue", "scontrol", "scancel", "srun", "sinfo")
 _NODES: Final = ("sinfo", "--noheader", "--format=%P|%D")
@@ -68,6 +71,25 @@ def node_interpreter(subject: CheckContext) -> Iterator[Finding]:
     """Check the interpreter for the plan's engine, from here: the nodes share this host's home directory."""
     if job_of(subject.plan).container == "none":
         yield from interpreter(subject)
+
+
+def engine_python(plan: Plan, home: Home) -> Sequence[str] | None:
+    """Return the command that starts the interpreter on a node; None in a container of the site."""
+    return interpreter_argv(plan, home) if job_of(plan).container == "none" else None
+
+
+def allocated_nodes(environ: Mapping[str, str]) -> Sequence[FabricNode]:
+    """Return the nodes of the allocation of this shell (`salloc`), () outside one. Raises HostError."""
+    number = environ.get("SLURM_JOB_ID")
+    if not number:
+        return ()
+    names = local(("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))).stdout.split()
+    return [FabricNode(name=name, address=node_address(name), runner=partial(_on_node, number, name)) for name in names]
+
+
+def _on_node(number: str, node: str, argv: Sequence[str]) -> CompletedProgram:
+    step = ("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--chdir=/", "--unbuffered")
+    return local(("srun", f"--jobid={number}", f"--nodelist={node}", *step, *argv))
 
 
 def _judged(runner: Runner, check: str, options: Sequence[str]) -> Finding:

@@ -75,6 +75,8 @@ class SlurmRuntime(Runtime):
     is_local = False
     rules = Imported("orchestrator.runtimes.slurm.rules:RULES")
     checks = Imported("orchestrator.runtimes.slurm.checks:CHECKS")
+    engine_python = Imported("orchestrator.runtimes.slurm.checks:engine_python")
+    allocated_nodes = Imported("orchestrator.runtimes.slurm.checks:allocated_nodes")
     settings = Imported("orchestrator.runtimes.slurm.rules:settings")
     render = Imported("orchestrator.runtimes.slurm.spec:rendered")
     files = Imported("orchestrator.runtimes.slurm.spec:files")

@@ -1,13 +1,16 @@
 """Preflight checks of the interpreter with the engine; a rented pod's own interpreter depends on its image."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from orchestrator.core.paths import Home
 from orchestrator.core.text import parse_json
 from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpu_checks import carries
 from orchestrator.hosts.gpus import VENDORS
 from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.hosts.venvs.venv import built_interpreter
+from orchestrator.plan.plan import Plan
 
 # Read versions without importing: torch alone takes seconds, and sglang needs a GPU.
 _ASK: Final = """
@@ -25,6 +28,12 @@ print(json.dumps({"python": platform.python_version(), **built, **{name: version
 """
 _NVCC: Final = 'command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"'
 _TOOLKIT: Final = {"nvidia": "cuda", "amd": "hip"}  # torch's names of the toolkits
+
+
+def interpreter_argv(plan: Plan, home: Home) -> Sequence[str] | None:
+    """Return the command that starts the plan's interpreter with its environment; None if it has not been built."""
+    python = built_interpreter(plan.engine, home)
+    return None if python is None else ("env", *(f"{each.name}={each.value}" for each in plan.env), python)
 
 
 def interpreter(subject: CheckContext) -> Iterator[Finding]:

@@ -1,0 +1,264 @@
+"""Preflight of the fabric: the NICs of all nodes compared with each other, and measured against a baseline."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from orchestrator.core.console import Progress
+from orchestrator.hosts.fabric_baseline import SHARE, FabricBaseline
+from orchestrator.hosts.fabric_measure import (
+    FabricNode,
+    NotMeasuredError,
+    all_reduce_gbytes,
+    on_all,
+    write_gbits,
+)
+from orchestrator.hosts.nics import Nic, nic_survey, read_nics
+from orchestrator.hosts.report import Finding, fail, info, not_checked, warn
+from orchestrator.hosts.survey import survey
+from orchestrator.plan.networks import Network, Sample
+from orchestrator.plan.plan import Plan
+
+_GID_VARIABLES: Final = ("MC_GID_INDEX", "MORI_IB_GID_INDEX", "NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """The nodes of a plan, with the NICs between them by node and name.
+
+    `python` starts the engine's Python on a node; None if there is none yet. `reason` says why.
+    """
+
+    plan: Plan
+    nodes: Sequence[FabricNode]
+    nics: Mapping[str, Mapping[str, Nic]]
+    networks: Mapping[str, Network]
+    python: Sequence[str] | None
+    baseline: FabricBaseline | None
+    write: dict[str, float] = field(default_factory=dict)  # filled by `write_bandwidth`: Gb/s by NIC
+    reduced: dict[str, float] = field(default_factory=dict)  # filled by `all_reduce`: GB/s by size
+
+    @property
+    def figures(self) -> FabricBaseline:
+        """What was found, as a baseline for later."""
+        firmware: dict[str, list[str]] = {}
+        for nic in sorted(self.all_nics, key=lambda nic: (nic.name, nic.firmware)):
+            versions = firmware.setdefault(nic.name, [])
+            versions += [nic.firmware] * (nic.firmware not in versions)
+        return FabricBaseline(
+            nodes=[node.name for node in self.nodes],
+            firmware=firmware,
+            write_gbits=self.write,
+            all_reduce_gbytes=self.reduced,
+            ranks=len(self.nodes) * max(len(self.plan.gpus), 1),
+        )
+
+    @property
+    def all_nics(self) -> list[Nic]:
+        """The NICs of all nodes."""
+        return [nic for nics in self.nics.values() for nic in nics.values()]
+
+    @property
+    def network(self) -> Network | None:
+        """The kind of the NICs; None if it is unknown."""
+        vendors = {nic.vendor for nic in self.all_nics}
+        return next((each for each in self.networks.values() if {each.pci_vendor} == vendors), None)
+
+
+def read_fabric_nics(plan: Plan, nodes: Sequence[FabricNode]) -> dict[str, dict[str, Nic]]:
+    """Return the NICs of each node that connect it to the others. Raises HostError if a node does not answer."""
+    surveys = on_all(nodes, lambda _, node: read_nics(survey(node.runner, {"nics": nic_survey()})["nics"].text))
+    return {
+        node.name: {nic.name: nic for nic in _of_fabric(plan, found)}
+        for node, found in zip(nodes, surveys, strict=True)
+    }
+
+
+def _of_fabric(plan: Plan, nics: Sequence[Nic]) -> Iterator[Nic]:
+    """Yield the NICs that NCCL_IB_HCA names, else the fastest of the most numerous vendor, and those without a link."""
+    variable = next((each.value for each in plan.env if each.name == "NCCL_IB_HCA"), "")
+    named = {word.partition(":")[0] for word in variable.split(",") if word}
+    vendor = Counter(nic.vendor for nic in nics).most_common(1)
+    rate = max((nic.gbits for nic in nics if nic.vendor == vendor[0][0]), default=0) if nics else 0
+    for nic in nics:
+        if nic.name in named or (not named and nic.vendor == vendor[0][0] and (nic.gbits == rate or not nic.active)):
+            yield nic
+
+
+def fabric_findings(fabric: Fabric) -> Iterator[Finding]:
+    """Run every check of the fabric; then `fabric.figures` has the measured figures."""
+    if not fabric.all_nics:
+        hint = "load the driver of the NICs; `ibv_devices` lists them"
+        level = info if fabric.plan.hardware.vendor == "cpu" else None
+        needed = "RDMA NICs between the nodes"
+        yield (
+            level("nics", "none: the nodes talk over TCP", needed)
+            if level
+            else warn("nics", "none on any node", needed, hint)
+        )
+    else:
+        yield from nics_agree(fabric)
+        yield from gid_rows(fabric)
+        yield from firmware(fabric)
+        yield from write_bandwidth(fabric)
+    yield from all_reduce(fabric)
+
+
+def nics_agree(fabric: Fabric) -> Iterator[Finding]:
+    """Check that all nodes have the same NICs, and that every link is up (ROCm/cvs, preflight)."""
+    names = sorted({nic.name for nic in fabric.all_nics})
+    needed = f"the same NICs on all {len(fabric.nodes)} nodes, each ACTIVE"
+    lacking = [
+        f"{node} lacks {', '.join(gone)}"
+        for node, nics in fabric.nics.items()
+        if (gone := [n for n in names if n not in nics])
+    ]
+    down = [
+        f"{nic.name} on {node} is {nic.state}"
+        for node, nics in fabric.nics.items()
+        for nic in nics.values()
+        if not nic.active
+    ]
+    if lacking:
+        hint = (
+            "`rdma link show` on each node; give NICs persistent names, or name those in use: `--set env.NCCL_IB_HCA=…`"
+        )
+        yield fail("nics", "; ".join(lacking), needed, hint)
+    if down:
+        yield fail("nics", "; ".join(down), needed, "`rdma link show` there; check the cable and the switch's port")
+    rates = sorted({nic.gbits for nic in fabric.all_nics if nic.active})
+    if len(rates) > 1:
+        shown = " and ".join(f"{rate} Gb/s" for rate in rates)
+        yield warn("nics", shown, "one rate on all nodes", "`rdma link show`, `ethtool` on each node")
+    if not lacking and not down:
+        kind = f", {fabric.network.description}" if fabric.network else ""
+        yield info("nics", f"{', '.join(names)}{kind}", needed)
+
+
+def gid_rows(fabric: Fabric) -> Iterator[Finding]:
+    """Check that every NIC on Ethernet has a GID of RoCE v2 with an address, and that the plan names no other row."""
+    nics = [(node, nic) for node, found in fabric.nics.items() for nic in found.values() if nic.is_roce]
+    needed = "RoCE v2 with an IPv4 or global IPv6 address on every NIC"
+    if missing := [f"{nic.name} on {node}" for node, nic in nics if nic.gid_index is None]:
+        hint = "give the NIC's interface an address; `rdma link show` names the interface"
+        yield fail("gid", f"none: {', '.join(missing)}", needed, hint)
+        return
+    rows = {node: sorted({nic.gid_index or 0 for each, nic in nics if each == node}) for node, _ in nics}
+    shown = "; ".join(f"index {', '.join(map(str, indexes))} on {node}" for node, indexes in rows.items())
+    every = {index for indexes in rows.values() for index in indexes}
+    for variable in fabric.plan.env:
+        if (
+            variable.name in _GID_VARIABLES
+            and every
+            and every != {int(variable.value) if variable.value.isdigit() else -1}
+        ):
+            (value,) = every if len(every) == 1 else ("null",)  # without the variable, the library finds the row
+            hint = f"`--set env.{variable.name}={value}`"
+            yield fail("gid", f"{shown}; the plan has {variable.name}={variable.value}", needed, hint)
+            return
+    if rows:
+        yield info("gid", shown, needed)
+
+
+def firmware(fabric: Fabric) -> Iterator[Finding]:
+    """Check that all NICs have the same firmware, a version that is known to work, and that of the baseline."""
+    versions = sorted({nic.firmware for nic in fabric.all_nics})
+    shown, network = ", ".join(versions), fabric.network
+    if len(versions) > 1:
+        nodes = "; ".join(
+            f"{node}: {', '.join(sorted({nic.firmware for nic in nics.values()}))}"
+            for node, nics in fabric.nics.items()
+        )
+        yield warn("nic firmware", nodes, "one version on all nodes", "update the NICs with the older version")
+    elif network and not network.is_good(versions[0]):
+        needed = f"{' or '.join(network.firmware)} or newer ({network.firmware_source})"
+        yield warn("nic firmware", shown, needed, "update the firmware of the NICs")
+    elif fabric.baseline and fabric.baseline.firmware and fabric.baseline.firmware != fabric.figures.firmware:
+        before = sorted({version for each in fabric.baseline.firmware.values() for version in each})
+        yield warn(
+            "nic firmware",
+            shown,
+            f"{', '.join(before)}, as in the baseline",
+            "record again with `--save-baseline FILE`",
+        )
+    else:
+        yield info("nic firmware", shown, "one version on all nodes")
+
+
+def write_bandwidth(fabric: Fabric) -> Iterator[Finding]:
+    """Measure RDMA writes between neighboring nodes on each NIC, one after the other."""
+    check, needed, progress = "ib_write_bw", "RDMA writes between the nodes", Progress()
+    pairs = [
+        (server, client, fabric.nics[server.name][name], nic)
+        for server, client in pairwise(fabric.nodes)
+        for name, nic in fabric.nics[client.name].items()
+        if nic.usable and name in fabric.nics[server.name] and fabric.nics[server.name][name].usable
+    ]
+    try:
+        for server, client, other, nic in pairs:
+            progress.update(f"ib_write_bw: {nic.name} from {client.name} to {server.name}")
+            figure = write_gbits(server, client, (other, nic))
+            fabric.write[nic.name] = min(figure, fabric.write.get(nic.name, figure))
+    except NotMeasuredError as error:
+        yield _not_measured(check, error, needed, "`ib_write_bw` by hand; check PFC, MTU and routes")
+        return
+    finally:
+        progress.done()
+    if not pairs:
+        yield not_checked(check, "no NIC is usable on two neighboring nodes", needed, "mend the links and GIDs first")
+        return
+    expected = fabric.baseline.write_gbits if fabric.baseline else {}
+    yield _judged(check, fabric.write, expected, "Gb/s", fabric.network.write_gbits if fabric.network else None)
+
+
+def all_reduce(fabric: Fabric) -> Iterator[Finding]:
+    """Measure all-reduce over all ranks with the engine's torch, by RCCL, NCCL or (on CPUs) gloo."""
+    check, needed, progress = "all-reduce", "bandwidth between the ranks of all nodes", Progress()
+    if fabric.python is None:
+        hint = "`deploy up` or `deploy build` first"
+        yield not_checked(check, "no Python with the engine on this host", needed, hint)
+        return
+    progress.update("all-reduce over all nodes")
+    try:
+        figures = all_reduce_gbytes(fabric.plan, fabric.nodes, fabric.python)
+    except NotMeasuredError as error:
+        yield _not_measured(check, error, needed, "`--set env.NCCL_DEBUG=INFO` shows which network was chosen")
+        return
+    finally:
+        progress.done()
+    fabric.reduced.update({str(size): figure for size, figure in figures.items()})
+    expected = fabric.baseline.all_reduce_gbytes if fabric.baseline else {}
+    sample = fabric.network.all_reduce_gbytes if fabric.network and fabric.plan.gpus else None
+    yield _judged(check, fabric.reduced, expected, "GB/s", sample)
+
+
+def _not_measured(check: str, error: NotMeasuredError, needed: str, hint: str) -> Finding:
+    if error.install:
+        return not_checked(check, str(error), needed, error.install)
+    return fail(check, str(error), needed, hint)
+
+
+def _judged(
+    check: str, found: Mapping[str, float], expected: Mapping[str, float], unit: str, sample: Sample | None
+) -> Finding:
+    """Return how the figures compare with the baseline; without one, with the published sample, which is no limit."""
+    shown = ", ".join(f"{name} {figure:.4g}" for name, figure in found.items()) + f" {unit}"
+    low = [
+        f"{name} {found[name]:.4g} of {before:.4g}"
+        for name, before in expected.items()
+        if name in found and found[name] < before * SHARE
+    ]
+    if low:
+        return warn(
+            check,
+            f"{', '.join(low)} {unit}",
+            f"{SHARE:.0%} of the baseline",
+            "run it on a quiet fabric; then compare link, firmware and PCIe of these NICs",
+        )
+    if expected:
+        return info(check, shown, f"{SHARE:.0%} of the baseline")
+    if sample:
+        return info(check, shown, f"no baseline; {sample.value:g} {unit} elsewhere ({sample.source})")
+    return info(check, shown, "no baseline: `--save-baseline FILE` records it")

@@ -1,0 +1,32 @@
+"""What the fabric of a site achieved once: `preflight --save-baseline` records it, `--baseline` compares with it."""
+
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from orchestrator.core.errors import UsageError
+from orchestrator.core.files import atomic_write
+from orchestrator.core.validation import StrictModel, Text, read_model
+
+SHARE: Final = 0.95  # of the recorded figure: less is reported; two runs on a quiet fabric differ by 1 to 2 %
+
+
+class FabricBaseline(StrictModel):
+    """The figures of one run on the nodes of a site."""
+
+    nodes: list[Text] = Field(description="names of the nodes")
+    firmware: dict[Text, list[Text]] = Field(default={}, description="versions of each NIC")
+    write_gbits: dict[Text, float] = Field(default={}, description="Gb/s of each NIC, the lowest of all pairs of nodes")
+    all_reduce_gbytes: dict[Text, float] = Field(default={}, description="bus bandwidth by size, GB/s by bytes")
+    ranks: int = Field(default=0, ge=0, description="ranks of the all-reduce")
+
+
+def read_baseline(path: Path) -> FabricBaseline:
+    """Read a baseline. Raises UsageError with every problem and its line."""
+    return read_model(path, FabricBaseline, str(path), fault=UsageError)
+
+
+def save_baseline(path: Path, found: FabricBaseline) -> None:
+    """Write a baseline. Raises OSError."""
+    atomic_write(path, found.model_dump_json(indent=2) + "\n")

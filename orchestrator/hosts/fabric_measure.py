@@ -1,0 +1,106 @@
+"""Measurements between nodes, each with a time limit: `ib_write_bw` on each NIC, and all-reduce over all ranks."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from orchestrator.core.paths import data_root
+from orchestrator.core.subprocesses import CompletedProgram
+from orchestrator.hosts.nics import Nic
+from orchestrator.hosts.survey import Runner
+from orchestrator.plan.plan import Plan
+
+Result = TypeVar("Result")
+
+_LIMIT: Final = "100"  # seconds of a command on a node
+_PORT: Final = "18515"  # of `ib_write_bw`, its default
+_SIZE: Final = "8388608"  # bytes, with 8 queue pairs: as ROCm/cvs, ibperf_config.json
+_WRITE: Final = ("-q", "8", "-s", _SIZE, "-D", "5", "-F", "--report_gbits", "-p", _PORT)
+# The server may be a second behind: the client tries again while nobody listens.
+_CLIENT: Final = (
+    'n=0; while :; do said=$("$@" 2>&1); code=$?; n=$((n+1)); case "$code $said" in *"ouldn\'t connect"*) '
+    '[ $n -lt 20 ] || break; sleep 1;; *) break;; esac; done; printf "%s\\n" "$said"; exit $code'
+)
+_GPU_SIZES: Final = (1 << 20, 1 << 26, 1 << 33)  # bytes; ROCm/cvs has a sample for 8 GiB (rccl_config.json)
+_CPU_SIZES: Final = (1 << 20, 1 << 24)
+_MISSING: Final = 127
+_PERFTEST: Final = "install perftest on all nodes: `sudo apt-get install perftest`"
+_NO_IMAGE: Final = "No such image"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricNode:
+    """A node, the address at which other nodes reach it, and how to run a program there."""
+
+    name: str
+    address: str
+    runner: Runner
+
+
+class NotMeasuredError(Exception):
+    """A measurement that failed; its text is the reason. `install` says how to get what is missing, if that is all."""
+
+    def __init__(self, reason: str, *, install: str = "") -> None:
+        super().__init__(reason)
+        self.install = install
+
+
+def on_all(nodes: Sequence[FabricNode], ask: Callable[[int, FabricNode], Result]) -> list[Result]:
+    """Call a function for every node at the same time, with the index of the node."""
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        return list(pool.map(ask, range(len(nodes)), nodes))
+
+
+def write_gbits(server: FabricNode, client: FabricNode, nics: tuple[Nic, Nic]) -> float:
+    """Return the bandwidth of RDMA writes between a NIC of each of two nodes, in Gb/s. Raises NotMeasuredError."""
+
+    def ask(index: int, node: FabricNode) -> CompletedProgram:
+        nic = nics[index]
+        gid = () if nic.gid_index is None else ("-x", str(nic.gid_index))
+        argv = ("ib_write_bw", "-d", nic.name, *gid, *_WRITE)
+        if index:
+            argv = ("sh", "-c", _CLIENT, "sh", *argv, server.address)
+        return node.runner(("timeout", _LIMIT, *argv))
+
+    pair = (server, client)
+    for node, done in zip(pair, said := on_all(pair, ask), strict=True):
+        if done.code == _MISSING:
+            raise NotMeasuredError(f"no `ib_write_bw` on {node.name}", install=_PERFTEST)
+    found = re.search(rf"^ *{_SIZE} +\d+ +[\d.]+ +([\d.]+) ", said[1].stdout, re.MULTILINE)
+    if found is None:
+        raise NotMeasuredError(f"{nics[1].name} from {client.name} to {server.name}: {_last_line(said[1])}")
+    return float(found[1])
+
+
+def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[str]) -> Mapping[int, float]:
+    """Return the bus bandwidth of all-reduce over all ranks by size in bytes, in GB/s. Raises NotMeasuredError.
+
+    `python` starts the engine's Python on a node, with the environment of the plan.
+    """
+    source = (data_root() / "images" / "all_reduce.py").read_text()
+    gpus, sizes = (plan.gpus, _GPU_SIZES) if plan.gpus else (("cpu",), _CPU_SIZES)
+    last = (str(plan.rank_port), ",".join(map(str, gpus)), ",".join(map(str, sizes)))
+    words = ("timeout", "--kill-after=5", _LIMIT, *python, "-c", source)
+    said = on_all(
+        nodes, lambda index, node: node.runner((*words, str(index), str(len(nodes)), nodes[0].address, *last))
+    )
+    for node, done in zip(nodes, said, strict=True):
+        if not done.ok:
+            install = "`deploy build`, or `docker pull` on each node" if _NO_IMAGE in done.stderr else ""
+            raise NotMeasuredError(f"{node.name}: {_last_line(done)}", install=install)
+    found = re.findall(r"^(\d+) ([\d.]+)$", said[0].stdout, re.MULTILINE)
+    if not found:
+        raise NotMeasuredError(f"no figure from {nodes[0].name}")
+    return {int(size): float(figure) for size, figure in found}
+
+
+def _last_line(done: CompletedProgram) -> str:
+    lines = [
+        line
+        for line in (*done.stdout.splitlines(), *done.stderr.splitlines())
+        if line.strip(" -*") and "--help" not in line
+    ]
+    said = lines[-1].strip()[:200] if lines else "no output"
+    return f"no answer within {_LIMIT} s" if done.code == 124 else said
