@@ -1,6 +1,6 @@
 """The step from a valid profile to a plan: check every rule, then decide every open value."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.fabric_measure import FabricNode
