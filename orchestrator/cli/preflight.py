@@ -83,7 +83,7 @@ def _fabric_of_cluster(plan: Plan, home: Home, baseline: Path | None, save: Path
     nodes = runtime_class(plan.runtime).allocated_nodes(environ)
     if len(nodes) > 1:
         return _fabric(plan, nodes, home, baseline, save).findings
-    salloc = f"`salloc --nodes={plan.layout.nodes}`"
+    salloc = f"`salloc --nodes={max(plan.layout.nodes, 2)}`"
     hint = f"`deploy preflight PROFILE --host A --host B`; on Slurm {salloc}, and then this command again"
     return (not_checked("fabric", "no nodes named", "the network between the nodes", hint),)
 

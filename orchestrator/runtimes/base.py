@@ -213,6 +213,8 @@ class Runtime(ABC):
     drains_on_stop: ClassVar[bool] = False  # a stop waits for requests, at most `timeouts.termination_grace`
     rules: ClassVar[Sequence[Rule]] = ()  # for its plans, in addition to those for every plan
     checks: ClassVar[Sequence[Check]] = ()  # preflight checks, in addition to those for every host
+    # the nodes that the cluster has given to the shell with this environment; () outside an allocation; HostError
+    allocated_nodes: ClassVar[Callable[[Mapping[str, str]], Sequence[FabricNode]]] = lambda _environ: ()
     host_given: bool = False  # the user named the host: report if it does not answer
 
     def __init__(self, home: Home, host: str | None = None) -> None:
@@ -259,11 +261,6 @@ class Runtime(ABC):
     def engine_python(cls, plan: Plan, home: Home) -> Sequence[str] | None:
         """Return the command that starts the engine's Python on a node with the plan's environment; None if unknown."""
         return None
-
-    @classmethod
-    def allocated_nodes(cls, environ: Mapping[str, str]) -> Sequence[FabricNode]:
-        """Return the nodes that the cluster has given to this shell; () outside an allocation. Raises HostError."""
-        return ()
 
     @classmethod
     def disk_needs(cls, plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
