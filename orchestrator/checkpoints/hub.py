@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+import huggingface_hub  # it imports each name at its first use: half a second that few commands need
+
 from orchestrator.core.errors import CheckpointError, HostError
 from orchestrator.core.safe_paths import (
     CheckpointFile,
@@ -19,8 +21,7 @@ from orchestrator.core.safe_paths import (
 from orchestrator.core.secrets import Secret
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile, RepoFolder
+    from huggingface_hub.hf_api import HfApi, RepoFile, RepoFolder
 
 _ABBREVIATED: Final = re.compile(r"[0-9a-f]{7,39}")  # commit
 _FULL_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -71,14 +72,13 @@ class Listing:
 
 def refuses_dataset(repository: str, file: str, endpoint: str | None) -> bool:
     """Return whether the hub refuses the user's token a file of a dataset; False if the hub cannot be reached."""
-    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url  # noqa: PLC0415 - half a second
-
-    url = hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint)
+    url = huggingface_hub.hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint)
     try:
-        get_hf_file_metadata(url, timeout=_TIMEOUT_S, endpoint=endpoint)  # HEAD, with HF_TOKEN or the saved token
-    except errors.HfHubHTTPError as error:
+        # HEAD, with HF_TOKEN or the saved token
+        huggingface_hub.get_hf_file_metadata(url, timeout=_TIMEOUT_S, endpoint=endpoint)
+    except huggingface_hub.errors.HfHubHTTPError as error:
         return error.response.status_code in {401, 403}
-    except (OSError, errors.HTTPError):  # type: ignore[attr-defined]  # of httpx or httpx2, by version
+    except (OSError, huggingface_hub.errors.HTTPError):  # type: ignore[attr-defined]  # of httpx or httpx2, by version
         return False
     return False
 
@@ -89,11 +89,9 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     Raises CheckpointError if the repository is missing or not accessible, HostError otherwise: also for a malformed
     response, or one with an unsafe file name.
     """
-    from huggingface_hub import HfApi, errors  # noqa: PLC0415 - half a second that few commands need
-
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each retry
     # False, not None: None would use the token of `hf auth login`.
-    api = HfApi(endpoint=hub.endpoint, token=hub.token.reveal() if hub.token else False)
+    api = huggingface_hub.HfApi(endpoint=hub.endpoint, token=hub.token.reveal() if hub.token else False)
     try:
         name = RepositoryId(repository)
     except UnsafeValueError as error:
@@ -106,16 +104,16 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
         if requested is not None and _FULL_COMMIT.fullmatch(requested) and commit != requested:
             raise UnsafeValueError(f"commit `{requested}` requested, `{commit}` returned")
         files = _files(api.list_repo_tree(name, recursive=True, revision=commit))
-    except errors.GatedRepoError as error:
+    except huggingface_hub.errors.GatedRepoError as error:
         hint = "accept its terms on the hub, then `export HF_TOKEN=…` with that account's token"
         raise CheckpointError(f"`{repository}` is gated and this token has no access", hint=hint) from error
-    except errors.RevisionNotFoundError as error:
+    except huggingface_hub.errors.RevisionNotFoundError as error:
         hint = "correct the revision, in a profile `model.checkpoint.revision`"
         raise CheckpointError(f"`{repository}` has no revision `{revision}`", hint=hint) from error
-    except errors.RepositoryNotFoundError as error:
+    except huggingface_hub.errors.RepositoryNotFoundError as error:
         hint = "correct its name, in a profile `model.checkpoint.path`; a private repository needs `export HF_TOKEN=…`"
         raise CheckpointError(f"no repository `{repository}` found that this token can read", hint=hint) from error
-    except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]  # of httpx or httpx2, by version
+    except (OSError, huggingface_hub.errors.HTTPError) as error:  # type: ignore[attr-defined]  # of httpx or httpx2, by version
         reason = str(error).partition("\n")[0] or type(error).__name__
         hint = (
             "try again; `HF_ENDPOINT` names a mirror; a local checkpoint is served with "
@@ -131,13 +129,11 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
 
 def _files(tree: "Iterable[RepoFile | RepoFolder]") -> dict[CheckpointFile, HubFile]:
     """Validate the hub's list of files. Raises UnsafeValueError."""
-    from huggingface_hub import RepoFile  # noqa: PLC0415 - as above
-
     files: dict[CheckpointFile, HubFile] = {}
     for number, entry in enumerate(tree):
         if number == _MAX_FILES:
             raise UnsafeValueError(f"more than {_MAX_FILES} files and folders listed")
-        if isinstance(entry, RepoFile):
+        if isinstance(entry, huggingface_hub.RepoFile):
             identity = entry.lfs.sha256 if entry.lfs else entry.blob_id
             files[CheckpointFile(entry.path)] = HubFile.parse(entry.size, identity)
     if not files:
@@ -159,11 +155,10 @@ def _full_revision(api: "HfApi", repository: str, revision: str | None) -> str |
 
 def download_url(listing: Listing, hub: Hub) -> tuple[str, dict[str, str]]:
     """Return the base URL of the files, `<url>/<path>`, and the request headers for a plain client."""
-    from huggingface_hub import hf_hub_url  # noqa: PLC0415 - as above
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
-
-    address = hf_hub_url(listing.repository, "x", revision=listing.commit, endpoint=hub.endpoint).removesuffix("/x")
-    return address, dict(build_hf_headers(token=hub.token.reveal() if hub.token else False))
+    file = huggingface_hub.hf_hub_url(listing.repository, "x", revision=listing.commit, endpoint=hub.endpoint)
+    token = hub.token.reveal() if hub.token else False
+    headers = huggingface_hub.utils.build_hf_headers(token=token)  # type: ignore[attr-defined]
+    return file.removesuffix("/x"), dict(headers)
 
 
 class HubFiles:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pydantic_core import from_json
+
 from orchestrator.core.secrets import excerpt
 from orchestrator.engine.cache_tiers import DEVICE, HOST, STORAGE, reported_tiers
 from orchestrator.engine.disaggregation import ROLES
@@ -102,8 +104,6 @@ class ServerInfo:
 
 def read_json(content: bytes | bytearray, *, path: str) -> Any:  # noqa: ANN401 - of any shape
     """Parse a JSON document: UTF-8, no NaN, no lone surrogate, at most 200 levels. Raises UnexpectedResponseError."""
-    from pydantic_core import from_json  # noqa: PLC0415 - takes 20 ms; few commands parse responses
-
     try:
         return from_json(content, allow_inf_nan=False)
     except ValueError as error:

@@ -3,41 +3,36 @@
 from pathlib import Path
 
 from orchestrator.core.safe_paths import FileName
+from orchestrator.core.templates import render_template
 from orchestrator.monitoring.series import EVERY, EXPECTED, SCRAPED, SCRAPED_GATEWAY, MonitoredServer
 
 
 def rendered(template: str, server: MonitoredServer) -> str:
     """Render a template for a server in Jinja's sandbox; templates insert values with `tojson`."""
-    from jinja2 import StrictUndefined  # noqa: PLC0415 - 30 ms, and few commands render a template
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
-
-    jinja = ImmutableSandboxedEnvironment(
+    fraction = server.plan.serving.memory_fraction
+    values = {
+        "name": server.name,
+        "job": SCRAPED,
+        "gateway_job": SCRAPED_GATEWAY,
+        "every": EVERY,
+        "each": server.each,
+        "servers": server.servers,
+        "dp": server.plan.layout.dp,
+        "speculates": server.speculates,
+        "gateway_is_scraped": server.gateway_is_scraped,
+        "has_gpu_exporter": server.gpu_target is not None,
+        "vendor": server.plan.hardware.vendor,
+        "mem_fraction": "" if fraction is None else f"{fraction:g}",
+        "expected": {name: server.expected.get(name) for name in EXPECTED},
+    }
+    text = (Path(__file__).parent / FileName(template)).read_text(encoding="utf-8")
+    return render_template(
+        text,
+        values,
         block_start_string="<%",
         block_end_string="%>",
         variable_start_string="<<",
         variable_end_string=">>",
         comment_start_string="<#",
         comment_end_string="#>",
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,
-    )
-    jinja.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # YAML allows no surrogate escapes
-    text = (Path(__file__).parent / FileName(template)).read_text(encoding="utf-8")
-    fraction = server.plan.serving.memory_fraction
-    return jinja.from_string(text).render(
-        name=server.name,
-        job=SCRAPED,
-        gateway_job=SCRAPED_GATEWAY,
-        every=EVERY,
-        each=server.each,
-        servers=server.servers,
-        dp=server.plan.layout.dp,
-        speculates=server.speculates,
-        gateway_is_scraped=server.gateway_is_scraped,
-        has_gpu_exporter=server.gpu_target is not None,
-        vendor=server.plan.hardware.vendor,
-        mem_fraction="" if fraction is None else f"{fraction:g}",
-        expected={name: server.expected.get(name) for name in EXPECTED},
     )

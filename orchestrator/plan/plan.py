@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from orchestrator.core.origin import Origin
 from orchestrator.engine.flags import DP_SIZE
@@ -371,8 +371,6 @@ class Plan:
     @classmethod
     def from_json(cls, text: str | bytes) -> "Plan":
         """Parse the text of `to_json`. Raises ValueError for any other text."""
-        from pydantic import TypeAdapter  # noqa: PLC0415 - 0.1 s, needed only here
-
         return TypeAdapter(cls).validate_json(text)
 
     @property

@@ -13,6 +13,7 @@ from typing import Final
 from packaging.version import InvalidVersion, Version
 
 from orchestrator.core.errors import BuildError
+from orchestrator.core.templates import render_template
 from orchestrator.core.text import first_control_char
 from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES
 from orchestrator.patches.ledger import manifest
@@ -82,28 +83,19 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
     Raises BuildError if the engine names no base image, an input of the plan is missing, or the template cannot be
     rendered.
     """
-    from jinja2 import StrictUndefined, TemplateError  # noqa: PLC0415 - 30 ms, and few commands render an image
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
-
-    jinja = ImmutableSandboxedEnvironment(
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    jinja.filters |= {"quoted": quoted, "word": dockerfile_word, "comment": comment}
     tables = _tables(plan, sources)
     steps = _patch_steps(plan, sources)
+    values = {
+        "plan": plan,
+        "base": base_reference(plan.engine),
+        "tag": plan.engine.image if plan.engine.image_digest else None,
+        "patches": steps,
+        "labels": _label_instruction(plan, steps),
+    }
+    filters = {"quoted": quoted, "word": dockerfile_word, "comment": comment}
     try:
-        dockerfile = jinja.from_string(sources.template).render(
-            plan=plan,
-            base=base_reference(plan.engine),
-            tag=plan.engine.image if plan.engine.image_digest else None,
-            patches=steps,
-            labels=_label_instruction(plan, steps),
-        )
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        dockerfile = render_template(sources.template, values, filters=filters, keep_trailing_newline=True)
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         why = f"template `{plan.engine.dockerfile}` cannot be rendered: {error}"
         raise BuildError(why, location=f"engine {plan.engine.name}") from error
     texts = {"Dockerfile": dockerfile + _gateway_instructions(plan), "patches/manifest.json": _manifest(plan, sources)}

@@ -17,6 +17,9 @@ from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.plan.diff import Difference, differences
 from orchestrator.plan.lock import LOCK_FILE
+from orchestrator.planner.explain import explained
+from orchestrator.planner.planning import load
+from orchestrator.profiles.layers import PARTS
 from orchestrator.report.configuration import DERIVED, configuration_of, started_with
 from orchestrator.report.history import RunSummary, summarize_run
 from orchestrator.report.side_by_side import SideBySide, change_text, compare_two, estimate_text, noise_of_one_run_each
@@ -149,8 +152,6 @@ def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> 
         return _of_run(run, results)
     catalog = Catalog.of(home)
     if path.is_file() or catalog.find(EntryKind.PROFILE, text) is not None:
-        from orchestrator.planner.planning import load  # noqa: PLC0415 - slow; two runs do not need it
-
         loaded = load(text, catalog=catalog)
         plan = loaded.plan
         provenance = ServerProvenance(plan=plan.to_dict(), plan_digest=plan.digest)
@@ -276,8 +277,6 @@ def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
 
 def _of_parts(loaded: "ResolvedProfile") -> dict[str, str]:
     """Return origin and source of the other keys of a profile, and the source of each catalog entry."""
-    from orchestrator.planner.explain import explained  # noqa: PLC0415 - as `load`
-    from orchestrator.profiles.layers import PARTS  # noqa: PLC0415
 
     rows = explained(loaded)
     parts = {part: loaded.composed.data.get(part) for part in PARTS}

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+from pydantic import TypeAdapter, ValidationError
+
 from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import REQUEST_FILE, SMOKE_FILE, RunDir, runs_of, runs_with_smoke
 from orchestrator.servers.start.request import UpRequest
@@ -49,8 +51,6 @@ def repeatable_request(request: UpRequest) -> UpRequest:
 
 def read_request(run: RunDir) -> UpRequest | None:
     """Return the request of a run; None if it is of another version or invalid."""
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - few commands read one
-
     try:
         return TypeAdapter(UpRequest).validate_json(json.dumps(run.read(REQUEST_FILE).get("request")), strict=True)
     except ValidationError:

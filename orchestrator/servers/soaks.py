@@ -4,6 +4,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import DeployError
 from orchestrator.runs.run_dir import RESULTS_FILE, SMOKE_FILE, SOAKED, RunDir
 from orchestrator.verify.report import SmokeReport, Verdict
@@ -22,8 +23,6 @@ def save_report(run: RunDir, report: SmokeReport) -> None:
 
 def knee_requests(run: RunDir) -> float | None:
     """Return the requests in flight at the knee of the run's last benchmark that found one (Little's law)."""
-    from orchestrator.bench.result_files import load_result  # noqa: PLC0415 - slow to import; only `smoke` needs it
-
     directories = run.read(RESULTS_FILE).get("directories")
     for directory in reversed(directories if isinstance(directories, list) else []):
         with suppress(DeployError, OSError):

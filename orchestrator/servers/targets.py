@@ -122,8 +122,6 @@ def side_of_server(servers: Servers, name: str) -> ProbeSide:
 
 def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
     """An endpoint that somebody else started. Raises UsageError for what is no URL, SmokeError for no sglang server."""
-    from orchestrator.core.url import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
-
     url = Address.from_url(url).url
     try:
         with EngineClient(url, key=key) as server:

@@ -6,12 +6,12 @@ Equal plans give equal objects.
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import yaml
 
+from orchestrator.core.templates import render_template
 from orchestrator.engine import endpoints, gateway
 from orchestrator.engine.launch import HEAD_ADDRESS, NODE_RANK
 from orchestrator.plan.host_needs import host_needs, mebibytes
@@ -45,9 +45,6 @@ from orchestrator.runtimes.kubernetes.security import HOME, PodSecurity, level_o
 from orchestrator.runtimes.kubernetes.startup import GATEWAY_LIMIT, startup_limit
 from orchestrator.runtimes.labels import GATEWAY
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
 Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API
 
 _WORKER: Final = "leaderworkerset.sigs.k8s.io/worker-index"  # label of a pod, "0" for the leader
@@ -62,7 +59,8 @@ def objects_of(artifacts: Artifacts, image: str, name: str, part: str = "") -> l
     part = part if artifacts.plan.gateway is None else GATEWAY
     context = _of_unit(artifacts.plan, image, name, part)
     context |= _of_gateway(artifacts.plan, name) if part == GATEWAY else _of_server(artifacts)
-    return list(yaml.load_all(_template().render(context), Loader=_LOADER))
+    text = Path(__file__).with_name("unit.yaml.j2").read_text(encoding="utf-8")
+    return list(yaml.load_all(render_template(text, context, filters={"yaml": _quoted}), Loader=_LOADER))
 
 
 def metadata(plan: Plan, name: str, called: str) -> Manifest:
@@ -70,18 +68,6 @@ def metadata(plan: Plan, name: str, called: str) -> Manifest:
     namespace = cluster_of(plan).namespace
     about = annotations(plan, name, namespace)
     return {"name": called, "namespace": namespace, "labels": labels(name), "annotations": about}
-
-
-@cache
-def _template() -> "Template":
-    from jinja2 import StrictUndefined  # noqa: PLC0415 - 30 ms, and few commands render a template
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
-
-    jinja = ImmutableSandboxedEnvironment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
-    )
-    jinja.filters["yaml"] = _quoted
-    return jinja.from_string(Path(__file__).with_name("unit.yaml.j2").read_text(encoding="utf-8"))
 
 
 def _quoted(value: object) -> str:

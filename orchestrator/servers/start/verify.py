@@ -14,6 +14,7 @@ from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import DeployError, HostError, NotReadyError, SmokeError
 from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import Secret
+from orchestrator.core.url import Address
 from orchestrator.diagnose.match import diagnose
 from orchestrator.diagnose.report import legend
 from orchestrator.engine.client import EngineClient, Timeouts
@@ -258,8 +259,6 @@ def smoke_url(
 
     Raises UsageError for an invalid URL or an unknown engine, SmokeError if no model is served there.
     """
-    from orchestrator.core.url import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
-
     url, engine = Address.from_url(url).url, require_engine(engine)
     try:
         with EngineClient(url, key=key) as server:
