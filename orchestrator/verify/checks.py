@@ -81,7 +81,7 @@ def greedy_deterministic(client: SmokeClient) -> CheckOutcome:
         return _not_the_same(client, evidence) if len(first.ids) == len(second.ids) else failed(evidence)
     if len(first.ids) != tokens:
         return failed(f"{len(first.ids)} tokens instead of {tokens}")
-    return passed(f"{tokens} identical tokens in two requests")
+    return passed(f"the same {tokens} tokens in two requests")
 
 
 def streaming_matches(client: SmokeClient) -> CheckOutcome:
