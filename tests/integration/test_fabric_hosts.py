@@ -11,19 +11,23 @@ from cpu_server import CpuEngine
 from loopback_ssh import needs_sshd, ssh_server
 from patience import PATIENCE
 from ports import free_port
+from slurm_cluster import SlurmCluster
 
-pytestmark = [pytest.mark.engine, needs_sshd]
+from orchestrator.core.paths import Home
+
+pytestmark = pytest.mark.engine
+PREFLIGHT = (sys.executable, "-P", "-m", "orchestrator", "preflight", "cpu-tiny", "--json")
 
 
 def findings(*words: str) -> dict[str, dict[str, Any]]:
     """Run `deploy preflight` and return the findings about the network by check."""
-    argv = [sys.executable, "-P", "-m", "orchestrator", "preflight", "cpu-tiny", "--json", *words]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    done = subprocess.run([*PREFLIGHT, *words], capture_output=True, text=True, check=False, timeout=PATIENCE)
     told = json.loads(done.stdout)
     assert "fabric" in told, done.stderr
     return {finding["check"]: finding for finding in told["fabric"]["findings"]}
 
 
+@needs_sshd
 def test_two_hosts_are_measured_recorded_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_engine: CpuEngine
 ) -> None:
@@ -47,3 +51,20 @@ def test_two_hosts_are_measured_recorded_and_compared(
         assert (compared["level"], compared["needed"]) == ("warn", "95% of the baseline")
         hidden = findings(*hosts, "--set", "engine.python=/nowhere/python", "--save-baseline", str(baseline))
         assert "/nowhere/python" in hidden["all-reduce"]["found"]
+
+
+def test_the_nodes_of_an_allocation_are_measured(
+    slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(slurm_home.root))
+    wide = ("layout.nodes=2", "layout.tp=2", f"engine.python={cpu_engine.python}", f"server.port={free_port()}")
+    settings = (*wide, "env.GLOO_SOCKET_IFNAME=lo", "server.allow_unauthenticated=true")
+    words = [*PREFLIGHT, "--runtime", "slurm", *(word for each in settings for word in ("--set", each))]
+    told = json.loads(slurm_cluster.run("salloc", "--quiet", "--nodes=2", "--exclusive", *words))
+    found = {finding["check"]: finding for finding in told["findings"]}
+    assert found["slurm"]["level"] == "info"
+    assert found["all-reduce"]["level"] == "info", found
+    assert str(1 << 24) in found["all-reduce"]["found"]
+    outside = json.loads(slurm_cluster.run(*words))
+    (named,) = [finding for finding in outside["findings"] if finding["check"] == "fabric"]
+    assert "salloc --nodes=2" in named["hint"]
