@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from orchestrator.hosts import gpu_checks, machine_checks
+from orchestrator.hosts import fabric, gpu_checks, machine_checks
 from orchestrator.hosts.context import Check, CheckContext, HostAccess
 from orchestrator.hosts.gpus import ALL_SECTIONS
 from orchestrator.hosts.machine import read_machine
@@ -20,6 +20,7 @@ SERVING_CHECKS: Final[Sequence[Check]] = (
     gpu_checks.vram_use,
     gpu_checks.driver,
     machine_checks.devices,
+    fabric.gid_of_transfer,
     machine_checks.memory,
     machine_checks.shared_memory,
     machine_checks.host_memory,

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from orchestrator.core.console import Progress
+from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.fabric_baseline import SHARE, FabricBaseline
 from orchestrator.hosts.fabric_measure import (
     FabricNode,
@@ -21,7 +22,14 @@ from orchestrator.hosts.survey import survey
 from orchestrator.plan.networks import Network, Sample
 from orchestrator.plan.plan import Plan
 
-_GID_VARIABLES: Final = ("MC_GID_INDEX", "MORI_IB_GID_INDEX", "NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX")
+# The variables that name a row of the GID table, with the value that leaves the choice to the library on each node:
+# Mooncake 3b5a5941 config.cpp, ROCm/mori 624002c8 rdma.cpp, NCCL 2.21 (net_ib), UCX.
+_GID_VARIABLES: Final[Mapping[str, str]] = {
+    "MC_GID_INDEX": "-1",
+    "MORI_IB_GID_INDEX": "-1",
+    "NCCL_IB_GID_INDEX": "-1",
+    "UCX_IB_GID_INDEX": "auto",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +108,7 @@ def fabric_findings(fabric: Fabric) -> Iterator[Finding]:
         )
     else:
         yield from nics_agree(fabric)
-        yield from gid_rows(fabric)
+        yield from gid_rows(fabric.plan, fabric.nics)
         yield from firmware(fabric)
         yield from write_bandwidth(fabric)
     yield from all_reduce(fabric)
@@ -137,29 +145,31 @@ def nics_agree(fabric: Fabric) -> Iterator[Finding]:
         yield info("nics", f"{', '.join(names)}{kind}", needed)
 
 
-def gid_rows(fabric: Fabric) -> Iterator[Finding]:
+def gid_rows(plan: Plan, found: Mapping[str, Mapping[str, Nic]]) -> Iterator[Finding]:
     """Check that every NIC on Ethernet has a GID of RoCE v2 with an address, and that the plan names no other row."""
-    nics = [(node, nic) for node, found in fabric.nics.items() for nic in found.values() if nic.is_roce]
+    nics = [(node, nic) for node, each in found.items() for nic in each.values() if nic.is_roce]
     needed = "RoCE v2 with an IPv4 or global IPv6 address on every NIC"
     if missing := [f"{nic.name} on {node}" for node, nic in nics if nic.gid_index is None]:
         hint = "give the NIC's interface an address; `rdma link show` names the interface"
         yield fail("gid", f"none: {', '.join(missing)}", needed, hint)
-        return
-    rows = {node: sorted({nic.gid_index or 0 for each, nic in nics if each == node}) for node, _ in nics}
-    shown = "; ".join(f"index {', '.join(map(str, indexes))} on {node}" for node, indexes in rows.items())
-    every = {index for indexes in rows.values() for index in indexes}
-    for variable in fabric.plan.env:
-        if (
-            variable.name in _GID_VARIABLES
-            and every
-            and every != {int(variable.value) if variable.value.isdigit() else -1}
-        ):
-            (value,) = every if len(every) == 1 else ("null",)  # without the variable, the library finds the row
-            hint = f"`--set env.{variable.name}={value}`"
-            yield fail("gid", f"{shown}; the plan has {variable.name}={variable.value}", needed, hint)
-            return
-    if rows:
+    elif nics:
+        rows = {node: sorted({str(nic.gid_index) for each, nic in nics if each == node}) for node, _ in nics}
+        shown = "; ".join(f"index {', '.join(indexes)} on {node}" for node, indexes in rows.items())
+        every = {index for indexes in rows.values() for index in indexes}
+        given = {each.name: each.value for each in plan.env if each.name in _GID_VARIABLES}
+        for name, value in given.items():
+            if every != {value} and value != _GID_VARIABLES[name]:
+                right = min(every) if len(every) == 1 else _GID_VARIABLES[name]
+                yield fail("gid", f"{shown}; the plan has {name}={value}", needed, f"`--set env.{name}={right}`")
+                return
         yield info("gid", shown, needed)
+
+
+def gid_of_transfer(subject: CheckContext) -> Iterator[Finding]:
+    """Check the row of the GID table that a transfer between roles on this host uses."""
+    plan = subject.plan
+    if plan.transfer and not plan.transfer.endswith("over tcp"):
+        yield from gid_rows(plan, {"this host": {nic.name: nic for nic in _of_fabric(plan, subject.machine.rdma)}})
 
 
 def firmware(fabric: Fabric) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.hosts.gpus import inventories
 from orchestrator.hosts.gpus.inventory import GpuInventory
+from orchestrator.hosts.nics import Nic, read_nics
 from orchestrator.hosts.survey import Survey
 
 
@@ -54,7 +55,7 @@ class Machine:
     cpus_online: frozenset[int]
     cores: int  # physical cores; 0 if unknown
     listening: frozenset[int]  # TCP ports with a listener
-    rdma: tuple[str, ...]  # NICs, as `ibv_devices` names them
+    rdma: tuple[Nic, ...]
     disks: Mapping[str, Disk]  # by the surveyed directory
 
 
@@ -76,7 +77,7 @@ def read_machine(survey: Survey) -> Machine:
         cpus_online=cpu_list(survey["cpus online"].text),
         cores=_count(survey["cores"].text),
         listening=listening_ports(survey["sockets"].text),
-        rdma=tuple(survey["rdma"].text.split()),
+        rdma=read_nics(survey["rdma"].text),
         disks={
             name.removeprefix("disk "): disk
             for name, section in survey.sections.items()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import CompletedProgram, run_or_127
+from orchestrator.hosts.nics import nic_survey
 
 Runner = Callable[[Sequence[str]], CompletedProgram]  # runs a program on the surveyed host and waits for its end
 
@@ -27,7 +28,7 @@ MACHINE_SECTIONS: Mapping[str, str] = {
     "cpus allowed": "grep Cpus_allowed_list /proc/self/status",
     "cpus online": "cat /sys/devices/system/cpu/online",
     "cores": "cat /sys/devices/system/cpu/cpu[0-9]*/topology/core_cpus_list | sort -u | wc -l",
-    "rdma": "ls /sys/class/infiniband 2>/dev/null",
+    "rdma": nic_survey(),
     "sockets": "cat /proc/net/tcp /proc/net/tcp6",
 }
 

@@ -156,7 +156,7 @@ def test_the_front_network_is_no_part_of_the_fabric(trees: tuple[Path, Path]) ->
 @pytest.mark.parametrize(
     ("rows", "value", "level", "hint"),
     [
-        ({0: GIDS[1], 1: GIDS[3]}, "1", Level.FAIL, "`--set env.MC_GID_INDEX=null`"),  # 1 is right on one node only
+        ({0: GIDS[1], 1: GIDS[3]}, "1", Level.FAIL, "`--set env.MC_GID_INDEX=-1`"),  # 1 is right on one node only
         (GIDS, "1", Level.FAIL, "`--set env.MC_GID_INDEX=3`"),
         (GIDS, "3", Level.INFO, ""),
         ({0: GIDS[1], 1: GIDS[2]}, "1", Level.FAIL, "give the NIC's interface an address"),

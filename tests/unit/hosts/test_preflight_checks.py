@@ -425,6 +425,10 @@ def test_a_server_on_one_gpu_misses_no_other() -> None:
     assert only(look("h200-idle", plan_of("h200-tiny")), "gpus").level is Level.INFO
 
 
+NIC = (
+    "|0x1dd8|1.117.5-a-45|4: ACTIVE|400 Gb/sec (4X NDR)|Ethernet|gid_attrs/types/0:RoCE v2,gid_attrs/types/1:RoCE v2,"
+    "gids/0:fe80:0000:0000:0000:0690:81ff:fe4a:72e2,gids/1:0000:0000:0000:0000:0000:ffff:c0a8:0101,"
+)
 PAIR = ("layout.prefill.tp=4", "layout.decode.tp=4", "layout.transfer.backend=mori")
 DECODE_CACHE = "layout.decode.flags.disaggregation-decode-enable-radix-cache=true"
 
@@ -448,9 +452,12 @@ def test_the_image_sees_the_nics_of_the_host(nics: str, inside: str | None, leve
         return CompletedProgram(argv=tuple(argv), code=code, stdout=inside or "", stderr="No such image")
 
     plan = plan_of("mi355x-tp8", *PAIR, "layout.transfer.network=ainic", DECODE_CACHE)
-    finding = only(look("mi355x-healthy", plan, docker=docker, rdma=nics), "rdma")
+    rdma = "".join(f"{nic}{NIC}\n" for nic in nics.split())
+    report = look("mi355x-healthy", plan, docker=docker, rdma=rdma)
+    finding = only(report, "rdma")
     assert finding.level is level
     assert found in finding.found
+    assert [each.found for each in report.findings if each.check == "gid"] == ["index 1 on this host"] * bool(nics)
 
 
 def test_nics_matter_only_where_a_cache_crosses_over_rdma() -> None:
