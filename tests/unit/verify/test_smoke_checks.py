@@ -660,7 +660,7 @@ def test_a_known_fault_in_the_log_of_a_ready_server() -> None:
     assert found == {"clean log": "cuda-runtime-header: falling back to loop"}
 
 
-def test_what_the_profile_lacks_is_not_applicable_and_not_passed() -> None:
+def test_checks_of_missing_features_are_not_applicable() -> None:
     bare = dataclasses.replace(TARGET, prefix_cache=False, cache_report=False, metrics=False, grammar=False)
     report = run(engine(cache_off=True, metrics_absent=True, ignores_schema=True), bare, faults=None)
     absent = {name for name, verdict in verdicts(report).items() if verdict is Verdict.SKIPPED}
