@@ -3,9 +3,11 @@
 The scripted engine serves where the fault is one of the job and not of what it runs.
 """
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +131,28 @@ def test_the_whole_line_as_a_job(deploy: CommandLine, slurm_cluster: SlurmCluste
     assert deploy.run("down", "cluster").returncode == 0
     assert not slurm_cluster.queue()
     assert deploy.run("down", "cluster").returncode == 6
+
+
+def test_a_node_with_gpus_takes_the_kernels_that_another_job_has_compiled(
+    deploy: CommandLine, gpu_python: Path, tmp_path: Path
+) -> None:
+    """The nodes share the home directory, here a folder; the host that submits needs no GPU."""
+    cache = tmp_path / "triton"
+    up = with_gpus("kernels", gpu_python, f"env.TRITON_CACHE_DIR={cache}", "env.SCRIPTED_COMPILE=1")
+    first = deploy.run(*up)
+    assert first.returncode == 0, first.stderr
+    assert "saved 1 files of compiled kernels" in first.stderr, first.stderr
+    [compiled] = [path for path in cache.rglob("*") if path.is_file()]
+    content = compiled.read_bytes()
+    assert deploy.run("down", "kernels").returncode == 0
+    shutil.rmtree(cache)
+    [archive] = deploy.home.compiled_kernels.glob("*.tar.gz")
+    elsewhere = archive.rename(tmp_path / "kernels.tar.gz")
+    digest = hashlib.sha256(elsewhere.read_bytes()).hexdigest()
+    again = deploy.run(*up, "--set", f"engine.compiled_kernels={elsewhere}@sha256:{digest}")
+    assert again.returncode == 0, again.stderr
+    assert "compiled kernels: 1 files added" in again.stderr, again.stderr
+    assert compiled.read_bytes() == content
 
 
 def test_what_waits_says_why_and_is_cancelled_by_ctrl_c(
