@@ -88,7 +88,18 @@ def main() -> None:
         folder = Path(name) / "result"
         workload = Path(name) / "sessions.yaml"
         workload.write_text(json.dumps({**SESSIONS, "concurrency": chosen.concurrency}))
-        words = ["bench", made.url, "--api", "generate", "-w", str(workload), "--api-key-env", "PAIR_KEY", "--output", str(folder)]
+        words = [
+            "bench",
+            made.url,
+            "--api",
+            "generate",
+            "-w",
+            str(workload),
+            "--api-key-env",
+            "PAIR_KEY",
+            "--output",
+            str(folder),
+        ]
         with made.deploy.running(*words) as bench:
             bench.wait_for("completed")
             time.sleep(30)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from urllib.parse import urlsplit
 
+from orchestrator.checkpoints.read_ahead import read_ahead
 from orchestrator.checkpoints.receipt import bytes_present
 from orchestrator.checkpoints.verify import checkpoint_directory, needs_mtp, verify_checkpoint
 from orchestrator.core.console import Progress, warn
@@ -98,6 +99,12 @@ def require_ready_host(plan: Plan, host_ref: HostRef, before: PreflightReport | 
     report.require(but={VRAM_IN_USE})  # `wait_for_vram` waits for it
     wait_for_vram(plan, host_ref)
     return report
+
+
+def read_weights_ahead(plan: Plan, host_ref: HostRef) -> None:
+    """Begin to read the weights into the page cache, if the server runs on this host."""
+    if host_ref.remote is None and runtime_class(plan.runtime).is_local:
+        read_ahead(checkpoint_directory(plan.model, host_ref.home))
 
 
 def _warn(findings: Iterable[Finding]) -> None:

@@ -34,7 +34,7 @@ from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
-from orchestrator.servers.start.host import require_host, require_ready_host, resolve_host_ref
+from orchestrator.servers.start.host import read_weights_ahead, require_host, require_ready_host, resolve_host_ref
 from orchestrator.servers.start.kernels import StartKernels, require_archive
 from orchestrator.servers.start.launch import StartSpec, UpResult, bring_up
 from orchestrator.servers.start.request import UpRequest
@@ -95,6 +95,7 @@ def up(
             with _recovery_hint(servers, name, recovery_command):
                 _stop_old(servers, name, request)
                 room.close()
+                read_weights_ahead(made.plan, host_ref)
                 machine = require_ready_host(made.plan, host_ref, before)
                 start = replace(start, records={**records, "preflight.json": redact_data(machine.to_dict())})
                 done = bring_up(start, servers)
