@@ -2,12 +2,12 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.engine.disaggregation import gateway_words
 from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, PodDiscovery, gateway_argv, worker_words
 from orchestrator.engine.launch import Launch, launch_argv
-from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
+from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Gateway, Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.plan.units import Role
 
@@ -66,6 +66,12 @@ class Artifacts:
     def named_replicas(self) -> tuple[tuple[str, "Artifacts"], ...]:
         """The replicas with their names, which their folders have too; empty for a single server."""
         return tuple(zip(self.plan.server_names, self.replicas, strict=True)) if self.replicas else ()
+
+
+def render_units(plan: Plan, server: Callable[[Plan], Artifacts], gateway: Callable[[Gateway], Artifacts]) -> Artifacts:
+    """Render the units of a plan one by one: its only server, or each replica and their gateway, which holds them."""
+    servers = tuple(map(server, replica_plans(plan)))
+    return servers[0] if plan.gateway is None else replace(gateway(plan.gateway), replicas=servers)
 
 
 def server_command(

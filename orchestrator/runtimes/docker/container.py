@@ -12,7 +12,6 @@ from orchestrator.core.errors import StartError
 from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
 from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES, LAUNCHER
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import (
     Artifacts,
@@ -20,6 +19,7 @@ from orchestrator.render.artifacts import (
     RenderedFile,
     container_options,
     gateway_command,
+    render_units,
     server_command,
 )
 from orchestrator.render.scripts import SHELL_HOME, script_file, wrap_argv
@@ -82,15 +82,17 @@ def render(
     Replicas are published on loopback only. The servers of roles use the host's network, because their transfers choose
     ports, and so does the gateway. It runs from the same image, so a host needs nothing but Docker.
     """
-    if plan.gateway is not None:
-        return _several(plan, build, image, found)
-    host = "0.0.0.0" if plan.role is Role.SERVER else plan.server.host  # noqa: S104
-    command = server_command(plan, model_path=container_model(plan), host=host, found=found)
-    return Artifacts(plan=plan, command=command, build=build, spec=container_spec(plan, image, found))
+
+    def server(each: Plan) -> Artifacts:
+        host = "0.0.0.0" if each.role is Role.SERVER else each.server.host  # noqa: S104
+        command = server_command(each, model_path=container_model(each), host=host, found=found)
+        return Artifacts(plan=each, command=command, build=None, spec=container_spec(each, image, found))
+
+    return replace(render_units(plan, server, lambda _: _gateway(plan, image)), build=build)
 
 
-def _several(plan: Plan, build: BuildContext | None, image: str, found: DetectedPatches) -> Artifacts:
-    gateway = ContainerSpec(
+def _gateway(plan: Plan, image: str) -> Artifacts:
+    spec = ContainerSpec(
         image=image,
         needs=_NOTHING,
         mounts=(),
@@ -102,8 +104,7 @@ def _several(plan: Plan, build: BuildContext | None, image: str, found: Detected
     command = replace(
         gateway_command(plan, launcher=f"{IMAGE_DIR}/{LAUNCHER}"), env=(("PYTHONPATH", IN_IMAGE_PACKAGES),)
     )
-    servers = tuple(render(each, None, image, found) for each in replica_plans(plan))
-    return Artifacts(plan=plan, command=command, build=build, spec=gateway, replicas=servers)
+    return Artifacts(plan=plan, command=command, build=None, spec=spec)
 
 
 def spec_of(artifacts: Artifacts) -> ContainerSpec:

@@ -8,11 +8,10 @@ from orchestrator.core.errors import Problem
 from orchestrator.plan.build import RuntimeSettings
 from orchestrator.plan.patches import profile_patches
 from orchestrator.plan.placement import servers_are_equal
-from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.plan import Gateway, Plan
 from orchestrator.plan.rules import KEY_HINT, RuleContext
 from orchestrator.profiles.schema import Profile
-from orchestrator.render.artifacts import Artifacts, Command, server_command
+from orchestrator.render.artifacts import Artifacts, render_units, server_command
 from orchestrator.runtimes.base import HostRef, PodTargets, PreparedRun
 from orchestrator.runtimes.image import has_image, image_of
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, image_problems
@@ -111,15 +110,16 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     """Return the command, which listens on all addresses of its pod, and the image with its build context."""
     build, image = image_of(plan, inputs)
     spec = PodImage(reference=image, built_here=build is not None)
-    servers = tuple(Artifacts(plan=each, command=_server(each), build=None, spec=spec) for each in replica_plans(plan))
-    if plan.gateway is None:
-        return replace(servers[0], build=build)
-    command = command_of_gateway(plan, plan.profile)  # the name of the server is set later
-    return Artifacts(plan=plan, command=command, build=build, spec=spec, replicas=servers)
 
+    def server(each: Plan) -> Artifacts:
+        command = server_command(each, model_path=model_path(each), host=ANY_ADDRESS)
+        return Artifacts(plan=each, command=command, build=None, spec=spec)
 
-def _server(plan: Plan) -> Command:
-    return server_command(plan, model_path=model_path(plan), host=ANY_ADDRESS)
+    def gateway(_: Gateway) -> Artifacts:
+        command = command_of_gateway(plan, plan.profile)  # the name of the server is set later
+        return Artifacts(plan=plan, command=command, build=None, spec=spec)
+
+    return replace(render_units(plan, server, gateway), build=build)
 
 
 def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:  # noqa: ARG001 - the cluster has its own

@@ -9,9 +9,8 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact
-from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import replica_plans
-from orchestrator.render.artifacts import Artifacts, RenderedFile, gateway_command, server_command
+from orchestrator.plan.plan import Gateway, Plan
+from orchestrator.render.artifacts import Artifacts, RenderedFile, gateway_command, render_units, server_command
 from orchestrator.render.scripts import script_file
 from orchestrator.runtimes.base import ExternalImage, HostRef, PreparedRun
 from orchestrator.runtimes.slurm.script import SCRIPT, container_script, container_words, job_name, job_of, job_script
@@ -24,11 +23,12 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     """Return the artifacts of a process, or of the site's container, whose image has the patches."""
     if not _in_container(plan):
         return supervisor.rendered(plan, inputs, _EVERYWHERE)
-    servers = tuple(_contained(each, None) for each in replica_plans(plan))
-    if plan.gateway is None:
-        return servers[0]
-    gateway = gateway_command(plan, host=_EVERYWHERE, metrics_host=_EVERYWHERE)
-    return Artifacts(plan=plan, command=gateway, build=None, replicas=servers)
+
+    def gateway(_: Gateway) -> Artifacts:
+        command = gateway_command(plan, host=_EVERYWHERE, metrics_host=_EVERYWHERE)
+        return Artifacts(plan=plan, command=command, build=None)
+
+    return render_units(plan, lambda each: _contained(each, None), gateway)
 
 
 def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:

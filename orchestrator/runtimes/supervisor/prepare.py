@@ -20,9 +20,15 @@ from orchestrator.images.sources import carried_patches
 from orchestrator.kernels.disk.image import tables_below
 from orchestrator.patches.ledger import read_diffs
 from orchestrator.patches.schema import AddedFile
-from orchestrator.plan.plan import NO_DETECTED_PATCHES, DetectedPatches, Plan
-from orchestrator.plan.replicas import replica_plans
-from orchestrator.render.artifacts import Artifacts, Command, RenderedFile, gateway_command, server_command
+from orchestrator.plan.plan import NO_DETECTED_PATCHES, DetectedPatches, Gateway, Plan
+from orchestrator.render.artifacts import (
+    Artifacts,
+    Command,
+    RenderedFile,
+    gateway_command,
+    render_units,
+    server_command,
+)
 from orchestrator.runtimes.base import EnginePython, HostRef, PreparedRun
 from orchestrator.runtimes.supervisor.patched import (
     PatchedCopy,
@@ -45,10 +51,16 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -
     once it is built. The path of the patched sources is unknown until they are made: until then a variable of the
     script stands for it.
     """
-    if plan.gateway is not None:
-        servers = tuple(rendered(each, inputs, host) for each in replica_plans(plan))
-        gateway = gateway_command(plan, host=host, metrics_host=host)
-        return Artifacts(plan=plan, command=gateway, build=None, spec=servers[0].spec, replicas=servers)
+
+    def gateway(_: Gateway) -> Artifacts:
+        command = gateway_command(plan, host=host, metrics_host=host)
+        sources = source_patches(plan, inputs) if plan.patches else None
+        return Artifacts(plan=plan, command=command, build=None, spec=sources)
+
+    return render_units(plan, lambda each: _rendered_server(each, inputs, host), gateway)
+
+
+def _rendered_server(plan: Plan, inputs: Mapping[str, bytes], host: str | None) -> Artifacts:
     command = _command(plan, host)
     if not plan.patches:
         return Artifacts(plan=plan, command=command, build=None)
@@ -165,16 +177,19 @@ def commanded(
     Raises BuildError if the gateway's virtual environment cannot be made.
     """
     plan = artifacts.plan
-    if plan.gateway is None:
-        return replace(artifacts, command=command(plan))
-    catalog = Catalog.of(home)
-    made = ensure_venv(catalog.path(EntryKind.IMAGE_FILE, plan.gateway.requirements), home=home, progress=Progress())
-    launcher = str(catalog.path(EntryKind.IMAGE_FILE, LAUNCHER))
-    return replace(
-        artifacts,
-        command=gateway_command(plan, python=str(made.python), launcher=launcher, host=host, metrics_host=host),
-        replicas=tuple(Artifacts(plan=each, command=command(each), build=None) for each in replica_plans(plan)),
-    )
+
+    def gateway(planned: Gateway) -> Artifacts:
+        catalog = Catalog.of(home)
+        requirements = catalog.path(EntryKind.IMAGE_FILE, planned.requirements)
+        python = str(ensure_venv(requirements, home=home, progress=Progress()).python)
+        launcher = str(catalog.path(EntryKind.IMAGE_FILE, LAUNCHER))
+        started = gateway_command(plan, python=python, launcher=launcher, host=host, metrics_host=host)
+        return replace(artifacts, command=started)
+
+    def server(each: Plan) -> Artifacts:
+        return Artifacts(plan=each, command=command(each), build=None, spec=artifacts.spec if each is plan else None)
+
+    return render_units(plan, server, gateway)
 
 
 def launcher_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:  # noqa: ARG001 - a file for any name

@@ -132,7 +132,7 @@ def test_what_a_class_names_exists_and_takes_what_the_base_gives(name: str) -> N
     for each in named:
         found, base = getattr(kind, each), getattr(Runtime, each)
         if callable(base):
-            given = list(inspect.signature(base).parameters)
+            given = [parameter.lstrip("_") for parameter in inspect.signature(base).parameters]
             taken = inspect.signature(found).parameters.values()
             assert [parameter.name.lstrip("_") for parameter in taken][: len(given)] == given, each
             assert all(parameter.default is not parameter.empty for parameter in list(taken)[len(given) :]), each
