@@ -29,7 +29,7 @@ NODES = 100
 
 def simulated(inputs: Inputs, spares: int, layout: Layout = ONE_NODE) -> Fleet:
     fleet = Fleet(inputs=inputs, layout=layout, nodes=NODES, spares=spares, rng=random.Random(1))
-    return fleet.run(5e5 / NODES * DAY_S)
+    return fleet.run(2e6 / NODES * DAY_S)
 
 
 def test_with_a_free_node_always_there_only_the_starts_cost_capacity() -> None:
