@@ -177,6 +177,7 @@ class GatewayWorker:
     ready: bool
     requests: int  # not yet answered
     role: str = ""  # prefill or decode, if they are apart
+    model: str = ""  # served name
 
 
 def parse_workers(answer: Json) -> tuple[GatewayWorker, ...]:
@@ -189,6 +190,7 @@ def parse_workers(answer: Json) -> tuple[GatewayWorker, ...]:
                 ready=each["status"] == "ready",
                 requests=int(each["load"]),
                 role=role if (role := each.get("worker_type")) in ROLES else "",
+                model=str(each.get("model_id") or ""),
             )
             for each in answer["workers"]
         )

@@ -208,6 +208,7 @@ class HttpEndpoint:
     port: int
     allow_unauthenticated: bool
     api_key_env: str | None
+    gateway: str | None = None  # the server whose gateway also routes to this one
 
     @property
     def url(self) -> str:

@@ -288,6 +288,7 @@ class ServerSection(StrictModel):
     api_key_env: Text | None = Field(
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="variable with the API key"
     )
+    gateway: Text | None = Field(default=None, description="server whose gateway also routes this model")
 
 
 class Profile(StrictModel):

@@ -18,6 +18,7 @@ from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.replicas import replica_name
 from orchestrator.servers.exit_record import stop_server
 from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.rollout.join import leave
 from orchestrator.servers.servers import api_key
 
 _POLL: Final = 0.2  # seconds
@@ -117,6 +118,7 @@ def drain_and_stop(runtime: ServerGroup, server: RunningServer, *, home: Home, s
         note(f"`{server.name}` aborts its requests after {most:g} s, `timeouts.termination_grace` of its plan")
         seconds = most
     with Drain(runtime, server, seconds=seconds) as drain:
+        leave(server)
         if seconds <= 0:
             drain.abort()
         stop_server(runtime, server, home=home, grace=drain.grace, reason=reason)

@@ -104,6 +104,7 @@ def _status(servers: Servers, handle: RunningServer, *, ask: bool) -> ServerStat
         handle.replicas and state.status is Status.RUNNING
     )  # the state of replicas is known from the listing
     lost = dead_processes(servers.runtime(handle), handle) if looked else ""
+    lost = lost or (_unrouted(handle) if asked else "")
     health = "unhealthy" if lost else _health(handle) if asked else ""
     whole = _told(handle, state, health=health, detail=lost or state.detail)
     return replace(whole, replicas=tuple(_of_replica(server, server.state) for server in handle.replicas))
@@ -122,7 +123,7 @@ def _told(handle: RunningServer, state: ServerState, *, health: str, detail: str
         runtime=handle.runtime,
         status=state.status,
         health=health,
-        url=handle.service_url or handle.url,  # a tunnel of this command closes with it
+        url=handle.service_url or handle.joined_url or handle.url,  # a tunnel of this command closes with it
         plan=handle.plan_digest,
         started_at=state.started_at,
         ended_at=state.ended_at,
@@ -159,6 +160,14 @@ def startup_text(server: ServerStatus) -> str:
     total = sum(server.startup.values())
     shares = (f"{stage} {seconds:.1f} s ({seconds / total:.0%})" for stage, seconds in server.startup.items())
     return f"`{server.name}` took {total:.0f} s to start: {', '.join(shares)}" if total else ""
+
+
+def _unrouted(handle: RunningServer) -> str:
+    if not handle.joined_url:
+        return ""
+    from orchestrator.servers.rollout.join import unrouted  # noqa: PLC0415 - as in `_health`
+
+    return unrouted(handle)
 
 
 def _health(handle: RunningServer) -> str:

@@ -12,6 +12,7 @@ import pytest
 from cpu_server import processes_in
 from gateway_pair import KEY, NAME, Pair, pair_in
 from patience import PATIENCE, wait_for
+from ports import free_port
 from steady_load import complete, load
 
 from orchestrator.core.errors import NotReadyError
@@ -140,6 +141,43 @@ def test_replicas_are_added_and_removed_under_load_while_the_gateway_and_the_oth
     assert "already up" in pair.deploy.run(*pair.words()).stderr
     assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()
+
+
+def test_a_second_model_joins_the_gateway_and_each_goes_without_the_other(pair: Pair) -> None:
+    own = ("replicas=1", f"server.port={free_port()}", "server.gateway=pair")
+    early = pair.deploy.run(*pair.words(*own, "model.served_name=second", name="second"))
+    assert (early.returncode, "no server `pair` found" in early.stderr) == (6, True), early.stderr
+    pair.up()
+    same = pair.deploy.run(*pair.words(*own, name="second"))
+    assert (same.returncode, "both serve the model `tiny`" in same.stderr) == (6, True), same.stderr
+    second = pair.words(*own, "model.served_name=second", name="second")
+    joined = pair.deploy.run(*second)
+    assert joined.returncode == 0, joined.stderr
+    assert f"the gateway of `pair` routes the model `second` at {pair.url}" in joined.stderr
+
+    def answers(model: str) -> int:
+        return client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 2}).status_code
+
+    with pair.client() as client:
+        assert [answers(model) for model in ("tiny", "second", "third")] == [200, 200, 404]
+        told = json.loads(pair.deploy.run("status", "--health", "--json").stdout)
+        assert [(each["name"], each["health"], each["url"]) for each in told] == [
+            ("pair", "healthy", pair.url),
+            ("second", "healthy", pair.url),
+        ]
+        assert pair.deploy.run("smoke", NAME).returncode == 0, "its gateway counts the worker of the other model"
+        assert pair.deploy.run("down", "second").returncode == 0
+        assert (answers("tiny"), answers("second") in {404, 503}) == (200, True), "503 while smg forgets it"
+
+    assert pair.deploy.run(*second).returncode == 0
+    assert pair.deploy.run("down", NAME).returncode == 0
+    alone = pair.deploy.run("status", "second")
+    assert (alone.returncode, "the gateway of `pair` does not route to it" in alone.stderr) == (8, True), alone.stderr
+    pair.up()
+    assert pair.deploy.run("status", "second").returncode == 0, "a gateway that starts is joined again"
+    with pair.client() as client:
+        assert [answers(model) for model in ("tiny", "second")] == [200, 200]
+    assert pair.deploy.run("down", "second").returncode == 0
 
 
 def test_up_waits_for_a_replica_that_is_not_healthy_yet_and_says_how_many_are(pair: Pair, tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ class Pair:
         own = [f"server.port={self.port}", "replicas=2", f"engine.python={self.python}", "timeouts.termination_grace=1"]
         return [*own, "model.questions=null", "server.api_key_env=PAIR_KEY"]
 
-    def words(self, *more: str) -> list[str]:
+    def words(self, *more: str, name: str = NAME) -> list[str]:
         """What brings them up, with `more` settings."""
         settings = (word for each in (*self.settings(), *more) for word in ("--set", each))
-        return ["up", "cpu-tiny", "--name", NAME, *settings]
+        return ["up", "cpu-tiny", "--name", name, *settings]
 
     def up(self, *settings: str, replace: bool = False) -> None:
         ended = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))

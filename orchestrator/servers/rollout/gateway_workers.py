@@ -7,7 +7,8 @@ label hides or shows one.
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -73,23 +74,35 @@ def open_gateway_workers(
     """
     if runtime.gateway_discovery:
         return DiscoveredWorkers(url=gateway.url, runtime=runtime, servers=replicas)
-    file = Path(gateway.log_dir) / _FILE
     try:
-        workers = GatewayWorkers(
-            url=gateway.url,
-            control_key=Secret(read_private(file).decode()),
-            key=key,
-            drain_seconds=min(int(grace), _MAX_DRAIN_SECONDS),
-            roles=_roles(plan),
-        )
+        workers = saved_workers(gateway.url, Path(gateway.log_dir), key=key)
         workers.workers()
-    except (OSError, UnicodeDecodeError, HostError) as error:
-        why = error.message if isinstance(error, HostError) else f"cannot read `{file}`"
+    except HostError as error:
         raise StartError(
-            f"cannot change the workers of the gateway of `{gateway.name}`: {why}",
+            f"cannot change the workers of the gateway of `{gateway.name}`: {error.message}",
             hint=f"`deploy down {gateway.name}`, then repeat this command: it starts all replicas",
         ) from error
-    return workers
+    return replace(workers, drain_seconds=min(int(grace), _MAX_DRAIN_SECONDS), roles=_roles(plan))
+
+
+def saved_workers(url: str, log_dir: Path, *, key: Secret | None) -> "GatewayWorkers":
+    """Return the workers of a gateway whose control key is saved in its run directory. Raises HostError."""
+    file = log_dir / _FILE
+    try:
+        control_key = Secret(read_private(file).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostError(f"cannot read `{file}`") from error
+    return GatewayWorkers(url=url, control_key=control_key, key=key, drain_seconds=_MAX_DRAIN_SECONDS)
+
+
+def count_other_models(gateway: RunningServer) -> int:
+    """Return how many ready workers of a gateway serve another model than its replicas; 0 if that is unknown."""
+    if (plan := gateway.plan) is None or not (Path(gateway.log_dir) / _FILE).is_file():
+        return 0
+    with suppress(HostError):
+        found = saved_workers(gateway.url, Path(gateway.log_dir), key=None).workers()
+        return sum(each.ready and each.model not in {"", plan.model.served_name} for each in found)
+    return 0
 
 
 def _roles(plan: Plan) -> dict[int | None, Mapping[str, object]]:

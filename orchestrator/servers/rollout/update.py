@@ -29,7 +29,12 @@ from orchestrator.runtimes.replicas import replica_number
 from orchestrator.servers.drain import Drain
 from orchestrator.servers.exit_record import failure_reason, record_exit, stop_server
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
-from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, GatewayWorkers, open_gateway_workers
+from orchestrator.servers.rollout.gateway_workers import (
+    DiscoveredWorkers,
+    GatewayWorkers,
+    count_other_models,
+    open_gateway_workers,
+)
 from orchestrator.servers.servers import Servers, dead_processes, note_gateway
 from orchestrator.servers.soaks import save_report
 from orchestrator.servers.start.host import require_ready_host, wait_until_released
@@ -289,11 +294,11 @@ class _RollingUpdate:
                 plan = self._artifacts(number).plan
                 found = run_smoke_test(server, self.runtime, plan=plan, key=self.start.key)
                 self._checks[number] = prefix_replica(self._plan.server_names[number - 1], found)
-        url = self.workers.url
+        url, whole = self.workers.url, self.servers.open(self.start.name).found
         if self._plan.roles:
-            whole = self.servers.open(self.start.name).found
             return [*run_smoke_test(whole, self.runtime, plan=self._plan, key=self.start.key).checks]
-        return gateway_checks(target_of(self._plan, url=url, api_key=self.start.key), self._plan.replicas)
+        workers = self._plan.replicas + count_other_models(whole)
+        return gateway_checks(target_of(self._plan, url=url, api_key=self.start.key), workers)
 
     def report(self, more: "list[CheckResult] | tuple[()]") -> SmokeReport:
         """Return the results of all checks, in the order of the replicas, then `more`."""

@@ -22,6 +22,7 @@ from orchestrator.runs.run_dir import REQUEST_FILE, RunDir, open_run
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.exit_record import failure_reason, record_exit
 from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.rollout.join import join, join_again, require_gateway
 from orchestrator.servers.rollout.replicas import ReplicatedStart
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.soaks import save_report
@@ -85,7 +86,7 @@ def _fill(run: RunDir, start: StartSpec, home: Home) -> None:
 def bring_up(start: StartSpec, servers: Servers) -> UpResult:
     """Start a server, wait until it is ready and verify it. A failure stops it and raises a DeployError."""
     name, plan, key, secrets = start.name, start.artifacts.plan, start.key, start.secrets
-    runtime = servers.runtimes[plan.runtime]
+    runtime, behind = servers.runtimes[plan.runtime], require_gateway(servers, plan)
     run = open_run_dir(start, servers.home)
     handle = None
     with defer_signals():  # nothing interrupts the stop after a failure
@@ -108,6 +109,10 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
                 report.require()
                 logged = runtime.logs(handle, follow=False)
                 kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)
+                if behind is not None:
+                    join(handle, behind, servers=servers)
+                elif plan.gateway is not None:
+                    join_again(handle, servers)
                 start.on_verified()  # an interrupt after this would report a failure and leave the server running
         except BaseException as error:
             failure = _give_up(

@@ -31,6 +31,7 @@ from orchestrator.servers.down import grace_of
 from orchestrator.servers.drain import drain_and_stop
 from orchestrator.servers.exit_record import STOPPED_FOR_RESTART
 from orchestrator.servers.group import RunningServer
+from orchestrator.servers.rollout.join import require_gateway
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
@@ -106,8 +107,10 @@ def up(
 def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> RunningServer | None:
     """Return the running server whose replicas get a rolling update; None if there is none.
 
-    Raises NameTakenError if its plan allows none, and UsageError for options that need one.
+    Raises NameTakenError if its plan allows none, UsageError for options that need one, and StartError if the plan
+    names a gateway that cannot route to it.
     """
+    require_gateway(servers, plan)
     running = _replicated_server(servers, name, by_watch=request.by_watch)
     if running is not None:
         require_version(running.run)

@@ -31,6 +31,7 @@ from orchestrator.runs.run_dir import RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
 from orchestrator.servers.memory import memory_gauges
+from orchestrator.servers.rollout.gateway_workers import count_other_models
 from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes, record_processes
 from orchestrator.servers.soaks import knee_requests, save_report
 from orchestrator.verify.gateway import count_workers, gateway_checks, generates
@@ -60,7 +61,7 @@ def _healthy_replicas(handle: RunningServer, *, tries: int = 2, within: float = 
         roles = [_healthy_replicas(server, tries=tries, within=within) for server in handle.replicas]
         return min(sum(roles), count_workers(handle.url)) if generates(handle.url) else 0
     if handle.replicas:
-        return count_workers(handle.url)
+        return count_workers(handle.url) - count_other_models(handle)
     try:
         with EngineClient(handle.url, key=None) as server:
             return int(server.health(tries=tries, within=within) == httpx.codes.OK)
@@ -172,7 +173,9 @@ def run_smoke_test(
                 ),
             )
         ]
-        checks += gateway_checks(target_of(plan, url=handle.url, api_key=key), plan.replicas)
+        checks += gateway_checks(
+            target_of(plan, url=handle.url, api_key=key), plan.replicas + count_other_models(handle)
+        )
         return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=tuple(checks))
     target = _with_soak(target_of(plan, url=handle.url, api_key=key), soak, knee)
     return _test(target, handle, runtime, plan)
