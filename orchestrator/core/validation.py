@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_args
 
@@ -138,17 +139,27 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def read_file(path: Path, name: str, *, fault: type[DeployError] = ProfileError) -> Document:
     """Read the YAML file at `path`; messages call it `name`. Raises `fault` with every problem and its line."""
-    try:
-        text = files.read_file(path, most=_MOST).decode()
-    except (OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, a name with a NUL
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise fault(f"cannot read `{name}`: {reason}", location=name) from error
-    return read_document(text, name, fault=fault)
+    return read_document(_read_text(path, name, fault), name, fault=fault)
 
 
 def read_model(path: Path, kind: type[Model], name: str, *, fault: type[DeployError] = ProfileError) -> Model:
     """Read the YAML file at `path` as a model `kind`. Raises `fault` with every problem and its line."""
-    return model_of(read_file(path, name, fault=fault), kind, fault=fault)
+    model = _read_model(_read_text(path, name, fault), kind, name, fault)  # type: ignore[arg-type] # python/mypy#11469
+    assert isinstance(model, kind)  # noqa: S101 - for the type
+    return model
+
+
+def _read_text(path: Path, name: str, fault: type[DeployError]) -> str:
+    try:
+        return files.read_file(path, most=_MOST).decode()
+    except (OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, a name with a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise fault(f"cannot read `{name}`: {reason}", location=name) from error
+
+
+@lru_cache  # a command plans up to a hundred profiles, and each plan reads every known issue
+def _read_model(text: str, kind: type[BaseModel], name: str, fault: type[DeployError]) -> BaseModel:
+    return model_of(read_document(text, name, fault=fault), kind, fault=fault)
 
 
 def model_of(document: Document, kind: type[Model], *, fault: type[DeployError] = ProfileError) -> Model:

@@ -91,13 +91,13 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., EvalResult]:
 
 
 @pytest.mark.slow
-def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Callable[..., EvalResult]) -> None:
-    with (
-        adding_model(3) as good,
-        adding_model(3, 5, 8) as worse,
-        together({"good": partial(ask, good), "worse": partial(ask, worse)}) as asked,
-    ):
-        before, after = asked("good"), asked("worse")
+def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(
+    ask: Callable[..., EvalResult], request: pytest.FixtureRequest
+) -> None:
+    with adding_model(3) as good, adding_model(3, 5, 8) as worse:
+        before = ask(good)  # by the harness as it is
+        request.getfixturevalue("quick_harness")
+        after = ask(worse)
     assert before.score == pytest.approx(11 / 12)
     assert after.score == pytest.approx(9 / 12)
     assert before.model == "adder"

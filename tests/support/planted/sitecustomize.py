@@ -142,7 +142,7 @@ def of_scheduler(_: ModuleType) -> None:
         while True:
             time.sleep(0.1)
             if fault() == "host memory leaks":
-                held.append(b"x" * (2 << 20))
+                held.append(b"x" * (4 << 20))
 
     threading.Thread(target=grow, daemon=True).start()
 

@@ -4,16 +4,19 @@ import datetime as dt
 import json
 import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from orchestrator import experiments
 from orchestrator.bench.cost import CommandEstimate, CostEstimate
 from orchestrator.bench.published import Published, ReproduceRun, load_published, split_currency
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
 from orchestrator.core.paths import Home, data_root
+from orchestrator.evals import suite_runs
 from orchestrator.experiments.reproduce import (
     ReproducePlan,
     ReproduceRequest,
@@ -38,6 +41,13 @@ from orchestrator.servers.servers import Servers
 
 NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
 WAFER = load_published("wafer-glm52")
+PLANNED = cache(load)  # of each profile once, which takes longer than the rest of these tests
+
+
+@pytest.fixture(autouse=True)
+def _planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for user in (experiments.reproduce, suite_runs):
+        monkeypatch.setattr(user, "load", PLANNED)
 
 
 def asked(named: str = WAFER.name) -> ReproduceRequest:
