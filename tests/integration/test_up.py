@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -262,7 +261,7 @@ def test_a_taken_port_names_its_holder(deploy: CommandLine) -> None:
     assert "late" not in deploy.run("status").stdout
 
 
-COMPILES = 6.0  # seconds
+COMPILES = 0.5  # seconds
 
 
 @pytest.fixture
@@ -270,11 +269,6 @@ def kernels(tmp_path: Path) -> list[str]:
     """The words by which the scripted engine compiles a kernel into an empty cache."""
     settings = (f"env.TRITON_CACHE_DIR={tmp_path / 'triton'}", f"env.SCRIPTED_COMPILE={COMPILES}")
     return [word for setting in settings for word in ("--set", setting)]
-
-
-def ready_seconds(done: subprocess.CompletedProcess[str]) -> float:
-    assert done.returncode == 0, done.stderr
-    return float(json.loads(done.stdout)["ready_seconds"])
 
 
 def test_a_fresh_host_takes_the_kernels_that_a_verified_server_has_saved(
@@ -293,18 +287,21 @@ def test_a_fresh_host_takes_the_kernels_that_a_verified_server_has_saved(
     assert f"{archive}@{digest}" in first.stderr
     stages = status(deploy, "kernels")["startup"]
     assert sum(stages.values()) >= COMPILES, stages
+    compiled = (cache / "KEY/kernel.cubin").read_bytes()  # it says when
 
     deploy.run("down", "kernels")
     shutil.rmtree(cache)
     again = deploy.run(*start)
-    assert ready_seconds(first) > COMPILES > ready_seconds(again), again.stderr
+    assert again.returncode == 0, again.stderr
+    assert (cache / "KEY/kernel.cubin").read_bytes() == compiled
     assert "compiled kernels: 1 files added" in again.stderr
 
     deploy.run("down", "kernels")
     shutil.rmtree(cache)
     elsewhere = archive.rename(tmp_path / "from-elsewhere.tar.gz")
     named = ["--set", f"engine.compiled_kernels={elsewhere}@{digest}"]
-    assert ready_seconds(deploy.run(*start, *named)) < COMPILES
+    assert deploy.run(*start, *named).returncode == 0
+    assert (cache / "KEY/kernel.cubin").read_bytes() == compiled
 
     changed = deploy.run(*start, "--replace", "--set", f"engine.compiled_kernels={elsewhere}@sha256:{'0' * 64}")
     assert (changed.returncode, f"has the digest {digest}" in changed.stderr) == (9, True), changed.stderr
