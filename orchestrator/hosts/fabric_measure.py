@@ -14,7 +14,8 @@ from orchestrator.plan.plan import Plan
 
 Result = TypeVar("Result")
 
-_LIMIT: Final = "100"  # seconds of a command on a node
+_LIMIT: Final = "100"  # seconds of a command on a node; it also ends with the ssh connection, as after Ctrl-C
+_BOUNDED: Final = ("setpriv", "--pdeathsig", "TERM", "timeout", "--kill-after=5", _LIMIT)  # util-linux 2.33, coreutils
 _PORT: Final = "18515"  # of `ib_write_bw`, its default
 _SIZE: Final = "8388608"  # bytes, with 8 queue pairs: as ROCm/cvs, ibperf_config.json
 _WRITE: Final = ("-q", "8", "-s", _SIZE, "-D", "5", "-F", "--report_gbits", "-p", _PORT)
@@ -62,7 +63,7 @@ def write_gbits(server: FabricNode, client: FabricNode, nics: tuple[Nic, Nic]) -
         argv = ("ib_write_bw", "-d", nic.name, *gid, *_WRITE)
         if index:
             argv = ("sh", "-c", _CLIENT, "sh", *argv, server.address)
-        return node.runner(("timeout", _LIMIT, *argv))
+        return node.runner((*_BOUNDED, *argv))
 
     pair = (server, client)
     for node, done in zip(pair, said := on_all(pair, ask), strict=True):
@@ -82,7 +83,7 @@ def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[
     source = (data_root() / "images" / "all_reduce.py").read_text()
     gpus, sizes = (plan.gpus, _GPU_SIZES) if plan.gpus else (("cpu",), _CPU_SIZES)
     last = (str(plan.rank_port), ",".join(map(str, gpus)), ",".join(map(str, sizes)))
-    words = ("timeout", "--kill-after=5", _LIMIT, *python, "-c", source)
+    words = (*_BOUNDED, *python, "-c", source)
     said = on_all(
         nodes, lambda index, node: node.runner((*words, str(index), str(len(nodes)), nodes[0].address, *last))
     )

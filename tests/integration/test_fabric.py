@@ -197,7 +197,7 @@ def test_a_program_that_is_missing_is_named(trees: tuple[Path, Path], monkeypatc
     nodes = [FabricNode(name=tree.name, address="127.0.0.1", runner=partial(run, tree, "1")) for tree in trees]
     nic = read_fabric_nics(PLAN, nodes)["n0"]["ionic_0"]
     here = FabricNode(name="here", address="127.0.0.1", runner=local)
-    for program in ("sh", "timeout", "sleep"):
+    for program in ("sh", "setpriv", "timeout", "sleep"):
         (trees[0] / program).symlink_to(shutil.which(program) or "")
     monkeypatch.setenv("PATH", str(trees[0]))
     with pytest.raises(NotMeasuredError, match="no `ib_write_bw` on here") as raised:

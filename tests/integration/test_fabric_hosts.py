@@ -1,15 +1,19 @@
 """The network between nodes: real ssh to two hosts, both this machine, and all-reduce of the engine's real torch."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import processes_with
 from cpu_server import CpuEngine
 from loopback_ssh import needs_sshd, ssh_server
-from patience import PATIENCE
+from patience import PATIENCE, wait_for
 from ports import free_port
 from slurm_cluster import SlurmCluster
 
@@ -27,30 +31,56 @@ def findings(*words: str) -> dict[str, dict[str, Any]]:
     return {finding["check"]: finding for finding in told["fabric"]["findings"]}
 
 
-@needs_sshd
-def test_two_hosts_are_measured_recorded_and_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_engine: CpuEngine
-) -> None:
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
+    """The options of two hosts: this machine under two names."""
     (folder := tmp_path / "ssh").mkdir()
-    baseline = tmp_path / "site.json"
     with ssh_server(folder, deploy_home=tmp_path, monkeypatch=monkeypatch) as url:
         known = (folder / "known").read_text()
         (folder / "known").write_text(known + known.replace("127.0.0.1", "localhost"))
         monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
-        hosts = ("--host", url, "--host", url.replace("127.0.0.1", "localhost"))
-        settings = ("--set", f"engine.python={cpu_engine.python}", "--set", f"server.port={free_port()}")
-        found = findings(*hosts, *settings, "--save-baseline", str(baseline))
-        assert (found["nics"]["level"], found["nics"]["found"]) == ("info", "none: the nodes talk over TCP")
-        assert found["all-reduce"]["level"] == "info", found
-        recorded = json.loads(baseline.read_text())
-        assert recorded["ranks"] == len(recorded["nodes"]) == 2
-        assert {*recorded["all_reduce_gbytes"]} == {str(1 << 20), str(1 << 24)}
-        figures = {size: figure * 1000 for size, figure in recorded["all_reduce_gbytes"].items()}
-        baseline.write_text(json.dumps({**recorded, "all_reduce_gbytes": figures}))
-        compared = findings(*hosts, *settings, "--baseline", str(baseline))["all-reduce"]
-        assert (compared["level"], compared["needed"]) == ("warn", "95% of the baseline")
-        hidden = findings(*hosts, "--set", "engine.python=/nowhere/python", "--save-baseline", str(baseline))
-        assert "/nowhere/python" in hidden["all-reduce"]["found"]
+        yield ("--host", url, "--host", url.replace("127.0.0.1", "localhost"))
+
+
+@needs_sshd
+def test_two_hosts_are_measured_recorded_and_compared(
+    tmp_path: Path, hosts: tuple[str, ...], cpu_engine: CpuEngine
+) -> None:
+    baseline = tmp_path / "site.json"
+    settings = ("--set", f"engine.python={cpu_engine.python}", "--set", f"server.port={free_port()}")
+    found = findings(*hosts, *settings, "--save-baseline", str(baseline))
+    assert (found["nics"]["level"], found["nics"]["found"]) == ("info", "none: the nodes talk over TCP")
+    assert found["all-reduce"]["level"] == "info", found
+    recorded = json.loads(baseline.read_text())
+    assert recorded["ranks"] == len(recorded["nodes"]) == 2
+    assert {*recorded["all_reduce_gbytes"]} == {str(1 << 20), str(1 << 24)}
+    figures = {size: figure * 1000 for size, figure in recorded["all_reduce_gbytes"].items()}
+    baseline.write_text(json.dumps({**recorded, "all_reduce_gbytes": figures}))
+    compared = findings(*hosts, *settings, "--baseline", str(baseline))["all-reduce"]
+    assert (compared["level"], compared["needed"]) == ("warn", "95% of the baseline")
+    broken = findings(*hosts, "--set", "engine.python=/nowhere/python", "--save-baseline", str(baseline))
+    assert broken["all-reduce"]["level"] == "fail"
+    assert "/nowhere/python" in broken["all-reduce"]["found"]
+
+
+@needs_sshd
+def test_ctrl_c_ends_the_measurement_on_every_host(tmp_path: Path, hosts: tuple[str, ...]) -> None:
+    """Long before its limit of 100 s, which would end it, too: the program counts seconds and says so when it ends."""
+    hangs = tmp_path / "hangs"
+    hangs.write_text(
+        f"#!/bin/sh\nn=0; trap 'echo $n >{tmp_path}/ended.$$; exit' TERM; while :; do sleep 1; n=$((n+1)); done\n"
+    )
+    hangs.chmod(0o755)
+    words = [*PREFLIGHT, *hosts, "--set", f"engine.python={hangs}", "--save-baseline", str(tmp_path / "site.json")]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        wait_for(lambda: len(processes_with(f"/bin/sh {hangs} -c")) == 2)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+    wait_for(lambda: not processes_with(f"/bin/sh {hangs} -c"))
+    seconds = [int(path.read_text()) for path in tmp_path.glob("ended.*")]
+    assert len(seconds) == 2
+    assert max(seconds) < 60
+    assert not (tmp_path / "site.json").exists()
 
 
 def test_the_nodes_of_an_allocation_are_measured(

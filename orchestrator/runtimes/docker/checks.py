@@ -115,7 +115,16 @@ def engine_python(plan: Plan, _home: Home) -> Sequence[str]:
     """Return the command that starts the Python of the plan's image, with the GPUs and NICs of the host."""
     name = plan.prebuilt_image or base_reference(plan.engine)
     gpus = ("--gpus=all",) if plan.hardware.container.all_gpus else ()
-    options = ("--rm", "--pull=never", "--network=host", "--ipc=host", "--privileged", "--ulimit=memlock=-1", *gpus)
+    options = (
+        "--rm",
+        "--init",
+        "--pull=never",
+        "--network=host",
+        "--ipc=host",
+        "--privileged",
+        "--ulimit=memlock=-1",
+        *gpus,
+    )
     variables = [f"{each.name}={each.value}" for each in plan.env]
     return ("docker", "run", *options, "--entrypoint=env", name, *variables, "python3")
 
