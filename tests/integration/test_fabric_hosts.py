@@ -67,9 +67,8 @@ def test_two_hosts_are_measured_recorded_and_compared(
 def test_ctrl_c_ends_the_measurement_on_every_host(tmp_path: Path, hosts: tuple[str, ...]) -> None:
     """Long before its limit of 100 s, which would end it, too: the program counts seconds and says so when it ends."""
     hangs = tmp_path / "hangs"
-    hangs.write_text(
-        f"#!/bin/sh\nn=0; trap 'echo $n >{tmp_path}/ended.$$; exit' TERM; while :; do sleep 1; n=$((n+1)); done\n"
-    )
+    counts = "while :; do sleep 1; n=$((n+1)); done"
+    hangs.write_text(f"#!/bin/sh\nexec 2>&-; n=0; trap 'echo $n >{tmp_path}/ended.$$; exit' TERM; {counts}\n")
     hangs.chmod(0o755)
     words = [*PREFLIGHT, *hosts, "--set", f"engine.python={hangs}", "--save-baseline", str(tmp_path / "site.json")]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True) as process:
