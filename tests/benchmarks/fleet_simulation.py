@@ -15,7 +15,7 @@ import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 DAY_S = 86_400.0
 
@@ -45,7 +45,8 @@ class Inputs:
     input_tokens: int = 20_000
     running: int = 80
     request_s: float = 80 * 1000 / 2626
-    drain_bound_s: float = 120.0  # `timeouts.termination_grace`
+    drain_bound_s: float = 300.0  # `timeouts.termination_grace` of mi355x-tp4dp2
+    default_drain_bound_s: float = 120.0  # of other profiles
     cached_tokens: float = 2_713_536  # on the GPUs of a replica of mi355x-tp4dp2 (`deploy show --capacity`)
     prefill_s_per_token: float = 71e-6  # GLM-5.2 on 4 MI355X (ROCm/ATOM, recipes/Agentic-GLM-5.2.md)
     kv_bytes_per_token: int = 55_932  # fp8, GLM-5.2 with MTP (`deploy show mi355x-tp4dp2 --capacity`)
@@ -321,15 +322,16 @@ def print_simulation(inputs: Inputs, nodes: int, node_days: float, seed: int) ->
         )
         print(f"{layout.name:<20}{len(kept.servers):>8}{figures[0]:>26}{figures[1]:>26}", end="")
         print(f"{held(full):>16.2%}{short_of_nodes(kept):>9.3%}")
-    for at_once in (1, max(1, nodes // 20)):
-        fleet = Fleet(inputs=inputs, layout=LAYOUTS[0], nodes=nodes, spares=spares, rng=random.Random(seed))
+    default = replace(inputs, drain_bound_s=inputs.default_drain_bound_s)
+    for at_once, bounded in ((1, inputs), (nodes // 20, inputs), (nodes // 20, default)):
+        fleet = Fleet(inputs=bounded, layout=LAYOUTS[0], nodes=nodes, spares=spares, rng=random.Random(seed))
         fleet.update(at_once).run()
         assert fleet.updated_after_s is not None
-        formula = update_s(inputs, len(fleet.servers), at_once)
+        formula = update_s(bounded, len(fleet.servers), at_once)
         aborted = fleet.aborted / len(fleet.servers) / inputs.running
         took = f"{formula / 3600:.1f} h ~ {fleet.updated_after_s / 3600:.1f} h"
-        print(f"rolling update, {at_once} at a time: {took}; least capacity {min(fleet.capacity_s):.1%}", end="")
-        print(f"; {aborted:.1%} of the running requests aborted")
+        print(f"rolling update, {at_once} at a time, drains of {bounded.drain_bound_s:.0f} s at most: {took}", end="")
+        print(f"; least capacity {min(fleet.capacity_s):.1%}; {aborted:.2%} of the running requests aborted")
 
 
 def print_formulas(inputs: Inputs, nodes: int) -> None:
