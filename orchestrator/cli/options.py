@@ -170,6 +170,14 @@ HostOption: TypeAlias = Annotated[
         help="ssh://user@node, or @FILE of hosts; default: DOCKER_HOST",
     ),
 ]
+HostsOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="URL|@FILE",
+        help="ssh://user@node (may be repeated), or @FILE; default: DOCKER_HOST",
+    ),
+]
 ParallelOption: TypeAlias = Annotated[
     int, typer.Option(min=1, metavar="N", help="hosts that download at the same time")
 ]

@@ -1,15 +1,23 @@
-"""`--host` given more than once, or `--host @FILE`: the command runs once for each host."""
+"""`--host` given more than once, or `--host @FILE`: the command runs once for each host.
+
+`up` of a plan with several nodes runs once for all of them.
+"""
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from orchestrator.cli.fanout import FROM_FILE, Node, outcome_table, parse_hosts, require_machine, run_on_hosts
+from orchestrator.cli.overrides import overridden
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import print_data, print_json, say, terminal_width
-from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.errors import DeployError, HostError, UsageError
+from orchestrator.core.paths import Home
 from orchestrator.core.streams import ignore_sigpipe
+from orchestrator.runs.run_dir import require_plan
 
 if TYPE_CHECKING:
     from orchestrator.hosts.report import PreflightReport
@@ -52,6 +60,30 @@ def nodes_of(verb: str, hosts: Sequence[str]) -> tuple[Node, ...]:
         known = ", ".join(sorted(SEVERAL))
         raise UsageError(f"`deploy {verb}` accepts one host", hint=f"commands that accept several: {known}")
     return nodes
+
+
+def is_one_server(verb: str, params: Mapping[str, Any]) -> bool:
+    """Return whether the hosts are the nodes of one server: `up` starts a plan with several nodes."""
+    if verb != "up" or params["model"]:
+        return False
+    with suppress(DeployError):  # the command reports it
+        return _planned_nodes(params) > 1
+    return False
+
+
+def _planned_nodes(params: Mapping[str, Any]) -> int:
+    from orchestrator.planner.lock import lock_path, read_lock  # noqa: PLC0415 - most commands have no plan
+    from orchestrator.planner.planning import read_profile  # noqa: PLC0415 - see above
+    from orchestrator.servers.rollback import named_run  # noqa: PLC0415 - see above
+
+    home, profile = Home.from_environment(), params["profile"]
+    if params["from_"]:
+        return require_plan(named_run(home, params["from_"]), profile).layout.nodes
+    overrides = overridden(params["set_"], revision=params["revision"], runtime=params["runtime"])
+    if params["locked"]:
+        lock, _ = read_lock(lock_path(profile))
+        profile, overrides = lock.profile, lock.overrides
+    return read_profile(profile or "", overrides=overrides, catalog=Catalog.of(home)).profile.layout.nodes.value
 
 
 def on_each(

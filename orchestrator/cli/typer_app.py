@@ -28,7 +28,7 @@ from orchestrator.cli.commands import (
     listed_below,
 )
 from orchestrator.cli.overrides import name_options, overridden
-from orchestrator.cli.several_hosts import nodes_of, on_each, several_hosts, split_hosts
+from orchestrator.cli.several_hosts import is_one_server, nodes_of, on_each, several_hosts, split_hosts
 from orchestrator.core.command_hints import left_running, set_invocation
 from orchestrator.core.console import expect_json
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
@@ -80,12 +80,17 @@ class ProfileCommand(TyperCommand):
         given = ctx.params
         overrides = overridden(given.get("set_"), revision=given.get("revision"), runtime=given.get("runtime"))
         root, verb = ctx.find_root().command, ctx.command_path.partition(" ")[2]
-        set_invocation(given.get("profile"), overrides, given.get("host"), partial(takes, root))
+        host = given.get("host")
+        host = host[0] if isinstance(host, list) and host else host or None
+        set_invocation(given.get("profile"), overrides, host, partial(takes, root))
         if verb in NEVER_ENDED_BY_SIGPIPE:
             ignore_sigpipe()
         if _NODES in ctx.meta:
             nodes, verb, args = ctx.meta[_NODES]
-            on_each(nodes, verb, args, given, place=lambda name: self._place_of(name, args, ctx))
+            if is_one_server(verb, given):
+                given["host"] = [node.url for node in nodes]
+            else:
+                on_each(nodes, verb, args, given, place=lambda name: self._place_of(name, args, ctx))
         try:
             return super().invoke(ctx)
         except DeployError as error:

@@ -11,7 +11,7 @@ from orchestrator.cli.options import (
     AllowUntuned,
     DrainOption,
     GpusOption,
-    HostOption,
+    HostsOption,
     ImageOption,
     Json,
     ProfileOrRunArgument,
@@ -101,7 +101,7 @@ def command(
     timeout: TimeoutOption = None,
     revision: RevisionOption = None,
     image: ImageOption = None,
-    host: HostOption = None,
+    host: HostsOption = None,
     runtime: RuntimeOption = None,
     set_: SetOption = None,
     json: Json = False,
@@ -111,17 +111,19 @@ def command(
     With `--model`, `deploy` reads the checkpoint's files and the host's GPUs and first writes a profile for them into
     `$DEPLOY_HOME/profiles`. A later `up` of the same model uses that profile.
     """
-    home = Home.from_environment()
+    home, hosts = Home.from_environment(), tuple(host or ())
     _require_one_source(model, [profile, from_, locked], gpus)
+    _require_preview(output, dry_run=dry_run)
     overrides = overridden(set_, revision=revision, runtime=runtime)
     if model is not None:
-        profile = profile_of_model(model, home, gpus=gpus, host=host, runtime=runtime)
+        profile = profile_of_model(model, home, gpus=gpus, host=hosts[0] if hosts else None, runtime=runtime)
         set_profile(profile, overrides)
     request = UpRequest(
         profile=profile or "",
         name=name,
         overrides=overrides,
-        host=host,
+        host=hosts[0] if hosts else None,
+        rank_hosts=hosts[1:],
         image=image,
         replace=replace,
         drain=drain,
@@ -133,8 +135,6 @@ def command(
         strict_kernels=strict_kernels,
         timeout=timeout,
     )
-    if output is not None and not dry_run:
-        raise UsageError("`--output` needs `--dry-run`", hint="add `--dry-run`")
     request = decided_before(request, home, run=from_, locked=locked)
     if dry_run:
         _show_preview(preview(request, home), output, json=json)
@@ -148,6 +148,11 @@ def _require_one_source(model: str | None, others: Sequence[object], gpus: int |
         raise UsageError("`--model` takes no profile, run or lockfile", hint=f"`deploy up --model {quote([model])}`")
     if model is None and gpus is not None:
         raise UsageError("`--gpus` needs `--model`", hint="`--set hardware.gpus=N` for a profile")
+
+
+def _require_preview(output: Path | None, *, dry_run: bool) -> None:
+    if output is not None and not dry_run:
+        raise UsageError("`--output` needs `--dry-run`", hint="add `--dry-run`")
 
 
 def _show_preview(found: Preview, output: Path | None, *, json: bool) -> None:

@@ -44,6 +44,7 @@ def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:
                 named += [(f"{'replica' if unit.role is Role.SERVER else unit.role} {unit.number}", unit.port)]
         named += [("bootstrap of prefill", port) for role in plan.roles for port in role.bootstrap_ports]
         named += [("metrics of the gateway", plan.gateway.metrics_port)]
+    named += [("ranks", plan.rank_port)] if plan.layout.nodes > 1 else []
     named += [(fixed.option, fixed.port) for fixed in plan.serving.ports if fixed.port is not None]
     return tuple(named)
 

@@ -67,6 +67,15 @@ class SshHost:
         )
 
 
+def is_ssh_url(url: str) -> bool:
+    """Return whether `url` names a remote host."""
+    try:
+        SshHost.parse(url)
+    except UsageError:
+        return False
+    return True
+
+
 def ssh_runner(url: str) -> Callable[[Sequence[str]], CompletedProgram]:
     """Return a function that runs a program on a remote host and waits for its end, at most 150 s.
 
@@ -74,6 +83,14 @@ def ssh_runner(url: str) -> Callable[[Sequence[str]], CompletedProgram]:
     """
     far = SshHost.parse(url)
     return lambda argv: run_or_127([*_ssh(far), quote(argv)], timeout=150)
+
+
+def ssh_hostname(url: str) -> str:
+    """Return the name or address to which ssh connects for a URL, by the user's configuration."""
+    far = SshHost.parse(url)
+    shown = run_or_127(_ssh(far, None, "-G"), timeout=20).stdout
+    found = re.search(r"^hostname (\S+)$", shown, re.MULTILINE)
+    return found[1] if found else far.address.rpartition("@")[2]
 
 
 def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:

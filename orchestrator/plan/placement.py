@@ -52,15 +52,36 @@ def nodes_share_the_ranks(context: "RuleContext") -> Iterator[Problem]:
 
 def runs_on_one_node(context: "RuleContext") -> Iterator[Problem]:
     """Check that the server and its replicas fit on one node, for a runtime that starts them on one node."""
+    if (nodes := _max_nodes(context)) > 1:
+        yield Problem(
+            f"the {context.profile.runtime} runtime starts a server on one node, not on {nodes}",
+            context.location("layout", "nodes"),
+            "`--set runtime=docker` with `--host` for each node, `runtime=slurm` or `runtime=kubernetes`",
+        )
+    else:
+        yield from fits_node(context)
+
+
+def replicas_run_on_one_node(context: "RuleContext") -> Iterator[Problem]:
+    """Check that several servers fit on one node, for a runtime that starts only a single server on several."""
+    if _max_nodes(context) == 1:
+        yield from fits_node(context)
+    elif (count := server_count(context.profile)) > 1:
+        yield Problem(
+            f"the {context.profile.runtime} runtime starts one server on several nodes, not {count}",
+            context.location("layout", "nodes"),
+            "`layout.nodes: 1`; or a server for each pair of hosts, with a `--name` of its own",
+        )
+
+
+def _max_nodes(context: "RuleContext") -> int:
+    return max(each.layout.nodes.value for each in (context.profile, *role_profiles(context.profile).values()))
+
+
+def fits_node(context: "RuleContext") -> Iterator[Problem]:
+    """Check that the replicas, or the servers of the roles, fit on one node."""
     profile, facts = context.profile, context.serving
     roles = [(role_count(profile, name), name, each) for name, each in role_profiles(profile).items()]
-    if (nodes := max(each.layout.nodes.value for each in (profile, *(each for _, _, each in roles)))) > 1:
-        yield Problem(
-            f"the {profile.runtime} runtime starts a server on one node, not on {nodes}",
-            context.location("layout", "nodes"),
-            "`--set runtime=slurm` or `--set runtime=kubernetes`",
-        )
-        return
     count, gpus = profile.replicas, gpus_per_replica(profile)
     whole = sum(number * gpus_per_replica(each) for number, _, each in roles) or count * gpus
     used = facts.first_gpu + (whole - 1) * facts.gpu_step + 1

@@ -59,11 +59,11 @@ def server_script(artifacts: Artifacts) -> str:
         lines += [f"CDPATH= cd -- {SHELL_HOME}", "export PYTHONSAFEPATH=1  # nothing in that folder is imported"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
     lines += artifacts.command.script
-    return _ranked("\n".join([*lines, *_executed(artifacts)]))
+    return per_node("\n".join([*lines, *_executed(artifacts)]))
 
 
-def _ranked(text: str) -> str:
-    """Replace what differs between the nodes of a server by shell variables: all nodes run the same script."""
+def per_node(text: str) -> str:
+    """Return a script with shell variables for what differs between the nodes of a server: all nodes run it."""
     for word, variable in ((NODE_RANK, _RANK), (HEAD_ADDRESS, _HEAD)):
         text = re.sub(rf"'{re.escape(word)}([^']*)'", rf'"{variable}\1"', text)
     return text

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -101,6 +101,7 @@ class Unit:
     forward_command: str = ""  # the command that opens a tunnel from this host
     role: Role = Role.SERVER
     number: int = 1  # among the units of its role
+    rank_hosts: tuple[str, ...] = ()  # ssh URLs of the hosts of ranks 1, 2, … of a server on several nodes
     state: ServerState = field(default=UNKNOWN_STATE, compare=False)  # when the unit was listed
 
     @classmethod
@@ -108,21 +109,6 @@ class Unit:
         """Return a unit whose record is unreadable."""
         path = str(run_dir.absolute())
         return cls(runtime=runtime, name=name, profile="", plan_digest="", url="", run_dir=path, runtime_id="")
-
-
-def lines_since(
-    lines: Iterable[str], since: datetime, *, started: datetime | None, zone: tzinfo | None
-) -> Iterator[str]:
-    """Yield the lines written at or after `since`, according to the timestamps in the log.
-
-    Timestamps are in `zone`; None means the time zone of this host. All lines are yielded if the server started later:
-    its first lines have no timestamp.
-    """
-    from orchestrator.engine.log import written_since  # noqa: PLC0415 - see above: a supervisor does not need it
-
-    if started is not None and started >= since:
-        return iter(lines)
-    return written_since(lines, since.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S"))
 
 
 class PartialResultError(HostError):
@@ -148,10 +134,20 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class HostRef:
-    """The host of a server: the tool's home on this host, or a remote host as `ssh://user@host`."""
+    """The host of a server: the tool's home on this host, or a remote host as `ssh://user@host`.
+
+    A server on several nodes has a host for each rank, and the address at which they reach that of rank 0.
+    """
 
     home: Home
     remote: str | None = None
+    rank_hosts: tuple[str, ...] = ()  # of ranks 1, 2, …
+    head_address: str = ""
+
+    @property
+    def nodes(self) -> tuple[HostRef, ...]:
+        """The host of each rank alone, rank 0 first."""
+        return tuple(HostRef(home=self.home, remote=each) for each in (self.remote, *self.rank_hosts))
 
 
 @dataclass(frozen=True, kw_only=True)

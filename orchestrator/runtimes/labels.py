@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from orchestrator import __version__
+from orchestrator.hosts.ssh import is_ssh_url
 from orchestrator.plan.plan import NAME as SERVER_NAME
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes.replicas import is_replica
@@ -17,6 +18,8 @@ PROFILE: Final = "deploy.profile"
 URL: Final = "deploy.url"
 RUN_DIR: Final = "deploy.run-dir"  # the directory on the starting host that holds plan.json and the log
 STARTER: Final = "deploy.starter"  # who started the server, with a unique token of this start
+RANK_HOSTS: Final = "deploy.rank-hosts"  # of rank 0: the hosts of ranks 1, 2, … of a server on several nodes
+RANK: Final = "deploy.rank"  # of another rank, which has no name of its own: `NAME/1`
 RECORD: Final = (PLAN, PROFILE, URL)  # labels that every unit has in addition to its name
 _URL: Final = re.compile(r"http://[\w.:\[\]-]{1,255}:\d{1,5}")
 
@@ -33,5 +36,6 @@ def is_record(said: Mapping[str, str]) -> bool:
         SERVER_NAME.match(said.get(NAME, "")) is not None
         and (part == GATEWAY or is_replica(part))
         and _URL.fullmatch(said.get(URL, "")) is not None
+        and all(is_ssh_url(host) for host in said.get(RANK_HOSTS, "").split())
         and all(said.get(each) and said[each].isprintable() for each in RECORD)
     )

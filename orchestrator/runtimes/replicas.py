@@ -27,7 +27,17 @@ _REPLICA: Final = re.compile(r"(replica|prefill|decode)-[1-9][0-9]?")  # the nam
 
 def rank_dir(run_dir: Path, rank: int) -> Path:
     """Return the directory of a rank of the server with that run directory; rank 0 has none of its own."""
-    return run_dir / FileName(f"rank-{rank}") if rank else run_dir
+    return run_dir / FileName(rank_name(rank)) if rank else run_dir
+
+
+def rank_name(rank: int) -> str:
+    """Return the name of a rank's directory."""
+    return f"rank-{rank}"
+
+
+def rank_of(run_dir: Path) -> int:
+    """Return the rank whose directory this is; 0 for the run directory of a server."""
+    return int(run_dir.name.rpartition("-")[2]) if _RANK.fullmatch(run_dir.name) else 0
 
 
 def rank_dirs(run_dir: Path) -> tuple[Path, ...]:

@@ -1,13 +1,13 @@
 """Logs in the run directory: written by a supervisor, or saved at a stop."""
 
 import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.logs.lines import LogTail
-from orchestrator.runtimes.base import LOG, ServerState, Status, Unit, lines_since
+from orchestrator.runtimes.base import LOG, ServerState, Status, Unit
 
 _PAUSE: Final = 0.2  # seconds between two polls of a log
 
@@ -32,3 +32,18 @@ def kept_log(unit: Unit, since: datetime | None) -> Iterator[str]:
     """Yield the saved log of a removed server."""
     lines = LogTail(Path(unit.run_dir, LOG)).to_end()
     return iter(lines) if since is None else lines_since(lines, since, started=None, zone=UTC)
+
+
+def lines_since(
+    lines: Iterable[str], since: datetime, *, started: datetime | None, zone: tzinfo | None
+) -> Iterator[str]:
+    """Yield the lines written at or after `since`, according to the timestamps in the log.
+
+    Timestamps are in `zone`; None means the time zone of this host. All lines are yielded if the server started later:
+    its first lines have no timestamp.
+    """
+    from orchestrator.engine.log import written_since  # noqa: PLC0415 - few commands need it
+
+    if started is not None and started >= since:
+        return iter(lines)
+    return written_since(lines, since.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S"))

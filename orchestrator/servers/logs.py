@@ -12,7 +12,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.runs.run_dir import RunDir, latest_run, read_plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import lines_since
+from orchestrator.runtimes.saved_logs import lines_since
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Servers
 

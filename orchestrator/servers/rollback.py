@@ -80,6 +80,7 @@ def rerun_request(text: str, given: UpRequest, home: Home) -> UpRequest:
         was,
         name=given.name or was.name,
         host=given.host or was.host,
+        rank_hosts=given.rank_hosts if given.host else was.rank_hosts,
         replace=given.replace,
         keep_failed=given.keep_failed,
         drain=given.drain,

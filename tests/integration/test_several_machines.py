@@ -11,6 +11,9 @@ from command_line import processes_with
 from loopback_ssh import needs_sshd, ssh_server
 from patience import PATIENCE, wait_for
 
+from orchestrator.core.errors import HostError
+from orchestrator.hosts import head_address
+
 DEPLOY = [sys.executable, "-P", "-m", "orchestrator"]
 
 
@@ -63,3 +66,20 @@ def test_ctrl_c_ends_the_command_on_every_machine(tmp_path: Path, monkeypatch: p
         assert command.wait(PATIENCE) == 130
     wait_for(lambda: processes_with(mark) == [])
     assert processes_with("ssh://one.invalid") == []
+
+
+@needs_sshd
+def test_the_address_of_the_first_host_is_one_that_all_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "ssh").mkdir()
+    with ssh_server(folder, deploy_home=tmp_path, monkeypatch=monkeypatch) as first:
+        known = (folder / "known").read_text()
+        (folder / "known").write_text(known + known.replace("127.0.0.1", "localhost"))
+        second = first.replace("127.0.0.1", "localhost")
+        assert head_address.head_address(first, [second]) == "127.0.0.1"
+        with pytest.raises(HostError, match="cannot check the network of ssh://nowhere"):
+            head_address.head_address(first, ["ssh://nowhere.invalid"])
+        # A listener that another word is expected from stands for one that is another host's.
+        monkeypatch.setattr(head_address, "_LISTEN", head_address._LISTEN.replace("sys.argv[1]", "'other'"))
+        with pytest.raises(HostError, match=f"{first} does not reach {first} at 127.0.0.1, "):
+            head_address.head_address(first, [second])
+    assert processes_with("create_server") == []

@@ -29,6 +29,7 @@ LONGEST: Final = (
     "test_disaggregation.py",
     "test_slurm.py",
     "test_slurm_nodes.py",
+    "test_docker_ranks.py",
     "test_drain_streams.py",
     "test_lost_output.py",
     "test_cache_tiers.py",

@@ -13,6 +13,7 @@ from orchestrator.hosts.survey import Runner
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.plan.plan import Engine, Plan
 from orchestrator.render.dockerfile import base_reference
+from orchestrator.runtimes.docker.container import NO_RDMA, ranks_use_rdma
 
 _MISSING: Final = 127  # a shell's exit code if it finds no such program
 _DENIED: Final = re.compile(r"denied|unauthorized", re.IGNORECASE)
@@ -85,13 +86,13 @@ def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Iterator[
 def rdma(subject: CheckContext) -> Iterator[Finding]:
     """Check that the image sees the NICs of the host: with another ABI of the driver it has none (sglang #33374)."""
     plan, nics = subject.plan, [nic.name for nic in subject.machine.rdma]
-    expected = "the same NICs in the image and on the host"
-    if plan.layout.nodes == 1 and (not plan.transfer or plan.transfer.endswith("over tcp")):
-        return
-    if not nics and not plan.transfer:  # the check of the fabric says so
+    expected, ranks = "the same NICs in the image and on the host", ranks_use_rdma(plan)
+    if not ranks and (not plan.transfer or plan.transfer.endswith("over tcp")):
         return
     if not nics:
-        yield fail("rdma", "no NIC in /sys/class/infiniband", plan.transfer, "`--set layout.transfer.network=tcp`")
+        tcp = f"env.{NO_RDMA}=1" if ranks else "layout.transfer.network=tcp"
+        needed = f"RDMA between {plan.layout.nodes} nodes" if ranks else plan.transfer
+        yield fail("rdma", "no NIC in /sys/class/infiniband", needed, f"`--set {tcp}`")
         return
     name = plan.prebuilt_image or base_reference(plan.engine)
     options = (

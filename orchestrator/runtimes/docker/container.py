@@ -11,6 +11,7 @@ from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import StartError
 from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
 from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES, LAUNCHER
+from orchestrator.engine.launch import rank_argv
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
 from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import (
@@ -22,9 +23,10 @@ from orchestrator.render.artifacts import (
     render_units,
     server_command,
 )
-from orchestrator.render.scripts import SHELL_HOME, script_file, wrap_argv
+from orchestrator.render.scripts import SHELL_HOME, per_node, script_file, wrap_argv
 from orchestrator.runtimes.labels import NAME, PART, RUN_DIR, record_of
 
+NO_RDMA: Final = "NCCL_IB_DISABLE"  # RCCL reads it as well
 LOG_DRIVER: Final = "json-file"  # Docker's default; it keeps an unlimited log, and rotated files are read as one
 LOG_OPTIONS: Final = {"max-size": f"{SEGMENT_BYTES >> 20}m", "max-file": str(MAX_SEGMENTS)}
 MAX_RESTARTS: Final = 3  # a server that dies a fourth time has a cause that a restart does not fix
@@ -72,6 +74,8 @@ class ContainerSpec:
     publish: tuple[str, int, int] | None  # host address, host port, container port; None: host network
     restarts: int  # restarts after a failure
     stop_grace: int  # seconds
+    rank_hosts: tuple[str, ...] = ()  # ssh URLs of the hosts of ranks 1, 2, …; the same container starts on each
+    head_address: str = ""  # of the host of rank 0, as these reach it
 
 
 def render(
@@ -79,12 +83,13 @@ def render(
 ) -> Artifacts:
     """Return the artifacts of a plan. A container listens on all its addresses; publishing selects the host's address.
 
-    Replicas are published on loopback only. The servers of roles use the host's network, because their transfers choose
-    ports, and so does the gateway. It runs from the same image, so a host needs nothing but Docker.
+    Replicas are published on loopback only. The servers of roles and the ranks of several nodes use the host's network,
+    because their transfers choose ports, and so does the gateway. It runs from the same image, so a host needs nothing
+    but Docker.
     """
 
     def server(each: Plan) -> Artifacts:
-        host = "0.0.0.0" if each.role is Role.SERVER else each.server.host  # noqa: S104
+        host = "0.0.0.0" if _publishes(each) else each.server.host  # noqa: S104
         command = server_command(each, model_path=container_model(each), host=host, found=found)
         return Artifacts(plan=each, command=command, build=None, spec=container_spec(each, image, found))
 
@@ -114,6 +119,12 @@ def spec_of(artifacts: Artifacts) -> ContainerSpec:
     return artifacts.spec
 
 
+def ranked(artifacts: Artifacts, rank: int) -> Artifacts:
+    """Return the artifacts of one rank of a server; those of a server on one node are unchanged."""
+    argv = rank_argv(artifacts.command.argv, rank=rank, head=spec_of(artifacts).head_address)
+    return replace(artifacts, command=replace(artifacts.command, argv=argv))
+
+
 def docker_run_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """Return `docker-run.sh`, the `docker run` command as a script; with replicas, one each and one for the gateway."""
     servers = (*artifacts.named_replicas, ("", artifacts))
@@ -124,26 +135,40 @@ def docker_run_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...
 
 
 def _script(path: str, line: str) -> RenderedFile:
-    return script_file(path, f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_HERE}\n{line}")
+    return script_file(path, per_node(f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_HERE}\n{line}"))
 
 
 def container_spec(plan: Plan, image: str, found: DetectedPatches = NO_DETECTED_PATCHES) -> ContainerSpec:
-    """Return the spec of a plan's container: hardware needs, read-only checkpoint, caches of this image and GPU."""
+    """Return the spec of a plan's container: hardware needs, read-only checkpoint, caches of this image and GPU.
+
+    Docker does not restart a rank: the ranks of several nodes start together, so the others have to end first.
+    """
     return ContainerSpec(
         image=image,
-        needs=_role_needs(plan),
+        needs=_needs_of(plan),
         mounts=_mounts(plan, found),
         caches=_caches(plan, image),
-        publish=(plan.server.host, plan.server.port, plan.server.port) if plan.role is Role.SERVER else None,
-        restarts=MAX_RESTARTS,
+        publish=(plan.server.host, plan.server.port, plan.server.port) if _publishes(plan) else None,
+        restarts=MAX_RESTARTS if plan.layout.nodes == 1 else 0,
         stop_grace=plan.timeouts.termination_grace,
     )
 
 
-def _role_needs(plan: Plan) -> ContainerRequirements:
-    """Return what the hardware needs, and the RDMA devices if a role transfers over them."""
-    needs, rdma = plan.hardware.container, plan.role is not Role.SERVER and not plan.transfer.endswith("over tcp")
+def _publishes(plan: Plan) -> bool:
+    return plan.role is Role.SERVER and plan.layout.nodes == 1
+
+
+def _needs_of(plan: Plan) -> ContainerRequirements:
+    """Return what the hardware needs, and the RDMA devices if ranks or roles transfer over them."""
+    needs = plan.hardware.container
+    rdma = ranks_use_rdma(plan) or (plan.role is not Role.SERVER and not plan.transfer.endswith("over tcp"))
     return replace(needs, devices=(*needs.devices, "/dev/infiniband")) if rdma else needs
+
+
+def ranks_use_rdma(plan: Plan) -> bool:
+    """Return whether the ranks of several nodes use RDMA; NCCL_IB_DISABLE=1 selects TCP (NCCL 2.27 documentation)."""
+    disabled = any(each.name == NO_RDMA and each.value == "1" for each in plan.env)
+    return plan.layout.nodes > 1 and len(plan.gpus) > 0 and not disabled
 
 
 def container_name(name: str, part: str = "") -> str:
@@ -248,7 +273,7 @@ def _options(artifacts: Artifacts, spec: ContainerSpec, labels: Mapping[str, str
         yield "--label", shlex.quote(f"{label}={text}")
     yield "--label", f'{RUN_DIR}="$RUN_DIR"'
     yield from _needs(spec)
-    yield "--restart", f"on-failure:{spec.restarts}"
+    yield "--restart", f"on-failure:{spec.restarts}" if spec.restarts else "no"  # `on-failure:0` has no limit
     yield "--stop-timeout", str(spec.stop_grace)
     yield "--log-driver", LOG_DRIVER
     for limit, most in LOG_OPTIONS.items():

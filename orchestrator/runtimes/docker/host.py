@@ -24,13 +24,13 @@ class DockerHost:
     def __init__(self, home: Home, url: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
         self._local_home = home
         self._environ = environ
-        self._url = docker_endpoint(url, environ)
-        self.named = url is not None or remote_host(self._url, environ) is not None
+        self.url = docker_endpoint(url, environ)
+        self.named = url is not None or remote_host(self.url, environ) is not None
 
     @cached_property
     def client(self) -> docker.DockerClient:
         """Return the SDK's client; use it within `errors`."""
-        url = self._tunnel.docker_url if self._tunnel is not None else self._url
+        url = self._tunnel.docker_url if self._tunnel is not None else self.url
         try:
             return docker.from_env(environment={**self._environ, "DOCKER_HOST": url})
         except ValueError as error:  # the SDK cannot parse the URL
@@ -38,7 +38,7 @@ class DockerHost:
 
     def errors(self) -> AbstractContextManager[None]:
         """Return a context that raises HostError if the daemon does not answer in its block."""
-        return daemon_errors(self._url)
+        return daemon_errors(self.url)
 
     @property
     def home(self) -> str:
@@ -60,7 +60,7 @@ class DockerHost:
         if self._tunnel is None:
             return
         for mount in (mount for mount in spec.mounts if not mount.source.startswith("/")):  # absolute: remote only
-            if (local := self._local_home.for_remote(self._url) / RelativePath(mount.source)).is_file():
+            if (local := self._local_home.for_remote(self.url) / RelativePath(mount.source)).is_file():
                 self._tunnel.write(f"{self._tunnel.home}/{mount.source}", local.read_text())
 
     def group_id(self, name: str) -> str | None:
@@ -88,7 +88,7 @@ class DockerHost:
 
     @cached_property
     def _tunnel(self) -> Tunnel | None:
-        return Tunnel.open(SshHost.parse(self._url)) if self._url.startswith("ssh://") else None
+        return Tunnel.open(SshHost.parse(self.url)) if self.url.startswith("ssh://") else None
 
     def _run(self, argv: Sequence[str]) -> CompletedProgram:
         return self._tunnel.run(argv) if self._tunnel is not None else run_or_127(argv, timeout=60)

@@ -58,7 +58,7 @@ def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: G
     return {
         "mounts": [*_binds(spec, home), *cache_mounts(spec, artifacts)],
         **reached,
-        "restart_policy": {"Name": "on-failure", "MaximumRetryCount": spec.restarts},
+        "restart_policy": {"Name": "on-failure" if spec.restarts else "no", "MaximumRetryCount": spec.restarts},
         "init": True,
         "log_config": LogConfig(type=LOG_DRIVER, config=dict(LOG_OPTIONS)),
         **_needs(spec.needs, gid),

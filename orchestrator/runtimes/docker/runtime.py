@@ -6,7 +6,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,36 +14,61 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError, NameTakenError
+from orchestrator.core.files import private_dir
 from orchestrator.core.imported import Imported
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import find_process, process_identity
+from orchestrator.core.polling import poll_until
+from orchestrator.core.procfs import process_identity
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
-from orchestrator.engine.launch import SecretDelivery, split_secrets
+from orchestrator.engine.launch import split_secrets
 from orchestrator.hosts.daemon import remote_host
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import (
     Cache,
     Runtime,
     ServerState,
+    Status,
     Unit,
 )
 from orchestrator.runtimes.docker.container import (
-    ContainerSpec,
     container_labels,
     container_name,
+    ranked,
     spec_of,
 )
-from orchestrator.runtimes.docker.state import NOT_FOUND, server_state
-from orchestrator.runtimes.labels import NAME, PART, PLAN, PROFILE, RECORD, RUN_DIR, STARTER, URL, is_record
-from orchestrator.runtimes.replicas import may_coexist, replica_name, replica_number, with_roles
+from orchestrator.runtimes.docker.state import NOT_FOUND, server_state, state_of_ranks
+from orchestrator.runtimes.labels import (
+    NAME,
+    PART,
+    PLAN,
+    PROFILE,
+    RANK,
+    RANK_HOSTS,
+    RECORD,
+    RUN_DIR,
+    STARTER,
+    URL,
+    is_record,
+)
+from orchestrator.runtimes.replicas import (
+    may_coexist,
+    rank_dir,
+    rank_name,
+    rank_of,
+    replica_name,
+    replica_number,
+    with_roles,
+)
 from orchestrator.runtimes.saved_logs import kept_log
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
+    from orchestrator.runtimes.docker.host import DockerHost
 
 _PAUSE: Final = 0.2  # seconds between two polls of containers that are stopping
+_TOGETHER: Final = 20.0  # seconds between the ends of two ranks
 
 
 class DockerRuntime(Runtime):
@@ -69,6 +94,7 @@ class DockerRuntime(Runtime):
 
         super().__init__(home, host)
         self._host = DockerHost(home, host)
+        self._others: dict[str, DockerHost] = {}  # of further ranks, by URL
         self.host_given = self._host.named
 
     @classmethod
@@ -81,10 +107,8 @@ class DockerRuntime(Runtime):
         return caches(self._home, self.host_name)
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
-        """See `Runtime.start`. Removes a container that cannot be started before it raises."""
-        from docker.errors import APIError
-
-        from orchestrator.runtimes.docker.errors import DaemonError, start_error
+        """See `Runtime.start`. Removes all containers before it raises. Of several ranks the first starts last."""
+        from orchestrator.runtimes.docker.creation import discard, start_on
 
         spec, run_dir = spec_of(artifacts), run_dir.absolute()
         part = replica_name(run_dir)
@@ -92,20 +116,21 @@ class DockerRuntime(Runtime):
             self._require_own(name, run_dir)
         given = split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
         starter = f"{process_identity(os.getpid())}/{uuid.uuid4()}"
-        labels = container_labels(artifacts.plan, name, part) | {STARTER: starter, RUN_DIR: str(run_dir)}
-        with self._host.errors():
-            self._host.copy_files(spec)
-            try:
-                container = self._create(artifacts, spec, labels=labels, secrets=given)
-                container.start()
+        common, hosts = {STARTER: starter, RUN_DIR: str(run_dir)}, (self._host, *map(self._host_at, spec.rank_hosts))
+        labels = container_labels(artifacts.plan, name, part) | common
+        labels |= {RANK_HOSTS: " ".join(spec.rank_hosts)} if spec.rank_hosts else {}
+        try:
+            for rank in range(len(hosts) - 1, 0, -1):
+                private_dir(rank_dir(run_dir, rank))
+                called = container_name(name, rank_name(rank))
+                start_on(hosts[rank], ranked(artifacts, rank), called, {RANK: f"{name}/{rank}"} | common, given)
+            container = start_on(self._host, ranked(artifacts, 0), container_name(name, part), labels, given)
+            with self._host.errors():
                 return self._unit(container, labels)
-            except APIError as error:
-                self._discard(starter)
-                said, holder = str(error.explanation or error), self._host.port_holder
-                raise start_error(DaemonError(said=said, artifacts=artifacts, spec=spec, holder=holder)) from error
-            except BaseException:  # mainly Ctrl-C: no record would mention this container
-                self._discard(starter)
-                raise
+        except BaseException:  # also Ctrl-C: no record would mention these containers
+            for host in hosts:
+                discard(host, starter)
+            raise
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         label = NAME if name is None else f"{NAME}={name}"
@@ -118,21 +143,41 @@ class DockerRuntime(Runtime):
     def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Raises HostError if the daemon does not answer, which does not mean NOT_FOUND."""
         container = self._get(unit)
-        return NOT_FOUND if container is None else server_state(container.attrs)
+        if container is None or not unit.rank_hosts or rank_of(Path(unit.run_dir)):
+            return NOT_FOUND if container is None else server_state(container.attrs)
+        found = [(self._host.url, self._state_of_rank(unit, 0))]
+        found += [(host, self._state_of_rank(unit, rank)) for rank, host in enumerate(unit.rank_hosts, 1)]
+        return state_of_ranks(found)
+
+    def _state_of_rank(self, unit: Unit, rank: int) -> ServerState:
+        """Return the state of a rank on a host that may not answer, with its stopped processes."""
+        own = _rank(unit, rank)
+        try:
+            if (container := self._get(own)) is None:
+                return NOT_FOUND
+            state = server_state(container.attrs)
+            stopped = [title for stat, title in self._processes(own) if stat.startswith("T")]
+        except HostError as error:
+            return ServerState(status=Status.UNKNOWN, detail=error.message)
+        return replace(state, detail=f"a process is stopped (SIGSTOP): {stopped[0]}") if stopped else state
 
     def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
-        """See `Runtime.process_cmdlines`. `ps` runs on the daemon's host, whatever the image contains."""
+        """See `Runtime.process_cmdlines`. Of several ranks the processes of the first; `state` tells of the others."""
+        return tuple(title for _, title in self._processes(unit))
+
+    def _processes(self, unit: Unit) -> tuple[tuple[str, str], ...]:
+        """Return state and title of the processes. `ps` runs on the daemon's host, whatever the image contains."""
         from docker.errors import APIError
 
         container = self._get(unit)
         if container is None:
             return ()
         try:
-            with self._host.errors():
+            with self._host_of(unit).errors():
                 listed = container.top(ps_args="-eo pid,stat,args")["Processes"] or ()
         except APIError:  # the container is not running, or the host has no such `ps`
             return ()
-        return tuple(title for _, stat, title in listed if not stat.startswith("Z"))
+        return tuple((stat, title) for _, stat, title in listed if not stat.startswith("Z"))
 
     def host_memory(self, unit: Unit) -> int | None:
         """See `Runtime.host_memory`. The container's control group tells (Linux, cgroup-v2.rst; memory.rst)."""
@@ -152,6 +197,7 @@ class DockerRuntime(Runtime):
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; reads the saved log if the container is removed."""
+        from orchestrator.runtimes.docker.creation import unless_gone
         from orchestrator.runtimes.docker.logs import container_log, follow_log
 
         container = self._get(unit)
@@ -159,38 +205,81 @@ class DockerRuntime(Runtime):
             yield from kept_log(unit, since)
             return
         moment = since.timestamp() if since else None
-        with self._host.errors(), _unless_gone():
+        with self._host_of(unit).errors(), unless_gone():
             yield from follow_log(container, moment) if follow else container_log(container, moment)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`. A call raises HostError if the daemon does not answer."""
+        from orchestrator.runtimes.docker.creation import unless_gone
         from orchestrator.runtimes.docker.logs import ContainerTail
 
         tail = ContainerTail(lambda: self._get(unit))
 
         def new_lines() -> Iterator[str]:
-            with self._host.errors(), _unless_gone():
+            with self._host_of(unit).errors(), unless_gone():
                 yield from tail()
 
         return new_lines
 
     def ask_to_end(self, unit: Unit) -> None:
+        from orchestrator.runtimes.docker.creation import unless_gone
+
         if (container := self._get(unit)) is not None:
-            with self._host.errors(), _unless_gone():
+            with self._host.errors(), unless_gone():
                 container.kill("SIGTERM")  # Docker treats SIGTERM as a stop: no restart
 
     def stop(self, unit: Unit, *, grace: float) -> None:
-        """Stop the container: wait `grace` seconds for running requests to drain, and save the log."""
+        """Stop the container: wait `grace` seconds for running requests to drain, and save the log.
+
+        Of several ranks only the first is asked. It tells the others: sglang crashes if another rank ends before it
+        (0.5.14). It is removed last, as its labels name the hosts of the others: a stop that failed can be repeated.
+        """
+        from orchestrator.runtimes.docker.creation import remove, unless_gone
+
         container = self._get(unit)
         if container is None:
             return
-        with self._host.errors(), _unless_gone():
+        with self._host.errors(), unless_gone():
             container.stop(timeout=math.ceil(grace))
+        for rank in range(1, len(unit.rank_hosts) + 1):
+            self._stop_rank(
+                replace(unit, run_dir=str(rank_dir(Path(unit.run_dir), rank))), within=min(grace, _TOGETHER)
+            )
+        with self._host.errors(), unless_gone():
             self._keep_log(container, unit)
-            _remove(container)
+            remove(container)
+
+    def _stop_rank(self, rank: Unit, *, within: float) -> None:
+        """Wait until a rank has followed the first, kill it if it does not, save its log and remove its container."""
+        from orchestrator.runtimes.docker.creation import remove, unless_gone
+
+        host, container = self._host_of(rank), self._get(rank)
+        if container is None:
+            return
+        with host.errors(), unless_gone():
+            poll_until(
+                lambda state: state.status is not Status.RUNNING,
+                lambda: self.state(rank),
+                within=within,
+                pause=_PAUSE,
+            )
+            container.stop(timeout=0)
+            self._keep_log(container, rank)
+            remove(container)
 
     def close(self) -> None:
-        self._host.close()
+        for host in (self._host, *self._others.values()):
+            host.close()
+
+    def _host_at(self, url: str) -> DockerHost:
+        from orchestrator.runtimes.docker.host import DockerHost
+
+        return self._others.setdefault(url, DockerHost(self._home, url))
+
+    def _host_of(self, unit: Unit) -> DockerHost:
+        """Return the host of a unit; another rank of a server on several nodes has its own."""
+        rank = rank_of(Path(unit.run_dir))
+        return self._host_at(unit.rank_hosts[rank - 1]) if rank else self._host
 
     def _require_own(self, name: str, run_dir: Path) -> None:
         """Raise NameTakenError if a container of another start has the name of a replica."""
@@ -213,10 +302,14 @@ class DockerRuntime(Runtime):
             warn(f"cannot save the log: {error.strerror}: `{run_dir}`")
 
     def _get(self, unit: Unit) -> Container | None:
+        host, rank = self._host_of(unit), rank_of(Path(unit.run_dir))
+        return self._container(host, container_name(unit.name, rank_name(rank)) if rank else unit.runtime_id)
+
+    def _container(self, host: DockerHost, id_or_name: str) -> Container | None:
         from docker.errors import NotFound
 
-        with self._host.errors(), suppress(NotFound):
-            return self._host.client.containers.get(unit.runtime_id) if unit.runtime_id else None
+        with host.errors(), suppress(NotFound):
+            return host.client.containers.get(id_or_name) if id_or_name else None
         return None
 
     def _unit(self, container: Container, labels: Mapping[str, str]) -> Unit:
@@ -232,80 +325,10 @@ class DockerRuntime(Runtime):
             run_dir=labels.get(RUN_DIR) or str(self._home.runs / FileName(labels[NAME]) / "unknown"),
             runtime_id=str(container.id),
             number=replica_number(labels.get(PART, "")) or 1,
+            rank_hosts=tuple(labels.get(RANK_HOSTS, "").split()),
         )
 
-    def _create(
-        self, artifacts: Artifacts, spec: ContainerSpec, *, labels: Mapping[str, str], secrets: SecretDelivery
-    ) -> Container:
-        """Return a new container with its secrets inside, ready to start."""
-        from docker.errors import APIError
-        from requests import codes
 
-        from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
-
-        api, name = self._host.client.api, container_name(labels[NAME], labels.get(PART, ""))
-        options = container_options(artifacts, spec, secrets) | {"name": name, "labels": dict(labels)}
-        machine = host_options(artifacts, spec, home=self._host.home, gid=self._host.group_id)
-        options["host_config"] = api.create_host_config(**machine)
-        try:
-            created = api.create_container(**options)
-        except APIError as error:
-            if error.status_code != codes.conflict or not self._clear_leftover(name, labels[RUN_DIR]):
-                raise
-            created = api.create_container(**options)
-        container = self._host.client.containers.get(created["Id"])
-        container.put_archive("/", archive(secret_files(secrets)))
-        return container
-
-    def _clear_leftover(self, name: str, run_dir: str) -> bool:
-        """Remove the container of a start that was killed midway. Return whether there was one.
-
-        The container of an exited replica is removed too, so that the replica can start again at the same gateway.
-        """
-        from docker.errors import NotFound
-
-        with suppress(NotFound):
-            container = self._host.client.containers.get(name)
-            again = container.status == "exited" and container.labels.get(RUN_DIR) == run_dir
-            killed = container.status == "created" and _abandoned(container.labels.get(STARTER, ""))
-            if not again and not killed:
-                return False
-            _remove(container)
-        return True
-
-    def _discard(self, starter: str) -> None:
-        """Remove what this start has created. If that fails, only report it: the start's own error is raised."""
-        from docker.errors import APIError
-
-        label = f"{STARTER}={starter}"
-        try:
-            with self._host.errors():
-                for container in self._host.client.containers.list(all=True, filters={"label": label}):
-                    _remove(container)
-        except (APIError, HostError) as error:
-            warn(f"cannot remove the container: {error}", hint=f"`docker ps --all --filter label={label}` finds it")
-
-
-def _remove(container: Container) -> None:
-    with _unless_gone():
-        container.remove(force=True, v=True)
-
-
-@contextmanager
-def _unless_gone() -> Iterator[None]:
-    """Ignore that another process has removed (404) or is removing (409) the container: the goal is reached."""
-    from docker.errors import APIError
-    from requests import codes
-
-    try:
-        yield
-    except APIError as error:
-        if error.status_code not in {codes.not_found, codes.conflict}:
-            raise
-
-
-def _abandoned(starter: str) -> bool:
-    """Return whether the process of this host that began a start has ended."""
-    process = starter.rpartition("/")[0]
-    boot = process_identity(os.getpid()).partition("/")[0]
-    return process.partition("/")[0] == boot and find_process(process) is None
+def _rank(unit: Unit, rank: int) -> Unit:
+    """Return a rank of a unit as a unit with its own log and state."""
+    return replace(unit, run_dir=str(rank_dir(Path(unit.run_dir), rank)))

@@ -1,22 +1,23 @@
 """Artifacts of a docker plan, and the preparation of their image."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final
 
 from orchestrator.core.console import note, warn
+from orchestrator.core.errors import BuildError
 from orchestrator.core.secrets import redact_data
 from orchestrator.images.build import build_image, found_image
 from orchestrator.images.client import find_docker
 from orchestrator.images.patch_drift import found_at_start, unexpected_patches
-from orchestrator.plan.placement import runs_on_one_node
+from orchestrator.plan.placement import replicas_run_on_one_node
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import HostRef, PreparedRun
-from orchestrator.runtimes.docker.container import render
+from orchestrator.runtimes.docker.container import render, spec_of
 from orchestrator.runtimes.image import engine_in, has_image, image_of
 
-RULES: Final = (has_image, runs_on_one_node)
+RULES: Final = (has_image, replicas_run_on_one_node)
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
@@ -28,10 +29,24 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
 
 
 def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
-    """Build the plan's image on its host if it is missing there. A prebuilt image needs no build.
+    """Build the plan's image on each of its hosts if it is missing there. A prebuilt image needs no build.
 
-    Raises BuildError, PatchError.
+    Raises BuildError, PatchError, and BuildError if the images of two ranks have different patches.
     """
+    prepared, *others = [_prepare_on(artifacts, each) for each in host_ref.nodes]
+    for host, other in zip(host_ref.rank_hosts, others, strict=True):
+        if (other.artifacts, other.not_needed) != (prepared.artifacts, prepared.not_needed):
+            raise BuildError(
+                f"the image on {host} has other patches than that on {host_ref.remote}",
+                hint="pin the base image by its digest, or start a prebuilt one with `--image`",
+            )
+    if not others:
+        return prepared
+    spec = replace(spec_of(prepared.artifacts), rank_hosts=host_ref.rank_hosts, head_address=host_ref.head_address)
+    return replace(prepared, artifacts=replace(prepared.artifacts, spec=spec))
+
+
+def _prepare_on(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
     docker, ready = find_docker(host_ref.remote), artifacts.plan.prebuilt_image
     built = found_image(docker, ready) if ready else build_image(docker, artifacts)
     note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")

@@ -1,9 +1,11 @@
 """The output of `docker inspect` as the state of a server. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.supervisor.record import describe_exit
 
 _NEVER: Final = "0001-01-01T00:00:00Z"
 _ALIVE: Final = frozenset({"running", "restarting", "paused"})
@@ -26,15 +28,42 @@ def server_state(inspected: Mapping[str, Any]) -> ServerState:  # Any: JSON of t
     )
 
 
+def state_of_ranks(ranks: Sequence[tuple[str, ServerState]]) -> ServerState:
+    """Return the state of a server on several nodes from the host and state of each rank, rank 0 first.
+
+    The server has exited when one rank has: rank 0 notices it within 7 s (0.5.14), but not a lost host.
+    """
+    (_, first), *_ = ranks
+    named = [(f"rank {rank} on {host}", state) for rank, (host, state) in enumerate(ranks)]
+    alive, ended = list[str](), list[tuple[str, ServerState]]()
+    for rank, state in named:
+        if state.status in {Status.EXITED, Status.NOT_FOUND}:
+            ended.append((rank, state))
+        elif state.detail:
+            alive.append(f"{rank}: {state.detail}")
+    if not ended:
+        return replace(first, detail="; ".join(alive))
+    rank, state = min(ended, key=lambda each: each[1].ended_at or "")
+    reason = "its container was removed" if state.status is Status.NOT_FOUND else state.detail
+    detail = "; ".join([f"{rank} ended first: {reason}", *alive])
+    return replace(state, status=Status.EXITED, started_at=first.started_at, detail=detail)
+
+
 def _again(inspected: Mapping[str, Any]) -> str:
     limit = inspected["HostConfig"]["RestartPolicy"]["MaximumRetryCount"]
     return f"restarted {inspected['RestartCount']} of {limit} times"
+
+
+def _restarts(inspected: Mapping[str, Any]) -> bool:
+    return bool(inspected["HostConfig"]["RestartPolicy"]["MaximumRetryCount"])
 
 
 def _running(inspected: Mapping[str, Any]) -> str:
     state = inspected["State"]
     if state["Status"] == "running":
         return _again(inspected) if inspected["RestartCount"] else ""
+    if not _restarts(inspected):
+        return str(state["Status"])
     return f"{state['Status']}, {_again(inspected)}, last exit code {state['ExitCode']}"
 
 
@@ -46,6 +75,8 @@ def _ended(inspected: Mapping[str, Any]) -> str:
         return f"killed: the host ran out of memory, {_again(inspected)}"
     if state["ExitCode"] == 0:
         return "exited with code 0"
+    if not _restarts(inspected):
+        return describe_exit(state["ExitCode"])
     if inspected["RestartCount"] >= inspected["HostConfig"]["RestartPolicy"]["MaximumRetryCount"]:
         return f"reached the restart limit ({_again(inspected)}), last exit code {state['ExitCode']}"
     # Docker restarts a failed container unless it was asked to stop, so an exit below the limit was requested. A clean

@@ -24,6 +24,7 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers.start.argument_check import engine_files, require_accepted
+from orchestrator.servers.start.host import require_host_per_node
 from orchestrator.servers.start.prepare import (
     builtin_tables,
     ensure_checkpoint,
@@ -53,12 +54,14 @@ def decide_beforehand(
 ) -> PlanWithFiles:
     """Return the first plan, without slow steps. `offline` contacts no other host and uses the local image of a tag.
 
-    Raises ProfileError; for a prebuilt image that does not match the plan BuildError or KernelsError.
+    Raises ProfileError, UsageError for a wrong number of hosts; BuildError or KernelsError for a prebuilt image that
+    does not match the plan.
     """
     image = _known_image(source, host_ref, offline=offline)
     decision = _decide(source, host_ref, image)
     if image is not None:
         require_table(image, decision.plan, allow_untuned=request.allow_untuned)
+    require_host_per_node(decision.plan, host_ref)
     return decision
 
 
@@ -100,7 +103,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     """
     plan, home, rows, image, early = first.plan, host_ref.home, NO_SOURCES, None, None
     if plan.prebuilt_image is not None and not runtime_class(plan.runtime).cluster_managed:
-        image = fetch_image(plan.prebuilt_image, host_ref)
+        image, *_ = [fetch_image(plan.prebuilt_image, each) for each in host_ref.nodes]
         rows = rows_in(image, plan, host_ref, allow_untuned=request.allow_untuned)
         note(f"image {image.reference}: matches `{plan.profile}`, no build is needed")
     look_at_coverage(request, plan, host_ref, rows)

@@ -3,20 +3,22 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
 
 from orchestrator.checkpoints.read_ahead import read_ahead
 from orchestrator.checkpoints.receipt import bytes_present
 from orchestrator.checkpoints.verify import checkpoint_directory, needs_mtp, verify_checkpoint
-from orchestrator.core.console import Progress, warn
-from orchestrator.core.errors import HostError
+from orchestrator.core.console import Progress, note, warn
+from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import poll_until
 from orchestrator.hosts.checks import preflight
 from orchestrator.hosts.context import DiskNeed, HostAccess
 from orchestrator.hosts.gpu_checks import VRAM_IN_USE
 from orchestrator.hosts.gpus import read_gpus
+from orchestrator.hosts.head_address import head_address
 from orchestrator.hosts.ports import plan_ports, port_holder
 from orchestrator.hosts.report import Finding, Level, PreflightReport
 from orchestrator.hosts.ssh import ssh_runner
@@ -32,12 +34,39 @@ from orchestrator.servers.servers import Servers, open_servers
 _PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds until the port of a stopped server is free, and between two checks
 
 
-def resolve_host_ref(runtime: str, home: Home, host: str | None, environ: Mapping[str, str] = os.environ) -> HostRef:
+def resolve_host_ref(
+    runtime: str,
+    home: Home,
+    host: str | None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    rank_hosts: tuple[str, ...] = (),
+) -> HostRef:
     """Return the host of a runtime: this one, or the remote one from `host` or the environment.
 
     Raises UsageError if the runtime does not support remote hosts.
     """
-    return HostRef(home=home, remote=runtime_class(runtime).resolve_host(host, environ))
+    return HostRef(home=home, remote=runtime_class(runtime).resolve_host(host, environ), rank_hosts=rank_hosts)
+
+
+def require_host_per_node(plan: Plan, host_ref: HostRef) -> None:
+    """Raise UsageError if a server on several nodes has another number of hosts, for a runtime without a scheduler."""
+    nodes, hosts = plan.layout.nodes, len(host_ref.nodes) if host_ref.remote else 0
+    if not runtime_class(plan.runtime).supports_ssh or hosts == nodes or nodes == len(host_ref.nodes) == 1:
+        return
+    raise UsageError(
+        f"`layout.nodes` is {nodes}, and `--host` names {hosts} host{'' if hosts == 1 else 's'}",
+        hint=f"give `--host ssh://NODE` {nodes} times, the host of rank 0 first",
+    )
+
+
+def with_head_address(host_ref: HostRef) -> HostRef:
+    """Return the hosts of a server with the address at which the ranks find rank 0. Raises HostError."""
+    if host_ref.remote is None or not host_ref.rank_hosts:
+        return host_ref
+    address = head_address(host_ref.remote, host_ref.rank_hosts)
+    note(f"the other ranks reach {host_ref.remote} at {address}")
+    return replace(host_ref, head_address=address)
 
 
 def runner_for(host_ref: HostRef) -> Runner:
@@ -60,6 +89,14 @@ def preflight_host(
     that is stopped first.
     """
     runner, kind = runner_for(host_ref), runtime_class(plan.runtime)
+    if host_ref.rank_hosts:
+        reports = (preflight_host(plan, each, environ, freed=freed) for each in host_ref.nodes)
+        findings = (
+            replace(finding, found=f"{each.remote}: {finding.found}")
+            for each, report in zip(host_ref.nodes, reports, strict=True)
+            for finding in report.findings
+        )
+        return PreflightReport(profile=plan.profile, findings=tuple(findings))
     if kind.cluster_managed:
         return PreflightReport(profile=plan.profile, findings=tuple(kind.remote_checks(plan)))
     access = HostAccess(
@@ -137,13 +174,14 @@ def wait_for_vram(plan: Plan, host_ref: HostRef) -> None:
     """
     if plan.hardware.vendor == "cpu" or not runtime_class(plan.runtime).is_local:
         return
-    runner, progress = runner_for(host_ref), Progress()
+    progress = Progress()
     try:
-        wait_for_vram_release(
-            lambda: read_gpus(plan.hardware.vendor, runner),
-            gpus=plan.gpus,
-            progress=lambda text, seconds: progress.update(text, transient=f"{seconds:.0f} s"),
-        )
+        for each in host_ref.nodes:
+            wait_for_vram_release(
+                partial(read_gpus, plan.hardware.vendor, runner_for(each)),
+                gpus=plan.gpus,
+                progress=lambda text, seconds: progress.update(text, transient=f"{seconds:.0f} s"),
+            )
     finally:
         progress.done()
 

@@ -38,7 +38,8 @@ def ensure_checkpoint(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
         note(f"the checkpoint of `{plan.model.name}` is on the server's node; its files were not checked")
         return
     if host_ref.remote is not None:
-        _ensure_remote(plan, host_ref, host_ref.remote, stage=stage)
+        for each in host_ref.nodes:
+            _ensure_remote(plan, each, str(each.remote), stage=stage)
         return
     home, directory = host_ref.home, checkpoint_directory(plan.model, host_ref.home)
     if plan.model.checkpoint.source == "generated":
@@ -139,6 +140,7 @@ def prepare_overlay(prepared: PreparedRun, host_ref: HostRef) -> None:
     ids = {patch.id for patch in plan.patches} - prepared.not_needed
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]
     transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
-    written = (host_ref.home.for_remote(host_ref.remote) / RelativePath(overlay)).parent
-    directory = mirror_path(plan.model, host_ref) or checkpoint_directory(plan.model, host_ref.home)
-    note(f"config overlay: {write_overlay(directory, written, transforms, linked=host_ref.remote is None)}")
+    for each in host_ref.nodes:
+        written = (each.home.for_remote(each.remote) / RelativePath(overlay)).parent
+        directory = mirror_path(plan.model, each) or checkpoint_directory(plan.model, each.home)
+        note(f"config overlay: {write_overlay(directory, written, transforms, linked=each.remote is None)}")

@@ -62,7 +62,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
         require_name(request.name)
     source = request.source(home)
     home = source.home
-    find_host = partial(resolve_host_ref, source.runtime, home, request.host)
+    find_host = partial(resolve_host_ref, source.runtime, home, request.host, rank_hosts=request.rank_hosts)
     with refused_together(source, find_host, source.require_startable):
         source.require_startable()
         host_ref = find_host()

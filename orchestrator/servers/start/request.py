@@ -20,7 +20,7 @@ class UpRequest:
     profile: str
     name: str | None
     overrides: tuple[str, ...]
-    host: str | None
+    host: str | None  # of a server on several nodes that of rank 0
     image: str | None  # prebuilt; None: the image of the plan is built
     replace: bool
     keep_failed: bool
@@ -28,6 +28,7 @@ class UpRequest:
     allow_untuned: bool
     strict_kernels: bool
     timeout: float | None  # seconds; None waits while the start makes progress
+    rank_hosts: tuple[str, ...] = ()  # of ranks 1, 2, …
     run: str | None = None  # directory of a run whose plan is repeated
     lock: str | None = None  # path of a lockfile
     by_watch: bool = False  # a restart by `deploy watch`
@@ -40,6 +41,11 @@ class UpRequest:
         """Whether the plan comes from a run or a lockfile."""
         return bool(self.run or self.lock)
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of all ranks, as `--host` names them; () if it names none."""
+        return (self.host, *self.rank_hosts) if self.host else ()
+
     def command(self, name: str) -> str:
         """Return the command that repeats the request."""
         before = ["--from", self.run] if self.run else ["--locked", self.lock] if self.lock else []
@@ -47,7 +53,7 @@ class UpRequest:
         overrides, image = ((), None) if before else (self.overrides, self.image)
         argv = ["deploy", "up", *asked, "--name", name]
         argv += [word for override in overrides for word in ("--set", override)]
-        argv += ["--host", self.host] if self.host else []
+        argv += [word for host in self.hosts for word in ("--host", host)]
         argv += ["--image", image] if image else []
         argv += ["--no-stage"] if not self.stage else []
         argv += ["--allow-untuned"] if self.allow_untuned else []

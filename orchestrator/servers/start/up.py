@@ -35,7 +35,13 @@ from orchestrator.servers.rollout.join import require_gateway
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
-from orchestrator.servers.start.host import read_weights_ahead, require_host, require_ready_host, resolve_host_ref
+from orchestrator.servers.start.host import (
+    read_weights_ahead,
+    require_host,
+    require_ready_host,
+    resolve_host_ref,
+    with_head_address,
+)
 from orchestrator.servers.start.kernels import StartKernels, require_archive
 from orchestrator.servers.start.launch import StartSpec, UpResult, bring_up
 from orchestrator.servers.start.request import UpRequest
@@ -58,7 +64,7 @@ def up(
     """
     source = request.source(home)
     home = source.home
-    find_host = partial(resolve_host_ref, source.runtime, home, request.host)
+    find_host = partial(resolve_host_ref, source.runtime, home, request.host, rank_hosts=request.rank_hosts)
     find_key = partial(api_key, source.api_key_env)
     with refused_together(source, find_host, find_key, source.require_startable):
         source.require_startable()
@@ -77,11 +83,13 @@ def up(
             return already
         running = _server_to_roll(servers, name, plan=plan, request=request)
         before = require_host(plan, servers, name, host_ref, stage=request.stage)
+        host_ref = with_head_address(host_ref)
         prepared = prepare_start(request, source, first, host_ref)
         made, records = prepared.artifacts, prepared.records
         report_warnings(made.plan, name=name, image=prepared.image, before=made.plan)
-        kernels = StartKernels.of(prepared, host_ref)
-        kernels.take()
+        kernels, *others = [StartKernels.of(prepared, each) for each in host_ref.nodes]
+        for each in (kernels, *others):
+            each.take()
         request = replace(request, image=made.plan.prebuilt_image) if source.image else request
         start = StartSpec(name=name, request=request, artifacts=made, records=records, key=key, on_verified=on_verified)
         if running is not None:

@@ -130,7 +130,7 @@ def test_render_takes_the_table_that_was_built_here_as_build_does(
 def test_a_dry_run_of_a_process_refuses_a_far_host_as_the_start_would() -> None:
     """It used to print the command for this machine, whatever was named."""
     with pytest.raises(UsageError, match=r"the process runtime starts servers only on this host, not on `ssh://node`"):
-        up(profile="cpu-tiny", dry_run=True, host="ssh://node")
+        up(profile="cpu-tiny", dry_run=True, host=["ssh://node"])
 
 
 def test_a_file_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_who_is_asked_first(contexts: dict[str, str]) -> None:
 def test_the_sdk_starts_where_the_command_builds(contexts: dict[str, str], tmp_path: Path) -> None:
     """With a chosen context the command built on one machine and the SDK started on another."""
     command = DockerCli(program="docker", version="27", builder="buildkit", host=docker_endpoint(None, contexts))
-    assert command.env["DOCKER_HOST"] == DockerHost(Home(tmp_path), environ=contexts)._url == REMOTE
+    assert command.env["DOCKER_HOST"] == DockerHost(Home(tmp_path), environ=contexts).url == REMOTE
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{", '{"currentContext": 1}'])

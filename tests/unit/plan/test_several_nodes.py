@@ -82,8 +82,8 @@ def test_a_replica_has_nodes_of_its_own() -> None:
         (("layout.dp=2",), "multi-node data parallel is not supported unless dp attention", "`replicas`"),
         (("flags.dist-init-addr=10.0.0.1:5000",), "`dist-init-addr` cannot be set for several nodes", "first node"),
         (("server.port=64600",), "the ranks need ports up to 65606", "lower port"),
-        (("runtime=docker",), "the docker runtime starts a server on one node, not on 2", "runtime=slurm"),
-        (("runtime=process",), "the process runtime starts a server on one node, not on 2", "runtime=slurm"),
+        (("runtime=docker", "replicas=2"), "the docker runtime starts one server on several nodes, not 2", "`--name`"),
+        (("runtime=process",), "the process runtime starts a server on one node, not on 2", "runtime=docker"),
     ],
 )
 def test_what_sglang_would_refuse_or_wait_for_is_refused(settings: tuple[str, ...], message: str, hint: str) -> None:

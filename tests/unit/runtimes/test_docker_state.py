@@ -4,19 +4,19 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtimes.base import Status
-from orchestrator.runtimes.docker.state import server_state
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.docker.state import NOT_FOUND, server_state, state_of_ranks
 
 NEVER = "0001-01-01T00:00:00Z"
 
 
 def inspected(
-    status: str, *, code: int = 0, restarts: int = 0, oom: bool = False, started: str = "T"
+    status: str, *, code: int = 0, restarts: int = 0, oom: bool = False, started: str = "T", limit: int = 3
 ) -> dict[str, Any]:
     return {
         "State": {"Status": status, "ExitCode": code, "OOMKilled": oom, "StartedAt": started, "FinishedAt": "E"},
         "RestartCount": restarts,
-        "HostConfig": {"RestartPolicy": {"MaximumRetryCount": 3}},
+        "HostConfig": {"RestartPolicy": {"MaximumRetryCount": limit}},
     }
 
 
@@ -45,6 +45,8 @@ def inspected(
             137,
             "killed: the host ran out of memory, restarted 3 of 3 times",
         ),
+        (inspected("paused", limit=0), Status.RUNNING, None, "paused"),  # a rank, which Docker does not restart
+        (inspected("exited", code=137, limit=0), Status.EXITED, 137, "killed by SIGKILL"),
         # sglang's clean stop ends with 137 as well: Docker would have started it again, had it not been told to stop
         (
             inspected("exited", code=137),
@@ -68,3 +70,32 @@ def test_when_a_container_ended() -> None:
     assert server_state(inspected("exited")).ended_at == "E"
     assert server_state(inspected("running")).ended_at is None  # of its last restart
     assert server_state(inspected("created", started=NEVER)).ended_at is None
+
+
+RUNS = ServerState(status=Status.RUNNING, started_at="T0")
+HUNG = ServerState(status=Status.RUNNING, detail="paused")
+LOST = ServerState(status=Status.UNKNOWN, detail="cannot connect")
+
+
+def ended(moment: str, detail: str) -> ServerState:
+    return ServerState(status=Status.EXITED, exit_code=137, ended_at=moment, detail=detail)
+
+
+@pytest.mark.parametrize(
+    ("states", "status", "detail"),
+    [
+        ((RUNS, RUNS), Status.RUNNING, ""),
+        ((RUNS, HUNG), Status.RUNNING, "rank 1 on b: paused"),
+        ((RUNS, LOST), Status.RUNNING, "rank 1 on b: cannot connect"),  # rank 0 may serve: its health decides
+        ((RUNS, ended("T2", "killed")), Status.EXITED, "rank 1 on b ended first: killed"),
+        ((ended("T3", "killed"), ended("T2", "exit code 1")), Status.EXITED, "rank 1 on b ended first: exit code 1"),
+        ((ended("T2", "killed"), ended("T3", "exit code 3")), Status.EXITED, "rank 0 on a ended first: killed"),
+        ((ended("T2", "killed"), LOST), Status.EXITED, "rank 0 on a ended first: killed; rank 1 on b: cannot connect"),
+        ((RUNS, NOT_FOUND), Status.EXITED, "rank 1 on b ended first: its container was removed"),
+    ],
+)
+def test_a_server_has_ended_when_a_rank_has_and_the_first_is_named(
+    states: tuple[ServerState, ServerState], status: Status, detail: str
+) -> None:
+    state = state_of_ranks(list(zip("ab", states, strict=True)))
+    assert (state.status, state.detail) == (status, detail)

@@ -11,7 +11,7 @@ from plan_samples import plan_of
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import RunDir, open_run
-from orchestrator.runtimes.base import lines_since
+from orchestrator.runtimes.saved_logs import lines_since
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.logs import log_lines, parse_since
 from orchestrator.servers.servers import Servers

@@ -22,7 +22,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cluster_without_checkpoint_image_and_key() -> None:
     with pytest.raises(ProfileError) as refused:
-        up(profile="mi355x-tp8", runtime="kubernetes", set_=["server.api_key_env=OWL_KEY"], host="ssh://node")
+        up(profile="mi355x-tp8", runtime="kubernetes", set_=["server.api_key_env=OWL_KEY"], host=["ssh://node"])
     assert [problem.message for problem in refused.value.problems] == [
         "no checkpoint location is set for the pods",
         "the image that `deploy` builds is in no registry",

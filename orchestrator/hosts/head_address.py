@@ -1,0 +1,95 @@
+"""The address at which the ranks of a server on several hosts find rank 0.
+
+A program on the first host listens for a moment, and one on each host connects to it. They need Python 3.8 there.
+"""
+
+import secrets
+import signal
+import socket
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from orchestrator.core.errors import HostError
+from orchestrator.core.subprocesses import Program
+from orchestrator.hosts.ssh import SshHost, ssh_hostname, ssh_runner, ssh_start
+
+_PYTHON: Final = ("python3", "-I", "-c")
+# Prints its port and the addresses of its host, and sends a word to who connects, until its standard input is closed.
+_LISTEN: Final = """
+import os, socket, subprocess, sys, threading
+def end():
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=end, daemon=True).start()
+server = socket.create_server(("0.0.0.0", 0))
+addresses = subprocess.run(["hostname", "-I"], stdout=subprocess.PIPE).stdout.decode()
+print("listening", server.getsockname()[1], addresses, flush=True)
+while True:
+    peer = server.accept()[0]
+    peer.sendall(sys.argv[1].encode())
+    peer.close()
+"""
+# Prints those of the addresses at which the listener sends its word.
+_CONNECT: Final = """
+import socket, sys
+from concurrent.futures import ThreadPoolExecutor
+port, word, *addresses = sys.argv[1:]
+def reached(address):
+    try:
+        with socket.create_connection((address, int(port)), 5) as peer:
+            return peer.recv(99).decode() == word
+    except OSError:
+        return False
+with ThreadPoolExecutor(len(addresses)) as pool:
+    print(*(address for address, ok in zip(addresses, pool.map(reached, addresses)) if ok))
+"""
+
+
+def head_address(first: str, others: Sequence[str]) -> str:
+    """Return an IPv4 address of the host `first` at which itself and all others reach it. All are ssh URLs.
+
+    That is the address to which ssh connects, else the first that works of those which `hostname -I` prints there.
+    Raises HostError if there is none.
+    """
+    word = secrets.token_hex(8)
+    with tempfile.TemporaryFile() as stderr, ssh_start(first, [*_PYTHON, _LISTEN, word], stderr) as listener:
+        port, own = _listening(listener, first)
+        known = list(dict.fromkeys(each for each in (*_ssh_addresses(first), *own) if ":" not in each))
+        reached = {host: _reached(host, [port, word, *known]) for host in (first, *others)}
+        listener.end(signal.SIGTERM)
+    for address in known:
+        if all(address in each for each in reached.values()):
+            return address
+    blind = next((host for host, each in reached.items() if not each), others[0])
+    raise HostError(
+        f"{blind} does not reach {first} at {', '.join(known)}",
+        hint="the hosts need a network without a firewall between them: the ranks of a server use any port",
+    )
+
+
+def _listening(listener: Program, host: str) -> tuple[str, list[str]]:
+    for line in listener.lines():  # a login script may print others before
+        match line.split():
+            case ["listening", port, *addresses]:
+                return port, addresses
+    raise _no_python(host)
+
+
+def _reached(host: str, argv: Sequence[str]) -> list[str]:
+    done = ssh_runner(host)([*_PYTHON, _CONNECT, *argv])
+    if not done.ok:
+        raise _no_python(host, done.stderr.strip())
+    return done.stdout.split()
+
+
+def _no_python(host: str, details: str = "") -> HostError:
+    hint = f"`ssh {SshHost.parse(host).address} python3 --version` must work without a prompt, with Python 3.8 or newer"
+    return HostError(f"cannot check the network of {host}", hint=hint, details=details)
+
+
+def _ssh_addresses(url: str) -> list[str]:
+    with suppress(OSError):  # a name that only a jump host knows
+        return [str(info[4][0]) for info in socket.getaddrinfo(ssh_hostname(url), None, socket.AF_INET)]
+    return []

@@ -1,0 +1,112 @@
+"""Containers of one host: created with their secrets, started, and removed after a failed start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from docker.errors import APIError, NotFound
+from requests import codes
+
+from orchestrator.core.console import warn
+from orchestrator.core.errors import HostError
+from orchestrator.core.procfs import find_process, process_identity
+from orchestrator.engine.launch import SecretDelivery
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes.docker.container import spec_of
+from orchestrator.runtimes.docker.errors import DaemonError, start_error
+from orchestrator.runtimes.docker.host import DockerHost
+from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
+from orchestrator.runtimes.labels import RANK, RUN_DIR, STARTER
+
+if TYPE_CHECKING:
+    from docker.models.containers import Container
+
+
+def start_on(
+    host: DockerHost, artifacts: Artifacts, name: str, labels: Mapping[str, str], secrets: SecretDelivery
+) -> Container:
+    """Start a container of that name on a host. Raises StartError, NameTakenError, HostError."""
+    spec = spec_of(artifacts)
+    with host.errors():
+        host.copy_files(spec)
+        try:
+            container = _create(host, artifacts, name, labels=labels, secrets=secrets)
+            container.start()
+        except APIError as error:
+            said = str(error.explanation or error)
+            failed = DaemonError(said=said, artifacts=artifacts, spec=spec, holder=host.port_holder)
+            raise start_error(failed) from error
+    return container
+
+
+def _create(
+    host: DockerHost, artifacts: Artifacts, name: str, *, labels: Mapping[str, str], secrets: SecretDelivery
+) -> Container:
+    """Return a new container with its secrets inside, ready to start."""
+    api, spec = host.client.api, spec_of(artifacts)
+    options = container_options(artifacts, spec, secrets) | {"name": name, "labels": dict(labels)}
+    machine = host_options(artifacts, spec, home=host.home, gid=host.group_id)
+    options["host_config"] = api.create_host_config(**machine)
+    try:
+        created = api.create_container(**options)
+    except APIError as error:
+        if error.status_code != codes.conflict or not _clear_leftover(host, name, labels[RUN_DIR]):
+            raise
+        created = api.create_container(**options)
+    container = host.client.containers.get(created["Id"])
+    container.put_archive("/", archive(secret_files(secrets)))
+    return container
+
+
+def _clear_leftover(host: DockerHost, name: str, run_dir: str) -> bool:
+    """Remove the container of a start that was killed midway. Return whether there was one.
+
+    That of an exited replica is removed too, so that the replica can start again at the same gateway, and that of
+    an exited rank, whose rank 0 has been removed.
+    """
+    with suppress(NotFound):
+        container = host.client.containers.get(name)
+        own = RANK in container.labels or container.labels.get(RUN_DIR) == run_dir
+        again = container.status == "exited" and own
+        killed = container.status == "created" and _abandoned(container.labels.get(STARTER, ""))
+        if not again and not killed:
+            return False
+        remove(container)
+    return True
+
+
+def discard(host: DockerHost, starter: str) -> None:
+    """Remove what this start has created. If that fails, only report it: the start's own error is raised."""
+    label = f"{STARTER}={starter}"
+    try:
+        with host.errors():
+            for container in host.client.containers.list(all=True, filters={"label": label}):
+                remove(container)
+    except (APIError, HostError) as error:
+        warn(f"cannot remove the container: {error}", hint=f"`docker ps --all --filter label={label}` finds it")
+
+
+def remove(container: Container) -> None:
+    """Remove a container and its anonymous volumes, unless another process does."""
+    with unless_gone():
+        container.remove(force=True, v=True)
+
+
+@contextmanager
+def unless_gone() -> Iterator[None]:
+    """Ignore that another process has removed (404) or is removing (409) the container: the goal is reached."""
+    try:
+        yield
+    except APIError as error:
+        if error.status_code not in {codes.not_found, codes.conflict}:
+            raise
+
+
+def _abandoned(starter: str) -> bool:
+    """Return whether the process of this host that began a start has ended."""
+    process = starter.rpartition("/")[0]
+    boot = process_identity(os.getpid()).partition("/")[0]
+    return process.partition("/")[0] == boot and find_process(process) is None

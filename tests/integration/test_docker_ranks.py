@@ -1,0 +1,123 @@
+"""One server on two hosts over ssh: real sglang with a rank on each, and what the end and the hang of a rank do.
+
+Both hosts are this machine, under two names.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import CommandLine
+from loopback_ssh import needs_sshd, ssh_server
+from patience import wait_for
+from ports import free_port
+from standin import AITER, PACKAGE, engine_image, packages_of
+
+from orchestrator.core.paths import Home
+from orchestrator.hosts.venvs.venv import Venv
+from orchestrator.images.client import DockerCli
+
+pytestmark = [pytest.mark.engine, pytest.mark.docker, pytest.mark.slow, needs_sshd]
+
+NAME = f"wide-{os.getpid()}"
+RANK_0, RANK_1 = f"deploy-{NAME}", f"deploy-{NAME}--rank-1"
+KEY = "sk-of-the-server-on-two-hosts"
+
+
+def docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False).stdout.strip()
+
+
+@pytest.fixture
+def deploy(engine_home: Home, tiny_model: Path) -> Iterator[CommandLine]:
+    """`deploy`, whose containers are removed after the test, however it ends."""
+    assert tiny_model.is_dir()
+    yield CommandLine(engine_home, {"THE_KEY": KEY})
+    docker("rm", "--force", RANK_0, RANK_1)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
+    """This machine under two names, with a home of their own that holds the checkpoint."""
+    shutil.copytree(tiny_model, tmp_path / "far/models/tiny")
+    (folder := tmp_path / "ssh").mkdir()
+    with ssh_server(folder, deploy_home=tmp_path / "far", monkeypatch=monkeypatch) as url:
+        known = (folder / "known").read_text()
+        (folder / "known").write_text(known + known.replace("127.0.0.1", "localhost"))
+        yield url, url.replace("127.0.0.1", "localhost")
+
+
+def up_words(image: str, *more: str) -> list[str]:
+    settings = {
+        "runtime": "docker",
+        "engine.image": image,
+        "engine.dockerfile": "sglang-rocm",
+        "engine.source_dir": PACKAGE,
+        "engine.aiter_dir": str(Path(AITER).parent),
+        "layout.tp": 2,
+        "layout.nodes": 2,
+        "env.SGLANG_CPU_OMP_THREADS_BIND": "0|1",
+        "server.port": free_port(),
+        "server.api_key_env": "THE_KEY",
+        "timeouts.termination_grace": 20,
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return ["up", "cpu-tiny", "--name", NAME, *words, *more]
+
+
+def scheduler(container: str) -> int:
+    listed = docker("top", container, "-eo", "pid,args").splitlines()
+    (pid,) = [line.split()[0] for line in listed if "sglang::scheduler" in line]
+    return int(pid)
+
+
+def test_a_server_on_two_hosts_from_up_to_down_through_the_hang_and_the_death_of_a_rank(
+    deploy: CommandLine, hosts: tuple[str, str], docker_daemon: DockerCli, cpu_environment: Venv
+) -> None:
+    first, second = hosts
+    both = ["--host", first, "--host", second]
+    image = engine_image(packages_of(cpu_environment.python), docker=docker_daemon.program)
+
+    def status() -> dict[str, Any]:
+        [server] = json.loads(deploy.run("status", NAME, "--host", first, "--json").stdout)
+        assert isinstance(server, dict)
+        return server
+
+    started = deploy.run(*up_words(image), *both)
+    assert started.returncode == 0, started.stderr
+    assert f"the other ranks reach {first} at 127.0.0.1" in started.stderr
+    assert docker("inspect", "--format", "{{.HostConfig.RestartPolicy.Name}}", RANK_1) == "no"
+    assert status()["health"] == "healthy"
+    assert deploy.run("smoke", NAME, "--host", first).returncode == 0
+    run = Path(status()["run_dir"])
+    logged = deploy.run("logs", NAME, "--host", first).stdout
+    assert "==> server.log <==" in logged
+    assert "==> rank-1/server.log <==" in logged
+    assert KEY not in logged + docker("inspect", RANK_0, RANK_1)
+
+    # Hung: rank 1 alone answers that it is healthy.
+    os.kill(scheduler(RANK_1), signal.SIGSTOP)
+    wait_for(lambda: status()["health"] == "unhealthy")
+    assert f"rank 1 on {second}: a process is stopped (SIGSTOP): sglang::scheduler" in status()["detail"]
+
+    # Dead: the rank is named, although rank 0 runs for some seconds more.
+    docker("kill", RANK_1)
+    assert status()["status"] == "exited"
+    assert status()["detail"] == f"rank 1 on {second} ended first: killed by SIGKILL"
+
+    # A restart needs no host: the run knows them.
+    again = deploy.run("restart", NAME)
+    assert again.returncode == 0, again.stderr
+    assert (run / "rank-1/server.log").is_file()
+    run = Path(status()["run_dir"])
+    down = deploy.run("down", NAME, "--host", first)
+    assert down.returncode == 0, down.stderr
+    assert docker("ps", "--all", "--quiet", "--filter", f"name={NAME}") == ""
+    assert "Scheduler or DataParallelController" in (run / "rank-1/server.log").read_text()  # it followed rank 0
+    assert "NoneType" not in deploy.run("diagnose", NAME).stdout
