@@ -24,7 +24,7 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers.start.argument_check import engine_files, require_accepted
-from orchestrator.servers.start.host import require_host_per_node
+from orchestrator.servers.start.host import require_host_per_node, with_head_address
 from orchestrator.servers.start.prepare import (
     builtin_tables,
     ensure_checkpoint,
@@ -101,6 +101,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     The engine checks the arguments before the checkpoint is downloaded. Without a kernel table, the image is built
     first without and then with one.
     """
+    host_ref = with_head_address(host_ref)
     plan, home, rows, image, early = first.plan, host_ref.home, NO_SOURCES, None, None
     if plan.prebuilt_image is not None and not runtime_class(plan.runtime).cluster_managed:
         image, *_ = [fetch_image(plan.prebuilt_image, each) for each in host_ref.nodes]

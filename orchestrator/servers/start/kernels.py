@@ -144,6 +144,14 @@ class StartKernels:
             note(f"compiled kernels: {self.added} files added from {archive.path}")
 
 
+def take_kernels(prepared: PreparedRun, host_ref: HostRef) -> StartKernels:
+    """Unpack what a start lacks on each of its hosts, and return the kernels of the first. See `StartKernels.take`."""
+    kernels = [StartKernels.of(prepared, each) for each in host_ref.nodes]
+    for each in kernels:
+        each.take()
+    return kernels[0]
+
+
 def image_with_kernels(docker: DockerCli, built: BuiltImage, plan: Plan, host_ref: HostRef) -> BuiltImage:
     """Return the image with the kernels that the plan names. Raises KernelsError if they are for another image.
 

@@ -35,14 +35,8 @@ from orchestrator.servers.rollout.join import require_gateway
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
-from orchestrator.servers.start.host import (
-    read_weights_ahead,
-    require_host,
-    require_ready_host,
-    resolve_host_ref,
-    with_head_address,
-)
-from orchestrator.servers.start.kernels import StartKernels, require_archive
+from orchestrator.servers.start.host import read_weights_ahead, require_host, require_ready_host, resolve_host_ref
+from orchestrator.servers.start.kernels import require_archive, take_kernels
 from orchestrator.servers.start.launch import StartSpec, UpResult, bring_up
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.verify import await_healthy, is_gateway_alive
@@ -83,13 +77,10 @@ def up(
             return already
         running = _server_to_roll(servers, name, plan=plan, request=request)
         before = require_host(plan, servers, name, host_ref, stage=request.stage)
-        host_ref = with_head_address(host_ref)
         prepared = prepare_start(request, source, first, host_ref)
         made, records = prepared.artifacts, prepared.records
         report_warnings(made.plan, name=name, image=prepared.image, before=made.plan)
-        kernels, *others = [StartKernels.of(prepared, each) for each in host_ref.nodes]
-        for each in (kernels, *others):
-            each.take()
+        kernels = take_kernels(prepared, host_ref)
         request = replace(request, image=made.plan.prebuilt_image) if source.image else request
         start = StartSpec(name=name, request=request, artifacts=made, records=records, key=key, on_verified=on_verified)
         if running is not None:
