@@ -303,11 +303,11 @@ def published_workloads() -> frozenset[str]:
     return frozenset(name for entry in entries for name in (entry.workload.name, entry.single_stream.workload))
 
 
-def load_published(name: str, catalog: Catalog | None = None) -> Published:
+def load_published(name: str) -> Published:
     """Load a published measurement by name or file. Raises UsageError with similar names if there is none."""
     if name.endswith((".yaml", ".yml")):
         return _load_published_file(Path(name))
-    known = {entry.name: entry for entry in entries_of_kind(load_all_published(catalog), Published)}
+    known = {entry.name: entry for entry in entries_of_kind(load_all_published(), Published)}
     if name not in known:
         raise UsageError(f"no published results named `{name}`", hint=did_you_mean(name, known))
     return known[name]

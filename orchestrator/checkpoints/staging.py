@@ -27,16 +27,14 @@ from orchestrator.hosts.ssh import ssh_start
 from orchestrator.plan.plan import Plan
 
 
-def download(
-    plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ, *, allow_mismatch: bool = False
-) -> VerifiedCheckpoint:
+def download(plan: Plan, directory: Path, *, allow_mismatch: bool = False) -> VerifiedCheckpoint:
     """Download missing files of the plan's checkpoint into `directory` and verify it. Raises as `stage_checkpoint`.
 
     With `allow_mismatch` tensors that do not match the config are accepted, until a file changes.
     """
     options = _verify_options(plan, allow_mismatch=allow_mismatch)
     with _shown() as progress:
-        verified = stage_checkpoint(plan.model, directory, options, hub=hub_of(environ), progress=progress)
+        verified = stage_checkpoint(plan.model, directory, options, hub=hub_of(os.environ), progress=progress)
     return _warn_mismatches(verified)
 
 
@@ -132,7 +130,6 @@ def ensure_staged_remote(
     *,
     allowed: bool,
     mirror: Path | None = None,
-    environ: Mapping[str, str] = os.environ,
 ) -> VerifiedCheckpoint:
     """Verify the plan's checkpoint on a remote host; if `allowed`, stage it. Raises as `stage_remote`."""
     try:
@@ -142,7 +139,7 @@ def ensure_staged_remote(
     except CheckpointError:
         if plan.model.checkpoint.source != "hub" or not allowed:
             raise
-    return stage_remote(plan, directory, host, environ, mirror=mirror)
+    return stage_remote(plan, directory, host, mirror=mirror)
 
 
 @contextmanager

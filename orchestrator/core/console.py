@@ -22,10 +22,9 @@ LOG_INTERVAL_SECONDS: Final = 30.0  # between two lines about the same stage, if
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
-def styled(text: str, style: str, stream: TextIO | None = None) -> str:
-    """Return `text` in a style if the stream is a terminal that supports it."""
-    stream = stream or sys.stderr
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
+def styled(text: str, style: str) -> str:
+    """Return `text` in a style if stderr is a terminal that supports it."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty():
         return text
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 

@@ -95,12 +95,12 @@ class _Search:
         return {kind: [*watches.values()] for kind, watches in concerned.items()}
 
 
-def diagnose(lines: Iterable[str], *, catalog: Sequence[Signature] | None = None) -> Diagnosis:
+def diagnose(lines: Iterable[str]) -> Diagnosis:
     """Diagnose `lines` (without line ends) by the catalog.
 
     Keeps one batch of lines, a few lines of evidence for each signature and the last lines of the log.
     """
-    watches = [_SignatureState(signature) for signature in (load_catalog() if catalog is None else catalog)]
+    watches = [_SignatureState(signature) for signature in load_catalog()]
     search = _Search(watches)
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     total = 0

@@ -59,9 +59,9 @@ class SignificanceTest:
         return f"not significant at this sample size: {tested}; {shown}"
 
 
-def wilson(share: float, items: float, *, confidence: float = CONFIDENCE) -> Interval:
+def wilson(share: float, items: float) -> Interval:
     """Return the Wilson score interval of a share; `share * items` need not be an integer (Wilson 1927)."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     shrink = 1 + z * z / items
     middle = (share + z * z / (2 * items)) / shrink
     half = z / shrink * math.sqrt(share * (1 - share) / items + z * z / (4 * items * items))
@@ -83,14 +83,14 @@ def score_interval(result: EvalResult) -> Interval:
     return wilson(result.score, result.effective_items)
 
 
-def paired_interval(groups: Sequence[Sequence[Fraction]], *, confidence: float = CONFIDENCE) -> Interval:
+def paired_interval(groups: Sequence[Sequence[Fraction]]) -> Interval:
     """Return the interval of the difference of two scores over the same questions; groups have equal weight.
 
     `groups` hold the difference of the share of correct answers to each question. With one answer per side it is the
     interval of Agresti and Min 2005 (Stat Med 24:729), which adds half a question to each of the four cells of a group,
     so that the width is above 0 even without discordant pairs.
     """
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     middle = variance = 0.0
     for each in groups:
         total, change = len(each) + 2, float(sum(each))

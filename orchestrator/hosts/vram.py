@@ -17,26 +17,24 @@ def wait_for_vram_release(
     read: Callable[[], GpuInventory | None],
     *,
     gpus: Sequence[int],
-    limit: float = LIMIT,
-    share: float = DRAINED,
     progress: Callable[[str, float], None] = lambda _text, _seconds: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait until each of the `gpus` (indices) has at most `share` of its VRAM in use; return the seconds waited.
+    """Wait until each of the `gpus` (indices) has at most `DRAINED` of its VRAM in use; return the seconds waited.
 
     `read` reads the GPUs once (`gpus.read_gpus`). `progress` gets the VRAM still in use, as text, and the seconds
-    waited. Raises HostError with the processes that hold VRAM after `limit` seconds, or at once if VRAM use cannot be
+    waited. Raises HostError with the processes that hold VRAM after `LIMIT` seconds, or at once if VRAM use cannot be
     read.
     """
     start = clock()
     use = poll_until(
         lambda use: not use.busy,
-        lambda: _vram_in_use(read(), gpus, share),
-        within=limit,
+        lambda: _vram_in_use(read(), gpus),
+        within=LIMIT,
         pause=_PAUSE,
         meanwhile=lambda use: progress(
-            f"waiting for VRAM to drain to {share:.0%}: {describe_use(use.busy)}", clock() - start
+            f"waiting for VRAM to drain to {DRAINED:.0%}: {describe_use(use.busy)}", clock() - start
         ),
         clock=clock,
         sleep=sleep,
@@ -59,7 +57,7 @@ class _VramInUse:
     busy: Sequence[Gpu]
 
 
-def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int], share: float) -> _VramInUse:
+def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> _VramInUse:
     """Return the GPUs that are still busy. Raises HostError if VRAM use cannot be read."""
     found = inventory.gpus if inventory else ()
     taken = [found[index] for index in gpus if index < len(found)]
@@ -69,4 +67,4 @@ def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int], share: flo
             f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(found)} GPUs found'})",
             hint="`deploy preflight` shows what is missing",
         )
-    return _VramInUse(inventory, busy_gpus(taken, share))
+    return _VramInUse(inventory, busy_gpus(taken, DRAINED))

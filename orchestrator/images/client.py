@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,14 +45,14 @@ class DockerCli:
         )
 
 
-def find_docker(host: str | None = None, *, environ: Mapping[str, str] = os.environ) -> DockerCli:
+def find_docker(host: str | None = None) -> DockerCli:
     """Return the first docker client on the PATH that supports BuildKit, else the first client.
 
     A client of version 23 or later needs the buildx plugin for BuildKit; distributions package the plugin separately.
     An older client has BuildKit built in. Raises HostError if there is no client or the daemon does not respond.
     """
-    at = docker_endpoint(host, environ)
-    clients = [client for program in _programs(environ) if (client := _client(program, at))]
+    at = docker_endpoint(host)
+    clients = [client for program in _programs() if (client := _client(program, at))]
     if not clients:
         raise HostError(
             "docker is not installed", hint="`apt-get install docker.io`, or docs.docker.com/engine/install"
@@ -68,8 +68,8 @@ def find_docker(host: str | None = None, *, environ: Mapping[str, str] = os.envi
     return docker
 
 
-def _programs(environ: Mapping[str, str]) -> Iterator[str]:
-    for folder in environ.get("PATH", "").split(os.pathsep):
+def _programs() -> Iterator[str]:
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
         if program := shutil.which("docker", path=folder):
             yield str(Path(program))
 

@@ -20,15 +20,13 @@ _ARGUMENT_CHECKER: Final = "check_server_args.py"
 PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # run inside an image; the first imports the second
 
 
-def image_sources(
-    plan: Plan, *, inputs: Mapping[str, bytes] | None = None, catalog: Catalog | None = None, coverage: str = ""
-) -> ImageSources:
+def image_sources(plan: Plan, *, inputs: Mapping[str, bytes] | None = None, coverage: str = "") -> ImageSources:
     """Read the Dockerfile template, the plan's patches, and every file that the template copies.
 
     `inputs` maps input names of patches to the content of files; `coverage` describes the kernel table. Raises
     BuildError if the template or a requirement file does not exist.
     """
-    catalog = catalog or Catalog.from_environment()
+    catalog = Catalog.from_environment()
     patches = carried_patches(plan, catalog)
     return ImageSources(
         template=_template(plan, catalog),

@@ -14,6 +14,7 @@ WIDTH: Final = 440
 HEIGHT: Final = 300
 _LEFT, _TOP, _BOTTOM = 46, 16, 46
 _LABEL_GAP: Final = 14.0
+_TICKS: Final = 5  # at most, above 0
 _TAG: Final = 48.0  # maximum width of a tag, in units
 _LONGEST: Final = 22  # characters of a label at the right edge
 _DESCRIBED: Final = 12  # maximum number of points listed in the description
@@ -91,12 +92,12 @@ class _Scale:
         return self.start + part * (self.end - self.start)
 
 
-def nice_ticks(high: float, *, count: int = 5) -> tuple[float, ...]:
+def nice_ticks(high: float) -> tuple[float, ...]:
     """Return ticks from 0 to the first round number at or above `high`, in steps of 1, 2 or 5 times a power of ten."""
     if high <= _LEAST:
         return (0.0, 1.0)
-    magnitude = 10.0 ** math.floor(math.log10(high / count))
-    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude * count >= high * 0.999)
+    magnitude = 10.0 ** math.floor(math.log10(high / _TICKS))
+    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude * _TICKS >= high * 0.999)
     return tuple(round(step * index, 10) for index in range(math.ceil(high / step - 1e-9) + 1))
 
 
@@ -297,13 +298,13 @@ def _end_labels(lines: tuple[Line, ...], upward: _Scale, edge: float) -> list[Ma
     return parts
 
 
-def spread(heights: list[float], *, low: float, high: float, gap: float = _LABEL_GAP) -> list[float]:
-    """Return sorted heights with at least `gap` between neighbors, moved down and then up into `low` to `high`."""
+def spread(heights: list[float], *, low: float, high: float) -> list[float]:
+    """Return sorted heights with room for a label between neighbors, moved down and then up into `low` to `high`."""
     placed: list[float] = []
     for height in heights:
-        placed.append(max(height, low, placed[-1] + gap) if placed else max(height, low))
+        placed.append(max(height, low, placed[-1] + _LABEL_GAP) if placed else max(height, low))
     ceiling = high
     for index in range(len(placed) - 1, -1, -1):
         placed[index] = min(placed[index], ceiling)
-        ceiling = placed[index] - gap
+        ceiling = placed[index] - _LABEL_GAP
     return placed

@@ -59,19 +59,10 @@ def _answers(url: str) -> bool:
         return False
 
 
-def wait_for_gateway(
-    url: str,
-    *,
-    servers: int,
-    state: Callable[[], ServerState],
-    starts: float = _STARTS,
-    within: float = _WITHIN,
-    pause: float = _POLL,
-) -> None:
+def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]) -> None:
     """Wait until it counts so many servers. Raises NotReadyError where it ends, or does not for too long.
 
-    It has `starts` seconds until it answers, and `within` more to count them. One that has no place to run yet is
-    waited for, as long as something that comes by itself may start it.
+    One that has no place to run yet is waited for, as long as something that comes by itself may start it.
     """
     progress = Progress()
     poll_until(lambda now: now.status is not Status.PENDING or now.unschedulable, state, within=inf, pause=_POLL)
@@ -95,22 +86,24 @@ def wait_for_gateway(
         progress.update("the gateway", transient=f"{counted}/{servers} servers")
 
     try:
-        if not poll_until(bool, is_there, within=starts, pause=pause, meanwhile=shown):
-            raise NotReadyError(f"the gateway does not answer within {starts:.0f} s", hint="see its log: `deploy logs`")
-        counted = poll_until(lambda found: found == servers, look, within=within, pause=pause, meanwhile=shown)
+        if not poll_until(bool, is_there, within=_STARTS, pause=_POLL, meanwhile=shown):
+            raise NotReadyError(
+                f"the gateway does not answer within {_STARTS:.0f} s", hint="see its log: `deploy logs`"
+            )
+        counted = poll_until(lambda found: found == servers, look, within=_WITHIN, pause=_POLL, meanwhile=shown)
     finally:
         progress.done()
     if counted != servers:
         raise NotReadyError(
-            f"the gateway counts {counted} of {servers} servers after {within:.0f} s",
+            f"the gateway counts {counted} of {servers} servers after {_WITHIN:.0f} s",
             hint="another process may be using its port or the port of a replica",
         )
 
 
-def gateway_checks(target: Target, servers: int, *, transport: httpx.BaseTransport | None = None) -> list[CheckResult]:
+def gateway_checks(target: Target, servers: int) -> list[CheckResult]:
     """What is asked of the gateway itself, in the order it was asked."""
     limits = Timeouts(connect=5, idle=180, total=180)  # as for the servers: prompts of the smoke test
-    with EngineClient(target.url, key=target.api_key, limits=limits, transport=transport) as client:
+    with EngineClient(target.url, key=target.api_key, limits=limits) as client:
         return list(_carried_out(client, target, servers))
 
 

@@ -54,7 +54,7 @@ WantedBy=multi-user.target
 """
 
 
-def unit_text(names: Sequence[str], home: Home, *, command: str | None, environ: Mapping[str, str] = os.environ) -> str:
+def unit_text(names: Sequence[str], home: Home, *, command: str | None) -> str:
     """The unit. What may be secret, keys and a webhook's URL, is read from a file.
 
     Raises UsageError for a command that holds a secret, StartError for a name that nothing was started under.
@@ -67,8 +67,8 @@ def unit_text(names: Sequence[str], home: Home, *, command: str | None, environ:
         raise UsageError("`--exec` contains a secret, which the unit and `ps` would show", hint=hint)
     words = python_module_argv("orchestrator", "watch", *names, "--json")
     words += ["--exec", command] if command else []
-    passed = {"DEPLOY_HOME": str(home.root), "PATH": environ.get("PATH", os.defpath)}
-    passed |= {name: environ[name] for name in _PASSED_ON if name in environ and not looks_secret(environ[name])}
+    passed = {"DEPLOY_HOME": str(home.root), "PATH": os.environ.get("PATH", os.defpath)}
+    passed |= {name: value for name, value in os.environ.items() if name in _PASSED_ON and not looks_secret(value)}
     return _UNIT.format(
         names=" ".join(names),
         user=_user(),
@@ -95,11 +95,11 @@ def secret_variables(names: Sequence[str], home: Home, environ: Mapping[str, str
     return tuple(dict.fromkeys(filter(None, (*keys, WEBHOOK if environ.get(WEBHOOK) else None, *secret))))
 
 
-def _holds_secret(command: str, environ: Mapping[str, str] = os.environ) -> bool:
+def _holds_secret(command: str) -> bool:
     """Return whether it looks so, has an option called so, or has the value of a variable that is called so."""
     words = re.split(r"[\s=:'\"]+", command)
     options = (word.lstrip("-").replace("-", "_") for word in words if word.startswith("-"))
-    values = (value for name, value in environ.items() if is_secret_name(name) and len(value) >= SAFE_LENGTH)
+    values = (value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= SAFE_LENGTH)
     return looks_secret(command) or any(map(is_secret_name, options)) or any(value in command for value in values)
 
 
