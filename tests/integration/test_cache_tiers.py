@@ -3,8 +3,11 @@
 import json
 import os
 import random
+import re
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PROFILE, NO_TIERS = "cpu-tiny-tiers", ("flags.enable-hierarchical-cache=false", "flags.hicache-storage-backend=null")
 COSTS = "70,150,300"  # µs a token, measured on two cores of this project's machine in November 2026
 TOKENS, OWN, ROUNDS = 3500, 30, 10
+COPIES = Path(__file__).parents[1] / "support/page_first_copies"
 
 
 class Tiered:
@@ -140,3 +144,43 @@ def test_tiers_are_proven_kept_and_of_use_as_predicted(tiered: Tiered, tmp_path:
         print(f"{spent} CPU seconds, {sources} tokens from host")
         assert (spent["tiers"] < spent["none"]) is helps, spent
         assert (sources["tiers"] > ROUNDS * TOKENS * 0.8) is helps
+
+
+@contextmanager
+def mooncake_master(python: Path, log: Path) -> Iterator[str]:
+    """The address of Mooncake's real master; the server itself lends the memory of the store."""
+    address, admin = f"127.0.0.1:{free_port()}", free_port()
+    [program] = python.parents[1].glob("lib/*/site-packages/mooncake/mooncake_master")
+    argv = [str(program), "--rpc_address=127.0.0.1", f"--rpc_port={address.split(':')[1]}"]
+    argv += ["--metrics_host=127.0.0.1", f"--metrics_port={admin}"]
+    with log.open("w") as file, subprocess.Popen(argv, stdout=file, stderr=file) as master:
+        try:
+            wait_for(lambda: f"started on port {admin}" in log.read_text())
+            yield address
+        finally:
+            master.terminate()
+
+
+def test_mooncakes_store_returns_what_device_and_host_have_lost(
+    tiered: Tiered, cpu_engine: CpuEngine, tmp_path: Path
+) -> None:
+    with mooncake_master(cpu_engine.python, tmp_path / "master.log") as master:
+        env = {
+            "MOONCAKE_MASTER": master,
+            "MOONCAKE_PROTOCOL": "tcp",
+            "MOONCAKE_TE_META_DATA_SERVER": "P2PHANDSHAKE",
+            "MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1",
+            "MOONCAKE_GLOBAL_SEGMENT_SIZE": str(256 << 20),
+            "MC_FORCE_TCP": "1",
+            "PYTHONPATH": str(COPIES),
+        }
+        layout = ("flags.hicache-storage-backend=mooncake", "flags.hicache-mem-layout=page_first_direct")
+        tiered.up("tiers", *layout, *(f"env.{name}={value}" for name, value in env.items()))
+        prompt = random.Random(7).choices(range(100, 500), k=1000)
+        answer, _ = tiered.generate("tiers", prompt)
+        found = tiered.smoke("tiers")["cache tiers"]
+        assert found["verdict"] == "passed", found
+        assert re.fullmatch(r"999 from host after [\d,]+ other tokens; 999 from storage.*", found["evidence"]), found
+        again, cached = tiered.generate("tiers", prompt)  # the smoke test has flushed device and host
+        assert (again, cached.get("storage"), cached.get("storage_backend")) == (answer, 999, "MooncakeStore")
+        assert tiered.deploy.run("down", "tiers").returncode == 0

@@ -14,6 +14,7 @@ STARTING = {"threading", "concurrent", "multiprocessing", "_thread"}
 WITH_THREADS = {"servers/status.py", "runtimes/supervisor/main.py", "checkpoints/remote_fetch.py"}
 WITH_DEAF_THREADS = {
     "bench/in_thread.py",
+    "checkpoints/read_ahead.py",
     "cli/exit_codes.py",
     "cli/fanout.py",
     "servers/drain.py",
