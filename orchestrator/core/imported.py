@@ -13,7 +13,10 @@ def import_attribute(path: str) -> Any:  # noqa: ANN401 - of any type
 
 
 class Imported:
-    """An attribute of a class that is imported when it is first used: a constant, or a function without `self`."""
+    """An attribute of a class that is imported when it is first used: a constant, or a function without `self`.
+
+    It must not stand for an abstract method: `ABCMeta` would import it with the class.
+    """
 
     def __init__(self, path: str) -> None:
         """Stand for the attribute of a module, `module:attribute`."""

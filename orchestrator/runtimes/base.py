@@ -264,9 +264,9 @@ class Runtime(ABC):
         return iter(())
 
     @classmethod
-    @abstractmethod
     def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
         """Return the artifacts of a plan. `inputs` are files for patches, by input name."""
+        raise NotImplementedError(f"{cls.name}: {plan.profile}")
 
     @classmethod
     def files(cls, artifacts: Artifacts, name: str) -> Sequence[RenderedFile]:
@@ -274,9 +274,9 @@ class Runtime(ABC):
         return ()
 
     @classmethod
-    @abstractmethod
     def prepare(cls, artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
         """Prepare the environment of a server while running servers continue. Raises BuildError, PatchError."""
+        raise NotImplementedError(f"{cls.name}: {artifacts.plan.profile}")
 
     @classmethod
     def kernel_store(cls, prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:

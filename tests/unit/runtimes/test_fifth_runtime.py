@@ -128,7 +128,8 @@ def test_a_runtime_that_lacks_a_verb_is_none(tmp_path: Path) -> None:
 def test_what_a_class_names_exists_and_takes_what_the_base_gives(name: str) -> None:
     kind = runtime_class(name)
     named = [each for each, value in vars(kind).items() if isinstance(value, Imported)]
-    assert "render" in named
+    assert {"render", "prepare"} <= {*named}
+    assert not Runtime.__abstractmethods__ & {*named}  # which would be imported with the class
     for each in named:
         found, base = getattr(kind, each), getattr(Runtime, each)
         if callable(base):
