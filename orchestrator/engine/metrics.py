@@ -122,3 +122,18 @@ def quantile(before: Buckets, after: Buckets, share: float) -> float | None:
             return begin if math.isinf(end) else begin + (end - begin) * within
         begin, below = end, count
     return None
+
+
+def queue_query(server: str) -> str:
+    """Return the PromQL of the requests that wait at all replicas of a server, each data-parallel rank once."""
+    return f"sum({_of_ranks(Metric.QUEUED, server)})"
+
+
+def cache_usage_query(server: str) -> str:
+    """Return the PromQL of the mean share of the KV cache in use, over the ranks of all replicas of a server."""
+    return f"avg({_of_ranks(Metric.USED_TOKENS, server)} / {_of_ranks(Metric.ALL_TOKENS, server)})"
+
+
+def _of_ranks(metric: Metric, server: str) -> str:
+    # The ranks of a tensor-parallel group repeat each other; without a priority is the sum of all (0.5.14).
+    return f'max by (pod, dp_rank) ({metric}{{server="{server}",priority=""}})'

@@ -4,11 +4,12 @@ Labels and taints have kubectl's form, `key=value` and `key=value:NoSchedule`, s
 kubernetes.node_selector=[amd.com/gpu.device-id=75a3]`.
 """
 
+from math import ceil
 from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from orchestrator.core.validation import AbsolutePath, StrictModel, Word
+from orchestrator.core.validation import AbsolutePath, StrictModel, Text, Word
 from orchestrator.profiles.sizes import Quantity
 
 # Valid names and labels of the API server (apimachinery, pkg/util/validation/validation.go).
@@ -36,6 +37,23 @@ class KubernetesWeights(StrictModel):
         if self.pvc and self.host_path:
             raise ValueError("`pvc` and `host_path` are two places: name one")
         return self
+
+
+class Autoscaling(StrictModel):
+    """How many replicas KEDA keeps, and when it starts another."""
+
+    max: int = Field(ge=2, le=64, description="most replicas")
+    prometheus: Text = Field(pattern=r"^https?://", description="URL of Prometheus")
+    start_seconds: int = Field(ge=1, description="last start; see `deploy status NAME`")
+    growth_rps_per_minute: float = Field(ge=0, description="fastest growth of requests/s")
+    replica_rps: float = Field(gt=0, description="requests/s of one replica; see `deploy bench`")
+    waiting_requests: float = Field(default=5, gt=0, description="waiting requests per replica")
+    cache_usage: float = Field(default=0.8, gt=0, le=1, description="share of the KV cache in use")
+
+    @property
+    def floor(self) -> int:
+        """The smallest number of replicas: one, and those for the load that grows while another starts."""
+        return 1 + ceil(self.growth_rps_per_minute * self.start_seconds / 60 / self.replica_rps)
 
 
 class KubernetesSection(StrictModel):
@@ -89,3 +107,4 @@ class KubernetesSection(StrictModel):
         description="seconds that `up` waits for a node, image or volume",
     )
     weights: KubernetesWeights = Field(default=KubernetesWeights(), description="location of the checkpoint")
+    autoscaling: Autoscaling | None = Field(default=None, description="let KEDA change the number of replicas")

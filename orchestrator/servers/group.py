@@ -259,7 +259,7 @@ def joined(found: Sequence[RunningServer]) -> list[RunningServer]:
     without = [server for server in found if server.replicas and not server.runtime_id]
     if len(gateways) != 1 or not without:
         return list(found)
-    starts = sorted((gateways[0], *without), key=lambda start: start.run_dir)
+    starts = sorted((gateways[0], *without), key=lambda start: start.log_dir)
     newest = {Path(server.run_dir).name: server for start in starts for server in start.replicas}
     whole = join_replicas(gateways[0], [newest[name] for name in sorted(newest, key=in_order)])
     return [whole, *(server for server in found if server not in starts)]

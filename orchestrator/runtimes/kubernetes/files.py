@@ -12,6 +12,7 @@ from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Plan
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, RenderedFile
+from orchestrator.runtimes.kubernetes.autoscaling import autoscaling_notes, autoscaling_of
 from orchestrator.runtimes.kubernetes.checks import LWS_SITE
 from orchestrator.runtimes.kubernetes.claim import how_to_fill
 from orchestrator.runtimes.kubernetes.manifests import Manifest, objects_of
@@ -30,7 +31,8 @@ class PodImage:
 def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """Return the objects of the server as a file. Raises ProfileError if no cluster can pull its image."""
     plan, image = artifacts.plan, image_of_pods(artifacts)
-    parts = (*artifacts.named_replicas, ("", artifacts))
+    replicas = artifacts.named_replicas[: 1 if autoscaling_of(plan) else None]
+    parts = (*replicas, ("", artifacts))
     found = chain.from_iterable(objects_of(each, image.reference, name, part) for part, each in parts)
     return (_file("kubernetes.yaml", _head(plan, name), found),)
 
@@ -63,6 +65,7 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
     yield "`kubectl apply --server-side -f kubernetes.yaml` starts it"
     if plan.layout.nodes > 1:
         yield f"the cluster needs LeaderWorkerSet 0.6 or newer ({LWS_SITE})"
+    yield from autoscaling_notes(plan)
     level, why = required_level(plan)
     yield f"the namespace has to admit the Pod Security Standard {level}: {why}"
     if limits := ", ".join(limit.name for limit in plan.hardware.container.ulimits):

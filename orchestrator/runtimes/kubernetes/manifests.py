@@ -19,6 +19,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, Command
 from orchestrator.runtimes.kubernetes.arguments import argument_command, argument_files
+from orchestrator.runtimes.kubernetes.autoscaling import PART, autoscaling_of, scaled_object
 from orchestrator.runtimes.kubernetes.claim import how_to_fill
 from orchestrator.runtimes.kubernetes.gateway import command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import FOLDER, drain_hook, liveness_probe, programs
@@ -56,7 +57,8 @@ _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def objects_of(artifacts: Artifacts, image: str, name: str, part: str = "") -> list[Manifest]:
     """Return the objects that one start applies: those of a server, of the replica `part`, or of the gateway."""
-    part = part if artifacts.plan.gateway is None else GATEWAY
+    plan = artifacts.plan
+    part = GATEWAY if plan.gateway else PART if part and autoscaling_of(plan) else part
     context = _of_unit(artifacts.plan, image, name, part)
     context |= _of_gateway(artifacts.plan, name) if part == GATEWAY else _of_server(artifacts)
     text = Path(__file__).with_name("unit.yaml.j2").read_text(encoding="utf-8")
@@ -106,6 +108,7 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
         "image": image,
         "pull_policy": cluster.image_pull_policy,
         "key_secret": secret_name(plan, name),
+        "scaled_object": scaled_object(plan, name) if part == PART else None,
     }
 
 

@@ -14,6 +14,7 @@ from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, render_units, server_command
 from orchestrator.runtimes.base import HostRef, PodTargets, PreparedRun
 from orchestrator.runtimes.image import has_image, image_of
+from orchestrator.runtimes.kubernetes.autoscaling import autoscaling_problems
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, image_problems
 from orchestrator.runtimes.kubernetes.gateway import ANY_ADDRESS, command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
@@ -86,6 +87,7 @@ RULES: Final = (
     config_is_unchanged,
     user_can_open_the_gpus,
     servers_are_equal,
+    autoscaling_problems,
 )
 
 
@@ -95,7 +97,10 @@ def built_image_problems(profile: Profile) -> Iterator[Problem]:
 
 
 def start_problems(profile: Profile) -> Iterator[Problem]:
-    """Yield the problem of a server on several nodes, which is rendered, but not started."""
+    """Yield the problem of a server on several nodes or with autoscaling, which is rendered, but not started."""
+    if profile.kubernetes.autoscaling is not None:
+        hint = "`deploy render` with `--output keda`, then `kubectl apply --server-side -f keda/kubernetes.yaml`"
+        yield Problem("`up` starts no autoscaled replicas, whose number KEDA decides", "kubernetes.autoscaling", hint)
     if profile.layout.nodes.value > 1:
         hint = "`deploy render` with `--output lws`, then `kubectl apply --server-side -f lws/kubernetes.yaml`"
         yield Problem("`up` starts no LeaderWorkerSet, which a server on several nodes is", "layout.nodes", hint)

@@ -4,15 +4,14 @@ The samples are the schemas in config/crd/bases/leaderworkerset.x-k8s.io_leaderw
 of kubernetes-sigs/lws at the tags v0.7.0 (cd3a73a3) and v0.9.0 (f056f611), as JSON without descriptions.
 """
 
-import gzip
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
 import pytest
 from cluster_samples import all_objects, cluster_plan
+from crd_schemas import check_crd
 
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.subprocesses import CompletedProgram
@@ -21,28 +20,10 @@ from orchestrator.planner.planning import load
 from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 
-SCHEMAS = Path(__file__).parents[2] / "samples" / "leaderworkerset"
 VERSIONS = ("v0.7.0", "v0.9.0")
 TWO = ("layout.nodes=2", "server.api_key_env=SGLANG_KEY", "kubernetes.weights.pvc=models")
 GPUS = (*TWO, "layout.tp=16")
 CPUS = (*TWO, "layout.tp=2")
-
-
-def strict(schema: Any) -> Any:  # noqa: ANN401 - JSON
-    """A schema that refuses fields that the API server would drop without a word."""
-    if isinstance(schema, list):
-        return [strict(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: strict(value) for key, value in schema.items()}
-    if "properties" in schema and "additionalProperties" not in schema:
-        made["additionalProperties"] = False
-    return made
-
-
-def check(manifest: dict[str, Any], version: str) -> None:
-    schema = json.loads(gzip.decompress((SCHEMAS / f"{version}.json.gz").read_bytes()))
-    jsonschema.Draft202012Validator(strict(schema)).validate(manifest)
 
 
 def group_of(profile: str, *settings: str) -> dict[str, Any]:
@@ -54,7 +35,7 @@ def group_of(profile: str, *settings: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("profile", "settings"), [("mi355x-tp8", GPUS), ("b200-tp8", GPUS), ("cpu-tiny", CPUS)])
 def test_it_is_what_that_version_takes(profile: str, settings: tuple[str, ...], version: str) -> None:
     group = group_of(profile, *settings)
-    check(group, version)
+    check_crd(group, "leaderworkerset", version)
     for template in ("leaderTemplate", "workerTemplate"):
         spec = group["spec"]["leaderWorkerTemplate"][template]["spec"]
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
@@ -67,7 +48,7 @@ def test_a_field_that_it_does_not_know_is_found(version: str) -> None:
     group = group_of("cpu-tiny", *CPUS)
     group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["hostNetworks"] = True
     with pytest.raises(jsonschema.ValidationError, match="hostNetworks"):
-        check(group, version)
+        check_crd(group, "leaderworkerset", version)
 
 
 def test_the_ranks_are_on_nodes_of_their_own_in_the_network_of_these() -> None:

@@ -1,0 +1,78 @@
+"""Autoscaling of replicas by KEDA: one Deployment for all replicas, and a ScaledObject.
+
+`up` verifies each replica that it starts, so it starts no autoscaled ones; `deploy render` writes the objects.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from orchestrator.core.errors import Problem
+from orchestrator.engine.metrics import cache_usage_query, queue_query
+from orchestrator.plan.plan import Plan
+from orchestrator.plan.rules import RuleContext
+from orchestrator.profiles.kubernetes import Autoscaling
+from orchestrator.runtimes.kubernetes.record import deployment_name
+
+PART: Final = "replica"  # the pods of one Deployment have no numbers
+# Seconds that the load must stay low before a replica is removed: three of the default windows of the
+# HorizontalPodAutoscaler (300 s, kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale).
+_STABILIZATION: Final = 900
+_POLLING: Final = 30  # KEDA's default, keda.sh/docs/2.20/reference/scaledobject-spec
+_KEDA: Final = "https://keda.sh/docs/2.20/deploy"
+
+
+def autoscaling_of(plan: Plan) -> Autoscaling | None:
+    """Return the section of a plan; None without autoscaling."""
+    return plan.kubernetes.autoscaling if plan.kubernetes else None
+
+
+def scaled_object(plan: Plan, name: str) -> dict[str, Any] | None:
+    """Return the spec of the ScaledObject of a server (KEDA 2.20, keda.sh/v1alpha1); None without autoscaling."""
+    if (section := autoscaling_of(plan)) is None:
+        return None
+
+    def trigger(query: str, threshold: float, metric: str) -> Mapping[str, object]:
+        source = {"serverAddress": section.prometheus, "query": query, "threshold": f"{threshold:g}"}
+        return {"type": "prometheus", "metricType": metric, "metadata": source}
+
+    down = {"stabilizationWindowSeconds": _STABILIZATION}
+    return {
+        "scaleTargetRef": {"name": deployment_name(name, PART)},
+        "minReplicaCount": section.floor,
+        "maxReplicaCount": section.max,
+        "pollingInterval": _POLLING,
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleDown": down}}},
+        "triggers": [  # the one that wants most replicas decides
+            trigger(queue_query(name), section.waiting_requests, "AverageValue"),
+            trigger(cache_usage_query(name), section.cache_usage, "Value"),
+        ],
+    }
+
+
+def autoscaling_notes(plan: Plan) -> Iterator[str]:
+    """Yield what a reader of `kubernetes.yaml` has to know about the autoscaling of a plan."""
+    if (section := autoscaling_of(plan)) is None:
+        return
+    yield f"the cluster needs KEDA ({_KEDA}), and a Prometheus with `deploy monitoring` of this server"
+    yield f"a start takes {section.start_seconds} s: a burst that is shorter is not answered by more replicas"
+    yield (
+        f"{section.floor} to {section.max} replicas: {section.floor} take the growth of "
+        f"{section.growth_rps_per_minute:g} requests/s per minute until another has started"
+    )
+
+
+def autoscaling_problems(context: RuleContext) -> Iterator[Problem]:
+    """Check that autoscaled replicas have a gateway, one node each, and a floor below their maximum."""
+    profile, section = context.profile, context.profile.kubernetes.autoscaling
+    if section is None:
+        return
+    location = context.location("kubernetes", "autoscaling")
+    if profile.replicas == 1 or profile.layout.nodes.value > 1:
+        hint = "`--set replicas=2`; the autoscaler replaces the number"
+        yield Problem("autoscaling needs replicas of one node behind a gateway", location, hint)
+    if section.floor > section.max:
+        yield Problem(
+            f"`growth_rps_per_minute` needs {section.floor} replicas while another starts, and `max` is {section.max}",
+            location,
+            "raise `max`, or shorten the start: see `deploy status NAME`",
+        )

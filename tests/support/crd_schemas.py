@@ -1,0 +1,28 @@
+"""Published schemas of custom resources, against which rendered objects are checked."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+_SAMPLES = Path(__file__).parents[1] / "samples"
+
+
+def _strict(schema: Any) -> Any:  # noqa: ANN401 - JSON
+    """A schema that refuses fields that the API server would drop without a word."""
+    if isinstance(schema, list):
+        return [_strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _strict(value) for key, value in schema.items()}
+    if "properties" in schema and "additionalProperties" not in schema:
+        made["additionalProperties"] = False
+    return made
+
+
+def check_crd(manifest: dict[str, Any], project: str, version: str) -> None:
+    """Check an object against the schema of that version of a project. Raises jsonschema.ValidationError."""
+    schema = json.loads(gzip.decompress((_SAMPLES / project / f"{version}.json.gz").read_bytes()))
+    jsonschema.Draft202012Validator(_strict(schema)).validate(manifest)
