@@ -3,6 +3,9 @@
 The command `kernels tune` is the function `command` in `orchestrator/cli/kernels/tune.py`, which is imported when the
 command is run. Its text is the first sentence of the function's docstring; a test compares the two. `kernels` is a
 group: it has no module, and its text is its whole help.
+
+A command passes its options to one function. If several functions need them, or a run saves them to be repeated, it
+passes one object, such as `UpRequest` or `SweepRequest`.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,8 @@
-"""Attributes that are imported at their first use, each named as `module:attribute`."""
+"""Attributes that are imported at their first use, each named as `module:attribute`.
+
+Imports stand at the top of modules, with three exceptions: commands (`cli/commands.py`); what a runtime does with a
+plan, which `deploy status` does not need; and single imports inside functions, each with its cost or its reason.
+"""
 
 from functools import cache
 from importlib import import_module
