@@ -115,13 +115,11 @@ def server_processes(marks: ProcessMarkers) -> tuple[Process, ...]:
 
 def tokens(program: str) -> frozenset[str]:
     """Return the server tokens of this user's processes with `program` in their command line."""
-    found = set()
-    for process in _all():
-        folder = _PROC / f"{process.pid}"
+    found, name = set(), f"{VARIABLE}=".encode()
+    for folder in _folders():
         with suppress(OSError):
-            if folder.stat().st_uid == os.geteuid() and program in (folder / "cmdline").read_text("utf-8", "replace"):
+            if program.encode() in (folder / "cmdline").read_bytes() and folder.stat().st_uid == os.geteuid():
                 environ = (folder / "environ").read_bytes().split(b"\0")
-                name = f"{VARIABLE}=".encode()
                 found |= {os.fsdecode(each.removeprefix(name)) for each in environ if each.startswith(name)}
     return frozenset(found)
 
@@ -140,9 +138,13 @@ def _bears(pid: int, marks: ProcessMarkers) -> bool:
 
 
 def _all() -> Iterator[Process]:
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (process := read_process(int(entry.name))) is not None:
+    for folder in _folders():
+        if (process := read_process(int(folder.name))) is not None:
             yield process
+
+
+def _folders() -> Iterator[Path]:
+    return (entry for entry in _PROC.iterdir() if entry.name.isdigit())
 
 
 def _boot() -> str:

@@ -244,6 +244,16 @@ def _run(begins: int) -> int:
     return 0
 
 
+def _warm_up() -> None:
+    """Read what every command reads: the known issues, the signatures of failures, the templates."""
+    from orchestrator.core.catalog import Catalog
+    from orchestrator.diagnose.signatures import load_catalog
+    from orchestrator.planner.planning import load, render_artifacts
+
+    render_artifacts(load("cpu-tiny", catalog=Catalog.shipped()).plan)
+    load_catalog()
+
+
 def _line(stream: socket.socket) -> bytes:
     """One line, byte by byte: what follows is for the next look."""
     line = b""
@@ -257,6 +267,7 @@ def _line(stream: socket.socket) -> bytes:
 if __name__ == "__main__":
     for module in _PRELOADED:
         importlib.import_module(module)
+    _warm_up()
     gc.freeze()
     with _Server(f"{sys.argv[1]}.new", _Request) as server:
         Path(f"{sys.argv[1]}.new").rename(sys.argv[1])  # a socket is there before it listens
