@@ -84,7 +84,8 @@ def _fabric_of_cluster(plan: Plan, home: Home, baseline: Path | None, save: Path
     if len(nodes) > 1:
         return _fabric(plan, nodes, home, baseline, save).findings
     salloc = f"`salloc --nodes={max(plan.layout.nodes, 2)}`"
-    hint = f"`deploy preflight PROFILE --host A --host B`; on Slurm {salloc}, and then this command again"
+    runtime = " --runtime docker" if runtime_class(plan.runtime).cluster_managed else ""
+    hint = f"`deploy preflight PROFILE{runtime} --host A --host B`; on Slurm {salloc}, and then this command again"
     return (not_checked("fabric", "no nodes named", "the network between the nodes", hint),)
 
 
@@ -92,6 +93,8 @@ def _fabric(
     plan: Plan, nodes: Sequence[FabricNode], home: Home, baseline: Path | None, save: Path | None
 ) -> PreflightReport:
     known = read_baseline(baseline) if baseline else None
+    if save and not save.absolute().parent.is_dir():  # found before the measurement, not after it
+        raise UsageError(f"cannot write `{save}`: no such directory", hint=f"`mkdir -p {save.parent}`")
     report, found = preflight_fabric(plan, nodes, home, read_networks(Catalog.of(home)), known)
     if save:
         save_baseline(save, found)

@@ -87,31 +87,39 @@ def read_fabric_nics(plan: Plan, nodes: Sequence[FabricNode]) -> dict[str, dict[
 def _of_fabric(plan: Plan, nics: Sequence[Nic]) -> Iterator[Nic]:
     """Yield the NICs that NCCL_IB_HCA names, else the fastest of the most numerous vendor, and those without a link."""
     variable = next((each.value for each in plan.env if each.name == "NCCL_IB_HCA"), "")
-    named = {word.partition(":")[0] for word in variable.split(",") if word}
-    vendor = Counter(nic.vendor for nic in nics).most_common(1)
-    rate = max((nic.gbits for nic in nics if nic.vendor == vendor[0][0]), default=0) if nics else 0
+    vendor = Counter(nic.vendor for nic in nics).most_common(1)[0][0] if nics else ""
+    rate = max((nic.gbits for nic in nics if nic.vendor == vendor), default=0)
     for nic in nics:
-        if nic.name in named or (not named and nic.vendor == vendor[0][0] and (nic.gbits == rate or not nic.active)):
+        if _is_named(nic, variable) if variable else nic.vendor == vendor and (nic.gbits == rate or not nic.active):
             yield nic
+
+
+def _is_named(nic: Nic, variable: str) -> bool:
+    """Return whether NCCL uses a NIC: the value has prefixes of names, after `=` whole names, after `^` the others."""
+    names = [word.partition(":")[0] for word in variable.lstrip("^=").split(",")]
+    found = nic.name in names if "=" in variable[:2] else nic.name.startswith(tuple(names))
+    return found != variable.startswith("^")
 
 
 def fabric_findings(fabric: Fabric) -> Iterator[Finding]:
     """Run every check of the fabric; then `fabric.figures` has the measured figures."""
-    if not fabric.all_nics:
-        hint = "load the driver of the NICs; `ibv_devices` lists them"
-        level = info if fabric.plan.hardware.vendor == "cpu" else None
-        needed = "RDMA NICs between the nodes"
-        yield (
-            level("nics", "none: the nodes talk over TCP", needed)
-            if level
-            else warn("nics", "none on any node", needed, hint)
-        )
+    yield from compare_nics(fabric)
+    if fabric.all_nics:
+        yield from write_bandwidth(fabric)
+    yield from all_reduce(fabric)
+
+
+def compare_nics(fabric: Fabric) -> Iterator[Finding]:
+    """Run the checks that measure nothing."""
+    needed = "RDMA NICs between the nodes"
+    if not fabric.all_nics and fabric.plan.hardware.vendor == "cpu":
+        yield info("nics", "none: the nodes talk over TCP", needed)
+    elif not fabric.all_nics:
+        yield warn("nics", "none on any node", needed, "load the driver of the NICs; `ibv_devices` lists them")
     else:
         yield from nics_agree(fabric)
         yield from gid_rows(fabric.plan, fabric.nics)
         yield from firmware(fabric)
-        yield from write_bandwidth(fabric)
-    yield from all_reduce(fabric)
 
 
 def nics_agree(fabric: Fabric) -> Iterator[Finding]:

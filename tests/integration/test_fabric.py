@@ -148,9 +148,16 @@ def test_the_front_network_is_no_part_of_the_fabric(trees: tuple[Path, Path]) ->
     found, figures = checked(trees)
     assert found["nics"].level is Level.INFO
     assert {*figures.write_gbits} == {"ionic_0", "ionic_1"}
-    named, figures = checked(trees, NCCL_IB_HCA="ionic_1:1")
-    assert named["nics"].level is Level.INFO
-    assert {*figures.write_gbits} == {"ionic_1"}
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [("ionic_1:1", {"ionic_1"}), ("ionic", {"ionic_0", "ionic_1"}), ("^ionic_0", {"ionic_1"}), ("=ionic", set())],
+)
+def test_the_plan_names_the_nics(trees: tuple[Path, Path], value: str, names: set[str]) -> None:
+    found, figures = checked(trees, NCCL_IB_HCA=value)
+    assert {*figures.write_gbits} == names
+    assert (found["nics"].level is Level.INFO) == bool(names)
 
 
 @pytest.mark.parametrize(
