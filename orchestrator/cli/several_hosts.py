@@ -97,16 +97,16 @@ def on_each(
         ignore_sigpipe()  # it is unknown when the command on a host begins to change something
     words = _words(verb, args, params, place)
     results = run_on_hosts(nodes, words, parallel=params.get("parallel"))
+    as_json = params.get("json")
+    for each in () if as_json else results:
+        for line in each.output.splitlines():
+            print_data(f"{each.node.label}: {line}")
     report = _fabric(nodes, params) if verb == "preflight" else None
-    if params.get("json"):
+    if as_json:
         fabric = {"fabric": report.to_dict()} if report else {}
         print_json({**{each.node.label: _read(each.output) for each in results}, **fabric})
-    else:
-        for each in results:
-            for line in each.output.splitlines():
-                print_data(f"{each.node.label}: {line}")
-        if report:
-            print_data(report.to_text(width=terminal_width()))
+    elif report:
+        print_data(report.to_text(width=terminal_width()))
     say(outcome_table(results, width=terminal_width(sys.stderr)))
     if report and not report.ready:
         sys.exit(max(HostError.exit_code, *(each.exit_code for each in results)))
@@ -115,7 +115,7 @@ def on_each(
 
 def _fabric(nodes: Sequence[Node], params: Mapping[str, Any]) -> "PreflightReport | None":
     """Return the report about the network between the hosts, if the plan needs one."""
-    from orchestrator.cli.preflight import fabric_of_hosts  # noqa: PLC0415 - slow, and for one command
+    from orchestrator.cli.fabric import fabric_of_hosts  # noqa: PLC0415 - slow, and for one command
 
     return fabric_of_hosts({node.label: node.url for node in nodes}, params)
 

@@ -13,7 +13,6 @@ from orchestrator.hosts.fabric_measure import (
     FabricNode,
     NotMeasuredError,
     all_reduce_gbytes,
-    on_all,
     write_gbits,
 )
 from orchestrator.hosts.nics import Nic, nic_survey, read_nics
@@ -77,7 +76,7 @@ class Fabric:
 
 def read_fabric_nics(plan: Plan, nodes: Sequence[FabricNode]) -> dict[str, dict[str, Nic]]:
     """Return the NICs of each node that connect it to the others. Raises HostError if a node does not answer."""
-    surveys = on_all(nodes, lambda _, node: read_nics(survey(node.runner, {"nics": nic_survey()})["nics"].text))
+    surveys = [read_nics(survey(node.runner, {"nics": nic_survey()})["nics"].text) for node in nodes]
     return {
         node.name: {nic.name: nic for nic in _of_fabric(plan, found)}
         for node, found in zip(nodes, surveys, strict=True)

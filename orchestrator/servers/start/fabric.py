@@ -1,28 +1,26 @@
 """Preflight of the fabric between the nodes of a plan."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from itertools import pairwise
 
-from orchestrator.core.errors import HostError
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.paths import Home
-from orchestrator.hosts.fabric import Fabric, fabric_findings, read_fabric_nics
+from orchestrator.hosts.fabric import Fabric, compare_nics, fabric_findings, read_fabric_nics
 from orchestrator.hosts.fabric_baseline import FabricBaseline
 from orchestrator.hosts.fabric_measure import FabricNode
-from orchestrator.hosts.report import PreflightReport
+from orchestrator.hosts.head_address import head_address
+from orchestrator.hosts.report import Finding, PreflightReport
 from orchestrator.hosts.ssh import ssh_runner
-from orchestrator.plan.networks import Network
+from orchestrator.hosts.survey import Runner
 from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import read_networks
 from orchestrator.runtimes import runtime_class
-
-# The address at which ssh reached this node: client, its port, server, its port (ssh(1), ENVIRONMENT).
-_ADDRESS: Final = ("sh", "-c", 'set -- $SSH_CONNECTION; echo "$3"')
 
 
 def preflight_fabric(
     plan: Plan,
     nodes: Sequence[FabricNode],
     home: Home,
-    networks: Mapping[str, Network],
     baseline: FabricBaseline | None,
 ) -> tuple[PreflightReport, FabricBaseline]:
     """Run every check of the fabric; return the report and the figures. Raises HostError if a node does not answer."""
@@ -30,17 +28,29 @@ def preflight_fabric(
         plan=plan,
         nodes=nodes,
         nics=read_fabric_nics(plan, nodes),
-        networks=networks,
+        networks=read_networks(Catalog.of(home)),
         python=runtime_class(plan.runtime).engine_python(plan, home),
         baseline=baseline,
     )
     return PreflightReport(profile=plan.profile, findings=tuple(fabric_findings(fabric))), fabric.figures
 
 
-def ssh_node(name: str, url: str) -> FabricNode:
-    """Return a node by its ssh URL. Raises UsageError, HostError."""
-    runner = ssh_runner(url)
-    done = runner(_ADDRESS)
-    if not done.ok:
-        raise HostError(f"cannot reach `{url}` with ssh", details=f"  {done.stderr.strip()}")
-    return FabricNode(name=name, address=done.stdout.strip(), runner=runner)
+def compare_hosts(plan: Plan, runners: Mapping[str, Runner], home: Home) -> tuple[Finding, ...]:
+    """Compare the NICs of the hosts of a server, given by name, and measure nothing. Raises HostError."""
+    nodes = [FabricNode(name=name, address="", runner=runner) for name, runner in runners.items()]
+    nics, networks = read_fabric_nics(plan, nodes), read_networks(Catalog.of(home))
+    return tuple(compare_nics(Fabric(plan=plan, nodes=nodes, nics=nics, networks=networks, python=None, baseline=None)))
+
+
+def ssh_nodes(urls: Mapping[str, str]) -> list[FabricNode]:
+    """Return nodes by name and ssh URL, with the address at which the next node reaches each, all nodes the first.
+
+    Raises UsageError for another URL, HostError if a node does not reach another.
+    """
+    names, hosts = list(urls), list(urls.values())
+    addresses = [head_address(hosts[0], hosts[1:])] if len(hosts) > 1 else []
+    addresses += [head_address(host, [after]) for host, after in pairwise(hosts[1:])]
+    return [
+        FabricNode(name=name, address=address, runner=ssh_runner(host))
+        for name, host, address in zip(names, hosts, [*addresses, ""], strict=True)
+    ]

@@ -30,6 +30,7 @@ from orchestrator.runs.run_dir import read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef, Status
 from orchestrator.servers.servers import Servers, open_servers
+from orchestrator.servers.start.fabric import compare_hosts
 
 _PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds until the port of a stopped server is free, and between two checks
 
@@ -96,7 +97,8 @@ def preflight_host(
             for each, report in zip(host_ref.nodes, reports, strict=True)
             for finding in report.findings
         )
-        return PreflightReport(profile=plan.profile, findings=tuple(findings))
+        fabric = compare_hosts(plan, {each.remote or "": runner_for(each) for each in host_ref.nodes}, host_ref.home)
+        return PreflightReport(profile=plan.profile, findings=(*findings, *fabric))
     if kind.cluster_managed:
         return PreflightReport(profile=plan.profile, findings=tuple(kind.remote_checks(plan)))
     access = HostAccess(

@@ -11,7 +11,12 @@ from orchestrator.core.paths import data_root
 PACKAGE = data_root() / "orchestrator"
 STARTING = {"threading", "concurrent", "multiprocessing", "_thread"}
 # None of them runs in a process that holds signals: `status` holds none, the others are programs of their own.
-WITH_THREADS = {"servers/status.py", "runtimes/supervisor/main.py", "checkpoints/remote_fetch.py"}
+WITH_THREADS = {
+    "servers/status.py",
+    "runtimes/supervisor/main.py",
+    "checkpoints/remote_fetch.py",
+    "hosts/fabric_measure.py",
+}
 WITH_DEAF_THREADS = {
     "bench/in_thread.py",
     "checkpoints/read_ahead.py",
