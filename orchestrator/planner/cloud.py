@@ -120,7 +120,7 @@ def _refuse_unfit(asked: ResolvedProfile) -> None:
             Problem(f"`{plan.model.checkpoint.path}` is a local path", place(("model", "checkpoint", "path")), hint)
         )
     if plan.gateway is not None:
-        hint = "`--set replicas=1`; for more machines, set `replicas` in the broker's service file"
+        hint = "`--set replicas=1`; for more machines, set `replicas` or scaling in the broker's service file"
         problems.append(Problem(f"a rented machine runs 1 replica, not {plan.replicas}", place(("replicas",)), hint))
     if problems:
         raise ProfileError(f"cannot rent a machine for profile `{plan.profile}`", problems=problems)
