@@ -49,6 +49,15 @@ def test_the_newest_of_each_number_stands_behind_the_gateway_of_the_first_start(
     assert run_dirs([whole]) == [first, later]
 
 
+def test_a_run_that_only_removed_replicas_is_the_newest_and_hides_no_replica(first: Path, later: Path) -> None:
+    last = later.with_name("20260103T000000Z-cccccccc")
+    last.mkdir()
+    (last / "smoke.json").write_text("{}")
+    [whole] = joined([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
+    assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
+    assert (whole.run_dir, whole.log_dir) == (str(last), str(first))
+
+
 def test_servers_without_a_gateway_are_a_start_that_was_cut_off(later: Path) -> None:
     cut = join_replicas(None, [replica(later, 1)])
     assert joined([cut]) == [cut]
