@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from command_line import CommandLine
 from loopback_ssh import needs_sshd, ssh_server
-from patience import wait_for
+from patience import PATIENCE, wait_for
 from ports import free_port
 from standin import AITER, PACKAGE, engine_image, packages_of
 
@@ -23,7 +23,7 @@ from orchestrator.core.paths import Home
 from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.images.client import DockerCli
 
-pytestmark = [pytest.mark.engine, pytest.mark.docker, pytest.mark.slow, needs_sshd]
+pytestmark = [pytest.mark.engine, pytest.mark.docker, needs_sshd]
 
 NAME = f"wide-{os.getpid()}"
 RANK_0, RANK_1 = f"deploy-{NAME}", f"deploy-{NAME}--rank-1"
@@ -77,6 +77,7 @@ def scheduler(container: str) -> int:
     return int(pid)
 
 
+@pytest.mark.slow
 def test_a_server_on_two_hosts_from_up_to_down_through_the_hang_and_the_death_of_a_rank(
     deploy: CommandLine, hosts: tuple[str, str], docker_daemon: DockerCli, cpu_environment: Venv
 ) -> None:
@@ -121,3 +122,42 @@ def test_a_server_on_two_hosts_from_up_to_down_through_the_hang_and_the_death_of
     assert docker("ps", "--all", "--quiet", "--filter", f"name={NAME}") == ""
     assert "Scheduler or DataParallelController" in (run / "rank-1/server.log").read_text()  # it followed rank 0
     assert "NoneType" not in deploy.run("diagnose", NAME).stdout
+
+
+@pytest.fixture
+def up_scripted(scripted_image: str) -> list[str]:
+    """The command that starts the scripted engine as both ranks; it loads for ever."""
+    return up_words(scripted_image, "--set", "model.questions=null", "--set", "env.SCRIPTED_PAUSE=0,300")
+
+
+def is_clean() -> bool:
+    return docker("ps", "--all", "--quiet", "--filter", f"name={NAME}") == ""
+
+
+def test_ctrl_c_leaves_nothing_on_any_host(deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str]) -> None:
+    with deploy.running(*up_scripted, "--host", hosts[0], "--host", hosts[1]) as command:
+        command.wait_for("started `")
+        assert docker("ps", "--quiet", "--filter", f"name={NAME}").count("\n") == 1
+        code, said = command.end(signal.SIGINT)
+    assert code == 130, said
+    assert "Traceback" not in said
+    assert is_clean()
+
+
+def test_a_rank_that_ends_or_cannot_start_is_named_and_leaves_nothing(
+    deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str], scripted_image: str
+) -> None:
+    both = ("--host", hosts[0], "--host", hosts[1])
+    docker("create", "--name", RANK_1, scripted_image, "true")  # of somebody else
+    refused = deploy.run(*up_scripted, *both)
+    assert refused.returncode != 0
+    assert f"error: container `{RANK_1}` exists" in refused.stderr
+    docker("rm", RANK_1)
+    assert is_clean()
+    with deploy.running(*up_scripted, *both) as command:
+        command.wait_for("started `")
+        docker("kill", RANK_1)
+        _, said = command.process.communicate(timeout=PATIENCE)
+    assert command.process.returncode == 7
+    assert f"rank 1 on {hosts[1]} ended first: killed by SIGKILL" in said
+    assert is_clean()

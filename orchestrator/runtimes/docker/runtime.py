@@ -232,7 +232,7 @@ class DockerRuntime(Runtime):
         """Stop the container: wait `grace` seconds for running requests to drain, and save the log.
 
         Of several ranks only the first is asked. It tells the others: sglang crashes if another rank ends before it
-        (0.5.14). It is removed last, as its labels name the hosts of the others: a stop that failed can be repeated.
+        (0.5.14). A host that does not answer keeps no other rank from being stopped.
         """
         from orchestrator.runtimes.docker.creation import remove, unless_gone
 
@@ -242,9 +242,12 @@ class DockerRuntime(Runtime):
         with self._host.errors(), unless_gone():
             container.stop(timeout=math.ceil(grace))
         for rank in range(1, len(unit.rank_hosts) + 1):
-            self._stop_rank(
-                replace(unit, run_dir=str(rank_dir(Path(unit.run_dir), rank))), within=min(grace, _TOGETHER)
-            )
+            try:
+                self._stop_rank(_rank(unit, rank), within=min(grace, _TOGETHER))
+            except HostError as error:
+                host, called = unit.rank_hosts[rank - 1], container_name(unit.name, rank_name(rank))
+                hint = f"`docker --host {host} rm --force {called}` removes it"
+                warn(f"rank {rank} may still run: {error.message}", hint=hint)
         with self._host.errors(), unless_gone():
             self._keep_log(container, unit)
             remove(container)
