@@ -9,7 +9,7 @@ those with a PYTHONPATH of their own, as in test_planted_faults.py, have neither
 
 import sys
 
-if "sglang.launch_server" in sys.orig_argv:
+if sys.orig_argv[1:3] == ["-m", "sglang.launch_server"]:  # not the scripted engine
     import multiprocessing
     from multiprocessing.process import BaseProcess
     from typing import Any
