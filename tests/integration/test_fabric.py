@@ -12,6 +12,7 @@ from plan_samples import plan_of
 
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.fabric import Fabric, fabric_findings, read_fabric_nics
 from orchestrator.hosts.fabric_baseline import FabricBaseline, read_baseline, save_baseline
@@ -21,6 +22,7 @@ from orchestrator.hosts.report import Finding, Level
 from orchestrator.hosts.survey import local
 from orchestrator.plan.plan import EnvVar
 from orchestrator.planner.planning import read_networks
+from orchestrator.servers.start.fabric import compare_hosts
 
 NETWORKS = read_networks(Catalog.shipped())
 PLAN = plan_of(
@@ -122,6 +124,15 @@ def test_equal_nodes_pass_and_become_a_baseline(trees: tuple[Path, Path], tmp_pa
     slower, _ = checked(trees, baseline=read_baseline(tmp_path / "site.json"), figure="300.00")
     assert slower["ib_write_bw"].level is Level.WARN
     assert slower["ib_write_bw"].found == "ionic_0 300 of 391.5, ionic_1 300 of 391.5 Gb/s"
+
+
+def test_a_start_on_several_hosts_compares_and_measures_nothing(trees: tuple[Path, Path], tmp_path: Path) -> None:
+    def asked(tree: Path, argv: Sequence[str]) -> CompletedProgram:
+        assert argv[0] == "sh"
+        return run(tree, "", argv)
+
+    found = compare_hosts(PLAN, {tree.name: partial(asked, tree) for tree in trees}, Home(tmp_path))
+    assert [finding.check for finding in found] == ["nics", "gid", "nic firmware"]
 
 
 def test_a_nic_that_one_node_lacks_and_a_link_that_is_down(tmp_path: Path) -> None:
