@@ -95,11 +95,12 @@ def test_what_the_image_was_found_to_hold_changes_no_record(plan: Plan) -> None:
 
 def test_containers_of_one_name_are_one_server(plan: Plan, tmp_path: Path) -> None:
     first, second = replica_plans(plan)
+    run = tmp_path / "1"  # beside it, other runs of the name are looked for
     found = runtime(
         tmp_path,
-        labels_of(second, tmp_path, "replica-2"),
-        labels_of(plan, tmp_path),
-        labels_of(first, tmp_path, "replica-1"),
+        labels_of(second, run, "replica-2"),
+        labels_of(plan, run),
+        labels_of(first, run, "replica-1"),
     ).find()
     assert [(each.role, each.number, each.state.status) for each in found] == [
         (Role.GATEWAY, 1, Status.RUNNING),
@@ -108,7 +109,7 @@ def test_containers_of_one_name_are_one_server(plan: Plan, tmp_path: Path) -> No
     ]
     found = servers_of(found)
     assert [(each.url, each.plan_digest, each.run_dir) for each in found] == [
-        ("http://127.0.0.1:30000", plan.digest, str(tmp_path))
+        ("http://127.0.0.1:30000", plan.digest, str(run))
     ]
     assert [server.url for server in found[0].replicas] == ["http://127.0.0.1:30008", "http://127.0.0.1:30016"]
 
