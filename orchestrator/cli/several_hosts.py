@@ -17,7 +17,6 @@ from orchestrator.core.console import print_data, print_json, say, terminal_widt
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.streams import ignore_sigpipe
-from orchestrator.runs.run_dir import require_plan
 
 if TYPE_CHECKING:
     from orchestrator.hosts.report import PreflightReport
@@ -74,6 +73,7 @@ def is_one_server(verb: str, params: Mapping[str, Any]) -> bool:
 def _planned_nodes(params: Mapping[str, Any]) -> int:
     from orchestrator.planner.lock import lock_path, read_lock  # noqa: PLC0415 - most commands have no plan
     from orchestrator.planner.planning import read_profile  # noqa: PLC0415 - see above
+    from orchestrator.runs.run_dir import require_plan  # noqa: PLC0415 - see above
     from orchestrator.servers.rollback import named_run  # noqa: PLC0415 - see above
 
     home, profile = Home.from_environment(), params["profile"]
