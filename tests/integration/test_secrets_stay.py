@@ -96,7 +96,7 @@ def test_a_key_that_a_server_tells_comes_out_nowhere(deploy: CommandLine, tmp_pa
 @pytest.mark.parametrize("key", ["cpu-tiny", "null", "true"])
 def test_a_key_may_be_a_word_of_the_command_and_of_json(key: str, tmp_path: Path) -> None:
     """What `restart` reads is as it was written, and `--json` prints JSON."""
-    deploy = CommandLine(Home(tmp_path / "home"), {"WORD": key})
+    deploy = CommandLine(Home(tmp_path / "home"), {"WORD": key, "DOCKER_HOST": "unix:///nonexistent"})
     settings = ("server.api_key_env=WORD", f"server.port={free_port()}", f"engine.python={ENGINE}")
     sets = [word for setting in (*settings, "model.questions=null") for word in ("--set", setting)]
     try:
