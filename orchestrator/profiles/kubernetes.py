@@ -44,7 +44,7 @@ class Autoscaling(StrictModel):
 
     max: int = Field(ge=2, le=64, description="most replicas")
     prometheus: Text = Field(pattern=r"^https?://", description="URL of Prometheus")
-    start_seconds: int = Field(ge=1, description="last start; see `deploy status NAME`")
+    start_seconds: int = Field(ge=1, description="last start; see `deploy status`")
     growth_rps_per_minute: float = Field(ge=0, description="fastest growth of requests/s")
     replica_rps: float = Field(gt=0, description="requests/s of one replica; see `deploy bench`")
     waiting_requests: float = Field(default=5, gt=0, description="waiting requests per replica")

@@ -74,5 +74,5 @@ def autoscaling_problems(context: RuleContext) -> Iterator[Problem]:
         yield Problem(
             f"`growth_rps_per_minute` needs {section.floor} replicas while another starts, and `max` is {section.max}",
             location,
-            "raise `max`, or shorten the start: see `deploy status NAME`",
+            "raise `max`, or shorten the start: see `deploy status`",
         )
