@@ -1,6 +1,5 @@
 """The monitoring files: YAML for Prometheus and JSON for Grafana, reproducible byte for byte."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,9 +71,7 @@ def _monitor(
         {"targetLabel": label, "replacement": value} for label, value in own.items()
     ]
     if replica is not None:
-        # Prometheus replaces all other characters of a label with `_`.
-        told = f"__meta_kubernetes_pod_label_{re.sub('[^A-Za-z0-9_]', '_', replica)}"
-        relabelings += [{"sourceLabels": [told], "targetLabel": label} for label in ("replica", "instance")]
+        relabelings += [{"sourceLabels": [replica], "targetLabel": label} for label in ("replica", "instance")]
     endpoint = {
         "port": port,
         "path": endpoints.METRICS,

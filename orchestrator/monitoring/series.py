@@ -50,6 +50,11 @@ class MonitoredServer:
         return self.plan.replicas
 
     @property
+    def min_servers(self) -> int | None:
+        """The fewest replicas that an autoscaler keeps; None without one."""
+        return self.pods.min_replicas if self.pods else None
+
+    @property
     def each(self) -> str:
         """The labels that distinguish replicas."""
         return "server" if self.servers == 1 else "server, replica"

@@ -17,6 +17,7 @@ def rendered(template: str, server: MonitoredServer) -> str:
         "every": EVERY,
         "each": server.each,
         "servers": server.servers,
+        "min_servers": server.min_servers,
         "dp": server.plan.layout.dp,
         "speculates": server.speculates,
         "gateway_is_scraped": server.gateway_is_scraped,

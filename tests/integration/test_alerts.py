@@ -1,8 +1,12 @@
 """The rules of `deploy monitoring`, by Prometheus's own promtool: each alert fires by its fault, and only it."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from cluster_samples import HOST_PATH, MONITORED
 from prometheus import firing, missing, monitoring_request, promtool
 
 from orchestrator.core.paths import Home
@@ -200,3 +204,94 @@ def test_a_fault_of_one_of_several_or_of_their_gateway_is_told_by_its_alert_and_
 ) -> None:
     series, after, told = FAULTS_OF_SEVERAL[fault]
     firing(rules_of_several, PAIR | series, after=(after,), alerts=sorted(told))
+
+
+SCALED = "mi355x-tp4x2"  # its autoscaler keeps three replicas or more, whatever `replicas` is
+AUTOSCALING = (
+    "runtime=kubernetes",
+    "engine.image=a/b:1",
+    HOST_PATH,
+    MONITORED,
+    "kubernetes.autoscaling.max=8",
+    "kubernetes.autoscaling.prometheus=http://prometheus:9090",
+    "kubernetes.autoscaling.start_seconds=300",
+    "kubernetes.autoscaling.growth_rps_per_minute=1",
+    "kubernetes.autoscaling.replica_rps=4",
+)
+
+
+@dataclass(frozen=True)
+class Autoscaled:
+    """The rules of an autoscaled server, and what its PodMonitor makes of the labels of a pod."""
+
+    rules: Path
+    relabelings: list[dict[str, Any]]
+
+    def pod(self, number: int, **changed: str) -> dict[str, str]:
+        """What Prometheus stores of one pod, whose labels are those of all: an hour of it, busy but for `changed`."""
+        found = {
+            "__meta_kubernetes_pod_name": f"{SCALED}--replica-5d8f-{number}",
+            "__meta_kubernetes_pod_label_deploy_part": "replica",
+        }
+        labels = {
+            each["targetLabel"]: found[each["sourceLabels"][0]] if "sourceLabels" in each else each["replacement"]
+            for each in self.relabelings
+        }
+        own = ",".join(f'{label}="{value}"' for label, value in labels.items())
+        values = {
+            name.replace(OF, own): changed.get(name.removeprefix("sglang:").split("{")[0], values)
+            for name, values in BUSY.items()
+            if name.startswith("sglang:") and 'dp_rank="1"' not in name
+        }
+        return {f"up{{{own}}}": "1x240", **values}
+
+    def firing(self, *pods: dict[str, str], alerts: tuple[str, ...], running: int) -> None:
+        """Fail unless these alerts fire after 17 minutes, and so many requests are recorded as running."""
+        answering = {health(number): "1x240" for number in range(sum("1x240" in pod.values() for pod in pods))}
+        gateway = {GATEWAY: "1x240", answers(200): "0+72x240", **answering}
+        series = {name: values for pod in (gateway, *pods) for name, values in pod.items()}
+        recorded = {"sum(deploy:requests_running)": running}
+        firing(self.rules, series, after=("17m",), alerts=alerts, values=recorded)
+
+
+@pytest.fixture(scope="module")
+def autoscaled(tmp_path_factory: pytest.TempPathFactory) -> Autoscaled:
+    folder = tmp_path_factory.mktemp("autoscaled")
+    asked = monitoring_request(profile=SCALED, overrides=AUTOSCALING)
+    files = {file.path: file.content for file in monitoring_files(monitored(asked, Home(folder)))}
+    monitor, _, rules = yaml.safe_load_all(files[f"{SCALED}.monitor.yml"])
+    path = folder / "rules.yml"
+    path.write_text(yaml.safe_dump(rules["spec"]))
+    return Autoscaled(path, monitor["spec"]["podMetricsEndpoints"][0]["relabelings"])
+
+
+ONE_HANGS = {"realtime_tokens_total": "0+9000x40 360000x200"}
+
+
+def test_the_pods_of_one_deployment_are_counted_each_by_itself(autoscaled: Autoscaled) -> None:
+    pods = [autoscaled.pod(number) for number in range(3)]
+    autoscaled.firing(*pods, alerts=(), running=72)
+
+
+def test_one_that_hangs_among_the_pods_of_one_deployment_is_told(autoscaled: Autoscaled) -> None:
+    pods = [autoscaled.pod(1), autoscaled.pod(2), autoscaled.pod(3, **ONE_HANGS)]
+    autoscaled.firing(*pods, alerts=("DeployRankDead",), running=72)
+
+
+def test_a_pod_that_the_autoscaler_adds_and_that_does_not_answer_yet_is_no_fault(autoscaled: Autoscaled) -> None:
+    added = {name: "0x240" for name in autoscaled.pod(4) if name.startswith("up{")}
+    autoscaled.firing(*(autoscaled.pod(number) for number in range(3)), added, alerts=(), running=72)
+
+
+@pytest.mark.parametrize("up", ["0x240", "_x240"])
+def test_fewer_than_the_floor_of_the_autoscaler_are_told(autoscaled: Autoscaled, up: str) -> None:
+    gone = {name: up for name in autoscaled.pod(3) if name.startswith("up{")}
+    autoscaled.firing(autoscaled.pod(1), autoscaled.pod(2), gone, alerts=("DeployReplicaDown",), running=48)
+
+
+def test_a_floor_of_one_needs_no_alert_of_its_own(tmp_path: Path) -> None:
+    """That none answers is `DeployServerDown`."""
+    settings = (*AUTOSCALING, "kubernetes.autoscaling.growth_rps_per_minute=0")
+    files = monitoring_files(monitored(monitoring_request(profile=SCALED, overrides=settings), Home(tmp_path)))
+    text = next(file.content for file in files if file.path.endswith(".monitor.yml")).decode()
+    assert ("DeployServerDown" in text, "DeployReplicaDown" in text) == (True, False)

@@ -36,14 +36,29 @@ def promtool(*words: str | Path) -> str:
     return done.stdout
 
 
-def firing(rules: Path, series: Mapping[str, str], *, after: Sequence[str], alerts: Sequence[str]) -> None:
-    """Fail unless these alerts fire, and no others, when `series` have been scraped every 15 s so long, each time."""
+def firing(
+    rules: Path,
+    series: Mapping[str, str],
+    *,
+    after: Sequence[str],
+    alerts: Sequence[str],
+    values: Mapping[str, float] | None = None,
+) -> None:
+    """Fail unless these alerts fire, and no others, when `series` have been scraped every 15 s so long, each time.
+
+    `values` are the numbers of expressions without labels at the last of these times.
+    """
     samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in alerts]
     asked = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    numbers = [
+        {"expr": expression, "eval_time": after[-1], "exp_samples": [{"labels": "{}", "value": value}]}
+        for expression, value in (values or {}).items()
+    ]
+    fires = [{"expr": asked, "eval_time": time, "exp_samples": samples} for time in after]
     case = {
         "interval": "15s",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "promql_expr_test": [{"expr": asked, "eval_time": time, "exp_samples": samples} for time in after],
+        "input_series": [{"series": name, "values": scraped} for name, scraped in series.items()],
+        "promql_expr_test": [*fires, *numbers],
     }
     file = rules.with_name("case.yml")
     tests = {"rule_files": [rules.name], "evaluation_interval": "15s", "tests": [case]}

@@ -14,13 +14,18 @@ from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, render_units, server_command
 from orchestrator.runtimes.base import HostRef, PodTargets, PreparedRun
 from orchestrator.runtimes.image import has_image, image_of
-from orchestrator.runtimes.kubernetes.autoscaling import autoscaling_problems
+from orchestrator.runtimes.kubernetes.autoscaling import autoscaling_of, autoscaling_problems
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, image_problems
 from orchestrator.runtimes.kubernetes.gateway import ANY_ADDRESS, command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 from orchestrator.runtimes.kubernetes.pod import METRICS_PORT, PORT, cluster_of, model_path
 from orchestrator.runtimes.kubernetes.record import REPLICA, ROLE, object_name, selected
-from orchestrator.runtimes.labels import GATEWAY, PART
+from orchestrator.runtimes.labels import GATEWAY
+
+# Labels of a discovered pod: its name, and the label `deploy.part` with a `_` for each character that Prometheus does
+# not allow (prometheus.io/docs/prometheus/latest/configuration/configuration, kubernetes_sd_config, role pod).
+_POD_NAME: Final = "__meta_kubernetes_pod_name"
+_POD_REPLICA: Final = "__meta_kubernetes_pod_label_deploy_part"
 
 
 def weights_have_a_place(context: RuleContext) -> Iterator[Problem]:
@@ -133,14 +138,19 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:  # noqa: AR
 
 
 def monitoring_targets(plan: Plan, name: str) -> PodTargets:
-    """Return the pods of the replicas, not of the gateway: the replicas share the role label."""
-    several = plan.gateway is not None
+    """Return the pods of the replicas, not of the gateway: the replicas share the role label.
+
+    Autoscaled replicas are the pods of one Deployment, so only their names differ.
+    """
+    several, autoscaling = plan.gateway is not None, autoscaling_of(plan)
+    label = _POD_NAME if autoscaling else _POD_REPLICA
     return PodTargets(
         namespace=cluster_of(plan).namespace,
         labels=selected(name) | ({ROLE: REPLICA} if several else {}),
         port=PORT,
         called=object_name(name),
-        replica=PART if several else None,
+        replica=label if several else None,
+        min_replicas=autoscaling.floor if autoscaling else None,
         gateway=selected(name, GATEWAY) if several and cluster_of(plan).allowed_scrapers else None,
         gateway_port=METRICS_PORT,
     )
