@@ -20,7 +20,7 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.diagnose.match import diagnose
 from orchestrator.diagnose.report import DiagnosisOutput
 from orchestrator.plan.plan import NAME
-from orchestrator.runs.run_dir import known_names, latest_run, note_request
+from orchestrator.runs.run_dir import known_names, latest_run, latest_runs, note_request
 from orchestrator.servers.logs import saved_log
 from orchestrator.servers.servers import dead_processes, exit_problem, open_servers
 from orchestrator.servers.status import statuses
@@ -99,7 +99,7 @@ def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterat
 
 
 def _last_started(home: Home) -> str:
-    runs = {name: run.path.name for name in known_names(home) if (run := latest_run(home, name))}
+    runs = latest_runs(home)
     if not runs:
         raise UsageError("no run found", hint="pass a log file: `deploy diagnose server.log`")
-    return max(runs, key=lambda name: runs[name])
+    return max(runs, key=lambda run: run.path.name).path.parent.name

@@ -13,7 +13,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import ImageReference, UnsafeValueError
 from orchestrator.render.cloud.launchers import LAUNCHERS
-from orchestrator.runs.run_dir import known_names, runs_of
+from orchestrator.runs.run_dir import known_names, runs_by_name
 from orchestrator.runtimes import REGISTRY
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")
@@ -42,7 +42,7 @@ def run_names(incomplete: str) -> list[str]:
     """Complete the runs of this home, as `NAME/RUN`."""
     with suppress(Exception):
         home = Home.from_environment()
-        found = [f"{name}/{run.path.name}" for name in known_names(home) for run in runs_of(home, name)]
+        found = [f"{name}/{run.path.name}" for name, runs in runs_by_name(home).items() for run in runs]
         return [text for text in found if text.startswith(incomplete) and _RUN.fullmatch(text)]
     return []
 

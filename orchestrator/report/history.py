@@ -5,13 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, Point
 from orchestrator.bench.result_files import load_result
-from orchestrator.core.console import format_duration, table
+from orchestrator.core.console import format_duration, table, warn
 from orchestrator.core.errors import DeployError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.runs.run_dir import (
@@ -23,6 +24,7 @@ from orchestrator.runs.run_dir import (
     known_names,
     not_started,
     require_name,
+    runs_by_name,
     runs_of,
 )
 from orchestrator.runtimes.base import EXIT_FILE, Status
@@ -76,14 +78,18 @@ def history(servers: Servers, name: str | None, measured: Sequence[BenchResult])
 
     `name` selects one server. Raises StartError if it has no run.
     """
-    names = known_names(servers.home)
-    if name is not None:
+    if name is None:
+        found = runs_by_name(servers.home)
+        for each in sorted({*known_names(servers.home)} - found.keys()):
+            warn(f"cannot list the runs of `{each}`", hint=f"`deploy status {each}` says why")
+        runs = tuple(chain.from_iterable(found.values()))
+    else:
         require_name(name)
-        if not any(run.digest for run in runs_of(servers.home, name)):
+        runs = runs_of(servers.home, name)
+        if not any(run.digest for run in runs):
             raise not_started(servers.home, name, hint="`deploy history` lists all")
-        names = (name,)
     states = dict(_states(servers, name))
-    return tuple(start for each in names for start in _starts(servers, each, measured, states))
+    return tuple(_starts(servers, runs, measured, states))
 
 
 def history_table(starts: Iterable[RunSummary], *, width: int | None = None) -> str:
@@ -112,9 +118,9 @@ def _smoke_text(start: RunSummary) -> str:
 
 
 def _starts(
-    servers: Servers, name: str, measured: Sequence[BenchResult], states: Mapping[str, tuple[str, str]]
+    servers: Servers, runs: Iterable[RunDir], measured: Sequence[BenchResult], states: Mapping[str, tuple[str, str]]
 ) -> Iterator[RunSummary]:
-    for run in runs_of(servers.home, name):
+    for run in runs:
         if run.started is not None and run.digest:
             start, _ = summarize_run(run, measured)
             status, running = states.get(_real(run.path), ("", ""))

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -218,12 +219,15 @@ def write_error(home: Home, error: OSError) -> HostError:
 
 
 def latest_run(home: Home, name: str) -> RunDir | None:
-    """Return the newest run directory of a name, None if there is none."""
+    """Return the newest run directory of a name, None if there is none. Raises HostError as `runs_of` does."""
     return next(iter(runs_of(home, name)), None)
 
 
 def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
-    """Return the run directories of a name, newest first. Links are left out: they lead to folders of others."""
+    """Return the run directories of a name, newest first. Links are left out: they lead to folders of others.
+
+    Raises HostError if the folder of the name cannot be listed.
+    """
     if not NAME.match(name):  # a path, perhaps
         return ()
     folder = home.runs / FileName(name)
@@ -231,6 +235,23 @@ def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
         return ()
     found = (path for path in subfolders(folder) if "-" in path.name and not path.name.startswith("."))
     return tuple(map(RunDir, sorted(found, reverse=True)))
+
+
+def runs_by_name(home: Home) -> dict[str, tuple[RunDir, ...]]:
+    """Return the run directories of each name, newest first.
+
+    A name is omitted if its folder cannot be listed: another user, or `sudo`, may have made it.
+    """
+    found = {}
+    for name in known_names(home):
+        with contextlib.suppress(HostError):
+            found[name] = runs_of(home, name)
+    return found
+
+
+def latest_runs(home: Home) -> tuple[RunDir, ...]:
+    """Return the newest run directory of each name, as `runs_by_name` finds them."""
+    return tuple(runs[0] for runs in runs_by_name(home).values() if runs)
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -244,7 +265,8 @@ def subfolders(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise HostError(f"cannot list `{folder}`: {error.strerror}", hint="set DEPLOY_HOME") from error
+        hint = f"`{quote(['ls', '-ld', str(folder)])}` shows its owner; another home is set with DEPLOY_HOME"
+        raise HostError(f"cannot list `{folder}`: {error.strerror}", hint=hint) from error
 
 
 def runs_with_smoke(home: Home, name: str) -> Iterator[RunDir]:
@@ -325,8 +347,8 @@ def find_run(home: Home, text: str) -> RunDir | None:
     if (Path(text) / "plan.json").is_file():
         return RunDir(Path(text).absolute())
     name, _, run = text.rpartition("/")
-    names = (name,) if name else known_names(home)
-    found = (each for known in names for each in runs_of(home, known) if each.path.name == run)
+    candidates = runs_of(home, name) if name else chain.from_iterable(runs_by_name(home).values())
+    found = (each for each in candidates if each.path.name == run)
     return next(found, None) if _RUN.fullmatch(run) else None
 
 

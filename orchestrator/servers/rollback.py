@@ -11,13 +11,12 @@ from orchestrator.runs.run_dir import (
     REQUEST_FILE,
     RunDir,
     find_run,
-    known_names,
     latest_run,
     not_started,
     note_request,
     require_name,
     require_version,
-    runs_of,
+    runs_by_name,
 )
 from orchestrator.servers.run_history import last_good_run, read_request, repeatable_request
 from orchestrator.servers.start.launch import UpResult
@@ -62,7 +61,7 @@ def request_from(run: RunDir) -> UpRequest:
 def named_run(home: Home, text: str) -> RunDir:
     """Find a run by its directory, `NAME/RUN` or `RUN`. Raises UsageError if there is none."""
     if (run := find_run(home, text)) is None:
-        known = [f"{name}/{each.path.name}" for name in known_names(home) for each in runs_of(home, name)[:5]]
+        known = [f"{name}/{each.path.name}" for name, runs in runs_by_name(home).items() for each in runs[:5]]
         raise UsageError(f"no run `{text}` found", hint=did_you_mean(text, known) or "`deploy history` lists them")
     return run
 

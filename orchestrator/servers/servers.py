@@ -20,8 +20,8 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runs.run_dir import (
     RunDir,
-    known_names,
     latest_run,
+    latest_runs,
     no_plan,
     note_request,
     read_plan,
@@ -177,7 +177,7 @@ class Servers:
 
     def _started_with(self, kind: str) -> bool:
         """Return whether a newest run of this home is of that runtime: a pod needs no Docker daemon."""
-        return any(runtime_of(latest_run(self.home, name)) == kind for name in known_names(self.home))
+        return any(runtime_of(run) == kind for run in latest_runs(self.home))
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def name_at(target: str, home: Home, *others: object) -> str:
     """
     if "://" not in target or any(others):
         return target
-    plans = (read_plan(latest_run(home, name)) for name in known_names(home))
+    plans = map(read_plan, latest_runs(home))
     if not any(plan is not None and plan.roles for plan in plans):
         return target  # most URLs: no runtime is asked
     url = target.rstrip("/").removesuffix("/v1").replace("//localhost", "//127.0.0.1")

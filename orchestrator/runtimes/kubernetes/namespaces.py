@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.core.paths import Home
 from orchestrator.plan.plan import NAME as SERVER_NAME
-from orchestrator.runs.run_dir import known_names, latest_run
+from orchestrator.runs.run_dir import runs_by_name
 from orchestrator.runtimes.base import EXIT_FILE
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.labels import PART
@@ -28,9 +28,9 @@ def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]
     """
     if name is not None and not SERVER_NAME.match(name):
         return ()
-    known = known_names(home)
-    runs = filter(None, (latest_run(home, each) for each in ((name,) if name in known else known)))
-    plans = (run.read_any("plan.json") for run in runs if name is not None or not (run.path / EXIT_FILE).is_file())
+    known = runs_by_name(home)
+    newest = (runs[0] for runs in ([known[name]] if name in known else known.values()) if runs)
+    plans = (run.read_any("plan.json") for run in newest if name is not None or not (run.path / EXIT_FILE).is_file())
     found = (plan["kubernetes"] for plan in plans if isinstance(plan.get("kubernetes"), dict))
     return tuple(
         sorted({Cluster(said.get("context") or "", said["namespace"]) for said in found if "namespace" in said})

@@ -126,6 +126,8 @@ class ProcessRuntime(Runtime):
 
     def state(self, unit: Unit) -> ServerState:
         try:
+            if not unit.runtime_id:
+                subfolders(Path(unit.run_dir))  # raises if the folder of the name cannot be listed, and says so
             record = read_record(Path(unit.run_dir))
         except HostError as error:
             return ServerState(status=Status.UNKNOWN, detail=f"{error.message}; {error.hint}")

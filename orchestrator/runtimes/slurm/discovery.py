@@ -5,6 +5,7 @@ its own job, and so has the gateway. Later runs may have replaced some replicas.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,11 +55,15 @@ class _Start:
 
 
 def _of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
-    """Return the units of the runs that are not over; if all are, of the last run unless it was stopped."""
+    """Return the units of the runs that are not over; if all are, of the last run unless it was stopped.
+
+    Of a folder that cannot be listed, these are the units in the queue; the process runtime lists it as unreadable.
+    """
     alive = {run_root(path) for path in live}
-    left, found, lost = set(alive), list[_Start](), list[Unit]()
-    run_dirs = set() if folder.is_symlink() else {*subfolders(folder)}
-    for top in sorted(alive | run_dirs, key=lambda path: path.name, reverse=True):
+    left, found, lost, run_dirs = set(alive), list[_Start](), list[Unit](), list[Path]()
+    with suppress(HostError):
+        run_dirs = [] if folder.is_symlink() else subfolders(folder)
+    for top in sorted(alive.union(run_dirs), key=lambda path: path.name, reverse=True):
         left.discard(top)
         start = _read_start(folder.name, top, live, handle_of)
         if top in alive or not live:

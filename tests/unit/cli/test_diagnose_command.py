@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
+from unreadable import unreadable
 
 from orchestrator.cli.diagnose import _log_of
 from orchestrator.cli.main import app
@@ -108,6 +109,9 @@ def test_without_a_name_the_last_start(home: Path) -> None:
     started(home, "glm", "20260702T101431Z-aaaa", PORT_TAKEN)
     started(home, "tiny", "20260703T101431Z-bbbb", LOGS / "no-weights/match-real-0.5.14.log")
     assert diagnose().startswith("fatal: no-weights")
+    started(home, "foreign", "20260704T101431Z-cccc", PORT_TAKEN)
+    with unreadable(home / "runs" / "foreign"):
+        assert diagnose().startswith("fatal: no-weights")
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(home: Path) -> None:

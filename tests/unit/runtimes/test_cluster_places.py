@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from cluster_samples import HOST_PATH, cluster_plan
+from unreadable import unreadable
 
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
@@ -39,6 +40,10 @@ def test_a_cluster_that_is_gone_is_not_asked_for_a_server_of_another(
         (run / "plan.json").write_text(json.dumps({"kubernetes": place}))
         (run / "plan.json").chmod(0o600)
     assert list(known_namespaces(home, name)) == places
+    (home.runs / "foreign").mkdir()
+    with unreadable(home.runs / "foreign"):
+        assert list(known_namespaces(home, name)) == places
+        assert [*known_namespaces(home, "foreign")] == [Cluster("", "web"), Cluster("one", "web")], "it may be in each"
 
 
 def test_a_list_asks_no_cluster_for_what_was_stopped(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""A folder of runs that cannot be listed, as `sudo` or another user leaves it: the other servers are listed as ever."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from run_samples import past_run
+from unreadable import unreadable
+
+from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
+from orchestrator.report.history import history
+from orchestrator.runs.run_dir import RunDir, find_run, runs_of
+from orchestrator.runtimes.base import Unit
+from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.runtimes.slurm import jobs
+from orchestrator.runtimes.slurm.discovery import forgotten, found_units
+from orchestrator.runtimes.slurm.jobs import Job
+from orchestrator.runtimes.slurm.record import JobComment
+from orchestrator.runtimes.slurm.runtime import SlurmRuntime
+from orchestrator.servers.group import ServerGroup
+from orchestrator.servers.servers import Servers, name_at
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def owl(home: Home) -> Iterator[RunDir]:
+    """A run beside that of `hen`, whose folder cannot be listed."""
+    run = past_run(home, 1, running=True)
+    past_run(home, 2, name="hen")
+    with unreadable(home.runs / "hen"):
+        yield run
+
+
+@pytest.mark.usefixtures("owl")
+def test_the_folder_cannot_be_listed(home: Home) -> None:
+    with pytest.raises(HostError, match=r"cannot list .*hen`: Permission denied"):
+        runs_of(home, "hen")
+
+
+@pytest.mark.usefixtures("owl")
+def test_all_servers_are_listed_and_a_runtime_that_does_not_answer_is_none_of_theirs(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def queued() -> NoReturn:
+        raise HostError("there is no Slurm here")
+
+    monkeypatch.setattr(jobs, "queued", queued)
+    runtimes = {"process": ProcessRuntime(home), "slurm": SlurmRuntime(home), "kubernetes": KubernetesRuntime(home)}
+    servers = Servers(home, {kind: ServerGroup(runtime) for kind, runtime in runtimes.items()})
+    found = {server.name: servers.runtime(server).state(server) for server in servers.find()}
+    assert {name: state.status for name, state in found.items()} == {"hen": "unknown", "owl": "running"}
+    assert f"`ls -ld {home.runs / 'hen'}` shows its owner" in found["hen"].detail
+    assert servers.unreachable == {}
+    assert [run.name for run in history(servers, None, [])] == ["owl"]
+    assert "cannot list the runs of `hen`" in capsys.readouterr().err
+
+
+def test_a_run_and_the_server_of_a_url_are_looked_for_in_the_others(home: Home, owl: RunDir) -> None:
+    assert find_run(home, owl.path.name) == owl
+    assert name_at("http://127.0.0.1:1", home) == "http://127.0.0.1:1"
+
+
+def test_the_jobs_of_all_names_are_listed(home: Home, owl: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle_of(comment: JobComment, job: Job) -> Unit:
+        return Unit(
+            runtime="slurm",
+            name=comment.name,
+            profile=comment.profile,
+            plan_digest=comment.plan,
+            url="",
+            run_dir=comment.run,
+            runtime_id=job.id,
+        )
+
+    dirs = {"7": owl.path, "8": home.runs / "hen" / owl.path.name}
+    queue = [
+        (number, JobComment(name=run.parent.name, profile="cpu-tiny", plan="0", port=1, run=str(run)).to_text())
+        for number, run in dirs.items()
+    ]
+    monkeypatch.setattr(jobs, "queued", lambda: iter(queue))
+    monkeypatch.setattr(jobs, "find_job", lambda number: replace(forgotten(number), state="RUNNING"))
+    assert {unit.name: unit.runtime_id for unit in found_units(home, None, handle_of)} == {"owl": "7", "hen": "8"}
