@@ -18,6 +18,7 @@ from orchestrator.servers.group import RunningServer, ServerGroup
 RESTARTS_FILE: Final = "restarts.json"  # when `deploy watch` restarted the server of this run, and why
 STOPPED_FOR_RESTART: Final = "stopped by `deploy watch` for a restart"  # the reason of a stop
 UP_FAILED: Final = "`up` failed"
+REMOVED: Final = "removed"  # the reason of the stop of a replica that the new plan lacks
 
 
 def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grace: float, reason: str) -> None:

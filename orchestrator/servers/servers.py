@@ -30,7 +30,8 @@ from orchestrator.runs.run_dir import (
     runtime_of,
 )
 from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
-from orchestrator.runtimes.base import PartialResultError, ServerState, Status, Unit
+from orchestrator.runtimes.base import EXIT_FILE, PartialResultError, ServerState, Status, Unit
+from orchestrator.servers.exit_record import REMOVED
 from orchestrator.servers.group import RunningServer, ServerGroup, servers_of
 
 if TYPE_CHECKING:
@@ -294,8 +295,12 @@ def _started_again(state: ServerState, run: RunDir) -> str:
 def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
     """Return the replicas with another plan, as `replica 2 of 2 has another`; "" if there are none."""
     planned = {name: each.digest for name, each in zip(plan.server_names, replica_plans(plan), strict=True)}
-    others = [server for server in handle.replicas if server.plan_digest != planned.get(Path(server.run_dir).name)]
-    return ", ".join(f"{Path(other.run_dir).name.replace('-', ' ')} of {plan.replicas} has another" for other in others)
+    others = {Path(server.run_dir).name: server.plan_digest for server in handle.replicas}
+    return ", ".join(
+        f"{name.replace('-', ' ')} {f'of {plan.replicas} has another' if name in planned else 'is to be removed'}"
+        for name, digest in others.items()
+        if digest != planned.get(name)
+    )
 
 
 def _lost_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
@@ -305,9 +310,15 @@ def _lost_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
     for number, name in enumerate(plan.server_names if plan else sorted(known), start=1):
         which, server = plan.label_of(number) if plan else name.replace("-", " "), known.get(name)
         if server is None:
-            yield f"{which} has no readable record"
+            yield f"{which} {'has no readable record' if _was_started(handle, name) else 'is not started yet'}"
         elif (state := runtime.state(server)).status is not Status.RUNNING:
             reason = "it was stopped" if state.status is Status.NOT_FOUND else state.exit_reason
             yield f"{which} is not running: {reason}"
         elif lost := dead_processes(runtime, server):
             yield f"{which}: {lost}"
+
+
+def _was_started(handle: RunningServer, replica: str) -> bool:
+    """Return whether a run has started a replica that no later run has removed."""
+    runs = sorted(Path(handle.run_dir).parent.glob(f"*/{replica}"))
+    return bool(runs) and RunDir(runs[-1]).read(EXIT_FILE).get("asked") != REMOVED

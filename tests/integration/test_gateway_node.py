@@ -135,7 +135,7 @@ def change(deploy: CommandLine, words: tuple[str, ...]) -> str:
         ((*words, *new, "--max-replicas", "1"), 0, "1 of 2 replicas have this plan, 1 has another plan", (1,)),
         ((*words, *new), 0, "replica 2 of 2 is updated", (2,)),
         ((*words, *broken), 7, "0 of 2 replicas have this plan, 1 has another plan, 1 is down", (1,)),
-        (("rollback", NAME), 0, "replica 1 of 2: unhealthy, stopping", (1,)),
+        (("rollback", NAME), 0, "replica 1 of 2: starting", (1,)),
     )
     said = ""
     for asked, code, told, numbers in steps:

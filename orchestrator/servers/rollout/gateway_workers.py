@@ -65,15 +65,15 @@ def require_own(url: str, control_key: Secret) -> None:
 
 
 def open_gateway_workers(
-    gateway: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, grace: float, replicas: int
+    gateway: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, grace: float
 ) -> "GatewayWorkers | DiscoveredWorkers":
     """Open the workers of a running gateway, some of which may be down.
 
-    `key` is the API key of the replicas, `grace` the seconds that their requests may take, `replicas` their largest
-    number. Raises StartError if the gateway accepts no changes.
+    `key` is the API key of the replicas, `grace` the seconds that their requests may take. Raises StartError if the
+    gateway accepts no changes.
     """
     if runtime.gateway_discovery:
-        return DiscoveredWorkers(url=gateway.url, runtime=runtime, servers=replicas)
+        return DiscoveredWorkers(url=gateway.url, runtime=runtime)
     try:
         workers = saved_workers(gateway.url, Path(gateway.log_dir), key=key)
         workers.workers()
@@ -138,7 +138,7 @@ class GatewayWorkers:
     def cordon(self, new: RunningServer) -> None:
         """Send a new replica no requests; it is not registered yet."""
 
-    def drain(self, url: str, _: RunningServer | None) -> None:
+    def drain(self, url: str, _: RunningServer | None, __: int = 0) -> None:
         """Send a replica no new requests, wait for its running ones and remove it."""
         for server in self._of(url):
             path = f"{WORKERS}/{server.identity}"
@@ -154,7 +154,7 @@ class GatewayWorkers:
 
         poll_until(bool, poll, within=self.drain_seconds + _CHANGE_TIMEOUT, pause=_POLL_INTERVAL)
 
-    def uncordon(self, url: str, new: RunningServer) -> None:
+    def uncordon(self, url: str, new: RunningServer, _: int = 0) -> None:
         """Register a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll_until(
             lambda left: not left,
@@ -194,38 +194,39 @@ class GatewayWorkers:
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoveredWorkers:
-    """The workers of a gateway that discovers its replicas.
+    """The workers of a gateway that discovers its replicas; `others` is the number of the other replicas.
 
     Each call raises HostError if the cluster does not answer.
     """
 
     url: str
     runtime: ServerGroup
-    servers: int
 
     def cordon(self, new: RunningServer) -> None:
         """Hide a new replica until it is verified."""
         self.runtime.set_routable(new, routable=False)
 
-    def drain(self, _: str, old: RunningServer | None) -> None:
+    def drain(self, _: str, old: RunningServer | None, others: int) -> None:
         """Hide a replica and wait until it gets no new requests."""
         if old is None or not self.runtime.is_routable(old):
             return
         before, ready = count_workers(self.url), self.runtime.is_ready(old)
         self.runtime.set_routable(old, routable=False)
-        if before < self.servers and not ready:  # it was not routed before
+        was_counted = before > others
+        if not was_counted and not ready:
             return
         poll = partial(count_workers, self.url)
-        if poll_until(lambda count: count < before, poll, within=_CHANGE_TIMEOUT, pause=_POLL_INTERVAL) >= self.servers:
+        left = poll_until(lambda count: count < before, poll, within=_CHANGE_TIMEOUT, pause=_POLL_INTERVAL)
+        if was_counted and left >= before:
             which = f"`{Path(old.run_dir).name}` after {_CHANGE_TIMEOUT:.0f} s"
             warn(f"the gateway still routes to {which}; requests may fail")
 
-    def uncordon(self, _: str, new: RunningServer) -> None:
+    def uncordon(self, _: str, new: RunningServer, others: int) -> None:
         """Show a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll = partial(count_workers, self.url)
         before = poll_until(bool, poll, within=_CHANGE_TIMEOUT, pause=_POLL_INTERVAL)  # 0 without an answer
         self.runtime.set_routable(new, routable=True)
-        more = min(before + 1, self.servers)
+        more = min(before, others) + 1
         if poll_until(lambda count: count >= more, poll, within=_ROUTE_TIMEOUT, pause=_POLL_INTERVAL) < more:
             what = f"the gateway does not route to `{Path(new.run_dir).name}` after {_ROUTE_TIMEOUT:.0f} s"
             raise NotReadyError(what, hint="see the log of the gateway")

@@ -8,7 +8,7 @@
 However the update ends, every replica that runs is verified and routed, and the others keep serving.
 """
 
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,15 +19,15 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import replica_plans, rolling_update_blocker
+from orchestrator.plan.replicas import rolling_update_blocker
 from orchestrator.plan.units import server_numbers
 from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runs.run_dir import RunDir, reserved_room
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_room
 from orchestrator.runtimes.base import HostRef, Status
 from orchestrator.runtimes.replicas import replica_number
 from orchestrator.servers.drain import Drain
-from orchestrator.servers.exit_record import failure_reason, record_exit, stop_server
+from orchestrator.servers.exit_record import REMOVED, failure_reason, record_exit, stop_server
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
 from orchestrator.servers.rollout.gateway_workers import (
     DiscoveredWorkers,
@@ -46,7 +46,6 @@ from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.target import target_of
 
 _REPLACED = "replaced"
-_REMOVED = "removed"
 
 
 def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> None:
@@ -68,16 +67,13 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
     """
     plan, runtime = start.artifacts.plan, servers.runtime(running)
     seconds = _drain_seconds(start)
-    urls = [each.server.url for each in max(replica_plans(plan), replica_plans(running.plan or plan), key=len)]
-    workers = open_gateway_workers(running, runtime, plan=plan, key=start.key, grace=seconds, replicas=len(urls))
+    workers = open_gateway_workers(running, runtime, plan=plan, key=start.key, grace=seconds)
     if start.request.min_gsm8k is not None:
         from orchestrator.evals.run import prepare_harness  # noqa: PLC0415 - see `_require_score`
 
         prepare_harness(servers.home)
     run = open_run_dir(start, servers.home)
-    update = _RollingUpdate(
-        start=start, servers=servers, runtime=runtime, workers=workers, run=run, host_ref=host_ref, urls=urls
-    )
+    update = _RollingUpdate(start=start, servers=servers, runtime=runtime, workers=workers, run=run, host_ref=host_ref)
     update.set_running(running)
     numbers = update.outdated() or ([] if update.surplus else server_numbers(plan))
     chosen = numbers[: start.request.max_replicas]
@@ -118,10 +114,10 @@ class _RollingUpdate:
     workers: GatewayWorkers | DiscoveredWorkers
     run: RunDir
     host_ref: HostRef
-    urls: Sequence[str]  # of the replicas at their host, by number, those to be removed included
     seconds: float = 0.0  # until the new replicas were ready
     surplus: list[RunningServer] = field(default_factory=list)  # replicas that the plan lacks
     _running: dict[int, RunningServer] = field(default_factory=dict)
+    _begun: set[int] = field(default_factory=set)  # replicas that this update replaces or has replaced
     _old_runs: set[Path] = field(default_factory=set)  # of replicas that ran at the beginning
     _checks: dict[int, list[CheckResult]] = field(default_factory=dict)
 
@@ -134,9 +130,16 @@ class _RollingUpdate:
 
     def _address(self, number: int, server: RunningServer | None = None) -> str:
         """Return the URL under which the gateway knows the replica."""
-        planned = self.urls[number - 1]
         apart = self._plan.gateway is not None and not self._plan.gateway.one_node
-        return server.url if apart and server is not None and server.url else planned
+        if apart and server is not None and server.url:
+            return server.url
+        if server is not None and server in self.surplus:
+            return server.require_plan().server.url
+        return self._artifacts(number).plan.server.url
+
+    def _others(self, server: RunningServer) -> int:
+        """Return the number of the other replicas."""
+        return sum(each is not server for each in (*self._running.values(), *self.surplus))
 
     def _folder(self, number: int) -> Path:
         return self.run.path / FileName(self._plan.server_names[number - 1])
@@ -175,13 +178,14 @@ class _RollingUpdate:
     def replace_replica(self, number: int) -> None:
         """Replace one replica; if that fails or is interrupted, no new replica is left."""
         step = _Step()
+        self._begun.add(number)
         with defer_signals():
             try:
                 with allow_signals():
                     with reserved_room(self.servers.home, self.start.name):
                         self._stop_old(number, step)
                     new = self._start_new(number, step)
-                self.workers.uncordon(self._address(number, new), new)
+                self.workers.uncordon(self._address(number, new), new, self._others(new))
             except BaseException as error:
                 self._undo(number, step, error)
                 raise
@@ -193,26 +197,28 @@ class _RollingUpdate:
         folder = Path(server.run_dir).name
         name, url = folder.replace("-", " "), self._address(replica_number(folder), server)
         say(f"{name}: draining")
-        try:
-            with Drain(self.runtime, server, seconds=_drain_seconds(self.start)) as drain:
-                self.workers.drain(url, server)
-                drain.wait()
-                with defer_signals():
-                    stop_server(self.runtime, server, home=self.servers.home, grace=drain.grace, reason=_REMOVED)
-        except BaseException as error:
-            if self.runtime.state(server).status is Status.RUNNING:
-                self._route_again(url, server, error)
-            raise
-        self.surplus = [each for each in self.surplus if each is not server]
-        say(f"{name} is removed")
+        with defer_signals():
+            try:
+                with allow_signals(), Drain(self.runtime, server, seconds=_drain_seconds(self.start)) as drain:
+                    self.workers.drain(url, server, self._others(server))
+                    drain.wait()
+                    with defer_signals():
+                        stop_server(self.runtime, server, home=self.servers.home, grace=drain.grace, reason=REMOVED)
+                        self.surplus = [each for each in self.surplus if each is not server]
+            except BaseException as error:
+                with suppress(DeployError):
+                    if self.runtime.state(server).status is Status.RUNNING:
+                        self._route_again(url, server, error)
+                raise
+            say(f"{name} is removed")
 
     def _stop_old(self, number: int, step: "_Step") -> None:
         plan, old = self._artifacts(number).plan, self._running.get(number)
         routed = self._is_routed(number)
-        say(f"{self._label(number)}: {'draining' if routed else 'unhealthy, stopping'}")
+        say(f"{self._label(number)}: {'starting' if old is None else 'draining' if routed else 'unhealthy, stopping'}")
         step.draining = True
         with Drain(self.runtime, old, seconds=_drain_seconds(self.start)) as drain:
-            self.workers.drain(self._address(number), old)
+            self.workers.drain(self._address(number), old, self._others(old) if old is not None else 0)
             if routed:  # a hung one may never end its requests; SIGTERM ends it
                 drain.wait()
             step.drained = True
@@ -276,14 +282,14 @@ class _RollingUpdate:
     def _route_again(self, url: str, server: RunningServer, failure: BaseException) -> None:
         """Route to a drained replica that was not stopped; if that fails, add a note to the failure."""
         try:
-            self.workers.uncordon(url, server)
+            self.workers.uncordon(url, server, self._others(server))
         except DeployError as error:
             failure.add_note(error.message)
 
     def _forget(self, number: int) -> None:
         """Remove a stopped replica from the gateway, which may just have added it."""
         try:
-            self.workers.drain(self._address(number), None)
+            self.workers.drain(self._address(number), None, 0)
         except DeployError as error:
             note(f"cannot remove {self._label(number)} from the gateway: {error.message}")
 
@@ -318,8 +324,12 @@ class _RollingUpdate:
         self._old_runs &= left
 
     def explain(self, error: BaseException) -> None:
-        """Add progress and next commands to the hint of an error; record the exit of a run without replicas."""
-        if not any(run_dir_of(server) == self.run.path for server in self._running.values()):
+        """Add progress and next commands to the hint of an error; record the exit of a run without replicas.
+
+        A run with a report is the newest of the replicas that run, see `join_replicas`.
+        """
+        serves = any(run_dir_of(server) == self.run.path for server in self._running.values())
+        if not serves and not self.run.read(SMOKE_FILE):
             record_exit(self.run, failure_reason(error))
         if isinstance(error, DeployError):
             error.hint = "; ".join(filter(None, [error.hint, self.progress_summary(), self.next_commands()]))
@@ -328,10 +338,12 @@ class _RollingUpdate:
         """Return in words which replicas have which plan."""
         plans = {number: self._artifacts(number).plan.digest for number in self._running}
         right = sum(server.plan_digest == plans[number] for number, server in self._running.items())
-        old, down = len(self._running) - right, self._plan.replicas - len(self._running)
+        old, down = len(self._running) - right, len(self._begun - set(self._running))
+        waiting = self._plan.replicas - len(self._running) - down
         words = [f"{right} of {self._plan.replicas} replicas have this plan"]
         words += [f"{old} {'has' if old == 1 else 'have'} another plan"] if old else []
         words += [f"{down} {'is' if down == 1 else 'are'} down"] if down else []
+        words += [f"{waiting} {'is' if waiting == 1 else 'are'} not started yet"] if waiting else []
         words += [f"{len(self.surplus)} to be removed"] if self.surplus else []
         return ", ".join(words)
 

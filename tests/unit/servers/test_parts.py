@@ -153,7 +153,12 @@ def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_t
         "orchestrator.servers.start.verify.smoke_test", lambda *_, **__: pytest.fail("a server was asked")
     )
 
+    waiting = "replica 1 of 2 is not started yet"
+    assert [server.detail for server in statuses(servers, "two", check_health=True)] == [waiting]
+    (run_dir / "replica-1").mkdir()
     said = "replica 1 of 2 has no readable record"
     assert [server.detail for server in statuses(servers, "two", check_health=True)] == [said]
     with pytest.raises(SmokeError, match=said):
         smoke_server(servers, "two", strict_kernels=False)
+    (run_dir / "replica-1/exit.json").write_text('{"asked": "removed"}')  # and added again since
+    assert [server.detail for server in statuses(servers, "two", check_health=True)] == [waiting]

@@ -1,0 +1,254 @@
+"""Replicas that a rolling update adds and removes, and how it ends if a step fails or is interrupted."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from plan_samples import plan_of
+
+from orchestrator.core.errors import DeployError, HostError, Interrupted, SmokeError, StartError
+from orchestrator.core.paths import Home
+from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers.group import RunningServer, join_replicas
+from orchestrator.servers.rollout import update
+from orchestrator.servers.servers import replicas_on_other_plan
+from orchestrator.servers.watch.recovery import _is_wanted
+from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
+
+
+def planned(replicas: int) -> Plan:
+    return plan_of("cpu-tiny", f"replicas={replicas}")
+
+
+@dataclass
+class Rollout:
+    """A gateway whose replicas run where a test says, and what an update asks of it and of the runtime."""
+
+    home: Home
+    calls: list[str] = field(default_factory=list)
+    routed: bool = True
+    during: dict[str, Callable[[], object]] = field(default_factory=dict)  # what happens in a call
+    stopped: list[str] = field(default_factory=list)
+    verdict: Verdict = Verdict.PASSED
+    gateway: RunningServer | None = None
+
+    def replica(self, number: int, *, of: Plan, run: str = "1") -> RunningServer:
+        folder, own = self.home.runs / "pair" / run / f"replica-{number}", replica_plans(of)[number - 1]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "plan.json").write_text(own.to_json())
+        (folder.parent / "plan.json").write_text(of.to_json())
+        return self.server(folder, own)
+
+    def server(self, folder: Path, plan: Plan) -> RunningServer:
+        return RunningServer(
+            runtime="process",
+            name="pair",
+            profile="cpu-tiny",
+            plan_digest=plan.digest,
+            url=plan.server.url,
+            run_dir=str(folder),
+            runtime_id=folder.name,
+        )
+
+    def start(self, plan: Plan, *replicas: RunningServer, max_replicas: int | None = None) -> object:
+        """Do the update from these replicas to a plan."""
+        self.gateway = self.server(self.home.runs / "pair/1", plan)
+        replicas_of = [SimpleNamespace(plan=each) for each in replica_plans(plan)]
+        request = SimpleNamespace(drain=0, min_gsm8k=None, max_replicas=max_replicas, command=lambda _: "deploy up")
+        start: Any = SimpleNamespace(
+            name="pair",
+            artifacts=SimpleNamespace(plan=plan, replicas=replicas_of),
+            key=None,
+            request=request,
+            on_verified=lambda: None,
+        )
+        servers: Any = SimpleNamespace(home=self.home, runtime=lambda _: self, open=lambda _: self)
+        host: Any = None
+        return update.rolling_update(start, servers, join_replicas(self.gateway, replicas), host)
+
+    # the runtime and the workers of the gateway
+    url = "http://127.0.0.1:9"
+
+    @property
+    def found(self) -> RunningServer | None:
+        return self.gateway
+
+    def call(self, words: str) -> None:
+        self.calls.append(words)
+        self.during.get(words.split(maxsplit=1)[0], lambda: None)()
+
+    def state(self, server: RunningServer) -> ServerState:
+        self.during.get("state", lambda: None)()
+        return ServerState(status=Status.NOT_FOUND if server.run_dir in self.stopped else Status.RUNNING)
+
+    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
+        return ()
+
+    def stop(self, server: RunningServer, *, grace: float) -> None:
+        assert grace == 0
+        self.call(f"stop {Path(server.run_dir).name}")
+        self.stopped.append(server.run_dir)
+
+    def is_routed(self, _url: str, _server: RunningServer) -> bool:
+        return self.routed
+
+    def drain(self, url: str, _: RunningServer | None, others: int) -> None:
+        self.call(f"drain {url} {others}")
+
+    def uncordon(self, url: str, server: RunningServer, others: int) -> None:
+        assert server.run_dir not in self.stopped
+        self.call(f"uncordon {url} {others}")
+
+
+@pytest.fixture
+def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rollout:
+    rollout = Rollout(Home(tmp_path))
+
+    @contextmanager
+    def drained(*_: object, **__: object) -> Iterator[object]:
+        yield SimpleNamespace(wait=lambda: None, grace=0.0)
+
+    def opened(*_: object) -> RunDir:
+        run = RunDir(tmp_path / "runs/pair/3")
+        run.path.mkdir()
+        return run
+
+    def started(state: "update._RollingUpdate", number: int, _: object) -> RunningServer:
+        return rollout.replica(number, of=state.start.artifacts.plan, run="3")
+
+    def checked(*_: object, **__: object) -> SmokeReport:
+        return SmokeReport(url="", served_name="", checks=())
+
+    def last(*_: object) -> list[CheckResult]:
+        return [CheckResult(name="gateway", verdict=rollout.verdict, evidence="", seconds=0.0)]
+
+    monkeypatch.setattr(update, "Drain", drained)
+    monkeypatch.setattr(update, "open_run_dir", opened)
+    monkeypatch.setattr(update, "open_gateway_workers", lambda *_, **__: rollout)
+    monkeypatch.setattr(update, "run_smoke_test", checked)
+    monkeypatch.setattr(update, "gateway_checks", last)
+    monkeypatch.setattr(update, "wait_until_released", lambda *_: None)
+    monkeypatch.setattr(update._RollingUpdate, "_start_new", started)
+    return rollout
+
+
+def address(number: int) -> str:
+    return replica_plans(planned(4))[number - 1].server.url
+
+
+def test_an_interrupted_shrink_is_continued(rollout: Rollout) -> None:
+    """The plan of the newest run has two replicas, as the requested one; the third runs that of the first run."""
+    old, new = planned(3), planned(2)
+    third = rollout.replica(3, of=old)
+    rollout.start(new, rollout.replica(1, of=new, run="2"), rollout.replica(2, of=new, run="2"), third)
+    assert rollout.calls == [f"drain {address(3)} 2", "stop replica-3"]
+    assert json.loads((Path(third.run_dir) / "exit.json").read_text())["asked"] == "removed"
+
+
+def test_two_removed_replicas_are_counted_no_more(rollout: Rollout) -> None:
+    old, new = planned(4), planned(2)
+    same = [rollout.replica(number, of=new, run="2") for number in (1, 2)]
+    rollout.start(new, *same, *(rollout.replica(number, of=old) for number in (3, 4)))
+    assert rollout.calls == [f"drain {address(3)} 3", "stop replica-3", f"drain {address(4)} 2", "stop replica-4"]
+
+
+def test_a_failed_last_check_of_a_run_that_only_removed_replicas_is_no_end_of_the_server(rollout: Rollout) -> None:
+    new = planned(2)
+    rollout.verdict = Verdict.FAILED
+    same = [rollout.replica(number, of=new, run="2") for number in (1, 2)]
+    with pytest.raises(SmokeError):
+        rollout.start(new, *same, rollout.replica(3, of=planned(3)))
+    whole = join_replicas(rollout.gateway, same)
+    assert (whole.run.path.name, _is_wanted(whole.run, whole)) == ("3", True)
+
+
+def test_a_failure_before_any_report_is_recorded(rollout: Rollout) -> None:
+    def fails() -> None:
+        raise StartError("cannot drain")
+
+    rollout.during["drain"] = fails
+    new = planned(2)
+    same = [rollout.replica(number, of=new, run="2") for number in (1, 2)]
+    with pytest.raises(StartError):
+        rollout.start(new, *same, rollout.replica(3, of=planned(3)))
+    assert str(RunDir(rollout.home.runs / "pair/3").read("exit.json")["asked"]).startswith("`up` failed")
+    assert rollout.calls[-1] == f"uncordon {address(3)} 2"
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_a_second_interrupt_leaves_no_running_replica_without_requests(rollout: Rollout) -> None:
+    routed: list[bool] = []
+
+    def again() -> None:
+        interrupt()
+        routed.append(True)
+
+    rollout.during |= {"drain": interrupt, "uncordon": again}
+    new = planned(2)
+    with pytest.raises(Interrupted):
+        rollout.start(new, rollout.replica(1, of=new), rollout.replica(2, of=new), rollout.replica(3, of=planned(3)))
+    assert routed == [True]
+
+
+def test_an_interrupted_stop_is_a_removal(rollout: Rollout) -> None:
+    rollout.during["stop"] = interrupt
+    new = planned(2)
+    with pytest.raises(Interrupted) as raised:
+        rollout.start(new, rollout.replica(1, of=new), rollout.replica(2, of=new), rollout.replica(3, of=planned(3)))
+    assert "2 of 2 replicas have this plan; `deploy up --replace`" in str(raised.value.hint)
+    assert rollout.calls[-1] == "stop replica-3"
+
+
+def test_an_unknown_state_does_not_hide_the_first_error(rollout: Rollout) -> None:
+    def unknown() -> None:
+        raise HostError("the daemon does not answer")
+
+    def fails() -> None:
+        rollout.during["state"] = unknown
+        raise StartError("cannot drain")
+
+    rollout.during["drain"] = fails
+    new = planned(2)
+    with pytest.raises(DeployError, match="cannot drain"):
+        rollout.start(new, rollout.replica(1, of=new), rollout.replica(2, of=new), rollout.replica(3, of=planned(3)))
+
+
+def test_an_added_replica_is_starting_and_the_next_one_not_started_yet(
+    rollout: Rollout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = planned(4)
+    rollout.start(new, *(rollout.replica(number, of=new) for number in (1, 2)), max_replicas=1)
+    said = capsys.readouterr().err
+    assert "replica 3 of 4: starting\n" in said
+    assert "3 of 4 replicas have this plan, 1 is not started yet" in said
+
+
+def test_a_replica_that_ended_in_this_update_is_down(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise StartError("it ended")
+
+    monkeypatch.setattr(update._RollingUpdate, "_start_new", fails)
+    new = planned(4)
+    with pytest.raises(StartError) as raised:
+        rollout.start(new, *(rollout.replica(number, of=new) for number in (1, 2)))
+    assert "2 of 4 replicas have this plan, 1 is down, 1 is not started yet" in str(raised.value.hint)
+
+
+def test_a_replica_that_the_plan_lacks_is_to_be_removed(rollout: Rollout) -> None:
+    new, old = planned(2), planned(3)
+    other = replace(rollout.replica(2, of=new), plan_digest="another")
+    servers = (rollout.replica(1, of=new), other, rollout.replica(3, of=old))
+    whole = join_replicas(rollout.server(rollout.home.runs / "pair/1", new), servers)
+    assert replicas_on_other_plan(whole, new) == "replica 2 of 2 has another, replica 3 is to be removed"
