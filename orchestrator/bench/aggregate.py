@@ -265,10 +265,8 @@ def throughput(records: Sequence[RequestRecord], *, start_s: float, end_s: float
 
 def _emitted(record: RequestRecord) -> Iterable[tuple[float, float]]:
     """Yield the arrival time and the number of tokens of each chunk."""
-    cumulative = record.chunk_tokens
-    if cumulative and all(tokens is not None for tokens in cumulative):
-        counts = [tokens or 0 for tokens in cumulative]
-        return zip(record.chunk_s, [float(b - a) for a, b in pairwise([0, *counts])], strict=True)
+    if record.chunk_tokens:
+        return zip(record.chunk_s, [float(b - a) for a, b in pairwise([0, *record.chunk_tokens])], strict=True)
     per_chunk = _output_tokens(record) / len(record.chunk_s) if record.chunk_s else 0.0
     return ((at, per_chunk) for at in record.chunk_s)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.bench.aiperf.runner import CLIENT, AiperfRunner
-from orchestrator.bench.cache_forecast import forecast_load, forecast_point, has_own_forecast, with_achievable
+from orchestrator.bench.cache_forecast import PointForecasts, forecast_load
 from orchestrator.bench.comparability import client_issues, comparability_issues
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.counters import concurrency_capped
@@ -255,25 +255,26 @@ def _require_same_measurement(previous: Run, now: Run) -> None:
 
 async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchResult) -> BenchResult:
     ending = BenchEnding.COMPLETE
+    forecasts = PointForecasts(
+        workload=request.workload, source=request.source, endpoint=runner.endpoint, forecast=result.run.cache_forecast
+    )
     try:
         async for measured, load_result, warmup in _points(runner, result.points):
             if measured.ending is BenchEnding.INTERRUPTED and not measured.requests:
                 ending = measured.ending
                 break
-            differs = has_own_forecast(measured, request.workload, request.source)
-            point = with_achievable(measured, None if differs else result.run.cache_forecast)
-            point = replace(point, capped=concurrency_capped(measured, request.provenance))
+            point = replace(forecasts.with_known(measured), capped=concurrency_capped(measured, request.provenance))
             run = replace(result.run, warmup=warmup, ended_at=_now())
             result = _with_issues(request, replace(result, run=run, points=(*result.points, point)))
             if request.aiperf is None:
                 _write_requests(request, result, load_result, requests_file(point))
             result = _write_with_kernel_gate(request, result)
             ending = point.ending
-            if differs and ending is not BenchEnding.INTERRUPTED:  # the result is written: this may take long
-                result = await _with_own_forecast(request, runner.endpoint, point, result)
             if ending is BenchEnding.COMPLETE and (end := request.stop_when(result)) is not None:
                 ending = end
                 break
+        if ending is not BenchEnding.INTERRUPTED:  # the points are saved: this may take long
+            result = replace(result, points=await forecasts.complete(result.points, runner.progress))
     except asyncio.CancelledError:
         ending = BenchEnding.INTERRUPTED
         if (task := asyncio.current_task()) is not None:
@@ -286,15 +287,6 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
             f"measurement ended early: {error.message}", location=error.location, hint=error.hint, details=error.details
         ) from error
     return _write_with_kernel_gate(request, _with_issues(request, replace(result, ending=ending)))
-
-
-async def _with_own_forecast(
-    request: BenchRequest, endpoint: Endpoint, point: Point, result: BenchResult
-) -> BenchResult:
-    """Return `result` with the hit rate that the prompts of `point` can reach; write it."""
-    found = await in_thread(lambda: forecast_point(point, request.workload, request.source, endpoint))
-    points = (found if each.label == point.label else each for each in result.points)
-    return _write_with_kernel_gate(request, replace(result, points=tuple(points)))
 
 
 def _with_issues(request: BenchRequest, result: BenchResult) -> BenchResult:

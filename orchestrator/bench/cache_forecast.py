@@ -1,13 +1,17 @@
-"""The hit rate of the prefix cache that a load can reach on an endpoint, computed before the run."""
+"""The hit rate of the prefix cache that a load can reach on an endpoint.
+
+That of a workload is known before the run. A point with a part of its sessions, or with drawn answers, has its own.
+"""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Final
 
 from orchestrator.bench.endpoint import Endpoint
-from orchestrator.bench.result import DRAWN_ANSWERS, CacheForecast, CacheSize, Point
+from orchestrator.bench.in_thread import in_thread
+from orchestrator.bench.result import CacheForecast, CacheSize, Point
 from orchestrator.bench.sessions import SessionSource
 from orchestrator.bench.traces.accesses import cache_accesses
 from orchestrator.bench.workload import Workload
@@ -16,33 +20,10 @@ from orchestrator.plan.reuse_distance import CacheAccess, hit_rates, shared_pref
 _SHARES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the hits of an unlimited cache
 
 
-def forecast_load(
-    workload: Workload,
-    source: SessionSource | None,
-    endpoint: Endpoint,
-    *,
-    requests: int | None = None,
-    drawn_answers: bool = False,
-) -> CacheForecast | None:
-    """Compute the forecast of sessions or of independent prompts; None if the prompts share no prefix.
-
-    Of sessions only the first `requests` count, with those of the warm-up, if a load ended early. With `drawn_answers`
-    a later prompt has other tokens in place of the server's answer.
-    """
+def forecast_load(workload: Workload, source: SessionSource | None, endpoint: Endpoint) -> CacheForecast | None:
+    """Compute the forecast of sessions or of independent prompts; None if the prompts share no prefix."""
     if source is not None:
-        closed = workload.load == "closed"
-
-        def sessions() -> Iterable[CacheAccess]:
-            accesses = cache_accesses(
-                source.trees(),
-                concurrency=workload.concurrency if closed else None,
-                max_delay_s=workload.max_think_time_s,
-                warmup_requests=workload.warmup_requests,
-                drawn_answers=drawn_answers,
-            )
-            return islice(accesses, requests)
-
-        return forecast_cache(sessions, endpoint)
+        return forecast_cache(partial(_session_accesses, workload, source), endpoint)
     if not workload.prefix_tokens:
         return None
     accesses = partial(
@@ -82,31 +63,62 @@ def _replicas(endpoint: Endpoint) -> int:
     return endpoint.facts.replicas * max(len(endpoint.replicas), 1)
 
 
-def has_own_forecast(point: Point, workload: Workload, source: SessionSource | None) -> bool:
-    """Return whether other prompts were sent than forecast: a part of the sessions, or drawn answers in them."""
-    if source is None:
-        return False
-    return _sent(point, workload) < source.totals.requests or (
-        source.totals.continued > 0 and _has_drawn_answers(point)
+def _session_accesses(
+    workload: Workload, source: SessionSource, *, requests: int | None = None, drawn_share: float = 0.0
+) -> Iterable[CacheAccess]:
+    """Return the accesses of the first `requests` of the sessions, with those of the warm-up."""
+    accesses = cache_accesses(
+        source.trees(),
+        concurrency=workload.concurrency if workload.load == "closed" else None,
+        max_delay_s=workload.max_think_time_s,
+        warmup_requests=workload.warmup_requests,
+        drawn_share=drawn_share,
     )
+    return islice(accesses, requests)
 
 
-def forecast_point(point: Point, workload: Workload, source: SessionSource | None, endpoint: Endpoint) -> Point:
-    """Return the point with the hit rate that its prompts can reach, as they were sent."""
-    requests, drawn = _sent(point, workload), _has_drawn_answers(point)
-    return with_achievable(point, forecast_load(workload, source, endpoint, requests=requests, drawn_answers=drawn))
+@dataclass(frozen=True, kw_only=True)
+class PointForecasts:
+    """The achievable hit rates of the points of a measurement; equal loads at several speeds have one."""
+
+    workload: Workload
+    source: SessionSource | None
+    endpoint: Endpoint
+    forecast: CacheForecast | None  # of the workload
+    _shares: dict[tuple[int, float], float] = field(default_factory=dict)
+
+    def with_known(self, point: Point) -> Point:
+        """Return the point with the hit rate of the workload, if its prompts were sent as planned."""
+        known = None if self.forecast is None or self._differs(point) else self.forecast.share
+        return _with_achievable(point, known)
+
+    async def complete(self, points: Iterable[Point], progress: Callable[[str, str], None]) -> tuple[Point, ...]:
+        """Return the points, each with the hit rate that its prompts can reach, as they were sent."""
+        return tuple([await self._with_own(point, progress) for point in points])
+
+    async def _with_own(self, point: Point, progress: Callable[[str, str], None]) -> Point:
+        source, size = self.source, self.endpoint.kept_tokens
+        is_known = point.cache is None or point.cache.achievable_share is not None
+        if is_known or source is None or size is None:
+            return point
+        if (load := self._load(point)) not in self._shares:
+            progress(f"{point.label}: computing the achievable hit rate", "")
+            accesses = _session_accesses(self.workload, source, requests=load[0], drawn_share=load[1])
+            compute = partial(
+                hit_rates, accesses, replicas=_replicas(self.endpoint), page=self.endpoint.facts.page_size or 1
+            )
+            self._shares[load] = (await in_thread(compute)).at(size)
+        return _with_achievable(point, self._shares[load])
+
+    def _differs(self, point: Point) -> bool:
+        """Return whether other prompts were sent than forecast: a part of the sessions, or drawn answers in them."""
+        return self.source is not None and self._load(point) != (self.source.totals.requests, 0.0)
+
+    def _load(self, point: Point) -> tuple[int, float]:
+        """Return the requests that were sent, and the share of drawn answers in them."""
+        drawn_share = point.sessions.drawn_share if point.sessions is not None else 0.0
+        return point.requests + self.workload.warmup_requests, drawn_share
 
 
-def _sent(point: Point, workload: Workload) -> int:
-    return point.requests + workload.warmup_requests
-
-
-def _has_drawn_answers(point: Point) -> bool:
-    return point.sessions is not None and DRAWN_ANSWERS in point.sessions.next_prompts
-
-
-def with_achievable(point: Point, forecast: CacheForecast | None) -> Point:
-    """Return the point with the hit rate that its load can reach on this server."""
-    if forecast is None or point.cache is None:
-        return point
-    return replace(point, cache=replace(point.cache, achievable_share=forecast.share))
+def _with_achievable(point: Point, share: float | None) -> Point:
+    return point if point.cache is None else replace(point, cache=replace(point.cache, achievable_share=share))

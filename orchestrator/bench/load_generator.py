@@ -56,7 +56,7 @@ class PlannedSession(Protocol):
         """Return a request ready to send; those of its `after` have ended."""
 
     def answered(self, index: int, ids: bytes | None) -> None:
-        """Take the token ids of an answer, as the inside of a JSON array; None if there are none."""
+        """Take the token ids of an answer, as the inside of a JSON array: empty after a failure, None if not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class RequestRecord:
     started_s: float
     ended_s: float
     chunk_s: Sequence[float]  # arrival times of the chunks with tokens
-    chunk_tokens: Sequence[int | None]  # cumulative output tokens
+    chunk_tokens: Sequence[int]  # cumulative output tokens; empty if not reported with each chunk
     prompt_tokens: int | None  # token counts reported by the server
     output_tokens: int | None
     cached_tokens: int | None
@@ -196,7 +196,7 @@ class _Sender:
         return not self.is_over
 
     async def send(self, planned: PlannedRequest, request: Request, scheduled: float) -> bytes | None:
-        """Send one request; return the ids of its answer if the plan needs them."""
+        """Send one request; return the ids of its answer if the plan needs them. See `PlannedSession.answered`."""
         loop, index = asyncio.get_running_loop(), self._sent
         self._sent += 1
         response = StreamedResponse(planned.output_tokens, keep_ids=planned.keeps_answer)
@@ -212,7 +212,7 @@ class _Sender:
         self._consecutive_losses = self._consecutive_losses + 1 if lost else 0
         if self._consecutive_losses >= _MAX_CONSECUTIVE_LOSSES:
             raise _EndpointGone
-        return response.answer_ids if response.failure is None else None
+        return response.answer_ids if response.failure is None else b""
 
     def records(self) -> tuple[RequestRecord, ...]:
         """Return the requests that ended in the measured window, in the order in which they were sent."""
@@ -262,11 +262,12 @@ class _Sender:
             is_subagent=planned.is_subagent,
         )
 
-    def _compact(self, tokens: Sequence[int | None]) -> Sequence[int | None]:
-        """Return cumulative counts in less memory: mostly one token a chunk."""
+    def _compact(self, tokens: Sequence[int | None]) -> Sequence[int]:
+        """Return cumulative counts in less memory, mostly one token a chunk; none if one is missing."""
         if tokens == list(one_each := range(1, len(tokens) + 1)):
             return one_each
-        return tuple(tokens) if None in tokens else self._chunks.save(array("l", [each or 0 for each in tokens]))
+        counts = array("l", [each for each in tokens if each is not None])
+        return self._chunks.save(counts) if len(counts) == len(tokens) else ()
 
 
 def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage | None:

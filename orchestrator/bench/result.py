@@ -17,7 +17,6 @@ from orchestrator.engine.foreign import UNKNOWN
 
 RESULT_SCHEMA: Final = 2
 RESULT_FILE: Final = "result.json"
-DRAWN_ANSWERS: Final = "drawn tokens in place of"  # in `SessionLoad.next_prompts`: the answers are not in the cache
 
 
 # Bounds of the numbers in a file: finite, and small enough for all later arithmetic.
@@ -172,6 +171,7 @@ class SessionLoad:
     warmup_requests: Count  # of the load, not measured
     dropped_requests: Count  # longer than `max_context`, or after such a request
     next_prompts: str  # what a later prompt of a session contains after the earlier ones
+    drawn_share: Share = 0.0  # of the answers in later prompts: replaced by drawn tokens, which no cache has
     speed: Rate | None = None  # of the recorded arrivals; None: a closed loop
 
 

@@ -23,7 +23,7 @@ from orchestrator.bench.load_generator import (
     run_load,
 )
 from orchestrator.bench.prompts import Source, Words, arrival_times, prompts, warmup_prompts
-from orchestrator.bench.result import DRAWN_ANSWERS, Energy, Point, Price, SessionLoad
+from orchestrator.bench.result import Energy, Point, Price, SessionLoad
 from orchestrator.bench.sessions import SessionSource, SessionTokens, TreeSession, plan_closed, plan_open, session_key
 from orchestrator.bench.traces.request import TraceRequest
 from orchestrator.bench.workload import Workload
@@ -177,6 +177,7 @@ class PointRunner:
             warmup_requests=self.workload.warmup_requests,
             dropped_requests=source.dropped_requests,
             next_prompts=_next_prompts(source, tokens),
+            drawn_share=tokens.drawn_answers / max(tokens.answers, 1),
             speed=speed,
         )
         return replace(observed, sessions=facts)
@@ -281,7 +282,7 @@ def _next_prompts(source: SessionSource, tokens: SessionTokens) -> str:
     if source.format == "weka":
         return "the recorded blocks"
     if tokens.drawn_answers:
-        return f"{DRAWN_ANSWERS} {tokens.drawn_answers} answers whose token ids the endpoint did not return"
+        return f"drawn tokens in place of {tokens.drawn_answers} answers whose token ids the endpoint did not return"
     return "the recorded blocks" if source.totals.continued == 0 else "the answers of the server, and new tokens"
 
 

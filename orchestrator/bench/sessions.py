@@ -131,7 +131,8 @@ class SessionTokens:
 
     def __init__(self, workload: Workload, label: str, text: Sequence[int], *, block_tokens: int) -> None:
         """Draw from `text`, or at random; another `label` gives other tokens. `block_tokens` is the largest block."""
-        self.drawn_answers = 0  # answers without token ids, replaced by drawn tokens
+        self.answers = 0  # of successful requests, in later prompts
+        self.drawn_answers = 0  # those without token ids, replaced by drawn tokens
         self._draw = partial(block_ids, workload, text=text)
         self._label = label
         self._block = lru_cache(max(_CACHED_TOKENS // block_tokens, 1))(
@@ -153,7 +154,6 @@ class SessionTokens:
 
     def answer(self, request: TraceRequest) -> bytes:
         """Return tokens in place of an answer whose ids are unknown."""
-        self.drawn_answers += 1
         return self._own(request, "answer", request.output_tokens)
 
     def _own(self, request: TraceRequest, kind: str, tokens: int) -> bytes:
@@ -196,7 +196,9 @@ class TreeSession:
         """Keep prompt and answer if a later prompt begins with them."""
         if (prompt := self._prompts.pop(index, None)) is not None:
             request = self._tree[index]
-            answer = self._tokens.answer(request) if ids is None else ids
+            self._tokens.answers += ids != b""
+            self._tokens.drawn_answers += ids is None
+            answer = ids or self._tokens.answer(request)
             self._contexts[request.session] = b"%b,%b" % (prompt, answer), request.input_tokens + request.output_tokens
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orchestrator.hosts.gpus import inventories
 from orchestrator.hosts.gpus.inventory import GpuInventory
 from orchestrator.hosts.nics import Nic, read_nics
-from orchestrator.hosts.survey import Survey
+from orchestrator.hosts.survey import MACHINE_SECTIONS, Survey, local, survey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +98,27 @@ def listening_ports(text: str) -> frozenset[int]:
 
 
 def read_memory(text: str) -> HostMemory | None:
-    """Parse /proc/meminfo and, in the last two lines, the limit and use of the control group, if it has a limit."""
+    """Parse /proc/meminfo and then the limit, the use and the file pages of the control group, if it has a limit.
+
+    File pages count as available, as in MemAvailable: the kernel evicts them first (Linux, admin-guide/cgroup-v2.rst).
+    """
     sizes = {
         key: int(value) << 10 for key, value in re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", text, re.MULTILINE)
     }
     if len(sizes) < 2:
         return None
-    limit = re.search(r"^(\d+)\n(\d+)\s*\Z", text, re.MULTILINE)
+    limit = re.search(r"^(\d+)\n(\d+)$", text, re.MULTILINE)
     if limit is None:
         return HostMemory(total=sizes["MemTotal"], available=sizes["MemAvailable"])
-    most, used = int(limit[1]), int(limit[2])
+    cached = sum(map(int, re.findall(r"^(?:in)?active_file (\d+)$", text, re.MULTILINE)))
+    most, used = int(limit[1]), int(limit[2]) - cached
     return HostMemory(total=min(sizes["MemTotal"], most), available=min(sizes["MemAvailable"], max(most - used, 0)))
+
+
+def available_memory() -> int | None:
+    """Return the bytes of memory of this host, or this container, available without swapping; None if unknown."""
+    memory = read_memory(survey(local, {"memory": MACHINE_SECTIONS["memory"]})["memory"].text)
+    return memory.available if memory else None
 
 
 def _devices(text: str) -> tuple[Device, ...]:

@@ -20,7 +20,8 @@ MACHINE_SECTIONS: Mapping[str, str] = {
     "devices": "for d in /dev/kfd /dev/dri/renderD*; do [ -e $d ] || continue; "
     '[ -r $d ] && [ -w $d ] && m=open || m=closed; stat -c "%n %g %G $m" $d; done',
     "memlock": "ulimit -l",
-    "memory": "cat /proc/meminfo; cd /sys/fs/cgroup && cat memory.max memory.current 2>/dev/null",  # of a container
+    "memory": "cat /proc/meminfo; cd /sys/fs/cgroup && cat memory.max memory.current 2>/dev/null "
+    "&& grep -E '^(in)?active_file ' memory.stat",  # of a container
     "shm": "df -Pk /dev/shm",
     "numa memory": "cat /sys/devices/system/node/node*/meminfo",
     "numa balancing": "cat /proc/sys/kernel/numa_balancing",

@@ -21,7 +21,6 @@ from orchestrator.checkpoints.quantize.work_dir import QuantizationJob, WorkDir
 from orchestrator.checkpoints.quantize.workers import (
     QuantizationProgress,
     WorkerPool,
-    available_memory,
     container_command,
     local_command,
     quark_version,
@@ -35,6 +34,7 @@ from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.text import gb
 from orchestrator.core.validation import read_file
+from orchestrator.hosts.machine import available_memory
 from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.kernels.disk.tuner import group_id
 from orchestrator.plan.plan import Plan

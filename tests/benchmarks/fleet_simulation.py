@@ -323,7 +323,8 @@ def print_simulation(inputs: Inputs, nodes: int, node_days: float, seed: int) ->
         print(f"{layout.name:<20}{len(kept.servers):>8}{figures[0]:>26}{figures[1]:>26}", end="")
         print(f"{held(full):>16.2%}{short_of_nodes(kept):>9.3%}")
     default = replace(inputs, drain_bound_s=inputs.default_drain_bound_s)
-    for at_once, bounded in ((1, inputs), (nodes // 20, inputs), (nodes // 20, default)):
+    twentieth = max(nodes // 20, 1)
+    for at_once, bounded in ((1, inputs), (twentieth, inputs), (twentieth, default)):
         fleet = Fleet(inputs=bounded, layout=LAYOUTS[0], nodes=nodes, spares=spares, rng=random.Random(seed))
         fleet.update(at_once).run()
         assert fleet.updated_after_s is not None

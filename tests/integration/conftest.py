@@ -39,7 +39,7 @@ FORKED_RANKS = Path(__file__).parents[1] / "support/forked_ranks"
 def forked_ranks() -> Iterator[None]:
     """Let real servers fork their processes: a start costs a third of the CPU time of one that spawns them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(FORKED_RANKS))
+        patch.setenv("PYTHONPATH", str(FORKED_RANKS), prepend=os.pathsep)
         yield
 
 

@@ -129,6 +129,16 @@ def test_answers_without_ids_are_replaced_and_the_result_says_so(tmp_path: Path)
     assert point.succeeded == point.requests
     assert point.sessions is not None
     assert point.sessions.next_prompts.startswith("drawn tokens in place of 12 answers")
+    assert point.sessions.drawn_share == 1.0
+
+
+def test_a_failed_request_is_no_drawn_answer(tmp_path: Path) -> None:
+    """One in ten thousand made the achievable hit rate that of a load without any answer in its cache."""
+    script = Script(prefixes=set(), answer=lambda number: Answer(status=500 if number == 2 else 200))
+    point = replay(script, tmp_path, Workload(sessions=SHAPE, concurrency=1, **QUICK))
+    assert (point.requests - point.succeeded, point.sessions and point.sessions.drawn_share) == (1, 0.0)
+    assert point.sessions is not None
+    assert point.sessions.next_prompts == "the answers of the server, and new tokens"
 
 
 def test_think_time_is_honored_up_to_its_bound(tmp_path: Path) -> None:
@@ -226,7 +236,7 @@ def test_the_memory_of_a_replay_grows_by_little_more_than_the_records_of_its_req
     def peak(requests: int) -> int:
         nothing = Forgetful()
         script = Script(pinned=nothing, bodies=nothing, heads=nothing, exchanges=nothing)
-        trace = mooncake(tmp_path, *[at(0, [1], input_length=20, output_length=50)] * requests)
+        trace = mooncake(tmp_path, *[at(0, [1], input_length=20, output_length=500)] * requests)
         workload = Workload(trace=trace, concurrency=8, **QUICK)
         with scripted(script) as server:
             request = order_of(server.url, tmp_path / str(requests), workload=workload, source=open_sessions(workload))
@@ -238,8 +248,8 @@ def test_the_memory_of_a_replay_grows_by_little_more_than_the_records_of_its_req
                 tracemalloc.stop()
 
     peak(20)
-    small, large = peak(200), peak(800)
-    assert (large - small) / 600 < 1800
+    small, large = peak(50), peak(150)
+    assert (large - small) / 100 < 1800
 
 
 def test_a_load_with_a_duration_does_not_wait_for_its_next_request(tmp_path: Path) -> None:

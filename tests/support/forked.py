@@ -157,10 +157,11 @@ class Forks:
 def forking(folder: Path) -> Iterator[Forks]:
     """A process to fork from, for as long as the block lasts."""
     address = folder / "forks"
-    with subprocesses.start([sys.executable, __file__, str(address)], tied=True) as program:
+    log, argv = folder / "forks.log", [sys.executable, __file__, str(address)]
+    with log.open("wb") as output, subprocesses.start(argv, output=output, tied=True) as program:
         deadline = time.monotonic() + BOUND
         while not address.exists():
-            assert program.code is None
+            assert program.code is None, log.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.02)
         yield Forks(address)

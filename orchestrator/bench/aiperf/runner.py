@@ -21,7 +21,7 @@ from orchestrator.bench.aiperf.config import (
 )
 from orchestrator.bench.aiperf.export import EXPORT, AiperfExport, parse_export, with_export
 from orchestrator.bench.load_generator import LoadResult, PlannedLoad, PlannedSession
-from orchestrator.bench.result import DRAWN_ANSWERS, BenchEnding, Point
+from orchestrator.bench.result import BenchEnding, Point
 from orchestrator.bench.run_point import PointRunner, WarmUp
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
@@ -34,7 +34,7 @@ from orchestrator.core.secrets import Secret, redact
 from orchestrator.hosts.venvs.venv import ensure_venv
 
 CLIENT: Final = f"aiperf {VERSION}"
-_NEXT_PROMPTS: Final = f"the recorded blocks, or {DRAWN_ANSWERS} answers"
+_NEXT_PROMPTS: Final = "the recorded blocks, or drawn tokens in place of answers"
 _POLL_S: Final = 0.2
 _GRACE_S: Final = 10.0  # after Ctrl-C
 _TAIL: Final = 12

@@ -7,6 +7,7 @@ The order depends on how fast the server is, which is unknown before the run: ea
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count
+from random import Random
 from typing import Final
 
 from orchestrator.bench.traces.request import TraceRequest, Tree
@@ -24,16 +25,17 @@ def cache_accesses(
     concurrency: int | None = None,
     max_delay_s: float | None = None,
     warmup_requests: int = 0,
-    drawn_answers: bool = False,
+    drawn_share: float = 0.0,
 ) -> Iterator[CacheAccess]:
     """Yield the accesses of the sessions: `concurrency` of them at a time, or each at its recorded arrival.
 
-    Only the sessions that run at the same time are in memory. Delays count up to `max_delay_s`. With `drawn_answers` a
-    later prompt has other tokens in place of the server's answer.
+    Only the sessions that run at the same time are in memory. Delays count up to `max_delay_s`. For `drawn_share` of
+    the answers, 0 to 1, later prompts have other tokens; they are chosen at random, always the same ones.
     """
     longest = float("inf") if max_delay_s is None else max_delay_s
+    choices = Random(0)  # noqa: S311 - not for security
     for number, (running, index) in enumerate(_in_order(trees, concurrency=concurrency, max_delay_s=longest)):
-        prompt, held = running.blocks(index, drawn_answers=drawn_answers)
+        prompt, held = running.blocks(index, is_drawn=choices.random() < drawn_share)
         session = running.tree[0].session
         yield CacheAccess(prompt=prompt, held=held, session=session, counted=number >= warmup_requests)
 
@@ -73,8 +75,11 @@ class _RunningTree:
             if not self._waits[follower]:
                 yield follower
 
-    def blocks(self, index: int, *, drawn_answers: bool) -> tuple[list[Block], list[Block]]:
-        """Return the blocks of a prompt, and with its output; the requests are asked for in the order of sending."""
+    def blocks(self, index: int, *, is_drawn: bool) -> tuple[list[Block], list[Block]]:
+        """Return the blocks of a prompt, and with its output; the requests are asked for in the order of sending.
+
+        With `is_drawn`, the later prompts of the session have other tokens in place of the output.
+        """
         request = self.tree[index]
         prompt = self._contexts.pop(request.session, [])
         if request.continues:
@@ -83,9 +88,9 @@ class _RunningTree:
         else:
             prompt = _recorded_blocks(request)
         is_continued = (request.session, request.position) in self._continued
-        if is_continued and drawn_answers:
+        if is_continued and is_drawn:
             self._contexts[request.session] = prompt
-        if drawn_answers or not is_continued:
+        if is_drawn or not is_continued:
             return prompt, [*prompt, (None, request.output_tokens)]
         held = self._contexts[request.session] = _extended(prompt, request.position, request.output_tokens)
         return prompt, held

@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -94,15 +94,6 @@ def quark_version(image: str) -> str:
             hint="build an image `FROM` it with `RUN python3 -m pip install amd-quark==0.13`, and use it: `--image`",
         )
     return result.stdout.strip()
-
-
-def available_memory() -> int | None:
-    """Return the bytes of memory available without swapping; None if the kernel does not report them."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return None
 
 
 def run_workers(

@@ -185,11 +185,11 @@ def _require_match(archive: KernelArchive, use: KernelUse) -> None:
 def require_archive(plan: Plan, host_ref: HostRef) -> None:
     """Raise KernelsError, before any build or download, if the named archive is missing, damaged or for another GPU.
 
-    Not for one in a registry or of an image, nor in a cluster, where the image of the server may have its kernels.
+    Not for one in a registry, nor in a cluster for a server in a container: its image may have the kernels.
     """
     reference = plan.engine.compiled_kernels
-    elsewhere = plan.prebuilt_image or not runtime_class(plan.runtime).is_local
-    if reference is None or reference.startswith(OCI) or elsewhere:
+    in_container = runtime_class(plan.runtime).cluster_managed or (plan.slurm and plan.slurm.container != "none")
+    if reference is None or reference.startswith(OCI) or plan.prebuilt_image or in_container:
         return
     archive = named_archive(reference, host_ref)
     own = archive.receipt

@@ -66,7 +66,6 @@ def up(
         first = decide_beforehand(request, source, host_ref)
         key = find_key()
     plan = first.plan
-    require_archive(plan, host_ref)
     name = request.name or plan.profile
     report_warnings(plan, name=name)
     if not source.decided:
@@ -75,6 +74,7 @@ def up(
         on_locked(servers)
         if (already := _already_up(servers, name, plan=plan, request=request)) is not None:
             return already
+        require_archive(plan, host_ref)
         running = _server_to_roll(servers, name, plan=plan, request=request)
         before = require_host(plan, servers, name, host_ref, stage=request.stage)
         prepared = prepare_start(request, source, first, host_ref)
@@ -95,10 +95,10 @@ def up(
             with _recovery_hint(servers, name, recovery_command):
                 _stop_old(servers, name, request)
                 room.close()
-                read_weights_ahead(made.plan, host_ref)
                 machine = require_ready_host(made.plan, host_ref, before)
                 start = replace(start, records={**records, "preflight.json": redact_data(machine.to_dict())})
-                done = bring_up(start, servers)
+                with read_weights_ahead(made.plan, host_ref):
+                    done = bring_up(start, servers)
             kernels.save()
             return done
 

@@ -23,7 +23,8 @@ if sys.orig_argv[1:3] == ["-m", "sglang.launch_server"]:  # not the scripted eng
         return receive(socket, flags)
 
     def run_frugally(process: BaseProcess) -> None:
-        controls = getattr(process, "_target").__name__ == "run_data_parallel_controller_process"  # noqa: B009
+        target = getattr(process, "_target")  # noqa: B009
+        controls = getattr(target, "__name__", "") == "run_data_parallel_controller_process"
         zmq.Socket.recv_pyobj = wait_and_receive if controls else receive
         run(process)
 

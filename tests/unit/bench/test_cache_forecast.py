@@ -1,5 +1,6 @@
 """The hit rate that a load can reach: of a workload, of a trace, and the order in which a trace is sent."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -8,11 +9,9 @@ import pytest
 
 from orchestrator.bench import cache_forecast
 from orchestrator.bench.cache_forecast import (
+    PointForecasts,
     forecast_cache,
     forecast_load,
-    forecast_point,
-    has_own_forecast,
-    with_achievable,
 )
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.endpoint import Endpoint
@@ -130,9 +129,9 @@ def test_the_steps_of_a_forecast_grow_with_the_turns_and_not_with_their_square(m
     assert 0.1 < exact.at(20_000) < exact.at(40_000) < exact.unlimited - 0.01
 
 
-def sent(requests: int, next_prompts: str = "the answers of the server, and new tokens") -> Point:
+def sent(requests: int, drawn_share: float = 0.0) -> Point:
     load = SessionLoad(
-        sessions=12, subagents=0, warmup_requests=0, dropped_requests=0, next_prompts=next_prompts, speed=None
+        sessions=12, subagents=0, warmup_requests=0, dropped_requests=0, next_prompts="", drawn_share=drawn_share
     )
     return Point(
         label="closed-12", arrivals="closed", ending=BenchEnding.COMPLETE, started_at="", requests=requests,
@@ -141,28 +140,61 @@ def sent(requests: int, next_prompts: str = "the answers of the server, and new 
     )  # fmt: skip
 
 
+CLOSED = Workload(sessions=SHAPE, load="closed", concurrency=12, duration_s=1.0)
+SESSIONS = open_sessions(CLOSED)
+assert SESSIONS is not None
+ALL = SESSIONS.totals.requests
+
+
+def forecasts(cache_tokens: int | None = 1 << 20) -> PointForecasts:
+    server = endpoint(cache_tokens=cache_tokens)
+    forecast = forecast_load(CLOSED, SESSIONS, server)
+    return PointForecasts(workload=CLOSED, source=SESSIONS, endpoint=server, forecast=forecast)
+
+
+def achievable(point: Point) -> float | None:
+    assert point.cache is not None
+    return point.cache.achievable_share
+
+
+def own_share(point: Point) -> float:
+    (found,) = asyncio.run(forecasts().complete((point,), lambda _text, _far: None))
+    share = achievable(found)
+    assert share is not None
+    return share
+
+
 def test_the_prompts_that_were_sent_are_judged_a_part_of_the_sessions_or_drawn_answers() -> None:
     """The first prompts of a session are new: a part of a trace cannot reach the hit rate of the whole."""
-    workload = Workload(sessions=SHAPE, load="closed", concurrency=12, duration_s=1.0)
-    source, server = open_sessions(workload), endpoint(cache_tokens=1 << 20)
-    assert source is not None
-    every = source.totals.requests
+    whole = achievable(forecasts().with_known(sent(ALL)))
+    assert whole == own_share(sent(ALL))
+    assert achievable(forecasts().with_known(sent(12))) is None
+    assert own_share(sent(12)) < whole - 0.1
+    assert achievable(forecasts().with_known(sent(ALL, 1.0))) is None
+    assert SESSIONS is not None
+    prompts = SESSIONS.totals.input_tokens
+    answers = 30 * SESSIONS.totals.continued  # of 30 tokens each, in as many later prompts as follow
+    assert own_share(sent(ALL, 1.0)) < whole - answers / prompts + 0.02
 
-    def share(point: Point) -> float:
-        cache = forecast_point(point, workload, source, server).cache
-        assert cache is not None
-        assert cache.achievable_share is not None
-        return cache.achievable_share
 
-    assert not has_own_forecast(sent(every), workload, source)
-    assert not has_own_forecast(sent(12), PREFIXES, None)
-    assert has_own_forecast(sent(12), workload, source)
-    assert share(sent(12)) < share(sent(every)) - 0.1
-    drawn = sent(every, "drawn tokens in place of 99 answers whose token ids the endpoint did not return")
-    assert has_own_forecast(drawn, workload, source)
-    prompts = source.totals.input_tokens
-    answers = 30 * source.totals.continued  # of 30 tokens each, in as many later prompts as follow
-    assert share(drawn) < share(sent(every)) - answers / prompts + 0.02
+def test_one_drawn_answer_is_not_all() -> None:
+    whole, few, drawn = (own_share(sent(ALL, share)) for share in (0.0, 0.2, 1.0))
+    assert drawn < few < whole
+    assert whole - few < (whole - drawn) / 2
+
+
+def test_a_hit_rate_is_computed_once_for_equal_loads_and_not_without_the_size_of_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[str] = []
+    points = (sent(12), replace(sent(12), label="x2"), sent(ALL, 1.0), forecasts().with_known(sent(ALL)))
+    one, two, drawn, known = asyncio.run(forecasts().complete(points, lambda text, _far: shown.append(text)))
+    assert shown == ["closed-12: computing the achievable hit rate"] * 2
+    assert achievable(one) == achievable(two) != achievable(drawn)
+    assert known == points[-1]
+    unsized = forecasts(cache_tokens=None)
+    monkeypatch.setattr(cache_forecast, "hit_rates", None)
+    assert asyncio.run(unsized.complete(points, lambda _text, _far: None)) == points
 
 
 def test_an_estimate_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,10 +273,11 @@ def test_a_point_carries_the_rate_beside_the_measured_one() -> None:
     )  # fmt: skip
     found = forecast_load(PREFIXES, None, endpoint(cache_tokens=8_000))
     assert found is not None
-    marked = with_achievable(point, found)
-    assert marked.cache is not None
-    assert marked.cache.achievable_share == found.share
-    assert with_achievable(replace(point, cache=None), found).cache is None
+    of_point = PointForecasts(
+        workload=PREFIXES, source=None, endpoint=endpoint(cache_tokens=8_000), forecast=found
+    ).with_known
+    assert achievable(of_point(point)) == found.share
+    assert of_point(replace(point, cache=None)).cache is None
 
 
 def test_the_forecast_of_a_workload_with_sessions_leaves_the_warm_up_out() -> None:

@@ -159,7 +159,13 @@ def test_a_model_beyond_the_memory_of_a_host_without_gpus_is_refused(
 
 def test_the_memory_of_a_host_without_gpus_is_what_is_available(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "MemTotal:       65536 kB\nMemFree:  1 kB\nMemAvailable:   40000 kB\n"
-    for limit, available in (("", 40000 << 10), ("max\n9999\n", 40000 << 10), ("3145728\n2097152\n", 1 << 20)):
+    cached = "active_file 262144\ninactive_file 262144\n"  # evicted before anything else
+    for limit, available in (
+        ("", 40000 << 10),
+        ("max\n9999\n" + cached, 40000 << 10),
+        ("3145728\n2097152\n", 1 << 20),
+        ("3145728\n2097152\n" + cached, 3 << 19),
+    ):
         look = Survey({"memory": Section(0, text + limit)})
         monkeypatch.setattr(host_profile, "survey", lambda *_, look=look: look)
         assert detect_hardware(no_docker, Catalog.of(home)).memory == available

@@ -16,6 +16,7 @@ from orchestrator.kernels.disk.kernel_folders import KernelFolders
 from orchestrator.plan.lock import plan_lines
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
+from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.render.artifacts import Artifacts, Command
 from orchestrator.runtimes import caches as caches_of_runtimes
 from orchestrator.runtimes import runtime_class
@@ -170,8 +171,12 @@ def test_an_archive_is_looked_at_before_anything_is_built(plan: Plan, tmp_path: 
     )  # fmt: skip
     with pytest.raises(KernelsError, match="No such file"):
         preview(request, Home(tmp_path))
-    for each in (replace(plan, runtime="kubernetes"), replace(plan, prebuilt_image="me/image")):  # the image has them
-        require_archive(named(each, reference), host_ref)
+    slurm = replace(plan, runtime="slurm", slurm=SlurmSection())
+    with pytest.raises(KernelsError, match="No such file"):
+        require_archive(named(slurm, reference), host_ref)
+    contained = replace(slurm, slurm=SlurmSection(container="apptainer"))
+    for each in (contained, replace(plan, runtime="kubernetes"), replace(plan, prebuilt_image="me/image")):
+        require_archive(named(each, reference), host_ref)  # the image has them
 
 
 def test_in_a_cluster_the_driver_of_the_node_is_not_compared(plan: Plan, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -12,7 +12,7 @@ import pytest
 from kernel_samples import FUSED_TP8, every_bucket
 from run_samples import past_run, request_of
 
-from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.errors import DeployError, HostError, KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.survey import Runner
@@ -26,7 +26,7 @@ from orchestrator.runtimes.base import PreparedRun
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start import decisions, host, up
-from orchestrator.servers.start.launch import StartSpec
+from orchestrator.servers.start.launch import StartSpec, UpResult
 from orchestrator.servers.start.request import UpRequest
 
 
@@ -72,24 +72,30 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
 
 
 def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """The plan that is started, where everything that a start makes is there at once."""
+    """The plan that is started."""
     started: list[Plan] = []
 
     def bring_up(start: StartSpec, _servers: Servers) -> NoReturn:
         started.append(start.artifacts.plan)
         raise Reached
 
+    with pytest.raises(Reached):
+        brought_up(request, home, monkeypatch, bring_up=bring_up, require_ready_host=lambda plan, *_: _ready(plan))
+    return started[0]
+
+
+def brought_up(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch, **steps: Callable[..., object]) -> None:
+    """Start where everything that a start makes is there at once; `steps` replace those of `up`."""
     monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
-    monkeypatch.setattr(up, "require_ready_host", lambda plan, *_: _ready(plan))
-    monkeypatch.setattr(up, "bring_up", bring_up)
+    for name, step in steps.items():
+        monkeypatch.setattr(up, name, step)
+    monkeypatch.setattr(host, "available_memory", lambda: 0)
     monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: PreparedRun(artifacts=artifacts, records={}))
     monkeypatch.setattr(decisions, "engine_files", lambda *_, **__: {})
     monkeypatch.setattr(decisions, "ensure_checkpoint", lambda *_, **__: None)
     monkeypatch.setattr(decisions, "prepare_overlay", lambda *_: None)
     monkeypatch.setattr(decisions, "require_tuned", lambda *_: None)
-    with pytest.raises(Reached):
-        up.up(request, home)
-    return started[0]
+    up.up(request, home)
 
 
 def test_a_start_decides_twice_and_finally_with_what_was_made_on_the_way(
@@ -129,6 +135,50 @@ def test_a_run_that_is_repeated_is_not_decided_at_all(
     decided.clear()
     plan = prepared(request_of(run=str(run.path)), home, monkeypatch)
     assert (plan.server.port, decided) == (7, [])
+
+
+def test_the_weights_are_read_ahead_after_the_survey_and_until_the_start_ends(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the survey, the page cache looked used; after a failed start, the thread read beside the next one."""
+    steps: list[str] = []
+
+    @contextmanager
+    def read_ahead(_directory: Path, room: int) -> Iterator[None]:
+        steps.append(f"reads {room}")
+        try:
+            yield
+        finally:
+            steps.append("ended")
+
+    def require_ready_host(plan: Plan, *_: object) -> SimpleNamespace:
+        steps.append("surveyed")
+        return _ready(plan)
+
+    def bring_up(*_: object) -> NoReturn:
+        steps.append("started")
+        raise HostError("failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "read_ahead", read_ahead)
+        patched.setattr(decisions, "make_table", lambda *_, **__: False)
+        with pytest.raises(HostError, match="failed"):
+            brought_up(
+                request_of("runtime=process"), home, patched, bring_up=bring_up, require_ready_host=require_ready_host
+            )
+    assert steps == ["surveyed", "reads 0", "started", "ended"]
+
+
+def test_a_missing_archive_is_refused_before_the_host_is_inspected_and_not_for_a_server_that_runs(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(f"engine.compiled_kernels={home.root}/moved.tar.gz@sha256:{'0' * 64}")
+    monkeypatch.setattr(up, "require_host", None)
+    with pytest.raises(KernelsError, match="No such file"):
+        up.up(request, home)
+    healthy = cast("UpResult", SimpleNamespace())
+    monkeypatch.setattr(up, "_already_up", lambda *_, **__: healthy)
+    assert up.up(request, home) is healthy
 
 
 def machine(**sections: str) -> Runner:
