@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import weakref
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import IO, Generic, TypeVar, overload
@@ -17,16 +18,13 @@ class ChunkFile:
         self._file: IO[bytes] | None = None
         self._size = 0
 
-    def __del__(self) -> None:
-        """Close the file, which has no name."""
-        if self._file is not None:
-            self._file.close()
-
     def save(self, values: "array[Value]") -> Sequence[Value]:
         """Return a sequence of the values that reads them again; the values themselves if the disk is full."""
         content = values.tobytes()
         try:
-            self._file = self._file or tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see `__del__`
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed with this object
+                weakref.finalize(self, self._file.close)  # in a reference cycle, `__del__` may come after the file's
             written = os.pwrite(self._file.fileno(), content, self._size)
         except OSError:
             return values

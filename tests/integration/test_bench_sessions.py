@@ -1,11 +1,13 @@
 """Traces and sessions replayed against a scripted server with a prefix cache: order, times, prompts, counts."""
 
+import asyncio
 import json
 import time
 import tracemalloc
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from cpu_server import CpuServer
@@ -14,6 +16,7 @@ from scripted_server import Answer, Exchange, Script, answer_ids, scripted
 
 from orchestrator.bench import run_point
 from orchestrator.bench.benchmark import measure
+from orchestrator.bench.cache_forecast import PointForecasts
 from orchestrator.bench.energy import EnergyReading
 from orchestrator.bench.load_generator import Request
 from orchestrator.bench.result import BenchEnding, Point
@@ -139,6 +142,26 @@ def test_a_failed_request_is_no_drawn_answer(tmp_path: Path) -> None:
     assert (point.requests - point.succeeded, point.sessions and point.sessions.drawn_share) == (1, 0.0)
     assert point.sessions is not None
     assert point.sessions.next_prompts == "the answers of the server, and new tokens"
+
+
+def test_an_interrupted_forecast_is_computed_by_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted(*_: object) -> NoReturn:
+        raise asyncio.CancelledError
+
+    workload = Workload(sessions=SHAPE, concurrency=2, **QUICK)
+    with scripted(Script(prefixes=set(), returns_ids=False)) as server:
+        request = order_of(server.url, tmp_path / "result", workload=workload, source=open_sessions(workload))
+        with monkeypatch.context() as patched:
+            patched.setattr(PointForecasts, "complete", interrupted)
+            cut = measure(request, lambda _text, _far: None)
+        whole = measure(replace(request, previous=cut), lambda _text, _far: None)
+    assert (cut.ending, whole.ending) == (BenchEnding.INTERRUPTED, BenchEnding.COMPLETE)
+    before, after = only(cut), only(whole)
+    assert before.cache is not None
+    assert after.cache is not None
+    assert (before.ending, before.cache.achievable_share) == (BenchEnding.COMPLETE, None)
+    assert after.cache.achievable_share is not None
+    assert after.started_at == before.started_at
 
 
 def test_think_time_is_honored_up_to_its_bound(tmp_path: Path) -> None:

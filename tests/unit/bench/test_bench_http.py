@@ -215,6 +215,17 @@ def test_a_key_that_an_endpoint_repeats_in_its_error_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(
+    ("counts", "kept"), [([None] * 6, ()), ([None, 2, 3], ()), ([1, 2, 3], (1, 2, 3)), ([2, 5], (2, 5))]
+)
+def test_counts_that_an_endpoint_does_not_report_take_no_memory(
+    counts: list[int | None], kept: tuple[int, ...]
+) -> None:
+    connections = Connections(Address.from_url("http://node:1"), key=None, clock=float)
+    sender = _Sender(connections, PlannedLoad(sessions=[], concurrency=1, timeout_s=1))
+    assert tuple(sender._compact(counts)) == kept
+
+
+@pytest.mark.parametrize(
     "url", ["http://" + "a" * 64, "http://a..b", "http://x:99999", "http://[::1", "http://", "ftp://x"]
 )
 def test_what_is_no_address_of_an_endpoint_is_refused(url: str) -> None:
