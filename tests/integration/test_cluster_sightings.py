@@ -49,7 +49,7 @@ def home_with(folder: Path, *contexts: str | None) -> Home:
     """From which a server was started in each of these clusters."""
     home = Home(folder / "home")
     for context in contexts:
-        run = home.runs / f"in-{context}" / "20261122T000000Z-00000000"
+        run = home.runs / f"in-{context or 'current'}" / "20261122T000000Z-00000000"
         run.mkdir(parents=True)
         (run / "plan.json").write_text(json.dumps({"kubernetes": {"context": context, "namespace": "default"}}))
         (run / "plan.json").chmod(0o600)
