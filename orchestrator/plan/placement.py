@@ -104,6 +104,22 @@ def servers_are_equal(context: "RuleContext") -> Iterator[Problem]:
         )
 
 
+def replicas_join_no_gateway(context: "RuleContext") -> Iterator[Problem]:
+    """Check that replicas, which have a gateway, join no other."""
+    if server_count(context.profile) > 1:
+        yield from joins_no_gateway(context)
+
+
+def joins_no_gateway(context: "RuleContext") -> Iterator[Problem]:
+    """Refuse `server.gateway`, for a runtime whose servers the gateway of another server does not reach."""
+    if context.profile.server.gateway is not None:
+        yield Problem(
+            "only a single server of the runtimes `docker` and `process` can join the gateway of another one",
+            context.location("server", "gateway"),
+            "`--set server.gateway=null`",
+        )
+
+
 def replicas_have_ports(context: "RuleContext") -> Iterator[Problem]:
     """Check that each replica has its own ports; an option that sets a port would apply to all replicas."""
     profile, count = context.profile, server_count(context.profile)

@@ -29,7 +29,7 @@ def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = Tru
                 seconds = grace_of(servers, name) if drain is None else drain
                 if seconds:
                     say(f"stopping `{name}`: waiting up to {seconds:g} s for its requests")
-                drain_and_stop(servers.runtime(handle), handle, home=servers.home, seconds=seconds, reason="stopped")
+                drain_and_stop(servers, handle, seconds=seconds, reason="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
             wait_until_released(plan, resolve_host_ref(plan.runtime, servers.home, host))
 

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 from orchestrator.core.console import note, say
 from orchestrator.core.errors import DeployError, UsageError
-from orchestrator.core.paths import Home
 from orchestrator.core.signals import start_thread_without_signals
 from orchestrator.engine.drain import RequestTally, ServerRequests, UnknownLoadError
 from orchestrator.runtimes.base import Status
@@ -19,7 +18,7 @@ from orchestrator.runtimes.replicas import replica_name
 from orchestrator.servers.exit_record import stop_server
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.join import leave
-from orchestrator.servers.servers import api_key
+from orchestrator.servers.servers import Servers, api_key
 
 _POLL: Final = 0.2  # seconds
 _EXIT: Final = 10.0  # seconds for sglang to exit after its last request: it looks every 5 s
@@ -111,17 +110,18 @@ class Drain:
         self._expired.set()
 
 
-def drain_and_stop(runtime: ServerGroup, server: RunningServer, *, home: Home, seconds: float, reason: str) -> None:
+def drain_and_stop(servers: Servers, server: RunningServer, *, seconds: float, reason: str) -> None:
     """Stop a server when its requests have ended, at most after `seconds`; see `stop_server`."""
+    runtime = servers.runtime(server)
     most = runtime.max_drain(server)
     if most is not None and seconds > most:
         note(f"`{server.name}` aborts its requests after {most:g} s, `timeouts.termination_grace` of its plan")
         seconds = most
     with Drain(runtime, server, seconds=seconds) as drain:
-        leave(server)
+        leave(server, servers, seconds=seconds)
         if seconds <= 0:
             drain.abort()
-        stop_server(runtime, server, home=home, grace=drain.grace, reason=reason)
+        stop_server(runtime, server, home=servers.home, grace=drain.grace, reason=reason)
 
 
 def _key_variable(engine: RunningServer) -> str | None:

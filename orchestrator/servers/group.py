@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from orchestrator.plan.plan import Plan
     from orchestrator.render.artifacts import Artifacts
 
-JOINED_FILE: Final = "joined.json"  # of a server: the gateway of another one that it joined
 NO_GATEWAY: Final = ServerState(status=Status.EXITED, detail="the gateway was not started")
 _PAUSE: Final = 0.2  # seconds between two reads of the logs of replicas
 
@@ -67,11 +66,6 @@ class RunningServer(Unit):
     def require_plan(self) -> Plan:
         """Return the plan of the newest run. Raises StartError if it is not in this home."""
         return require_plan(self.run, self.name)
-
-    @property
-    def joined_url(self) -> str:
-        """URL of the gateway of another server that routes to this one; "" if none does."""
-        return "" if self.replicas else str(self.run.read(JOINED_FILE).get("url", ""))
 
     @property
     def has_roles(self) -> bool:

@@ -158,6 +158,13 @@ class Servers:
         """Return a listed server with its runtime and run directory."""
         return Server(found=found, runtime=self.runtime(found), run=self.run_of(found))
 
+    def gateway_of(self, server: RunningServer) -> RunningServer | None:
+        """Return the running server whose gateway the plan of `server` names; None if there is none."""
+        if (plan := server.plan) is None or plan.server.gateway is None:
+            return None
+        found = self.find(plan.server.gateway)
+        return next((each for each in found if each.replicas and each.state.status is Status.RUNNING), None)
+
     def runtime(self, handle: RunningServer) -> ServerGroup:
         """Return the runtime of a server."""
         return self.runtimes[handle.runtime]

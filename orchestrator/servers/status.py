@@ -52,8 +52,9 @@ def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple
     handles = servers.find(name)
     for handle in handles:
         warn_of_version(handle.run)
+    found = [(handle, servers.gateway_of(handle)) for handle in handles]
     with ThreadPool(_MAX_PARALLEL) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
-        return tuple(pool.map(lambda handle: _status(servers, handle, ask=check_health), handles, chunksize=1))
+        return tuple(pool.map(lambda each: _status(servers, *each, ask=check_health), found, chunksize=1))
 
 
 def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, named: bool) -> None:
@@ -66,13 +67,16 @@ def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, named: b
     if not named:
         return
     for server in found:
-        servers.open(server.name).require_running()
+        opened = servers.open(server.name)
+        opened.require_running()
         if server.health == "unhealthy":
             count = len(server.replicas)
             why = f"not all {count} replicas are healthy at its gateway" if count else "it does not respond"
             reason = server.detail or why
+            without_gateway = opened.plan is not None and reason == _unrouted(opened.found, None)
+            cause = opened.plan.server.gateway if opened.plan and without_gateway else server.name
             raise SmokeError(
-                f"`{server.name}` is running but unhealthy: {reason}", hint=RESTART_HINT.format(name=server.name)
+                f"`{server.name}` is running but unhealthy: {reason}", hint=RESTART_HINT.format(name=cause)
             )
 
 
@@ -97,33 +101,38 @@ def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> 
     )
 
 
-def _status(servers: Servers, handle: RunningServer, *, ask: bool) -> ServerStatus:
+def _status(servers: Servers, handle: RunningServer, gateway: RunningServer | None, *, ask: bool) -> ServerStatus:
     state = handle.state
     asked = ask and state.status is Status.RUNNING
     looked = asked or (
         handle.replicas and state.status is Status.RUNNING
     )  # the state of replicas is known from the listing
     lost = dead_processes(servers.runtime(handle), handle) if looked else ""
-    lost = lost or (_unrouted(handle) if asked else "")
+    unrouted = _unrouted(handle, gateway) if asked else ""
+    lost = lost or unrouted
     health = "unhealthy" if lost else _health(handle) if asked else ""
-    whole = _told(handle, state, health=health, detail=lost or state.detail)
+    reached = handle if gateway is None or unrouted else gateway
+    whole = _told(handle, state, health=health, detail=lost or state.detail, reached=reached)
     return replace(whole, replicas=tuple(_of_replica(server, server.state) for server in handle.replicas))
 
 
 def _of_replica(server: RunningServer, state: ServerState) -> ServerStatus:
     start, folder = RunDir(run_dir_of(server)), Path(server.run_dir).name
-    told = _told(server, state, health="", detail=state.detail)
+    told = _told(server, state, health="", detail=state.detail, reached=server)
     return replace(told, name=f"{server.name}/{folder}", plan=start.digest or server.plan_digest)
 
 
-def _told(handle: RunningServer, state: ServerState, *, health: str, detail: str) -> ServerStatus:
+def _told(
+    handle: RunningServer, state: ServerState, *, health: str, detail: str, reached: RunningServer
+) -> ServerStatus:
+    """Return the status of a server whose requests go to `reached`: itself, or one whose gateway routes to it."""
     return ServerStatus(
         name=handle.name,
         profile=handle.profile,
         runtime=handle.runtime,
         status=state.status,
         health=health,
-        url=handle.service_url or handle.joined_url or handle.url,  # a tunnel of this command closes with it
+        url=reached.service_url or reached.url,  # a tunnel of this command closes with it
         plan=handle.plan_digest,
         started_at=state.started_at,
         ended_at=state.ended_at,
@@ -162,12 +171,10 @@ def startup_text(server: ServerStatus) -> str:
     return f"`{server.name}` took {total:.0f} s to start: {', '.join(shares)}" if total else ""
 
 
-def _unrouted(handle: RunningServer) -> str:
-    if not handle.joined_url:
-        return ""
+def _unrouted(handle: RunningServer, gateway: RunningServer | None) -> str:
     from orchestrator.servers.rollout.join import unrouted  # noqa: PLC0415 - as in `_health`
 
-    return unrouted(handle)
+    return unrouted(handle, gateway)
 
 
 def _health(handle: RunningServer) -> str:

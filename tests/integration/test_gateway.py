@@ -141,7 +141,8 @@ def test_a_second_model_joins_the_gateway_and_each_goes_without_the_other(pair: 
     assert (early.returncode, "no server `pair` found" in early.stderr) == (6, True), early.stderr
     pair.up()
     same = pair.deploy.run(*pair.words(*own, name="second"))
-    assert (same.returncode, "both serve the model `tiny`" in same.stderr) == (6, True), same.stderr
+    assert (same.returncode, "it routes another model `tiny`" in same.stderr) == (6, True), same.stderr
+    assert "started `second`" not in early.stderr + same.stderr, "refused before anything is started"
     second = pair.words(*own, "model.served_name=second", name="second")
     joined = pair.deploy.run(*second)
     assert joined.returncode == 0, joined.stderr
@@ -164,7 +165,12 @@ def test_a_second_model_joins_the_gateway_and_each_goes_without_the_other(pair: 
     assert pair.deploy.run(*second).returncode == 0
     assert pair.deploy.run("down", NAME).returncode == 0
     alone = pair.deploy.run("status", "second")
-    assert (alone.returncode, "the gateway of `pair` does not route to it" in alone.stderr) == (8, True), alone.stderr
+    assert (alone.returncode, "the gateway of `pair` is not running" in alone.stderr) == (8, True), alone.stderr
+    assert "`deploy restart pair` restarts it" in alone.stderr
+    assert pair.url not in alone.stdout, "a URL that nothing answers"
+    assert "no server `pair` found" in pair.deploy.run(*second).stderr
+    again = pair.deploy.run("restart", "second")
+    assert (again.returncode, "no gateway routes to `second`" in again.stderr) == (0, True), again.stderr
     pair.up()
     assert pair.deploy.run("status", "second").returncode == 0, "a gateway that starts is joined again"
     with pair.client() as client:

@@ -271,7 +271,7 @@ def _up_request(sweep: Sweep, suggestion: Suggestion) -> UpRequest:
     return UpRequest(
         profile=request.profile,
         name=sweep.server,
-        overrides=(*request.overrides, *sweep.space.overrides(suggestion.point)),
+        overrides=(*request.overrides, *sweep.space.overrides(suggestion.point), "server.gateway=null"),
         host=request.host,
         image=None,
         replace=False,

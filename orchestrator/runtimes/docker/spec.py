@@ -10,14 +10,14 @@ from orchestrator.core.secrets import redact_data
 from orchestrator.images.build import build_image, found_image
 from orchestrator.images.client import find_docker
 from orchestrator.images.patch_drift import found_at_start, unexpected_patches
-from orchestrator.plan.placement import replicas_run_on_one_node
+from orchestrator.plan.placement import replicas_join_no_gateway, replicas_run_on_one_node
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.runtimes.docker.container import render, spec_of
 from orchestrator.runtimes.image import engine_in, has_image, image_of
 
-RULES: Final = (has_image, replicas_run_on_one_node)
+RULES: Final = (has_image, replicas_run_on_one_node, replicas_join_no_gateway)
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:

@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.core.errors import Problem
 from orchestrator.plan.build import RuntimeSettings
 from orchestrator.plan.patches import profile_patches
-from orchestrator.plan.placement import servers_are_equal
+from orchestrator.plan.placement import joins_no_gateway, servers_are_equal
 from orchestrator.plan.plan import Gateway, Plan
 from orchestrator.plan.rules import KEY_HINT, RuleContext
 from orchestrator.profiles.schema import Profile
@@ -92,6 +92,7 @@ RULES: Final = (
     config_is_unchanged,
     user_can_open_the_gpus,
     servers_are_equal,
+    joins_no_gateway,
     autoscaling_problems,
 )
 

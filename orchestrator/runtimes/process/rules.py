@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from orchestrator.core.errors import Problem
-from orchestrator.plan.placement import runs_on_one_node
+from orchestrator.plan.placement import replicas_join_no_gateway, runs_on_one_node
 from orchestrator.plan.rules import RuleContext
 
 
@@ -19,4 +19,4 @@ def has_interpreter(context: RuleContext) -> Iterator[Problem]:
         )
 
 
-RULES: Final = (has_interpreter, runs_on_one_node)
+RULES: Final = (has_interpreter, runs_on_one_node, replicas_join_no_gateway)

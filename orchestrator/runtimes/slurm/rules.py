@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.core.errors import Problem
 from orchestrator.core.secrets import looks_secret
 from orchestrator.plan.build import RuntimeSettings
-from orchestrator.plan.placement import servers_are_equal
+from orchestrator.plan.placement import joins_no_gateway, servers_are_equal
 from orchestrator.plan.rules import KEY_HINT, RuleContext
 from orchestrator.profiles.schema import Profile
 from orchestrator.profiles.slurm import SlurmSection
@@ -107,4 +107,11 @@ def options_are_free(context: RuleContext) -> Iterator[Problem]:
             )
 
 
-RULES: Final = (has_engine, address_is_routable, options_are_free, no_requeue_with_replicas, servers_are_equal)
+RULES: Final = (
+    has_engine,
+    address_is_routable,
+    options_are_free,
+    no_requeue_with_replicas,
+    servers_are_equal,
+    joins_no_gateway,
+)

@@ -75,24 +75,30 @@ def open_gateway_workers(
     if runtime.gateway_discovery:
         return DiscoveredWorkers(url=gateway.url, runtime=runtime)
     try:
-        workers = saved_workers(gateway.url, Path(gateway.log_dir), key=key)
+        workers = saved_workers(gateway, key=key, seconds=grace)
         workers.workers()
     except HostError as error:
         raise StartError(
             f"cannot change the workers of the gateway of `{gateway.name}`: {error.message}",
             hint=f"`deploy down {gateway.name}`, then repeat this command: it starts all replicas",
         ) from error
-    return replace(workers, drain_seconds=min(int(grace), _MAX_DRAIN_SECONDS), roles=_roles(plan))
+    return replace(workers, roles=_roles(plan))
 
 
-def saved_workers(url: str, log_dir: Path, *, key: Secret | None) -> "GatewayWorkers":
-    """Return the workers of a gateway whose control key is saved in its run directory. Raises HostError."""
-    file = log_dir / _FILE
+def saved_workers(
+    gateway: RunningServer, *, key: Secret | None = None, seconds: float = _MAX_DRAIN_SECONDS
+) -> "GatewayWorkers":
+    """Return the workers of a gateway whose control key is saved in its run directory. Raises HostError.
+
+    `key` is the API key of new workers, `seconds` how long the requests of a removed one may take.
+    """
+    file = Path(gateway.log_dir) / _FILE
     try:
         control_key = Secret(read_private(file).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise HostError(f"cannot read `{file}`") from error
-    return GatewayWorkers(url=url, control_key=control_key, key=key, drain_seconds=_MAX_DRAIN_SECONDS)
+    drain_seconds = min(int(seconds), _MAX_DRAIN_SECONDS)
+    return GatewayWorkers(url=gateway.url, control_key=control_key, key=key, drain_seconds=drain_seconds)
 
 
 def count_other_models(gateway: RunningServer) -> int:
@@ -100,7 +106,7 @@ def count_other_models(gateway: RunningServer) -> int:
     if (plan := gateway.plan) is None or not (Path(gateway.log_dir) / _FILE).is_file():
         return 0
     with suppress(HostError):
-        found = saved_workers(gateway.url, Path(gateway.log_dir), key=None).workers()
+        found = saved_workers(gateway).workers()
         return sum(each.ready and each.model not in {"", plan.model.served_name} for each in found)
     return 0
 

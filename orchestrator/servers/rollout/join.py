@@ -6,91 +6,100 @@ a server that starts joins, and a gateway that starts is joined again.
 """
 
 from contextlib import suppress
-from pathlib import Path
+from urllib.parse import urlsplit
 
 from orchestrator.core.console import note, say, warn
 from orchestrator.core.errors import DeployError, StartError
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes.base import Status
-from orchestrator.servers.group import JOINED_FILE, RunningServer
-from orchestrator.servers.rollout.gateway_workers import GatewayWorkers, saved_workers
-from orchestrator.servers.servers import Servers
+from orchestrator.servers.group import RunningServer
+from orchestrator.servers.rollout.gateway_workers import saved_workers
+from orchestrator.servers.servers import Server, Servers, exit_problem
 
 
-def require_gateway(servers: Servers, plan: Plan) -> RunningServer | None:
-    """Return the server whose gateway the server of a plan joins; None if it joins none.
+def require_gateway(servers: Servers, plan: Plan, name: str) -> None:
+    """Raise StartError if the plan of the server `name` names a gateway that is not running or cannot route to it."""
+    if plan.server.gateway is not None:
+        _open_gateway(servers, plan, plan.server.gateway, name)
 
-    Raises StartError if there is none, or if it cannot route to this server.
-    """
-    if (name := plan.server.gateway) is None:
-        return None
-    what = f"cannot join the gateway of `{name}`"
-    if plan.gateway is not None or plan.slurm is not None or plan.kubernetes is not None:
-        reason = "only a single server of the runtimes `docker` and `process` can"
-        raise StartError(f"{what}: {reason}", hint="remove `server.gateway`")
-    other = servers.open(name)
+
+def _open_gateway(servers: Servers, plan: Plan, gateway: str, name: str) -> Server:
+    """Return the running server whose gateway the server `name` can join. Raises StartError, HostError."""
+    what = f"cannot join the gateway of `{gateway}`"
+    if gateway == name:
+        raise StartError(f"{what}: it is this server", hint="`--set server.gateway=null`")
+    other = servers.open(gateway)
     theirs = other.require_plan()
     if theirs.gateway is None or not theirs.gateway.one_node or theirs.roles:
-        hint = f"`deploy up {theirs.profile} --name {name} --set replicas=2 --replace` starts one"
+        hint = f"`deploy up {theirs.profile} --name {gateway} --set replicas=2 --replace` starts one"
         raise StartError(f"{what}: it has no gateway of replicas on this host", hint=hint)
+    if servers.runtimes[plan.runtime].host_given != other.runtime.host_given:
+        hint = f"`--set runtime={theirs.runtime}`"
+        raise StartError(f"{what}: the runtime `{plan.runtime}` is on another host", hint=hint)
     if (key := theirs.server.api_key_env) != plan.server.api_key_env:
         hint = f"`--set server.api_key_env={key or 'null'}`"
         raise StartError(f"{what}: it forwards its clients' API key, and this server has another", hint=hint)
-    if theirs.model.served_name == plan.model.served_name:
+    if (ended := exit_problem(gateway, other.runtime.state(other.found))) is not None:
+        raise StartError(f"{what}: {ended.message}", hint=ended.hint)
+    own = {plan.server.port, *(old.plan.server.port for old in servers.find(name) if old.plan)}
+    listed = saved_workers(other.found).workers()
+    others = {each.model for each in listed if each.ready and urlsplit(each.url).port not in own}
+    if plan.model.served_name in {theirs.model.served_name, *others}:
         hint = "`--set model.served_name=NAME` sets another"
-        raise StartError(f"{what}: both serve the model `{plan.model.served_name}`", hint=hint)
-    return other.found
+        raise StartError(f"{what}: it routes another model `{plan.model.served_name}`", hint=hint)
+    return other
 
 
-def join(server: RunningServer, gateway: RunningServer, *, servers: Servers) -> None:
-    """Register a verified server at the gateway of another one. Raises HostError, NotReadyError and StartError."""
-    plan = server.require_plan()
-    workers = saved_workers(gateway.url, Path(gateway.log_dir), key=servers.server(gateway).key)
-    workers.uncordon(plan.server.url, server)
-    server.run.save_state(JOINED_FILE, {"url": gateway.url, "log_dir": gateway.log_dir, "name": gateway.name})
-    say(f"the gateway of `{gateway.name}` routes the model `{plan.model.served_name}` at {gateway.url}")
+def join(server: RunningServer, servers: Servers) -> None:
+    """Register a verified server at the gateway that its plan names, unless it is registered.
+
+    Raises HostError, NotReadyError and StartError.
+    """
+    if (plan := server.plan) is None or (name := plan.server.gateway) is None:
+        return
+    gateway = _open_gateway(servers, plan, name, server.name)
+    saved_workers(gateway.found, key=gateway.key).uncordon(plan.server.url, server)
+    url = gateway.found.service_url or gateway.url  # a tunnel of this command closes with it
+    say(f"the gateway of `{name}` routes the model `{plan.model.served_name}` at {url}")
+
+
+def join_or_warn(server: RunningServer, servers: Servers) -> None:
+    """Register a server as `join` does; a failure is a warning, because the server is worth more than its gateway."""
+    try:
+        join(server, servers)
+    except DeployError as error:
+        hint = error.hint or f"`deploy restart {server.name}` tries again"
+        warn(f"no gateway routes to `{server.name}`: {error.message}", hint=hint)
 
 
 def join_again(gateway: RunningServer, servers: Servers) -> None:
-    """Register the running servers that had joined the gateway of this name before it started."""
+    """Register the running servers whose plans name the gateway, which has just started."""
     for server in servers.find():
         plan = server.plan
-        if plan is None or plan.server.gateway != gateway.name or server.state.status is not Status.RUNNING:
-            continue
-        try:
-            join(server, gateway, servers=servers)
-        except DeployError as error:
-            hint = f"`deploy restart {server.name}` tries again"
-            warn(f"the gateway of `{gateway.name}` does not route to `{server.name}`: {error.message}", hint=hint)
+        if plan is not None and plan.server.gateway == gateway.name and server.state.status is Status.RUNNING:
+            join_or_warn(server, servers)
 
 
-def leave(server: RunningServer) -> None:
-    """Remove a server from the gateway that it joined, when its requests have ended."""
-    if (found := _joined(server)) is None:
+def leave(server: RunningServer, servers: Servers, *, seconds: float) -> None:
+    """Remove a server from the gateway that it joined, when its requests have ended, at most after `seconds`."""
+    if (gateway := servers.gateway_of(server)) is None:
         return
-    workers, name = found
     try:
-        workers.drain(server.require_plan().server.url, server)
+        saved_workers(gateway, seconds=seconds).drain(server.require_plan().server.url, server)
     except DeployError as error:
-        note(f"cannot remove `{server.name}` from the gateway of `{name}`: {error.message}")
+        note(f"cannot remove `{server.name}` from the gateway of `{gateway.name}`: {error.message}")
 
 
-def unrouted(server: RunningServer) -> str:
-    """Return that the gateway which the server joined does not route to it; "" if it does, or there is none."""
-    if not server.joined_url:
+def unrouted(server: RunningServer, gateway: RunningServer | None) -> str:
+    """Return that the gateway which the plan of a server names does not route to it; "" if it does, or names none.
+
+    `gateway` is that of `Servers.gateway_of`.
+    """
+    if (plan := server.plan) is None or plan.server.gateway is None:
         return ""
+    if gateway is None:
+        return f"the gateway of `{plan.server.gateway}` is not running"
     with suppress(DeployError):
-        found = _joined(server)
-        if found is not None and found[0].is_routed(server.require_plan().server.url, server):
+        if saved_workers(gateway).is_routed(plan.server.url, server):
             return ""
-    return f"the gateway of `{server.run.read(JOINED_FILE).get('name')}` does not route to it"
-
-
-def _joined(server: RunningServer) -> tuple[GatewayWorkers, str] | None:
-    """Return the workers of the gateway that the server joined, and the gateway's name; None if there is none."""
-    if not (url := server.joined_url):
-        return None
-    record = server.run.read(JOINED_FILE)
-    with suppress(DeployError):
-        return saved_workers(url, Path(str(record.get("log_dir"))), key=None), str(record.get("name"))
-    return None
+    return f"the gateway of `{gateway.name}` does not route to it"

@@ -22,7 +22,7 @@ from orchestrator.runs.run_dir import REQUEST_FILE, RunDir, open_run
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.exit_record import failure_reason, record_exit
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.servers.rollout.join import join, join_again, require_gateway
+from orchestrator.servers.rollout.join import join, join_again, join_or_warn, leave
 from orchestrator.servers.rollout.replicas import ReplicatedStart
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.soaks import save_report
@@ -86,9 +86,9 @@ def _fill(run: RunDir, start: StartSpec, home: Home) -> None:
 def bring_up(start: StartSpec, servers: Servers) -> UpResult:
     """Start a server, wait until it is ready and verify it. A failure stops it and raises a DeployError."""
     name, plan, key, secrets = start.name, start.artifacts.plan, start.key, start.secrets
-    runtime, behind = servers.runtimes[plan.runtime], require_gateway(servers, plan)
+    runtime = servers.runtimes[plan.runtime]
     run = open_run_dir(start, servers.home)
-    handle = None
+    handle = joining = None
     with defer_signals():  # nothing interrupts the stop after a failure
         try:
             with allow_signals():
@@ -109,12 +109,15 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
                 report.require()
                 logged = runtime.logs(handle, follow=False)
                 kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)
-                if behind is not None:
-                    join(handle, behind, servers=servers)
-                elif plan.gateway is not None:
+                if plan.gateway is None:
+                    joining = handle
+                    (join_or_warn if start.request.run else join)(handle, servers)
+                else:
                     join_again(handle, servers)
                 start.on_verified()  # an interrupt after this would report a failure and leave the server running
         except BaseException as error:
+            if joining is not None and not start.request.keep_failed:
+                leave(joining, servers, seconds=0)
             failure = _give_up(
                 error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep_failed
             )

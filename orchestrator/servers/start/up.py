@@ -31,7 +31,7 @@ from orchestrator.servers.down import grace_of
 from orchestrator.servers.drain import drain_and_stop
 from orchestrator.servers.exit_record import STOPPED_FOR_RESTART
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.rollout.join import require_gateway
+from orchestrator.servers.rollout.join import join, require_gateway
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
@@ -109,7 +109,8 @@ def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpReque
     Raises NameTakenError if its plan allows none, UsageError for options that need one, and StartError if the plan
     names a gateway that cannot route to it.
     """
-    require_gateway(servers, plan)
+    if request.run is None:  # a restart does without the gateway, which may start later
+        require_gateway(servers, plan, name)
     running = _replicated_server(servers, name, by_watch=request.by_watch)
     if running is not None:
         require_version(running.run)
@@ -133,8 +134,8 @@ def _replicated_server(servers: Servers, name: str, *, by_watch: bool) -> Runnin
 def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> UpResult | None:
     """Return the result for a server that already runs this plan and is healthy; None if it has to be started.
 
-    Raises NameTakenError if it has another plan, StartError if it does not become healthy in time; with `--replace`
-    neither.
+    Raises NameTakenError if it has another plan, StartError if it does not become healthy in time or cannot join the
+    gateway of its plan; with `--replace` none of them.
     """
     for handle in () if request.replace else servers.find(name):
         state = servers.runtime(handle).state(handle)
@@ -166,6 +167,7 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
                 f"`{name}` is running this plan but unhealthy: {error.message}",
                 hint=f"see `deploy diagnose {name}` and `deploy logs {name}`; {hint}",
             ) from error
+        join(handle, servers)
         return UpResult(handle=handle, served_name=plan.model.served_name, smoke=None, seconds=None)
     return None
 
@@ -204,10 +206,9 @@ def _stop_old(servers: Servers, name: str, request: UpRequest) -> None:
     why = STOPPED_FOR_RESTART if request.by_watch else "replaced"
     seconds = grace_of(servers, name) if request.drain is None else request.drain
     for handle in servers.find(name):
-        runtime = servers.runtime(handle)
-        if runtime.state(handle).status is Status.RUNNING:
+        if servers.runtime(handle).state(handle).status is Status.RUNNING:
             note(f"stopping `{name}` to replace it")
-        drain_and_stop(runtime, handle, home=servers.home, seconds=seconds, reason=why)
+        drain_and_stop(servers, handle, seconds=seconds, reason=why)
 
 
 def _recorded_command(home: Home, name: str) -> str | None:

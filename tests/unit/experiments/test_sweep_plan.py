@@ -31,8 +31,8 @@ from orchestrator.experiments.sweep.run import (
     plan_sweep,
 )
 from orchestrator.experiments.sweep.run import spent as spent_of
-from orchestrator.experiments.sweep.search import Confirmation, Search, SweepTrial, TrialOutcome
-from orchestrator.experiments.sweep.trial import _evaluate, _Ladder
+from orchestrator.experiments.sweep.search import Confirmation, Search, Suggestion, SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.trial import _evaluate, _Ladder, _up_request
 from orchestrator.experiments.sweep.winner import profile_path
 from orchestrator.planner.estimate import STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
@@ -504,3 +504,10 @@ def test_an_objective_that_a_fixed_rate_decides_is_told(home: Home, more: dict[s
     assert (
         "all values that sustain 2 requests/s deliver the same tok/s" in dry_text(sweep, scan_space(sweep))
     ) is warns
+
+
+def test_the_server_of_a_trial_joins_no_gateway(home: Home) -> None:
+    """Requests of the gateway's users would be measured with the trial's own."""
+    sweep = planned(home, overrides=("server.gateway=pair",))
+    request = _up_request(sweep, Suggestion(point=next(sweep.space.points()), own=True, trial=None))
+    assert load(request.profile, overrides=request.overrides).plan.server.gateway is None

@@ -154,3 +154,21 @@ def test_a_replica_gives_way_to_one_on_the_same_gpus() -> None:
     assert "the GPUs of a replica change from 4 to 2" in rolling_update_blocker(
         before, plan_of("mi355x-tp4x2", "layout.tp=2", "flags.context-length=131072")
     )
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides"),
+    [
+        ("cpu-tiny", ("replicas=2",)),
+        ("cpu-tiny-1p1d", ()),
+        ("cpu-tiny", ("runtime=slurm",)),
+        ("cpu-tiny", ("runtime=kubernetes",)),
+    ],
+)
+def test_only_a_single_server_of_one_host_joins_the_gateway_of_another(
+    profile: str, overrides: tuple[str, ...]
+) -> None:
+    assert plan_of("cpu-tiny", "server.gateway=pair").server.gateway == "pair"
+    found = refused(profile, *overrides, "server.gateway=pair")
+    said = "only a single server of the runtimes `docker` and `process` can join the gateway of another one"
+    assert found[said] == "--set server.gateway"

@@ -1,0 +1,288 @@
+"""`server.gateway`: a server that joins the gateway of another one, and what becomes of each without the other.
+
+The real gateway does this in `tests/integration/test_gateway.py`; this one lists workers and notes what it gets.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from plan_samples import plan_of
+from run_samples import request_of
+
+from orchestrator.core.errors import DeployError, HostError, Interrupted, SmokeError, StartError
+from orchestrator.core.paths import Home
+from orchestrator.engine.gateway import GatewayWorker
+from orchestrator.plan.plan import Plan
+from orchestrator.planner.planning import load, render_artifacts
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers import status
+from orchestrator.servers.drain import drain_and_stop
+from orchestrator.servers.group import RunningServer
+from orchestrator.servers.rollout import join
+from orchestrator.servers.rollout.gateway_workers import saved_workers
+from orchestrator.servers.servers import Servers
+from orchestrator.servers.start import launch, up
+from orchestrator.verify.report import SmokeReport
+
+JOINS = ("server.gateway=pair", "server.port=30100", "model.served_name=second")
+URL = "http://127.0.0.1:30100"
+
+
+@dataclass
+class Gateway:
+    """The workers of the gateway of `pair`."""
+
+    listed: tuple[GatewayWorker, ...] = ()
+    failure: BaseException | None = None  # of the next change
+    removed: list[tuple[str, float]] = field(default_factory=list)  # URL, seconds for its requests
+
+    def open(self, _: RunningServer, *, key: object = None, seconds: float = 30) -> "Opened":
+        assert key is None
+        return Opened(self, seconds)
+
+
+@dataclass
+class Opened:
+    gateway: Gateway
+    seconds: float
+
+    def workers(self) -> tuple[GatewayWorker, ...]:
+        return self.gateway.listed
+
+    def is_routed(self, url: str, _: RunningServer) -> bool:
+        return any(each.url == url and each.ready for each in self.gateway.listed)
+
+    def uncordon(self, url: str, _: RunningServer) -> None:
+        self.gateway.listed = (*self.gateway.listed, worker(url, "second"))
+        if self.gateway.failure is not None:
+            raise self.gateway.failure
+
+    def drain(self, url: str, _: RunningServer) -> None:
+        self.gateway.removed.append((url, self.seconds))
+        self.gateway.listed = tuple(each for each in self.gateway.listed if each.url != url)
+
+
+def worker(url: str, model: str) -> GatewayWorker:
+    return GatewayWorker(identity=url, url=url, ready=True, requests=0, role="", model=model)
+
+
+@dataclass
+class Runtime:
+    """A runtime of servers that are listed, started and stopped."""
+
+    servers: list[RunningServer] = field(default_factory=list)
+    host_given: bool = False
+
+    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
+        return tuple(each for each in self.servers if name in (None, each.name))
+
+    def state(self, server: RunningServer) -> ServerState:
+        return server.state
+
+    def start(self, *_: object, name: str, run_dir: Path, **__: object) -> RunningServer:
+        self.servers.append(listed(name, run_dir))
+        return self.servers[-1]
+
+    def stop(self, server: RunningServer, *, grace: float) -> None:
+        assert grace >= 0
+        self.servers = [each for each in self.servers if each.run_dir != server.run_dir]
+
+    def logs(self, _: RunningServer, *, follow: bool) -> tuple[str, ...]:
+        assert not follow
+        return ()
+
+    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
+        return ()
+
+    def max_drain(self, _: RunningServer) -> None:
+        return None
+
+
+def listed(name: str, run_dir: Path, state: Status = Status.RUNNING) -> RunningServer:
+    return RunningServer(
+        runtime="process",
+        name=name,
+        profile="cpu-tiny",
+        plan_digest="",
+        url="http://127.0.0.1:1",
+        run_dir=str(run_dir),
+        runtime_id="1",
+        state=ServerState(status=state),
+    )
+
+
+@dataclass
+class World:
+    """A home, a runtime and the gateway of `pair`."""
+
+    home: Home
+    gateway: Gateway
+    runtime: Runtime = field(default_factory=Runtime)
+
+    @property
+    def servers(self) -> Servers:
+        return Servers(self.home, {"process": self.runtime})  # type: ignore[dict-item]
+
+    def add(self, name: str, *overrides: str, state: Status = Status.RUNNING) -> RunningServer:
+        """Add a server whose run directory has its plan."""
+        plan = plan_of("cpu-tiny", *overrides)
+        run_dir = self.home.runs / name / "20260701T000000Z-00000000"
+        run_dir.mkdir(parents=True)
+        (run_dir / "plan.json").write_text(plan.to_json())
+        made = replace(listed(name, run_dir, state), plan_digest=plan.digest)
+        if plan.gateway is not None:
+            made = replace(made, url=f"http://127.0.0.1:{plan.server.port}", replicas=(listed(name, run_dir),))
+        self.runtime.servers.append(made)
+        return made
+
+    def pair(self, state: Status = Status.RUNNING) -> RunningServer:
+        """Add the server whose gateway the others join."""
+        return self.add("pair", "replicas=2", state=state)
+
+    def bring_up(self, **request: object) -> launch.UpResult:
+        """Start `second` without the smoke test."""
+        artifacts = render_artifacts(load("cpu-tiny", overrides=JOINS).plan)
+        start = launch.StartSpec(
+            name="second", request=request_of(*JOINS, **request), artifacts=artifacts, records={}, key=None
+        )
+        return launch.bring_up(start, self.servers)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    gateway = Gateway()
+    monkeypatch.setattr(join, "saved_workers", gateway.open)
+    monkeypatch.setattr(launch, "wait_for_server", lambda *_, **__: 1.0)
+    monkeypatch.setattr(launch, "run_smoke_test", lambda *_, **__: SmokeReport(url="", served_name="second", checks=()))
+    monkeypatch.setattr(launch, "kernel_gate", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "explain_failure", lambda *_: "")
+    monkeypatch.setattr(up, "await_healthy", lambda *_, **__: None)
+    monkeypatch.setattr(status, "_health", lambda _: "healthy")
+    return World(Home(tmp_path), gateway)
+
+
+def joining() -> Plan:
+    return plan_of("cpu-tiny", *JOINS)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "change", "reason"),
+    [
+        (lambda world: world.pair(Status.EXITED), {}, "`pair` is not running"),
+        (lambda world: world.add("pair"), {}, "no gateway of replicas"),
+        (lambda world: world.add("pair", "replicas=2", "model.served_name=second"), {}, "another model `second`"),
+        (lambda world: world.add("pair", "replicas=2", "server.api_key_env=KEY"), {}, "another"),
+        (lambda world: world.pair(), {"runtime": "docker"}, "the runtime `docker` is on another host"),
+    ],
+)
+def test_a_gateway_that_cannot_route_to_the_server_is_refused_before_its_start(
+    world: World, prepare: Callable[[World], object], change: dict[str, str], reason: str
+) -> None:
+    prepare(world)
+    runtimes = {**world.servers.runtimes, "docker": Runtime(host_given=True)}
+    servers = Servers(world.home, runtimes)  # type: ignore[arg-type]
+    with pytest.raises(StartError, match=reason) as caught:
+        join.require_gateway(servers, replace(joining(), **change), "second")  # type: ignore[arg-type]
+    assert caught.value.message.startswith("cannot join the gateway of `pair`: ")
+    assert caught.value.hint
+
+
+def test_no_server_joins_its_own_gateway(world: World) -> None:
+    world.pair()
+    with pytest.raises(StartError, match="it is this server"):
+        join.require_gateway(world.servers, joining(), "pair")
+
+
+def test_two_servers_that_join_have_different_models_and_a_restart_is_none_of_them(world: World) -> None:
+    world.pair()
+    world.add("second", *JOINS, "server.port=30200")
+    world.gateway.listed = (worker("http://127.0.0.1:30200", "second"),)
+    join.require_gateway(world.servers, joining(), "second")
+    with pytest.raises(StartError, match="it routes another model `second`"):
+        join.require_gateway(world.servers, joining(), "third")
+    third = world.add("third", *JOINS)
+    with pytest.raises(StartError, match="it routes another model `second`"):
+        join.join(third, world.servers)
+
+
+@pytest.mark.parametrize(("failure", "raised"), [(HostError("no"), DeployError), (KeyboardInterrupt(), Interrupted)])
+def test_a_join_that_fails_leaves_no_worker_and_no_server(
+    world: World, failure: BaseException, raised: type[DeployError]
+) -> None:
+    world.pair()
+    world.gateway.failure = failure
+    with pytest.raises(raised):
+        world.bring_up()
+    assert (world.gateway.listed, world.gateway.removed) == ((), [(URL, 0)])
+    assert [each.name for each in world.runtime.servers] == ["pair"]
+
+
+def test_a_restart_does_without_a_gateway_that_is_down(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.pair(Status.EXITED)
+    assert world.bring_up(run="/runs/second/1").handle in world.runtime.servers
+    said = capsys.readouterr().err
+    assert "no gateway routes to `second`: cannot join the gateway of `pair`: `pair` is not running" in said
+    assert "`deploy restart pair` restarts it" in said
+
+
+def test_a_gateway_that_starts_is_joined_by_those_that_it_can_route_to(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = world.pair()
+    world.add("second", *JOINS)
+    world.add("third", *JOINS, "model.served_name=tiny")
+    world.add("stopped", *JOINS, "model.served_name=other", state=Status.EXITED)
+    join.join_again(pair, world.servers)
+    assert [each.url for each in world.gateway.listed] == [URL]
+    assert "no gateway routes to `third`: cannot join the gateway of `pair`" in capsys.readouterr().err
+
+
+def test_a_server_that_is_up_joins_again(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.pair()
+    world.add("second", *JOINS)
+    request = request_of(*JOINS, name="second")
+    again = up._already_up(world.servers, "second", plan=joining(), request=request)
+    assert again is not None
+    assert [each.url for each in world.gateway.listed] == [URL]
+    assert "the gateway of `pair` routes the model `second` at http://127.0.0.1:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_a_stop_gives_the_gateway_no_more_time_than_it_has(world: World, seconds: float) -> None:
+    world.pair()
+    second = world.add("second", *JOINS)
+    drain_and_stop(world.servers, replace(second, url=""), seconds=seconds, reason="stopped")
+    assert world.gateway.removed == [(URL, seconds)]
+
+
+@pytest.mark.parametrize(("seconds", "drained"), [(0.0, 0), (7.9, 7), (60.0, 30)])
+def test_the_time_of_a_worker_is_limited(tmp_path: Path, seconds: float, drained: int) -> None:
+    (tmp_path / "gateway.key").write_text("0" * 64)
+    (tmp_path / "gateway.key").chmod(0o600)
+    assert saved_workers(listed("pair", tmp_path), seconds=seconds).drain_seconds == drained
+
+
+def test_the_url_of_a_server_is_that_of_the_gateway_which_routes_to_it(world: World) -> None:
+    second = world.add("second", *JOINS)
+    [alone] = status.statuses(world.servers, "second", check_health=True)
+    assert (alone.url, alone.health, alone.detail) == (
+        second.url,
+        "unhealthy",
+        "the gateway of `pair` is not running",
+    )
+    with pytest.raises(SmokeError, match="the gateway of `pair` is not running") as caught:
+        status.require_healthy(world.servers, [alone], named=True)
+    assert "`deploy restart pair` restarts it" in caught.value.hint
+
+    pair = world.pair()
+    [unrouted] = status.statuses(world.servers, "second", check_health=True)
+    assert (unrouted.url, unrouted.detail) == (second.url, "the gateway of `pair` does not route to it")
+    with pytest.raises(SmokeError) as caught:
+        status.require_healthy(world.servers, [unrouted], named=True)
+    assert "`deploy restart second` restarts it" in caught.value.hint
+
+    join.join(second, world.servers)
+    [routed] = status.statuses(world.servers, "second", check_health=True)
+    assert (routed.url, routed.health) == (pair.url, "healthy")
