@@ -3,55 +3,72 @@
 from collections.abc import Mapping, Sequence
 from os import environ
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.cli.overrides import overridden
-from orchestrator.core.console import say
-from orchestrator.core.errors import UsageError
+from orchestrator.core.errors import DeployError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.hosts.fabric_baseline import read_baseline, save_baseline
+from orchestrator.hosts.fabric_baseline import read_baseline
 from orchestrator.hosts.fabric_measure import FabricNode
-from orchestrator.hosts.report import Finding, PreflightReport, not_checked
+from orchestrator.hosts.report import Finding, PreflightReport, fail, not_checked
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.start.fabric import preflight_fabric, ssh_nodes
 
+_NEEDED: Final = "the network between the nodes"
 
-def fabric_of_hosts(hosts: Mapping[str, str], params: Mapping[str, Any]) -> PreflightReport | None:
+
+def fabric_of_hosts(hosts: Mapping[str, str], params: Mapping[str, Any], busy: Sequence[str]) -> PreflightReport | None:
     """Check the network between hosts, given by label and URL; None if the plan is for one node, without a baseline.
 
-    `params` are the parameters of the command.
+    `params` are the parameters of the command. Nothing is measured if the GPUs of a host are `busy`.
     """
-    overrides = overridden(params["set_"], runtime=params["runtime"])
-    plan = load(params["profile"], overrides=overrides).plan
-    baseline, save = params["baseline"], params["save_baseline"]
-    if plan.layout.nodes == 1 and not baseline and not save:
-        return None
-    return _fabric(plan, ssh_nodes(hosts), Home.from_environment(), baseline, save)
+    try:
+        overrides = overridden(params["set_"], runtime=params["runtime"])
+        plan = load(params["profile"], overrides=overrides).plan
+        baseline, save = params["baseline"], params["save_baseline"]
+        if plan.layout.nodes == 1 and not baseline and not save:
+            return None
+        return _fabric(plan, ssh_nodes(hosts), Home.from_environment(), baseline, save, busy)
+    except DeployError as error:
+        return PreflightReport(profile=params["profile"] or "", findings=_failed(error))
 
 
 def fabric_of_cluster(plan: Plan, home: Home, baseline: Path | None, save: Path | None) -> Sequence[Finding]:
     """Return the findings about the network between the nodes of the allocation of this shell, if there is one."""
     if plan.layout.nodes == 1 and not baseline and not save:
         return ()
-    nodes = runtime_class(plan.runtime).allocated_nodes(environ)
-    if len(nodes) > 1:
-        return _fabric(plan, nodes, home, baseline, save).findings
+    try:
+        nodes = runtime_class(plan.runtime).allocated_nodes(environ)
+        if len(nodes) > 1:
+            return _fabric(plan, nodes, home, baseline, save).findings
+    except DeployError as error:
+        return _failed(error)
     salloc = f"`salloc --nodes={max(plan.layout.nodes, 2)}`"
     runtime = " --runtime docker" if runtime_class(plan.runtime).cluster_managed else ""
     hint = f"`deploy preflight PROFILE{runtime} --host A --host B`; on Slurm {salloc}, and then this command again"
-    return (not_checked("fabric", "no nodes named", "the network between the nodes", hint),)
+    level = fail if baseline or save else not_checked
+    return (level("fabric", "no nodes named", _NEEDED, hint),)
+
+
+def _failed(error: DeployError) -> tuple[Finding, ...]:
+    """Return an error as findings: the other checks have findings of their own, which are shown, too."""
+    return tuple(
+        fail("fabric", f"{each.location}: {each.message}".removeprefix(": "), _NEEDED, each.hint or error.hint)
+        for each in error.problems_or_self()
+    )
 
 
 def _fabric(
-    plan: Plan, nodes: Sequence[FabricNode], home: Home, baseline: Path | None, save: Path | None
+    plan: Plan,
+    nodes: Sequence[FabricNode],
+    home: Home,
+    baseline: Path | None,
+    save: Path | None,
+    busy: Sequence[str] = (),
 ) -> PreflightReport:
     known = read_baseline(baseline) if baseline else None
     if save and not save.absolute().parent.is_dir():  # found before the measurement, not after it
         raise UsageError(f"cannot write `{save}`: no such directory", hint=f"`mkdir -p {save.parent}`")
-    report, found = preflight_fabric(plan, nodes, home, known)
-    if save:
-        save_baseline(save, found)
-        say(f"recorded in `{save}`; compare later: `--baseline {save}`")
-    return report
+    return preflight_fabric(plan, nodes, home, known, save, busy)

@@ -4,13 +4,22 @@
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from orchestrator.cli.fanout import FROM_FILE, Node, outcome_table, parse_hosts, require_machine, run_on_hosts
+from orchestrator.cli.fanout import (
+    FROM_FILE,
+    HostResult,
+    Node,
+    outcome_table,
+    parse_hosts,
+    require_machine,
+    run_on_hosts,
+)
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import print_data, print_json, say, terminal_width
@@ -101,7 +110,7 @@ def on_each(
     for each in () if as_json else results:
         for line in each.output.splitlines():
             print_data(f"{each.node.label}: {line}")
-    report = _fabric(nodes, params) if verb == "preflight" else None
+    report = _fabric(results, params) if verb == "preflight" else None
     if as_json:
         fabric = {"fabric": report.to_dict()} if report else {}
         print_json({**{each.node.label: _read(each.output) for each in results}, **fabric})
@@ -113,11 +122,22 @@ def on_each(
     sys.exit(max(each.exit_code for each in results))
 
 
-def _fabric(nodes: Sequence[Node], params: Mapping[str, Any]) -> "PreflightReport | None":
+def _fabric(results: Sequence[HostResult], params: Mapping[str, Any]) -> "PreflightReport | None":
     """Return the report about the network between the hosts, if the plan needs one."""
     from orchestrator.cli.fabric import fabric_of_hosts  # noqa: PLC0415 - slow, and for one command
 
-    return fabric_of_hosts({node.label: node.url for node in nodes}, params)
+    busy = [each.node.label for each in results if _vram_in_use(each.output)]
+    return fabric_of_hosts({each.node.label: each.node.url for each in results}, params, busy)
+
+
+def _vram_in_use(output: str) -> bool:
+    """Return whether the preflight report of a host, text or JSON, says that its VRAM is in use."""
+    from orchestrator.hosts.gpu_checks import VRAM_IN_USE  # noqa: PLC0415 - for one command
+
+    report = _read(output)
+    if isinstance(report, dict):
+        return any((each["check"], each["level"]) == (VRAM_IN_USE, "fail") for each in report.get("findings", ()))
+    return re.search(rf"^fail +{VRAM_IN_USE} ", output, re.MULTILINE) is not None
 
 
 def _words(

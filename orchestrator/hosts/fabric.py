@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -17,8 +17,8 @@ from orchestrator.hosts.fabric_measure import (
 )
 from orchestrator.hosts.nics import Nic, nic_survey, read_nics
 from orchestrator.hosts.report import Finding, fail, info, not_checked, warn
-from orchestrator.hosts.survey import survey
-from orchestrator.plan.networks import Network, Sample
+from orchestrator.hosts.survey import Runner, survey
+from orchestrator.plan.networks import Network, Sample, ranks_use_rdma, transfer_uses_rdma
 from orchestrator.plan.plan import Plan
 
 # The variables that name a row of the GID table, with the value that leaves the choice to the library on each node:
@@ -29,6 +29,7 @@ _GID_VARIABLES: Final[Mapping[str, str]] = {
     "NCCL_IB_GID_INDEX": "-1",
     "UCX_IB_GID_INDEX": "auto",
 }
+_RECORD: Final = "if it is meant to differ, record again with `--save-baseline FILE`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,28 +45,49 @@ class Fabric:
     networks: Mapping[str, Network]
     python: Sequence[str] | None
     baseline: FabricBaseline | None
+    busy: Sequence[str] = ()  # nodes where another program uses the GPUs
     write: dict[str, float] = field(default_factory=dict)  # filled by `write_bandwidth`: Gb/s by NIC
     reduced: dict[str, float] = field(default_factory=dict)  # filled by `all_reduce`: GB/s by size
 
     @property
     def figures(self) -> FabricBaseline:
         """What was found, as a baseline for later."""
+        return FabricBaseline(
+            firmware=self.firmware,
+            write_gbits=self.write,
+            all_reduce_gbytes=self.reduced,
+            ranks=self.ranks,
+        )
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of the all-reduce."""
+        return len(self.nodes) * max(len(self.plan.gpus), 1)
+
+    @property
+    def firmware(self) -> dict[str, list[str]]:
+        """The versions of each NIC on all nodes."""
         firmware: dict[str, list[str]] = {}
         for nic in sorted(self.all_nics, key=lambda nic: (nic.name, nic.firmware)):
             versions = firmware.setdefault(nic.name, [])
             versions += [nic.firmware] * (nic.firmware not in versions)
-        return FabricBaseline(
-            nodes=[node.name for node in self.nodes],
-            firmware=firmware,
-            write_gbits=self.write,
-            all_reduce_gbytes=self.reduced,
-            ranks=len(self.nodes) * max(len(self.plan.gpus), 1),
-        )
+        return firmware
 
     @property
     def all_nics(self) -> list[Nic]:
         """The NICs of all nodes."""
         return [nic for nics in self.nics.values() for nic in nics.values()]
+
+    @property
+    def uses_rdma(self) -> bool:
+        """Whether the servers of the plan use these NICs."""
+        return len(self.all_nics) > 0 and (ranks_use_rdma(self.plan) or transfer_uses_rdma(self.plan))
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """What has no figure: each NIC that is up on a node, and all-reduce."""
+        nics = {nic.name for nic in self.all_nics if nic.active and self.uses_rdma}
+        return [*sorted(nics - {*self.write}), *(() if self.reduced else ("all-reduce",))]
 
     @property
     def network(self) -> Network | None:
@@ -74,23 +96,24 @@ class Fabric:
         return next((each for each in self.networks.values() if {each.pci_vendor} == vendors), None)
 
 
-def read_fabric_nics(plan: Plan, nodes: Sequence[FabricNode]) -> dict[str, dict[str, Nic]]:
+def read_fabric_nics(plan: Plan, runners: Mapping[str, Runner]) -> dict[str, dict[str, Nic]]:
     """Return the NICs of each node that connect it to the others. Raises HostError if a node does not answer."""
-    surveys = [read_nics(survey(node.runner, {"nics": nic_survey()})["nics"].text) for node in nodes]
-    return {
-        node.name: {nic.name: nic for nic in _of_fabric(plan, found)}
-        for node, found in zip(nodes, surveys, strict=True)
-    }
+    surveys = {name: survey(runner, {"nics": nic_survey()})["nics"].text for name, runner in runners.items()}
+    return {name: {nic.name: nic for nic in _of_fabric(plan, read_nics(text))} for name, text in surveys.items()}
 
 
 def _of_fabric(plan: Plan, nics: Sequence[Nic]) -> Iterator[Nic]:
     """Yield the NICs that NCCL_IB_HCA names, else the fastest of the most numerous vendor, and those without a link."""
-    variable = next((each.value for each in plan.env if each.name == "NCCL_IB_HCA"), "")
+    variable = _named_nics(plan)
     vendor = Counter(nic.vendor for nic in nics).most_common(1)[0][0] if nics else ""
     rate = max((nic.gbits for nic in nics if nic.vendor == vendor), default=0)
     for nic in nics:
         if _is_named(nic, variable) if variable else nic.vendor == vendor and (nic.gbits == rate or not nic.active):
             yield nic
+
+
+def _named_nics(plan: Plan) -> str:
+    return next((each.value for each in plan.env if each.name == "NCCL_IB_HCA"), "")
 
 
 def _is_named(nic: Nic, variable: str) -> bool:
@@ -103,16 +126,23 @@ def _is_named(nic: Nic, variable: str) -> bool:
 def fabric_findings(fabric: Fabric) -> Iterator[Finding]:
     """Run every check of the fabric; then `fabric.figures` has the measured figures."""
     yield from compare_nics(fabric)
-    if fabric.all_nics:
+    if fabric.busy:
+        reason, needed = f"VRAM is in use on {', '.join(fabric.busy)}", "bandwidth between the nodes"
+        yield not_checked("fabric", reason, needed, "stop what uses these GPUs: a measurement would slow it down")
+        return
+    if fabric.uses_rdma:
         yield from write_bandwidth(fabric)
+    elif fabric.baseline and fabric.baseline.write_gbits:
+        found = f"no NICs in use; {', '.join(fabric.baseline.write_gbits)} only in the baseline"
+        yield warn("ib_write_bw", found, "RDMA writes between the nodes", _RECORD)
     yield from all_reduce(fabric)
 
 
 def compare_nics(fabric: Fabric) -> Iterator[Finding]:
     """Run the checks that measure nothing."""
     needed = "RDMA NICs between the nodes"
-    if not fabric.all_nics and fabric.plan.hardware.vendor == "cpu":
-        yield info("nics", "none: the nodes talk over TCP", needed)
+    if not ranks_use_rdma(fabric.plan) and not transfer_uses_rdma(fabric.plan):
+        yield info("nics", "not used: the ranks talk over TCP", needed)
     elif not fabric.all_nics:
         yield warn("nics", "none on any node", needed, "load the driver of the NICs; `ibv_devices` lists them")
     else:
@@ -122,9 +152,13 @@ def compare_nics(fabric: Fabric) -> Iterator[Finding]:
 
 
 def nics_agree(fabric: Fabric) -> Iterator[Finding]:
-    """Check that all nodes have the same NICs, and that every link is up (ROCm/cvs, preflight)."""
-    names = sorted({nic.name for nic in fabric.all_nics})
-    needed = f"the same NICs on all {len(fabric.nodes)} nodes, each ACTIVE"
+    """Check that all nodes have the same NICs, and that every link is up (ROCm/cvs, preflight).
+
+    A port that no node uses is only reported, unless the plan names it.
+    """
+    up = {nic.name for nic in fabric.all_nics if nic.active}
+    names = sorted(up if up and not _named_nics(fabric.plan) else {nic.name for nic in fabric.all_nics})
+    needed = f"the same NICs on all {len(fabric.nics)} nodes, each ACTIVE"
     lacking = [
         f"{node} lacks {', '.join(gone)}"
         for node, nics in fabric.nics.items()
@@ -134,13 +168,16 @@ def nics_agree(fabric: Fabric) -> Iterator[Finding]:
         f"{nic.name} on {node} is {nic.state}"
         for node, nics in fabric.nics.items()
         for nic in nics.values()
-        if not nic.active
+        if nic.name in names and not nic.active
     ]
     if lacking:
-        hint = (
-            "`rdma link show` on each node; give NICs persistent names, or name those in use: `--set env.NCCL_IB_HCA=…`"
-        )
+        common = [name for name in names if all(name in nics for nics in fabric.nics.values())]
+        name_them = f", or name those in use: `--set env.NCCL_IB_HCA=={','.join(common)}`" if common else ""
+        hint = f"`rdma link show` on each node; give NICs persistent names{name_them}"
         yield fail("nics", "; ".join(lacking), needed, hint)
+    if unused := sorted({nic.name for nic in fabric.all_nics} - {*names}):
+        hint = f"connect them, or name those in use: `--set env.NCCL_IB_HCA=={','.join(names)}`"
+        yield warn("nics", f"{', '.join(unused)}: no link on any node", needed, hint)
     if down:
         yield fail("nics", "; ".join(down), needed, "`rdma link show` there; check the cable and the switch's port")
     rates = sorted({nic.gbits for nic in fabric.all_nics if nic.active})
@@ -149,24 +186,37 @@ def nics_agree(fabric: Fabric) -> Iterator[Finding]:
         yield warn("nics", shown, "one rate on all nodes", "`rdma link show`, `ethtool` on each node")
     if not lacking and not down:
         kind = f", {fabric.network.description}" if fabric.network else ""
-        yield info("nics", f"{', '.join(names)}{kind}", needed)
+        yield replace(info("nics", f"{', '.join(names)}{kind}", needed), hint=_network_hint(fabric))
+
+
+def _network_hint(fabric: Fabric) -> str:
+    """Return the option that names the kind of the NICs, if the plan has nothing of the environment that it needs."""
+    found, plan = fabric.network, fabric.plan
+    if not found or plan.hardware.vendor != "amd" or {*found.rccl_env} & {each.name for each in plan.env}:
+        return ""
+    name = next(name for name, each in fabric.networks.items() if each is found)
+    return f"`--set hardware.network={name}` sets the environment of the ranks for these NICs" if found.rccl_env else ""
 
 
 def gid_rows(plan: Plan, found: Mapping[str, Mapping[str, Nic]]) -> Iterator[Finding]:
-    """Check that every NIC on Ethernet has a GID of RoCE v2 with an address, and that the plan names no other row."""
-    nics = [(node, nic) for node, each in found.items() for nic in each.values() if nic.is_roce]
+    """Check that every NIC on Ethernet has a GID of RoCE v2 with an address, and that the plan names no other row.
+
+    A port without a link is left out, unless all ports are.
+    """
+    every = [(node, nic) for node, each in found.items() for nic in each.values() if nic.is_roce]
+    nics = [(node, nic) for node, nic in every if nic.active] or every
     needed = "RoCE v2 with an IPv4 or global IPv6 address on every NIC"
-    if missing := [f"{nic.name} on {node}" for node, nic in nics if nic.gid_index is None]:
+    if missing := [f"{nic.name} on {node}" for node, nic in nics if not nic.gid_indexes]:
         hint = "give the NIC's interface an address; `rdma link show` names the interface"
         yield fail("gid", f"none: {', '.join(missing)}", needed, hint)
     elif nics:
-        rows = {node: sorted({str(nic.gid_index) for each, nic in nics if each == node}) for node, _ in nics}
+        rows = {node: sorted({str(nic.gid_indexes[0]) for each, nic in nics if each == node}) for node, _ in nics}
         shown = "; ".join(f"index {', '.join(indexes)} on {node}" for node, indexes in rows.items())
-        every = {index for indexes in rows.values() for index in indexes}
+        common = [str(row) for row in nics[0][1].gid_indexes if all(row in nic.gid_indexes for _, nic in nics)]
         given = {each.name: each.value for each in plan.env if each.name in _GID_VARIABLES}
         for name, value in given.items():
-            if every != {value} and value != _GID_VARIABLES[name]:
-                right = min(every) if len(every) == 1 else _GID_VARIABLES[name]
+            if value not in (*common, _GID_VARIABLES[name]):
+                right = common[0] if common else _GID_VARIABLES[name]
                 yield fail("gid", f"{shown}; the plan has {name}={value}", needed, f"`--set env.{name}={right}`")
                 return
         yield info("gid", shown, needed)
@@ -175,14 +225,16 @@ def gid_rows(plan: Plan, found: Mapping[str, Mapping[str, Nic]]) -> Iterator[Fin
 def gid_of_transfer(subject: CheckContext) -> Iterator[Finding]:
     """Check the row of the GID table that a transfer between roles on this host uses."""
     plan = subject.plan
-    if plan.transfer and not plan.transfer.endswith("over tcp"):
+    if transfer_uses_rdma(plan):
         yield from gid_rows(plan, {"this host": {nic.name: nic for nic in _of_fabric(plan, subject.machine.rdma)}})
 
 
 def firmware(fabric: Fabric) -> Iterator[Finding]:
     """Check that all NICs have the same firmware, a version that is known to work, and that of the baseline."""
     versions = sorted({nic.firmware for nic in fabric.all_nics})
-    shown, network = ", ".join(versions), fabric.network
+    shown, network, now = ", ".join(versions), fabric.network, fabric.firmware
+    recorded = fabric.baseline.firmware if fabric.baseline else {}
+    before = {version for name, each in recorded.items() if now.get(name, each) != each for version in each}
     if len(versions) > 1:
         nodes = "; ".join(
             f"{node}: {', '.join(sorted({nic.firmware for nic in nics.values()}))}"
@@ -192,13 +244,12 @@ def firmware(fabric: Fabric) -> Iterator[Finding]:
     elif network and not network.is_good(versions[0]):
         needed = f"{' or '.join(network.firmware)} or newer ({network.firmware_source})"
         yield warn("nic firmware", shown, needed, "update the firmware of the NICs")
-    elif fabric.baseline and fabric.baseline.firmware and fabric.baseline.firmware != fabric.figures.firmware:
-        before = sorted({version for each in fabric.baseline.firmware.values() for version in each})
+    elif before:
         yield warn(
             "nic firmware",
             shown,
-            f"{', '.join(before)}, as in the baseline",
-            "record again with `--save-baseline FILE`",
+            f"{', '.join(sorted(before))}, as in the baseline",
+            _RECORD,
         )
     else:
         yield info("nic firmware", shown, "one version on all nodes")
@@ -219,6 +270,7 @@ def write_bandwidth(fabric: Fabric) -> Iterator[Finding]:
             figure = write_gbits(server, client, (other, nic))
             fabric.write[nic.name] = min(figure, fabric.write.get(nic.name, figure))
     except NotMeasuredError as error:
+        fabric.write.clear()  # the lowest of all pairs of nodes is unknown
         yield _not_measured(check, error, needed, "`ib_write_bw` by hand; check PFC, MTU and routes")
         return
     finally:
@@ -226,7 +278,7 @@ def write_bandwidth(fabric: Fabric) -> Iterator[Finding]:
     if not pairs:
         yield not_checked(check, "no NIC is usable on two neighboring nodes", needed, "mend the links and GIDs first")
         return
-    expected = fabric.baseline.write_gbits if fabric.baseline else {}
+    expected = fabric.baseline.write_gbits if fabric.baseline else None
     yield _judged(check, fabric.write, expected, "Gb/s", fabric.network.write_gbits if fabric.network else None)
 
 
@@ -246,7 +298,11 @@ def all_reduce(fabric: Fabric) -> Iterator[Finding]:
     finally:
         progress.done()
     fabric.reduced.update({str(size): figure for size, figure in figures.items()})
-    expected = fabric.baseline.all_reduce_gbytes if fabric.baseline else {}
+    expected = fabric.baseline.all_reduce_gbytes if fabric.baseline else None
+    if fabric.baseline and fabric.baseline.ranks != fabric.ranks:
+        found = f"{_shown(fabric.reduced, 'GB/s')}, of {fabric.ranks} ranks"
+        yield warn(check, found, f"{fabric.baseline.ranks} ranks, as in the baseline", _RECORD)
+        return
     sample = fabric.network.all_reduce_gbytes if fabric.network and fabric.plan.gpus else None
     yield _judged(check, fabric.reduced, expected, "GB/s", sample)
 
@@ -257,25 +313,28 @@ def _not_measured(check: str, error: NotMeasuredError, needed: str, hint: str) -
     return fail(check, str(error), needed, hint)
 
 
+def _shown(figures: Mapping[str, float], unit: str) -> str:
+    return ", ".join(f"{name} {figure:.4g}" for name, figure in figures.items()) + f" {unit}"
+
+
 def _judged(
-    check: str, found: Mapping[str, float], expected: Mapping[str, float], unit: str, sample: Sample | None
+    check: str, found: Mapping[str, float], expected: Mapping[str, float] | None, unit: str, sample: Sample | None
 ) -> Finding:
     """Return how the figures compare with the baseline; without one, with the published sample, which is no limit."""
-    shown = ", ".join(f"{name} {figure:.4g}" for name, figure in found.items()) + f" {unit}"
+    shown, needed = _shown(found, unit), f"{SHARE:.0%} of the baseline"
     low = [
         f"{name} {found[name]:.4g} of {before:.4g}"
-        for name, before in expected.items()
+        for name, before in (expected or {}).items()
         if name in found and found[name] < before * SHARE
     ]
-    if low:
-        return warn(
-            check,
-            f"{', '.join(low)} {unit}",
-            f"{SHARE:.0%} of the baseline",
-            "run it on a quiet fabric; then compare link, firmware and PCIe of these NICs",
-        )
-    if expected:
-        return info(check, shown, f"{SHARE:.0%} of the baseline")
+    if expected is not None:
+        only = [f"{name} only in the baseline" for name in expected if name not in found]
+        only += [f"{name} not in the baseline" for name in found if name not in expected]
+        if low or only:
+            quiet = "run it on a quiet fabric; then compare link, firmware and PCIe of these NICs"
+            first = f"{', '.join(low)} {unit}" if low else shown
+            return warn(check, "; ".join([first, *only]), needed, quiet if low else _RECORD)
+        return info(check, shown, needed)
     if sample:
         return info(check, shown, f"no baseline; {sample.value:g} {unit} elsewhere ({sample.source})")
     return info(check, shown, "no baseline: `--save-baseline FILE` records it")

@@ -13,13 +13,12 @@ SHARE: Final = 0.95  # of the recorded figure: less is reported; two runs on a q
 
 
 class FabricBaseline(StrictModel):
-    """The figures of one run on the nodes of a site."""
+    """The figures of one run between nodes of a site; it may be compared with a run between other nodes."""
 
-    nodes: list[Text] = Field(description="names of the nodes")
     firmware: dict[Text, list[Text]] = Field(default={}, description="versions of each NIC")
     write_gbits: dict[Text, float] = Field(default={}, description="Gb/s of each NIC, the lowest of all pairs of nodes")
     all_reduce_gbytes: dict[Text, float] = Field(default={}, description="bus bandwidth by size, GB/s by bytes")
-    ranks: int = Field(default=0, ge=0, description="ranks of the all-reduce")
+    ranks: int = Field(ge=1, description="ranks of the all-reduce")
 
 
 def read_baseline(path: Path) -> FabricBaseline:

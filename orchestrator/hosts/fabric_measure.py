@@ -2,19 +2,23 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from signal import SIGTERM
+from tempfile import TemporaryFile
+from time import monotonic
+from typing import IO, Final
 
 from orchestrator.core.paths import data_root
-from orchestrator.core.subprocesses import CompletedProgram
+from orchestrator.core.subprocesses import CompletedProgram, Program, run_or_127, start
 from orchestrator.hosts.nics import Nic
-from orchestrator.hosts.survey import Runner
 from orchestrator.plan.plan import Plan
 
-Result = TypeVar("Result")
-
-_LIMIT: Final = "100"  # seconds of a command on a node; it also ends with the ssh connection, as after Ctrl-C
+_PATIENCE: Final = 250.0  # seconds of the program on this host that runs the command
+_GRACE: Final = 5.0  # seconds from SIGTERM to SIGKILL
+# Seconds of a command on a node: Python with torch starts slowly from a cold disk. The command also ends with its ssh
+# connection, as after Ctrl-C.
+_LIMIT: Final = "200"
 _BOUNDED: Final = ("setpriv", "--pdeathsig", "TERM", "timeout", "--kill-after=5", _LIMIT)  # util-linux 2.33, coreutils
 _PORT: Final = "18515"  # of `ib_write_bw`, its default
 _SIZE: Final = "8388608"  # bytes, with 8 queue pairs: as ROCm/cvs, ibperf_config.json
@@ -27,17 +31,25 @@ _CLIENT: Final = (
 _GPU_SIZES: Final = (1 << 20, 1 << 26, 1 << 33)  # bytes; ROCm/cvs has a sample for 8 GiB (rccl_config.json)
 _CPU_SIZES: Final = (1 << 20, 1 << 24)
 _MISSING: Final = 127
+_TOO_LATE: Final = 124  # as of coreutils' `timeout`
 _PERFTEST: Final = "install perftest on all nodes: `sudo apt-get install perftest`"
 _NO_IMAGE: Final = "No such image"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FabricNode:
-    """A node, the address at which other nodes reach it, and how to run a program there."""
+    """A node, the address at which other nodes reach it, and how to run a program there.
+
+    `argv` returns the argv of this host that runs an argv on the node.
+    """
 
     name: str
     address: str
-    runner: Runner
+    argv: Callable[[Sequence[str]], Sequence[str]]
+
+    def run(self, argv: Sequence[str]) -> CompletedProgram:
+        """Run a program on the node and wait for its end, at most 250 s."""
+        return run_or_127(self.argv(argv), timeout=_PATIENCE)
 
 
 class NotMeasuredError(Exception):
@@ -48,25 +60,46 @@ class NotMeasuredError(Exception):
         self.install = install
 
 
-def on_all(nodes: Sequence[FabricNode], ask: Callable[[int, FabricNode], Result]) -> list[Result]:
-    """Call a function for every node at the same time, with the index of the node."""
-    with ThreadPoolExecutor(len(nodes)) as pool:
-        return list(pool.map(ask, range(len(nodes)), nodes))
+def _run_on_all(
+    nodes: Sequence[FabricNode], argv_of: Callable[[int, FabricNode], Sequence[str]]
+) -> list[CompletedProgram]:
+    """Run a program on every node at the same time; `argv_of` gets the index of the node.
+
+    An interruption ends all of them; if this process is killed, the kernel kills what it started.
+    """
+    with ExitStack() as stack:
+        started = list[tuple[Program, IO[bytes], IO[bytes]]]()
+        for index, node in enumerate(nodes):
+            output, errors = stack.enter_context(TemporaryFile()), stack.enter_context(TemporaryFile())
+            program = start(node.argv(argv_of(index, node)), output=output, errors=errors, tied=True)
+            stack.callback(program.end, SIGTERM, grace=_GRACE)
+            started.append((program, output, errors))
+        end = monotonic() + _PATIENCE
+        codes = [program.wait_for(max(end - monotonic(), 0)) for program, *_ in started]
+        return [
+            CompletedProgram(
+                argv=(), code=_TOO_LATE if code is None else code, stdout=_read(output), stderr=_read(errors)
+            )
+            for code, (_, output, errors) in zip(codes, started, strict=True)
+        ]
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def write_gbits(server: FabricNode, client: FabricNode, nics: tuple[Nic, Nic]) -> float:
     """Return the bandwidth of RDMA writes between a NIC of each of two nodes, in Gb/s. Raises NotMeasuredError."""
 
-    def ask(index: int, node: FabricNode) -> CompletedProgram:
+    def argv_of(index: int, _: FabricNode) -> Sequence[str]:
         nic = nics[index]
-        gid = () if nic.gid_index is None else ("-x", str(nic.gid_index))
+        gid = ("-x", str(nic.gid_indexes[0])) if nic.gid_indexes else ()
         argv = ("ib_write_bw", "-d", nic.name, *gid, *_WRITE)
-        if index:
-            argv = ("sh", "-c", _CLIENT, "sh", *argv, server.address)
-        return node.runner((*_BOUNDED, *argv))
+        return (*_BOUNDED, "sh", "-c", _CLIENT, "sh", *argv, server.address) if index else (*_BOUNDED, *argv)
 
     pair = (server, client)
-    for node, done in zip(pair, said := on_all(pair, ask), strict=True):
+    for node, done in zip(pair, said := _run_on_all(pair, argv_of), strict=True):
         if done.code == _MISSING:
             raise NotMeasuredError(f"no `ib_write_bw` on {node.name}", install=_PERFTEST)
     found = re.search(rf"^ *{_SIZE} +\d+ +[\d.]+ +([\d.]+) ", said[1].stdout, re.MULTILINE)
@@ -84,13 +117,14 @@ def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[
     gpus, sizes = (plan.gpus, _GPU_SIZES) if plan.gpus else (("cpu",), _CPU_SIZES)
     last = (str(plan.rank_port), ",".join(map(str, gpus)), ",".join(map(str, sizes)))
     words = (*_BOUNDED, *python, "-c", source)
-    said = on_all(
-        nodes, lambda index, node: node.runner((*words, str(index), str(len(nodes)), nodes[0].address, *last))
-    )
+    said = _run_on_all(nodes, lambda index, _: (*words, str(index), str(len(nodes)), nodes[0].address, *last))
+    if without := [node.name for node, done in zip(nodes, said, strict=True) if _NO_IMAGE in done.stderr]:
+        # All other nodes wait for these ranks until their own limit.
+        install = "`deploy build`, or `docker pull` on each node"
+        raise NotMeasuredError(f"no image on {', '.join(without)}", install=install)
     for node, done in zip(nodes, said, strict=True):
         if not done.ok:
-            install = "`deploy build`, or `docker pull` on each node" if _NO_IMAGE in done.stderr else ""
-            raise NotMeasuredError(f"{node.name}: {_last_line(done)}", install=install)
+            raise NotMeasuredError(f"{node.name}: {_last_line(done)}")
     found = re.findall(r"^(\d+) ([\d.]+)$", said[0].stdout, re.MULTILINE)
     if not found:
         raise NotMeasuredError(f"no figure from {nodes[0].name}")
@@ -104,4 +138,4 @@ def _last_line(done: CompletedProgram) -> str:
         if line.strip(" -*") and "--help" not in line
     ]
     said = lines[-1].strip()[:200] if lines else "no output"
-    return f"no answer within {_LIMIT} s" if done.code == 124 else said
+    return f"no answer within {_LIMIT} s" if done.code == _TOO_LATE else said

@@ -21,7 +21,7 @@ class Nic:
     state: str  # such as ACTIVE, DOWN
     gbits: int  # Gb/s of the link
     link_layer: str  # Ethernet or InfiniBand
-    gid_index: int | None  # the RoCE v2 row of its GID table that a router forwards; None if there is none
+    gid_indexes: tuple[int, ...]  # the RoCE v2 rows of its GID table that a router forwards, the best first
 
     @property
     def active(self) -> bool:
@@ -31,7 +31,7 @@ class Nic:
     @property
     def usable(self) -> bool:
         """Whether another node can be reached over it."""
-        return self.active and (self.gid_index is not None or not self.is_roce)
+        return self.active and (bool(self.gid_indexes) or not self.is_roce)
 
     @property
     def is_roce(self) -> bool:
@@ -65,14 +65,14 @@ def read_nics(text: str) -> tuple[Nic, ...]:
             state=state.rpartition(" ")[2],
             gbits=int(float(rate.split()[0])) if rate.strip() else 0,
             link_layer=link_layer,
-            gid_index=_routable_row(gids),
+            gid_indexes=_routable_rows(gids),
         )
         for name, vendor, firmware, state, rate, link_layer, gids in (row for row in rows if len(row) == _FIELDS)
     )
 
 
-def _routable_row(table: str) -> int | None:
-    """Return the index of the first RoCE v2 row with an IPv4 address, else with a global IPv6 address.
+def _routable_rows(table: str) -> tuple[int, ...]:
+    """Return the indexes of the RoCE v2 rows with an IPv4 address, then of those with a global IPv6 address.
 
     A link-local address does not leave its link. ROCm/mori 624002c8 chooses like this (rdma.cpp, ScoreGidCandidate).
     """
@@ -83,4 +83,4 @@ def _routable_row(table: str) -> int | None:
         for index, gid in gids.items()
         if types.get(index) == _ROCE_V2 and not gid.startswith(_LINK_LOCAL)
     ]
-    return min(found)[1] if found else None
+    return tuple(index for _, index in sorted(found))

@@ -85,6 +85,11 @@ def ssh_runner(url: str) -> Callable[[Sequence[str]], CompletedProgram]:
     return lambda argv: run_or_127([*_ssh(far), quote(argv)], timeout=150)
 
 
+def ssh_argv(url: str, argv: Sequence[str]) -> list[str]:
+    """Return the argv that runs a program on a remote host; ssh never asks for a password. Raises UsageError."""
+    return [*_ssh(SshHost.parse(url)), quote(argv)]
+
+
 def ssh_hostname(url: str) -> str:
     """Return the name or address to which ssh connects for a URL, by the user's configuration."""
     far = SshHost.parse(url)

@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from pydantic import Field
 
 from orchestrator.core.validation import StrictModel, Text, VariableName, Word
-from orchestrator.plan.plan import EnvVar
+from orchestrator.plan.plan import EnvVar, Plan
 from orchestrator.profiles.schema import Profile
 from orchestrator.profiles.settings import EnvField
+
+NO_RDMA: Final = "NCCL_IB_DISABLE"  # RCCL reads it as well
 
 
 class Sample(StrictModel):
@@ -40,6 +43,16 @@ class Network(StrictModel):
         known = [_version(each) for each in self.firmware]
         same = [each for each in known if each[:1] == version[:1]]
         return not known or version >= min(same or known)
+
+
+def ranks_use_rdma(plan: Plan) -> bool:
+    """Return whether ranks on several nodes use RDMA; NCCL_IB_DISABLE=1 selects TCP (NCCL 2.27 documentation)."""
+    return len(plan.gpus) > 0 and not any(each.name == NO_RDMA and each.value == "1" for each in plan.env)
+
+
+def transfer_uses_rdma(plan: Plan) -> bool:
+    """Return whether prefill and decode servers transfer the KV cache by RDMA."""
+    return bool(plan.transfer) and not plan.transfer.endswith("over tcp")
 
 
 def network_env(profile: Profile, networks: Mapping[str, Network]) -> Iterator[EnvVar]:

@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 from plan_samples import plan_of
 
+from orchestrator.cli.fabric import fabric_of_cluster
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.fabric import Fabric, fabric_findings, read_fabric_nics
 from orchestrator.hosts.fabric_baseline import FabricBaseline, read_baseline, save_baseline
-from orchestrator.hosts.fabric_measure import FabricNode, NotMeasuredError, write_gbits
-from orchestrator.hosts.nics import nic_survey, read_nics
+from orchestrator.hosts.fabric_measure import FabricNode, NotMeasuredError, all_reduce_gbytes, write_gbits
+from orchestrator.hosts.nics import Nic, nic_survey, read_nics
 from orchestrator.hosts.report import Finding, Level
 from orchestrator.hosts.survey import local
-from orchestrator.plan.plan import EnvVar
+from orchestrator.plan.plan import EnvVar, Plan
 from orchestrator.planner.planning import read_networks
-from orchestrator.servers.start.fabric import compare_hosts
+from orchestrator.servers.start.fabric import compare_hosts, preflight_fabric
 
 NETWORKS = read_networks(Catalog.shipped())
 PLAN = plan_of(
@@ -72,15 +73,24 @@ def add_nic(
         path.write_text(f"{text}\n")
 
 
-def run(sysfs: Path, figure: str, argv: Sequence[str]) -> CompletedProgram:
-    """Run what the checks run on a node: the survey on a tree of files, and a recorded measurement."""
+def program(sysfs: Path, figure: str, argv: Sequence[str]) -> Sequence[str]:
+    """Return what runs instead on a node: the survey on a tree of files, and a recorded measurement."""
     if "ib_write_bw" in argv:
         assert "-x" in argv
-        return CompletedProgram(argv=tuple(argv), code=0, stdout=WRITTEN % figure, stderr="")
+        return ("printf", "%s", WRITTEN % figure)
     if argv[0] == "sh":
-        return local([word.replace("cd /sys/", f"cd {sysfs}/") for word in argv])
-    printed = "1048576 10.500\n8589934592 338.250\n"
-    return CompletedProgram(argv=tuple(argv), code=0, stdout=printed, stderr="")
+        return [word.replace("cd /sys/", f"cd {sysfs}/") for word in argv]
+    return ("printf", "1048576 10.500\n8589934592 338.250\n")
+
+
+def nodes_of(
+    trees: Sequence[Path], figure: str = "391.50", argv: Callable[..., Sequence[str]] = program
+) -> list[FabricNode]:
+    return [FabricNode(name=tree.name, address="127.0.0.1", argv=partial(argv, tree, figure)) for tree in trees]
+
+
+def nics_of(nodes: Sequence[FabricNode], plan: Plan = PLAN) -> dict[str, dict[str, Nic]]:
+    return read_fabric_nics(plan, {node.name: node.run for node in nodes})
 
 
 @pytest.fixture
@@ -93,17 +103,23 @@ def trees(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def checked(
-    trees: Sequence[Path], *, figure: str = "391.50", baseline: FabricBaseline | None = None, **env: str
+    trees: Sequence[Path],
+    *,
+    figure: str = "391.50",
+    baseline: FabricBaseline | None = None,
+    busy: Sequence[str] = (),
+    **env: str,
 ) -> tuple[dict[str, Finding], FabricBaseline]:
     plan = replace(PLAN, env=tuple(EnvVar(name=key, value=each, origin="user", source="") for key, each in env.items()))  # type: ignore[arg-type]
-    nodes = [FabricNode(name=tree.name, address="127.0.0.1", runner=partial(run, tree, figure)) for tree in trees]
+    nodes = nodes_of(trees, figure)
     fabric = Fabric(
         plan=plan,
         nodes=nodes,
-        nics=read_fabric_nics(plan, nodes),
+        nics=nics_of(nodes, plan),
         networks=NETWORKS,
         python=("python3",),
         baseline=baseline,
+        busy=busy,
     )
     found = list(fabric_findings(fabric))
     return {finding.check: finding for finding in found}, fabric.figures
@@ -129,7 +145,7 @@ def test_equal_nodes_pass_and_become_a_baseline(trees: tuple[Path, Path], tmp_pa
 def test_a_start_on_several_hosts_compares_and_measures_nothing(trees: tuple[Path, Path], tmp_path: Path) -> None:
     def asked(tree: Path, argv: Sequence[str]) -> CompletedProgram:
         assert argv[0] == "sh"
-        return run(tree, "", argv)
+        return local(program(tree, "", argv))
 
     found = compare_hosts(PLAN, {tree.name: partial(asked, tree) for tree in trees}, Home(tmp_path))
     assert [finding.check for finding in found] == ["nics", "gid", "nic firmware"]
@@ -146,11 +162,9 @@ def test_a_nic_that_one_node_lacks_and_a_link_that_is_down(tmp_path: Path) -> No
 
 
 def checked_all(trees: Sequence[Path]) -> list[Finding]:
-    nodes = [FabricNode(name=tree.name, address="127.0.0.1", runner=partial(run, tree, "1")) for tree in trees]
-    nics = read_fabric_nics(PLAN, nodes)
-    return list(
-        fabric_findings(Fabric(plan=PLAN, nodes=nodes, nics=nics, networks=NETWORKS, python=None, baseline=None))
-    )
+    nodes = nodes_of(trees)
+    fabric = Fabric(plan=PLAN, nodes=nodes, nics=nics_of(nodes), networks=NETWORKS, python=None, baseline=None)
+    return list(fabric_findings(fabric))
 
 
 def test_the_front_network_is_no_part_of_the_fabric(trees: tuple[Path, Path]) -> None:
@@ -177,6 +191,7 @@ def test_the_plan_names_the_nics(trees: tuple[Path, Path], value: str, names: se
         ({0: GIDS[1], 1: GIDS[3]}, "1", Level.FAIL, "`--set env.MC_GID_INDEX=-1`"),  # 1 is right on one node only
         (GIDS, "1", Level.FAIL, "`--set env.MC_GID_INDEX=3`"),
         (GIDS, "3", Level.INFO, ""),
+        (GIDS, "5", Level.INFO, ""),  # a router forwards it as well
         ({0: GIDS[1], 1: GIDS[2]}, "1", Level.FAIL, "give the NIC's interface an address"),
     ],
 )
@@ -205,25 +220,130 @@ def test_firmware(tmp_path: Path, versions: tuple[str, str], level: Level, found
     assert (finding.level, finding.found) == (level, found)
 
 
-def test_this_machine_is_read_by_the_same_command() -> None:
-    done = subprocess.run(["sh", "-c", nic_survey()], capture_output=True, text=True, check=True)
-    folder = Path("/sys/class/infiniband")
-    assert {nic.name for nic in read_nics(done.stdout)} == {path.name for path in folder.glob("*")}
+def test_a_host_is_read_by_a_shell_command(tmp_path: Path) -> None:
+    add_nic(tmp_path, "ionic_0")
+    add_nic(tmp_path, "ionic_1", state="1: DOWN", rate="40 Gb/sec (4X QDR)", gids={})
+    done = subprocess.run(["sh", "-c", nic_survey(str(tmp_path))], capture_output=True, text=True, check=True)
+    up, down = read_nics(done.stdout)
+    assert (up.name, up.vendor, up.firmware, up.state) == ("ionic_0", "0x1dd8", "1.117.5-a-45", "ACTIVE")
+    assert (up.gbits, up.link_layer, up.gid_indexes, up.usable) == (400, "Ethernet", (3, 5), True)
+    assert (down.name, down.state, down.gbits, down.gid_indexes, down.usable) == ("ionic_1", "DOWN", 40, (), False)
 
 
 def test_a_program_that_is_missing_is_named(trees: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [FabricNode(name=tree.name, address="127.0.0.1", runner=partial(run, tree, "1")) for tree in trees]
-    nic = read_fabric_nics(PLAN, nodes)["n0"]["ionic_0"]
-    here = FabricNode(name="here", address="127.0.0.1", runner=local)
-    for program in ("sh", "setpriv", "timeout", "sleep"):
-        (trees[0] / program).symlink_to(shutil.which(program) or "")
+    nic = nics_of(nodes_of(trees))["n0"]["ionic_0"]
+    here = FabricNode(name="here", address="127.0.0.1", argv=tuple)
+    for name in ("sh", "setpriv", "timeout", "sleep"):
+        (trees[0] / name).symlink_to(shutil.which(name) or "")
     monkeypatch.setenv("PATH", str(trees[0]))
     with pytest.raises(NotMeasuredError, match="no `ib_write_bw` on here") as raised:
         write_gbits(here, here, (nic, nic))
     assert "apt-get install perftest" in raised.value.install
 
 
+def test_ranks_over_tcp_need_no_nics(tmp_path: Path) -> None:
+    add_nic(tmp_path / "n0", "ionic_0")
+    add_nic(tmp_path / "n1", "ionic_1", state="1: DOWN", gids={})
+    assert Level.FAIL in {finding.level for finding in checked_all([tmp_path / "n0", tmp_path / "n1"])}
+    found, _ = checked([tmp_path / "n0", tmp_path / "n1"], NCCL_IB_DISABLE="1")
+    assert {*found} == {"nics", "all-reduce"}
+    assert found["nics"].found == "not used: the ranks talk over TCP"
+    assert {finding.level for finding in found.values()} == {Level.INFO}
+
+
+def test_ports_without_a_link_on_all_nodes_are_named_and_block_nothing(trees: tuple[Path, Path]) -> None:
+    add_nic(trees[0], "ionic_7", state="1: DOWN", gids={})
+    add_nic(trees[1], "ionic_8", state="1: DOWN", gids={})
+    found = checked_all(trees)
+    assert not [finding for finding in found if finding.level is Level.FAIL]
+    [unused] = [finding for finding in found if finding.level is Level.WARN]
+    assert unused.found == "ionic_7, ionic_8: no link on any node"
+    assert unused.hint.endswith("`--set env.NCCL_IB_HCA==ionic_0,ionic_1`")
+    value = next(
+        each.value for each in plan_of("mi355x-tp8", "env.NCCL_IB_HCA==ionic_0,ionic_1").env if "HCA" in each.name
+    )
+    assert {finding.level for finding in checked(trees, NCCL_IB_HCA=value)[0].values()} == {Level.INFO}
+    assert checked(trees, NCCL_IB_HCA="ionic")[0]["nics"].level is Level.FAIL
+
+
+def test_the_kind_of_the_nics_is_named_for_a_plan_that_names_none(trees: tuple[Path, Path]) -> None:
+    assert "`--set hardware.network=ainic`" in checked(trees)[0]["nics"].hint
+    plan = plan_of(
+        "mi355x-tp8",
+        "runtime=slurm",
+        "layout.nodes=2",
+        "layout.tp=16",
+        "server.api_key_env=K",
+        "engine.python=/p",
+        "hardware.network=ainic",
+    )
+    variables = {each.name: each.value for each in plan.env}
+    assert checked(trees, **variables)[0]["nics"].hint == ""
+
+
+def test_a_baseline_of_other_nics_or_ranks_is_not_met(trees: tuple[Path, Path]) -> None:
+    _, figures = checked(trees)
+    other = figures.model_copy(update={"write_gbits": {"ionic_0": 391.5, "ionic_9": 391.5}})
+    compared = checked(trees, baseline=other)[0]["ib_write_bw"]
+    assert compared.level is Level.WARN
+    assert compared.found.endswith("Gb/s; ionic_9 only in the baseline; ionic_1 not in the baseline")
+    more = checked(trees, baseline=figures.model_copy(update={"ranks": 32}))[0]["all-reduce"]
+    assert (more.level, more.needed) == (Level.WARN, "32 ranks, as in the baseline")
+    none = checked(trees, baseline=figures, NCCL_IB_DISABLE="1")[0]["ib_write_bw"]
+    assert (none.level, none.found) == (Level.WARN, "no NICs in use; ionic_0, ionic_1 only in the baseline")
+    older = {"ionic_0": ["1.117.5-a-45"], "ionic_1": ["1.117.5-a-44"]}
+    changed = checked(trees, baseline=figures.model_copy(update={"firmware": older}))[0]["nic firmware"]
+    assert (changed.found, changed.needed) == ("1.117.5-a-45", "1.117.5-a-44, as in the baseline")
+    fewer = figures.model_copy(update={"firmware": {"ionic_0": ["1.117.5-a-45"]}})
+    assert checked(trees, baseline=fewer)[0]["nic firmware"].level is Level.INFO
+
+
+def test_nothing_is_measured_beside_a_running_server(trees: tuple[Path, Path]) -> None:
+    found, figures = checked(trees, busy=("n1",))
+    assert found["fabric"].found == "not checked: VRAM is in use on n1"
+    assert (figures.write_gbits, figures.all_reduce_gbytes) == ({}, {})
+
+
+@pytest.mark.parametrize(("fails", "missing"), [("ionic_1", "ionic_0, ionic_1"), ("-c", "all-reduce")])
+def test_a_failed_measurement_is_not_recorded(
+    trees: tuple[Path, Path], tmp_path: Path, fails: str, missing: str
+) -> None:
+    def broken(tree: Path, figure: str, argv: Sequence[str]) -> Sequence[str]:
+        return (
+            ("false",)
+            if argv[0] == "setpriv" and fails in argv and ("ib_write_bw" in argv) == (fails != "-c")
+            else program(tree, figure, argv)
+        )
+
+    file = tmp_path / "site.json"
+    good = preflight_fabric(PLAN, nodes_of(trees), Home(tmp_path), None, file)
+    assert good.ready
+    before = file.read_text()
+    report = preflight_fabric(PLAN, nodes_of(trees, argv=broken), Home(tmp_path), None, file)
+    [refused] = [finding for finding in report.findings if finding.check == "baseline"]
+    assert (refused.level, refused.found) == (Level.FAIL, f"not recorded: no figure of {missing}")
+    assert file.read_text() == before
+
+
+def test_a_baseline_without_nodes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    [asked] = fabric_of_cluster(PLAN, Home(tmp_path), None, None)
+    assert asked.level is Level.INFO
+    for files in ((None, tmp_path / "new.json"), (tmp_path / "old.json", None)):
+        [refused] = fabric_of_cluster(PLAN, Home(tmp_path), *files)
+        assert (refused.level, refused.found) == (Level.FAIL, "no nodes named")
+
+
+def test_an_image_that_only_the_last_node_lacks_is_named() -> None:
+    lacks = ("sh", "-c", "echo 'docker: Error response from daemon: No such image: x' >&2; exit 125")
+    first = FabricNode(name="n0", address="127.0.0.1", argv=lambda _: ("sh", "-c", "echo timeout >&2; exit 124"))
+    last = FabricNode(name="n1", address="", argv=lambda _: lacks)
+    with pytest.raises(NotMeasuredError, match="no image on n1") as raised:
+        all_reduce_gbytes(PLAN, (first, last), ("python3",))
+    assert "docker pull" in raised.value.install
+
+
 def test_a_file_that_is_no_baseline(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"nodes": ["a"], "write_gbits": {"ionic_0": "fast"}}')
+    (tmp_path / "x.json").write_text('{"ranks": 2, "write_gbits": {"ionic_0": "fast"}}')
     with pytest.raises(UsageError, match=r"x\.json` is not valid"):
         read_baseline(tmp_path / "x.json")

@@ -1,7 +1,6 @@
 """The network between nodes: real ssh to two hosts, both this machine, and all-reduce of the engine's real torch."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -49,22 +48,28 @@ def test_two_hosts_are_measured_recorded_and_compared(
     baseline = tmp_path / "site.json"
     settings = ("--set", f"engine.python={cpu_engine.python}", "--set", f"server.port={free_port()}")
     found = findings(*hosts, *settings, "--save-baseline", str(baseline))
-    assert (found["nics"]["level"], found["nics"]["found"]) == ("info", "none: the nodes talk over TCP")
+    assert (found["nics"]["level"], found["nics"]["found"]) == ("info", "not used: the ranks talk over TCP")
     assert found["all-reduce"]["level"] == "info", found
     recorded = json.loads(baseline.read_text())
-    assert recorded["ranks"] == len(recorded["nodes"]) == 2
+    assert recorded["ranks"] == 2
     assert {*recorded["all_reduce_gbytes"]} == {str(1 << 20), str(1 << 24)}
     figures = {size: figure * 1000 for size, figure in recorded["all_reduce_gbytes"].items()}
     baseline.write_text(json.dumps({**recorded, "all_reduce_gbytes": figures}))
     compared = findings(*hosts, *settings, "--baseline", str(baseline))["all-reduce"]
     assert (compared["level"], compared["needed"]) == ("warn", "95% of the baseline")
+    before = baseline.read_text()
     broken = findings(*hosts, "--set", "engine.python=/nowhere/python", "--save-baseline", str(baseline))
     assert broken["all-reduce"]["level"] == "fail"
     assert "/nowhere/python" in broken["all-reduce"]["found"]
+    assert broken["baseline"]["level"] == "fail"
+    assert baseline.read_text() == before
 
 
 @needs_sshd
-def test_ctrl_c_ends_the_measurement_on_every_host(tmp_path: Path, hosts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_measurement_on_every_host(
+    tmp_path: Path, hosts: tuple[str, ...], number: signal.Signals
+) -> None:
     """Its limit of time would end it, too, with its connection still there: the program says when that is not."""
     hangs = tmp_path / "hangs"
     begin = "exec 2>&-; connection() { grep PPid /proc/$PPID/status; }; begun=$(connection)"
@@ -74,7 +79,7 @@ def test_ctrl_c_ends_the_measurement_on_every_host(tmp_path: Path, hosts: tuple[
     words = [*PREFLIGHT, *hosts, "--set", f"engine.python={hangs}", "--save-baseline", str(tmp_path / "site.json")]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         wait_for(lambda: len(processes_with(f"/bin/sh {hangs} -c")) == 2)
-        os.killpg(process.pid, signal.SIGINT)
+        process.send_signal(number)  # to the command alone, as a supervisor does
         assert process.wait(PATIENCE) == 130
     wait_for(lambda: not processes_with(f"/bin/sh {hangs} -c"))
     assert len([*tmp_path.glob("disconnected.*")]) == 2

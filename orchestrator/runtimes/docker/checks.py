@@ -11,9 +11,9 @@ from orchestrator.hosts.context import CheckContext, DiskNeed
 from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.hosts.survey import Runner
 from orchestrator.images.base import IMAGE_BYTES
+from orchestrator.plan.networks import NO_RDMA, ranks_use_rdma, transfer_uses_rdma
 from orchestrator.plan.plan import Engine, Plan
 from orchestrator.render.dockerfile import base_reference
-from orchestrator.runtimes.docker.container import NO_RDMA, ranks_use_rdma
 
 _MISSING: Final = 127  # a shell's exit code if it finds no such program
 _DENIED: Final = re.compile(r"denied|unauthorized", re.IGNORECASE)
@@ -86,8 +86,8 @@ def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Iterator[
 def rdma(subject: CheckContext) -> Iterator[Finding]:
     """Check that the image sees the NICs of the host: with another ABI of the driver it has none (sglang #33374)."""
     plan, nics = subject.plan, [nic.name for nic in subject.machine.rdma]
-    expected, ranks = "the same NICs in the image and on the host", ranks_use_rdma(plan)
-    if not ranks and (not plan.transfer or plan.transfer.endswith("over tcp")):
+    expected, ranks = "the same NICs in the image and on the host", plan.layout.nodes > 1 and ranks_use_rdma(plan)
+    if not ranks and not transfer_uses_rdma(plan):
         return
     if not nics:
         tcp = f"env.{NO_RDMA}=1" if ranks else "layout.transfer.network=tcp"

@@ -12,6 +12,7 @@ from orchestrator.core.errors import StartError
 from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
 from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES, LAUNCHER
 from orchestrator.engine.launch import rank_argv
+from orchestrator.plan.networks import ranks_use_rdma, transfer_uses_rdma
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
 from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import (
@@ -26,7 +27,6 @@ from orchestrator.render.artifacts import (
 from orchestrator.render.scripts import SHELL_HOME, per_node, script_file, wrap_argv
 from orchestrator.runtimes.labels import NAME, PART, RUN_DIR, record_of
 
-NO_RDMA: Final = "NCCL_IB_DISABLE"  # RCCL reads it as well
 LOG_DRIVER: Final = "json-file"  # Docker's default; it keeps an unlimited log, and rotated files are read as one
 LOG_OPTIONS: Final = {"max-size": f"{SEGMENT_BYTES >> 20}m", "max-file": str(MAX_SEGMENTS)}
 MAX_RESTARTS: Final = 3  # a server that dies a fourth time has a cause that a restart does not fix
@@ -161,14 +161,9 @@ def _publishes(plan: Plan) -> bool:
 def _needs_of(plan: Plan) -> ContainerRequirements:
     """Return what the hardware needs, and the RDMA devices if ranks or roles transfer over them."""
     needs = plan.hardware.container
-    rdma = ranks_use_rdma(plan) or (plan.role is not Role.SERVER and not plan.transfer.endswith("over tcp"))
+    ranks = plan.layout.nodes > 1 and ranks_use_rdma(plan)
+    rdma = ranks or (plan.role is not Role.SERVER and transfer_uses_rdma(plan))
     return replace(needs, devices=(*needs.devices, "/dev/infiniband")) if rdma else needs
-
-
-def ranks_use_rdma(plan: Plan) -> bool:
-    """Return whether the ranks of several nodes use RDMA; NCCL_IB_DISABLE=1 selects TCP (NCCL 2.27 documentation)."""
-    disabled = any(each.name == NO_RDMA and each.value == "1" for each in plan.env)
-    return plan.layout.nodes > 1 and len(plan.gpus) > 0 and not disabled
 
 
 def container_name(name: str, part: str = "") -> str:

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Final
 
 from orchestrator.core.paths import Home
-from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.fabric_measure import FabricNode
 from orchestrator.hosts.report import Finding, fail, info, warn
@@ -85,12 +84,12 @@ def allocated_nodes(environ: Mapping[str, str]) -> Sequence[FabricNode]:
     if not number:
         return ()
     names = local(("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))).stdout.split()
-    return [FabricNode(name=name, address=node_address(name), runner=partial(_on_node, number, name)) for name in names]
+    return [FabricNode(name=name, address=node_address(name), argv=partial(_on_node, number, name)) for name in names]
 
 
-def _on_node(number: str, node: str, argv: Sequence[str]) -> CompletedProgram:
+def _on_node(number: str, node: str, argv: Sequence[str]) -> Sequence[str]:
     step = ("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--chdir=/", "--unbuffered")
-    return local(("srun", f"--jobid={number}", f"--nodelist={node}", *step, *argv))
+    return ("srun", f"--jobid={number}", f"--nodelist={node}", *step, *argv)
 
 
 def _judged(runner: Runner, check: str, options: Sequence[str]) -> Finding:

@@ -1,16 +1,18 @@
 """Preflight of the fabric between the nodes of a plan."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.paths import Home
 from orchestrator.hosts.fabric import Fabric, compare_nics, fabric_findings, read_fabric_nics
-from orchestrator.hosts.fabric_baseline import FabricBaseline
+from orchestrator.hosts.fabric_baseline import FabricBaseline, save_baseline
 from orchestrator.hosts.fabric_measure import FabricNode
 from orchestrator.hosts.head_address import head_address
-from orchestrator.hosts.report import Finding, PreflightReport
-from orchestrator.hosts.ssh import ssh_runner
+from orchestrator.hosts.report import Finding, PreflightReport, fail, info
+from orchestrator.hosts.ssh import ssh_argv
 from orchestrator.hosts.survey import Runner
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import read_networks
@@ -22,24 +24,38 @@ def preflight_fabric(
     nodes: Sequence[FabricNode],
     home: Home,
     baseline: FabricBaseline | None,
-) -> tuple[PreflightReport, FabricBaseline]:
-    """Run every check of the fabric; return the report and the figures. Raises HostError if a node does not answer."""
+    save: Path | None,
+    busy: Sequence[str] = (),
+) -> PreflightReport:
+    """Run every check of the fabric, and save the figures as a baseline if none is missing.
+
+    Nothing is measured if the GPUs of a node are `busy`.
+    Raises HostError if a node does not answer, OSError if the file cannot be written.
+    """
     fabric = Fabric(
         plan=plan,
         nodes=nodes,
-        nics=read_fabric_nics(plan, nodes),
+        nics=read_fabric_nics(plan, {node.name: node.run for node in nodes}),
         networks=read_networks(Catalog.of(home)),
         python=runtime_class(plan.runtime).engine_python(plan, home),
         baseline=baseline,
+        busy=busy,
     )
-    return PreflightReport(profile=plan.profile, findings=tuple(fabric_findings(fabric))), fabric.figures
+    findings = [*fabric_findings(fabric)]
+    if save and fabric.unmeasured:
+        found = f"not recorded: no figure of {', '.join(fabric.unmeasured)}"
+        hint = f"mend what the checks of the network found; `{save}` is unchanged"
+        findings.append(fail("baseline", found, "a figure of every NIC and of all-reduce", hint))
+    elif save:
+        save_baseline(save, fabric.figures)
+        findings.append(info("baseline", f"recorded in `{save}`; compare later: `--baseline {save}`"))
+    return PreflightReport(profile=plan.profile, findings=tuple(findings))
 
 
 def compare_hosts(plan: Plan, runners: Mapping[str, Runner], home: Home) -> tuple[Finding, ...]:
     """Compare the NICs of the hosts of a server, given by name, and measure nothing. Raises HostError."""
-    nodes = [FabricNode(name=name, address="", runner=runner) for name, runner in runners.items()]
-    nics, networks = read_fabric_nics(plan, nodes), read_networks(Catalog.of(home))
-    return tuple(compare_nics(Fabric(plan=plan, nodes=nodes, nics=nics, networks=networks, python=None, baseline=None)))
+    nics, networks = read_fabric_nics(plan, runners), read_networks(Catalog.of(home))
+    return tuple(compare_nics(Fabric(plan=plan, nodes=(), nics=nics, networks=networks, python=None, baseline=None)))
 
 
 def ssh_nodes(urls: Mapping[str, str]) -> list[FabricNode]:
@@ -51,6 +67,6 @@ def ssh_nodes(urls: Mapping[str, str]) -> list[FabricNode]:
     addresses = [head_address(hosts[0], hosts[1:])] if len(hosts) > 1 else []
     addresses += [head_address(host, [after]) for host, after in pairwise(hosts[1:])]
     return [
-        FabricNode(name=name, address=address, runner=ssh_runner(host))
+        FabricNode(name=name, address=address, argv=partial(ssh_argv, host))
         for name, host, address in zip(names, hosts, [*addresses, ""], strict=True)
     ]

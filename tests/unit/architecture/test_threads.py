@@ -15,7 +15,6 @@ WITH_THREADS = {
     "servers/status.py",
     "runtimes/supervisor/main.py",
     "checkpoints/remote_fetch.py",
-    "hosts/fabric_measure.py",
 }
 WITH_DEAF_THREADS = {
     "bench/in_thread.py",

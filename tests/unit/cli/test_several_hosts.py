@@ -11,6 +11,8 @@ from orchestrator.cli.fanout import HostResult, Node, parse_hosts
 from orchestrator.cli.main import app
 from orchestrator.cli.several_hosts import split_hosts
 from orchestrator.core.errors import UsageError
+from orchestrator.hosts.gpu_checks import VRAM_IN_USE
+from orchestrator.hosts.report import PreflightReport, fail, info
 
 
 def test_a_file_has_a_machine_on_each_line_and_labels_are_fit_for_a_servers_name(tmp_path: Path) -> None:
@@ -77,6 +79,38 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr("orchestrator.cli.several_hosts.run_on_hosts", note)
     return seen
+
+
+@pytest.mark.usefixtures("told")
+def test_an_error_of_the_network_check_is_a_finding_beside_the_results_of_the_hosts() -> None:
+    result = CliRunner().invoke(app, ["preflight", "no-such-profile", *TWO, "--json"])
+    shown = json.loads(result.stdout)
+    assert {*shown} == {"a", "b", "fabric"}
+    [finding] = shown["fabric"]["findings"]
+    assert (finding["check"], finding["level"]) == ("fabric", "fail")
+    assert "no-such-profile" in finding["found"]
+    assert finding["hint"]
+    assert result.exit_code == 4
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_host_whose_vram_is_in_use_is_not_measured(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = PreflightReport(
+        profile="owl", findings=(info("gpus", "8"), fail(VRAM_IN_USE, "gpu 2 85%", "at most 10%", ""))
+    )
+    free = PreflightReport(profile="owl", findings=(info("gpus", "8"), info(VRAM_IN_USE, "at most 0% a GPU")))
+
+    def ended(nodes: Sequence[Node], *_: object, **__: object) -> tuple[HostResult, ...]:
+        texts = [json.dumps(each.to_dict()) if as_json else each.to_text() for each in (used, free)]
+        return tuple(
+            HostResult(node=node, code=4, output=text, seconds=0.0) for node, text in zip(nodes, texts, strict=True)
+        )
+
+    seen = list[object]()
+    monkeypatch.setattr("orchestrator.cli.several_hosts.run_on_hosts", ended)
+    monkeypatch.setattr("orchestrator.cli.fabric.fabric_of_hosts", lambda *words: seen.append(words[2]))
+    CliRunner().invoke(app, ["preflight", "owl", *TWO, *(["--json"] if as_json else [])])
+    assert seen == [["a"]]
 
 
 TWO = ("--host", "ssh://a", "--host", "ssh://b")
