@@ -82,13 +82,15 @@ class ProfileCommand(TyperCommand):
         root, verb = ctx.find_root().command, ctx.command_path.partition(" ")[2]
         host = given.get("host")
         host = host[0] if isinstance(host, list) and host else host or None
-        set_invocation(given.get("profile"), overrides, host, partial(takes, root))
+        set_own = partial(set_invocation, given.get("profile"), overrides, takes=partial(takes, root))
+        set_own(host)
         if verb in NEVER_ENDED_BY_SIGPIPE:
             ignore_sigpipe()
         if _NODES in ctx.meta:
             nodes, verb, args = ctx.meta[_NODES]
             if is_one_server(verb, given):
                 given["host"] = [node.url for node in nodes]
+                set_own(nodes[0].url)
             else:
                 on_each(nodes, verb, args, given, place=lambda name: self._place_of(name, args, ctx))
         try:

@@ -24,7 +24,8 @@
     ReaderGone (SystemExit) 141  the reader of standard output exited (SIGPIPE) before any change
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -82,6 +83,18 @@ class DeployError(Exception):
     def problems_or_self(self) -> tuple[Problem, ...]:
         """Return the problems, or the message itself as a problem if there are none."""
         return self.problems or (Problem(self.message, self.location, self.hint),)
+
+
+@contextmanager
+def naming_host(url: str) -> Iterator[None]:
+    """Name the host, one of several, in an error of the block that does not; "" changes no error."""
+    try:
+        yield
+    except DeployError as error:
+        if url not in error.message:
+            error.message = f"{error.message} (on {url})"
+            error.args = (error.message,)
+        raise
 
 
 class UsageError(DeployError):

@@ -27,7 +27,7 @@ class HostAccess:
     CheckpointError; None if there is no checkpoint to verify. `contained` means that the server gets the limits of its
     container, not those of this shell. `interpreter` is a Python with the engine; None if `deploy up` builds its
     environment, or if the engine is in an image. `server_on` returns the name of the `deploy` server on a port, or
-    None. `freed` holds the ports of the server that is stopped before this start.
+    None. `freed` holds the ports of the server that is stopped before this start. `rank` is that of the host.
     """
 
     runner: Runner
@@ -38,6 +38,7 @@ class HostAccess:
     interpreter: str | None = None
     server_on: Callable[[int], str | None] = lambda _port: None
     freed: frozenset[int] = frozenset()
+    rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import socket
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import IO, Final
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import Program
@@ -24,7 +24,10 @@ def end():
     os._exit(0)
 threading.Thread(target=end, daemon=True).start()
 server = socket.create_server(("0.0.0.0", 0))
-addresses = subprocess.run(["hostname", "-I"], stdout=subprocess.PIPE).stdout.decode()
+try:
+    addresses = subprocess.run(["hostname", "-I"], stdout=subprocess.PIPE).stdout.decode()
+except OSError:
+    addresses = ""
 print("listening", server.getsockname()[1], addresses, flush=True)
 while True:
     peer = server.accept()[0]
@@ -55,26 +58,34 @@ def head_address(first: str, others: Sequence[str]) -> str:
     """
     word = secrets.token_hex(8)
     with tempfile.TemporaryFile() as stderr, ssh_start(first, [*_PYTHON, _LISTEN, word], stderr) as listener:
-        port, own = _listening(listener, first)
+        port, own = _listening(listener, first, stderr)
         known = list(dict.fromkeys(each for each in (*_ssh_addresses(first), *own) if ":" not in each))
+        if not known:
+            hint = f"add an IPv4 address to its network; `ssh {SshHost.parse(first).address} hostname -I` shows them"
+            raise HostError(f"{first} has no known IPv4 address, which other ranks need", hint=hint)
         reached = {host: _reached(host, [port, word, *known]) for host in (first, *others)}
         listener.end(signal.SIGTERM)
     for address in known:
         if all(address in each for each in reached.values()):
             return address
-    blind = next((host for host, each in reached.items() if not each), others[0])
+    blind = next((host for host, each in reached.items() if not each), None)
+    shown = ", ".join(known)
     raise HostError(
-        f"{blind} does not reach {first} at {', '.join(known)}",
+        f"{blind} does not reach {first} at {shown}"
+        if blind
+        else f"{first} has no address that all hosts reach: {shown}",
+        details="" if blind else "\n".join(f"  {host} reaches {', '.join(each)}" for host, each in reached.items()),
         hint="the hosts need a network without a firewall between them: the ranks of a server use any port",
     )
 
 
-def _listening(listener: Program, host: str) -> tuple[str, list[str]]:
+def _listening(listener: Program, host: str, stderr: IO[bytes]) -> tuple[str, list[str]]:
     for line in listener.lines():  # a login script may print others before
         match line.split():
             case ["listening", port, *addresses]:
                 return port, addresses
-    raise _no_python(host)
+    stderr.seek(0)
+    raise _no_python(host, stderr.read().decode(errors="replace").strip())
 
 
 def _reached(host: str, argv: Sequence[str]) -> list[str]:

@@ -165,7 +165,7 @@ def disk_space(subject: CheckContext) -> Iterator[Finding]:
 
 def ports(subject: CheckContext) -> Iterator[Finding]:
     """Check that every port of the plan is free, or is freed before the start."""
-    for purpose, port in plan_ports(subject.plan):
+    for purpose, port in plan_ports(subject.plan, rank=subject.access.rank):
         if port not in subject.machine.listening:
             yield info(f"port {port}", "free", purpose)
             continue

@@ -32,11 +32,14 @@ def _short(command: str) -> str:
     return shorten(f"{PurePath(program).name} {rest}".rstrip(), _SHOWN, placeholder=" …")
 
 
-def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """Return every fixed port of the plan as pairs of purpose and port.
+def plan_ports(plan: Plan, *, rank: int = 0) -> tuple[tuple[str, int], ...]:
+    """Return every fixed port of a rank of the plan as pairs of purpose and port. See `engine.launch.rank_argv`.
 
     sglang picks its other ports among the free ones at startup.
     """
+    fixed_ports = [(fixed.option, fixed.port) for fixed in plan.serving.ports if fixed.port is not None]
+    if rank:
+        return (("server", plan.server.port + rank), *fixed_ports)
     named = [("server", plan.server.port)]
     if plan.gateway is not None:
         for unit in plan.units:
@@ -45,8 +48,7 @@ def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:
         named += [("bootstrap of prefill", port) for role in plan.roles for port in role.bootstrap_ports]
         named += [("metrics of the gateway", plan.gateway.metrics_port)]
     named += [("ranks", plan.rank_port)] if plan.layout.nodes > 1 else []
-    named += [(fixed.option, fixed.port) for fixed in plan.serving.ports if fixed.port is not None]
-    return tuple(named)
+    return (*named, *fixed_ports)
 
 
 def port_holder(port: int, runner: Runner = local) -> PortHolder | None:

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from orchestrator import __version__
 from orchestrator.hosts.ssh import is_ssh_url
 from orchestrator.plan.plan import NAME as SERVER_NAME
 from orchestrator.plan.plan import Plan
-from orchestrator.runtimes.replicas import is_replica
+from orchestrator.runtimes.replicas import is_replica, rank_of
 
 NAME: Final = "deploy.name"
 PART: Final = "deploy.part"  # the replica, or in a cluster the gateway
@@ -20,6 +21,7 @@ RUN_DIR: Final = "deploy.run-dir"  # the directory on the starting host that hol
 STARTER: Final = "deploy.starter"  # who started the server, with a unique token of this start
 RANK_HOSTS: Final = "deploy.rank-hosts"  # of rank 0: the hosts of ranks 1, 2, … of a server on several nodes
 RANK: Final = "deploy.rank"  # of another rank, which has no name of its own: `NAME/1`
+HEAD: Final = "deploy.head"  # of another rank: the host of rank 0
 RECORD: Final = (PLAN, PROFILE, URL)  # labels that every unit has in addition to its name
 _URL: Final = re.compile(r"http://[\w.:\[\]-]{1,255}:\d{1,5}")
 
@@ -37,5 +39,6 @@ def is_record(said: Mapping[str, str]) -> bool:
         and (part == GATEWAY or is_replica(part))
         and _URL.fullmatch(said.get(URL, "")) is not None
         and all(is_ssh_url(host) for host in said.get(RANK_HOSTS, "").split())
+        and not rank_of(Path(said.get(RUN_DIR, "")))  # another rank has no record of its own
         and all(said.get(each) and said[each].isprintable() for each in RECORD)
     )

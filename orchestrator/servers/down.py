@@ -24,14 +24,16 @@ def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = Tru
     """
     servers.open(name)
     with name_lock(servers.home, name):
+        rank_hosts: tuple[str, ...] = ()
         for handle in servers.find(name):
             if all_homes or _is_ours(servers, handle):
                 seconds = grace_of(servers, name) if drain is None else drain
                 if seconds:
                     say(f"stopping `{name}`: waiting up to {seconds:g} s for its requests")
+                rank_hosts = rank_hosts or handle.rank_hosts
                 drain_and_stop(servers, handle, seconds=seconds, reason="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
-            wait_until_released(plan, resolve_host_ref(plan.runtime, servers.home, host))
+            wait_until_released(plan, resolve_host_ref(plan.runtime, servers.home, host, rank_hosts=rank_hosts))
 
 
 def down_all(

@@ -16,10 +16,12 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.console import warn
+from orchestrator.core.errors import HostError
 from orchestrator.plan.units import Role
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, read_plan, require_plan
 from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
-from orchestrator.runtimes.replicas import in_order, rank_dirs, replica_name, run_root
+from orchestrator.runtimes.replicas import in_order, rank_dirs, rank_of, replica_name, run_root
 
 if TYPE_CHECKING:
     from orchestrator.core.secrets import Secret
@@ -147,7 +149,7 @@ class ServerGroup:
 
     def tail(self, server: RunningServer) -> Callable[[], Iterator[str]]:
         """Return a function that yields the new lines of all logs at each call."""
-        tails = [self.runtime.tail(unit) for unit in server.logged]
+        tails = [self._tail(unit, set()) for unit in server.logged]
         return tails[0] if len(tails) == 1 else lambda: chain.from_iterable(tail() for tail in tails)
 
     def stop(self, server: RunningServer, *, grace: float) -> None:
@@ -178,17 +180,29 @@ class ServerGroup:
         """Close connections; servers keep running."""
         self.runtime.close()
 
+    def _tail(self, unit: Unit, lost: set[Unit]) -> Callable[[], Iterator[str]]:
+        tail = self.runtime.tail(unit)
+        return lambda: _unless_lost(unit, tail(), lost)
+
+    def _runs(self, unit: Unit) -> bool:
+        try:
+            return self.runtime.state(unit).status is Status.RUNNING
+        except HostError:
+            if not rank_of(Path(unit.run_dir)):
+                raise
+            return False
+
     def _all_logs(self, server: RunningServer, *, follow: bool, since: datetime | None) -> Iterator[str]:
-        units = server.logged
+        units, lost = server.logged, set[Unit]()
         names = [os.path.relpath(Path(unit.run_dir, LOG), server.run_dir) for unit in units]
         for name, unit in zip(names, units, strict=True):
             yield f"==> {name} <=="
-            yield from self.runtime.logs(unit, follow=False, since=since)
-        tails = [self.runtime.tail(unit) for unit in units] if follow else []
+            yield from _unless_lost(unit, self.runtime.logs(unit, follow=False, since=since), lost)
+        tails = [self._tail(unit, lost) for unit in units] if follow else []
         for tail in tails:
             deque(tail(), maxlen=0)
         last = names[-1]
-        while follow and any(self.runtime.state(unit).status is Status.RUNNING for unit in units):
+        while follow and any(self._runs(unit) for unit in units):
             time.sleep(_PAUSE)
             for name, tail in zip(names, tails, strict=True):
                 for line in tail():
@@ -196,6 +210,18 @@ class ServerGroup:
                         yield f"==> {name} <=="
                     last = name
                     yield line
+
+
+def _unless_lost(unit: Unit, lines: Iterator[str], lost: set[Unit]) -> Iterator[str]:
+    """Yield the lines of a unit. A further rank whose host does not answer joins `lost`, with a warning."""
+    try:
+        yield from lines
+    except HostError as error:
+        if not (rank := rank_of(Path(unit.run_dir))):
+            raise
+        if unit not in lost:
+            warn(f"cannot read the log of rank {rank}: {error.message}", hint=error.hint)
+        lost.add(unit)
 
 
 def servers_of(units: Sequence[Unit]) -> tuple[RunningServer, ...]:

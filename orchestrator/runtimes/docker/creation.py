@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from docker.errors import APIError, NotFound
@@ -19,7 +20,7 @@ from orchestrator.runtimes.docker.container import spec_of
 from orchestrator.runtimes.docker.errors import DaemonError, start_error
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
-from orchestrator.runtimes.labels import RANK, RUN_DIR, STARTER
+from orchestrator.runtimes.labels import HEAD, RANK, RUN_DIR, STARTER
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -37,7 +38,7 @@ def start_on(
             container.start()
         except APIError as error:
             said = str(error.explanation or error)
-            failed = DaemonError(said=said, artifacts=artifacts, spec=spec, holder=host.port_holder)
+            failed = DaemonError(said=said, artifacts=artifacts, spec=spec, host=host.url, holder=host.port_holder)
             raise start_error(failed) from error
     return container
 
@@ -53,7 +54,7 @@ def _create(
     try:
         created = api.create_container(**options)
     except APIError as error:
-        if error.status_code != codes.conflict or not _clear_leftover(host, name, labels[RUN_DIR]):
+        if error.status_code != codes.conflict or not _clear_leftover(host, name, labels):
             raise
         created = api.create_container(**options)
     container = host.client.containers.get(created["Id"])
@@ -61,21 +62,31 @@ def _create(
     return container
 
 
-def _clear_leftover(host: DockerHost, name: str, run_dir: str) -> bool:
+def _clear_leftover(host: DockerHost, name: str, labels: Mapping[str, str]) -> bool:
     """Remove the container of a start that was killed midway. Return whether there was one.
 
-    That of an exited replica is removed too, so that the replica can start again at the same gateway, and that of
-    an exited rank, whose rank 0 has been removed.
+    That of an exited replica is removed too, so that the replica can start again at the same gateway, and a rank whose
+    rank 0 was removed.
     """
     with suppress(NotFound):
         container = host.client.containers.get(name)
-        own = RANK in container.labels or container.labels.get(RUN_DIR) == run_dir
-        again = container.status == "exited" and own
+        again = container.status == "exited" and container.labels.get(RUN_DIR) == labels[RUN_DIR]
         killed = container.status == "created" and _abandoned(container.labels.get(STARTER, ""))
-        if not again and not killed:
+        if not again and not killed and not _is_rank_without_head(container.labels, labels):
             return False
         remove(container)
     return True
+
+
+def _is_rank_without_head(found: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Return whether a container is a rank of an earlier server of this home and name, whose rank 0 was on this host.
+
+    A start finds and stops that rank 0 first, with the name locked. On another host of rank 0 a server may still run.
+    """
+    if RANK not in labels or any(found.get(each) != labels[each] for each in (RANK, HEAD)):
+        return False
+    earlier = Path(found.get(RUN_DIR, ""))
+    return earlier.is_dir() and earlier.resolve().parent == Path(labels[RUN_DIR]).resolve().parent
 
 
 def discard(host: DockerHost, starter: str) -> None:
@@ -86,7 +97,8 @@ def discard(host: DockerHost, starter: str) -> None:
             for container in host.client.containers.list(all=True, filters={"label": label}):
                 remove(container)
     except (APIError, HostError) as error:
-        warn(f"cannot remove the container: {error}", hint=f"`docker ps --all --filter label={label}` finds it")
+        hint = f"`docker --host {host.url} ps --all --filter label={label}` finds it"
+        warn(f"cannot remove the container: {error}", hint=hint)
 
 
 def remove(container: Container) -> None:

@@ -51,6 +51,7 @@ class DaemonError:
     said: str  # by the daemon
     artifacts: Artifacts
     spec: ContainerSpec
+    host: str  # URL of the daemon
     holder: Callable[[int], str | None]  # returns the holder of a port of the Docker host, None if unknown
 
     @property
@@ -101,6 +102,12 @@ _CAUSES: Final = (
         pattern=r"Unable to find group (?P<group>\S+?):",
         message="the image has no group `{group}`",
         location="{hardware}: container.groups",
+    ),
+    _Cause(
+        pattern=r'container name "/(?P<name>deploy-[^"]+--rank-\d+)" is already in use',
+        message="container `{name}` exists",
+        hint="`docker --host {host} rm --force {name}` removes it, if its server no longer runs",
+        fault=NameTakenError,
     ),
     _Cause(
         pattern=r'container name "/(?P<name>[^"]+)" is already in use',
@@ -156,6 +163,7 @@ def _facts(refusal: DaemonError, said: dict[str, str | None]) -> dict[str, str |
     return said | {
         "said": refusal.said,
         "hardware": refusal.hardware,
+        "host": refusal.host,
         "image": refusal.spec.image,
         "capabilities": ", ".join(refusal.spec.needs.cap_add),
         "limit": limit,

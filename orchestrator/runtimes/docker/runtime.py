@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import HostError, NameTakenError
+from orchestrator.core.errors import HostError, NameTakenError, naming_host
 from orchestrator.core.files import private_dir
 from orchestrator.core.imported import Imported
 from orchestrator.core.paths import Home
@@ -39,6 +39,7 @@ from orchestrator.runtimes.docker.container import (
 )
 from orchestrator.runtimes.docker.state import NOT_FOUND, server_state, state_of_ranks
 from orchestrator.runtimes.labels import (
+    HEAD,
     NAME,
     PART,
     PLAN,
@@ -123,8 +124,11 @@ class DockerRuntime(Runtime):
             for rank in range(len(hosts) - 1, 0, -1):
                 private_dir(rank_dir(run_dir, rank))
                 called = container_name(name, rank_name(rank))
-                start_on(hosts[rank], ranked(artifacts, rank), called, {RANK: f"{name}/{rank}"} | common, given)
-            container = start_on(self._host, ranked(artifacts, 0), container_name(name, part), labels, given)
+                others = {RANK: f"{name}/{rank}", HEAD: self._host.url} | common
+                with naming_host(hosts[rank].url):
+                    start_on(hosts[rank], ranked(artifacts, rank), called, others, given)
+            with naming_host(self._host.url if spec.rank_hosts else ""):
+                container = start_on(self._host, ranked(artifacts, 0), container_name(name, part), labels, given)
             with self._host.errors():
                 return self._unit(container, labels)
         except BaseException:  # also Ctrl-C: no record would mention these containers
@@ -133,12 +137,14 @@ class DockerRuntime(Runtime):
             raise
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
+        """See `Runtime.find`. A list contacts no further hosts for servers of other homes, whose labels name them."""
         label = NAME if name is None else f"{NAME}={name}"
         with self._host.errors():
             listed = self._host.client.containers.list(all=True, filters={"label": [label, *RECORD]}, sparse=True)
             known = [(container, container.attrs["Labels"]) for container in listed]
             units = [self._unit(container, labels) for container, labels in known if is_record(labels)]
-        return with_roles(replace(unit, state=self.state(unit)) for unit in units)
+        asked = (unit if name or self._home.holds(Path(unit.run_dir), unit.name) else _alone(unit) for unit in units)
+        return with_roles(replace(unit, state=self.state(each)) for unit, each in zip(units, asked, strict=True))
 
     def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Raises HostError if the daemon does not answer, which does not mean NOT_FOUND."""
@@ -232,7 +238,7 @@ class DockerRuntime(Runtime):
         """Stop the container: wait `grace` seconds for running requests to drain, and save the log.
 
         Of several ranks only the first is asked. It tells the others: sglang crashes if another rank ends before it
-        (0.5.14). A host that does not answer keeps no other rank from being stopped.
+        (0.5.14). A further host that does not answer keeps no other rank from being stopped.
         """
         from orchestrator.runtimes.docker.creation import remove, unless_gone
 
@@ -330,6 +336,11 @@ class DockerRuntime(Runtime):
             number=replica_number(labels.get(PART, "")) or 1,
             rank_hosts=tuple(labels.get(RANK_HOSTS, "").split()),
         )
+
+
+def _alone(unit: Unit) -> Unit:
+    """Return rank 0 of a unit as a unit without other ranks."""
+    return replace(unit, rank_hosts=())
 
 
 def _rank(unit: Unit, rank: int) -> Unit:

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import BuildError
+from orchestrator.core.errors import BuildError, naming_host
 from orchestrator.core.secrets import redact_data
 from orchestrator.images.build import build_image, found_image
 from orchestrator.images.client import find_docker
@@ -33,7 +33,8 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
 
     Raises BuildError, PatchError, and BuildError if the images of two ranks have different patches.
     """
-    prepared, *others = [_prepare_on(artifacts, each) for each in host_ref.nodes]
+    several = bool(host_ref.rank_hosts)
+    prepared, *others = [_prepare_on(artifacts, each, str(each.remote) if several else "") for each in host_ref.nodes]
     for host, other in zip(host_ref.rank_hosts, others, strict=True):
         if (other.artifacts, other.not_needed) != (prepared.artifacts, prepared.not_needed):
             raise BuildError(
@@ -46,10 +47,12 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
     return replace(prepared, artifacts=replace(prepared.artifacts, spec=spec))
 
 
-def _prepare_on(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
-    docker, ready = find_docker(host_ref.remote), artifacts.plan.prebuilt_image
-    built = found_image(docker, ready) if ready else build_image(docker, artifacts)
-    note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
+def _prepare_on(artifacts: Artifacts, host_ref: HostRef, named: str) -> PreparedRun:
+    """Prepare the image on a host; `named` is its URL if it is one of several."""
+    with naming_host(named):
+        docker, ready = find_docker(host_ref.remote), artifacts.plan.prebuilt_image
+        built = found_image(docker, ready) if ready else build_image(docker, artifacts)
+    note(f"image {built.tag}{named and f' on {named}'}, {'built' if built.built else 'found'} with {built.builder}")
     environment = built.config.engine_env if built.config else {}
     records = {
         "image.json": {"tag": built.tag, "id": built.image_id, "environment": redact_data(environment)},

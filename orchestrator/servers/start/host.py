@@ -12,7 +12,7 @@ from orchestrator.checkpoints.read_ahead import read_ahead
 from orchestrator.checkpoints.receipt import bytes_present
 from orchestrator.checkpoints.verify import checkpoint_directory, needs_mtp, verify_checkpoint
 from orchestrator.core.console import Progress, note, warn
-from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.errors import HostError, UsageError, naming_host
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import poll_until
 from orchestrator.hosts.checks import preflight
@@ -85,20 +85,20 @@ def preflight_host(
     checkpoint: bool = True,
     stage: bool = True,
     freed: frozenset[int] = frozenset(),
+    rank: int = 0,
 ) -> PreflightReport:
     """Run all preflight checks of a plan on its host; the checkpoint is verified on this host only.
 
     Without `checkpoint` it is not verified; without `stage` it needs no disk space. `freed` are the ports of a server
-    that is stopped first.
+    that is stopped first. `rank` is that of the host.
     """
     runner, kind = runner_for(host_ref), runtime_class(plan.runtime)
     if host_ref.rank_hosts:
-        reports = (preflight_host(plan, each, environ, freed=freed) for each in host_ref.nodes)
-        findings = (
-            replace(finding, found=f"{each.remote}: {finding.found}")
-            for each, report in zip(host_ref.nodes, reports, strict=True)
-            for finding in report.findings
-        )
+        findings = list[Finding]()
+        for number, each in enumerate(host_ref.nodes):
+            with naming_host(str(each.remote)):
+                report = preflight_host(plan, each, environ, freed=freed, rank=number)
+            findings += (replace(finding, found=f"{each.remote}: {finding.found}") for finding in report.findings)
         fabric = compare_hosts(plan, {each.remote or "": runner_for(each) for each in host_ref.nodes}, host_ref.home)
         return PreflightReport(profile=plan.profile, findings=(*findings, *fabric))
     if kind.cluster_managed:
@@ -114,6 +114,7 @@ def preflight_host(
         interpreter=None if kind.in_container else built_interpreter(plan.engine, host_ref.home),
         server_on=partial(_server_on, host_ref),
         freed=freed,
+        rank=rank,
     )
     return preflight(plan, access, kind.checks, here=kind.is_local)
 
@@ -159,7 +160,13 @@ def _ports_of(servers: Servers, name: str) -> frozenset[int]:
     """Return the ports of this host that are free after the server of that name is stopped."""
     here = [handle for handle in servers.find(name) if runtime_class(handle.runtime).is_local]
     plans = (read_plan(servers.run_of(handle)) for handle in here)
-    own = {port for plan in plans if plan is not None for _, port in plan_ports(plan)}
+    own = {
+        port
+        for plan in plans
+        if plan is not None
+        for rank in range(plan.layout.nodes)
+        for _, port in plan_ports(plan, rank=rank)
+    }
     return frozenset(own | {port for handle in here if (port := urlsplit(handle.url).port) is not None})
 
 
@@ -201,20 +208,23 @@ def wait_until_released(
     """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with the holder."""
     if not runtime_class(plan.runtime).is_local:
         return
-    runner = runner_for(host_ref)
-    for _, port in plan_ports(plan):
-        holder = poll_until(
-            lambda holder: holder is None,
-            partial(port_holder, port, runner),
-            within=_PORT_LIMIT,
-            pause=_PORT_PAUSE,
-            clock=clock,
-            sleep=sleep,
-        )
-        if holder is not None:
-            raise HostError(
-                f"port {port} is still in use by {holder}", hint="stop that program, or set another `server.port`"
+    several = bool(host_ref.rank_hosts)
+    for rank, each in enumerate(host_ref.nodes):
+        for _, port in plan_ports(plan, rank=rank):
+            holder = poll_until(
+                lambda holder: holder is None,
+                partial(port_holder, port, runner_for(each)),
+                within=_PORT_LIMIT,
+                pause=_PORT_PAUSE,
+                clock=clock,
+                sleep=sleep,
             )
+            if holder is not None:
+                where = f" on {each.remote}" if several else ""
+                raise HostError(
+                    f"port {port}{where} is still in use by {holder}",
+                    hint="stop that program, or set another `server.port`",
+                )
     wait_for_vram(plan, host_ref)
 
 

@@ -150,6 +150,8 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
             details = render_diff(old.to_dict(), plan.to_dict()) if old else ""
             ended = "" if state.status is Status.RUNNING else f" and is not running: {state.exit_summary}"
             raise NameTakenError(f"`{name}` has another plan{ended}", details=details, hint=hint)
+        if handle.rank_hosts not in {(), request.rank_hosts}:
+            raise NameTakenError(f"`{name}` has its other ranks on {', '.join(handle.rank_hosts)}", hint=hint)
         if state.status is Status.PENDING:
             raise StartError(f"`{name}` is pending: {state.detail}", hint=f"`deploy down {name}` cancels it; {hint}")
         if state.status is not Status.RUNNING:

@@ -21,7 +21,9 @@ def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
     plan = load(profile).plan
     artifacts = render(plan, None, "deploy/glm:1")
     holders = {30000: "`python3`, pid 7"}
-    return start_error(DaemonError(said=said, artifacts=artifacts, spec=spec_of(artifacts), holder=holders.get))
+    return start_error(
+        DaemonError(said=said, artifacts=artifacts, spec=spec_of(artifacts), host="ssh://a", holder=holders.get)
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,3 +123,10 @@ def test_what_a_daemon_refuses_passes_through() -> None:
     answer.status_code = 409
     with pytest.raises(APIError), daemon_errors("tcp://node:2375"):
         raise APIError("409 Client Error", answer, "in use")
+
+
+def test_a_rank_that_has_the_name_is_removed_on_its_host() -> None:
+    failure = told('Conflict. The container name "/deploy-owl--rank-1" is already in use by container "0a1b"')
+    assert isinstance(failure, NameTakenError)
+    assert failure.message == "container `deploy-owl--rank-1` exists"
+    assert failure.hint.startswith("`docker --host ssh://a rm --force deploy-owl--rank-1` removes it")

@@ -2,22 +2,47 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from docker.models.containers import Container
 from plan_samples import plan_of
 from run_samples import request_of
 
 from orchestrator.cli.main import app
-from orchestrator.core.errors import UsageError
+from orchestrator.core.command_hints import expand_commands
+from orchestrator.core.errors import HostError, NameTakenError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import CompletedProgram
+from orchestrator.hosts.context import HostAccess
+from orchestrator.hosts.ports import plan_ports
+from orchestrator.hosts.report import PreflightReport
+from orchestrator.hosts.survey import Runner
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import REQUEST_FILE, RunDir
-from orchestrator.runtimes.base import HostRef
-from orchestrator.runtimes.docker.container import container_argv, docker_run_files, ranked, render, spec_of
+from orchestrator.runtimes.base import HostRef, ServerState, Status
+from orchestrator.runtimes.docker import spec
+from orchestrator.runtimes.docker.container import (
+    container_argv,
+    container_labels,
+    docker_run_files,
+    ranked,
+    render,
+    spec_of,
+)
+from orchestrator.runtimes.docker.creation import _clear_leftover
+from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.options import host_options
+from orchestrator.runtimes.docker.runtime import DockerRuntime
+from orchestrator.runtimes.labels import HEAD, RANK, RANK_HOSTS, RUN_DIR, STARTER, is_record
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.run_history import read_request
-from orchestrator.servers.start.host import require_host_per_node
+from orchestrator.servers.servers import Servers
+from orchestrator.servers.start import host
+from orchestrator.servers.start.host import preflight_host, require_host_per_node, wait_until_released
 from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.up import _already_up
 
 SETTINGS = ("layout.tp=16", "layout.nodes=2")
 HOSTS = ("ssh://a", "ssh://b")
@@ -31,9 +56,9 @@ def plan() -> Plan:
 
 def test_ranks_share_the_network_and_the_nics_of_their_host_and_end_together(plan: Plan) -> None:
     artifacts = render(plan, None, "image")
-    spec = spec_of(artifacts)
-    assert (spec.publish, spec.restarts, spec.needs.devices[-1]) == (None, 0, "/dev/infiniband")
-    options = host_options(artifacts, spec, home="/home", gid=lambda _: "1")
+    given = spec_of(artifacts)
+    assert (given.publish, given.restarts, given.needs.devices[-1]) == (None, 0, "/dev/infiniband")
+    options = host_options(artifacts, given, home="/home", gid=lambda _: "1")
     assert options["restart_policy"]["Name"] == "no"  # `on-failure` with a limit of 0 has no limit
     assert options["network_mode"] == "host"
     argv = artifacts.command.argv
@@ -73,6 +98,7 @@ def test_the_plan_of_several_nodes_takes_all_hosts(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match="asked"):
         app(["up", "mi355x-tp8", *TWO, *set_], prog_name="deploy", standalone_mode=False)
     assert asked[0].hosts == HOSTS
+    assert expand_commands("`deploy status owl`") == "`deploy status owl --host ssh://a`"
 
 
 def test_a_run_knows_the_hosts_of_its_ranks(tmp_path: Path) -> None:
@@ -83,3 +109,129 @@ def test_a_run_knows_the_hosts_of_its_ranks(tmp_path: Path) -> None:
     read = read_request(run)
     assert read is not None
     assert read.hosts == HOSTS
+
+
+def test_each_rank_has_its_own_ports_on_its_host(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan_ports(plan) == (("server", 31000), ("ranks", 32000))
+    assert plan_ports(plan, rank=1) == (("server", 31001),)
+    host_ref = HostRef(home=Home(Path()), remote=HOSTS[0], rank_hosts=HOSTS[1:])
+    checked = list[tuple[str, int]]()
+
+    def note_rank(_plan: Plan, access: HostAccess, *_: object, **__: object) -> PreflightReport:
+        checked.append((access.runner(()).stdout, access.rank))
+        return PreflightReport(profile="", findings=())
+
+    monkeypatch.setattr(host, "preflight", note_rank)
+    monkeypatch.setattr(host, "compare_hosts", lambda *_: ())
+    monkeypatch.setattr(host, "wait_for_vram", lambda *_: None)
+    monkeypatch.setattr(
+        host, "ssh_runner", lambda url: lambda _: CompletedProgram(argv=(), code=0, stdout=url, stderr="")
+    )
+    preflight_host(plan, host_ref)
+    assert checked == [("ssh://a", 0), ("ssh://b", 1)]
+
+    def used_on_b(port: int, runner: Runner) -> str | None:
+        return "`python3`" if (runner(()).stdout, port) == ("ssh://b", 31001) else None
+
+    monkeypatch.setattr(host, "port_holder", used_on_b)
+    times = iter(range(0, 1000, 31))
+    with pytest.raises(HostError, match="port 31001 on ssh://b is still in use by `python3`"):
+        wait_until_released(plan, host_ref, clock=lambda: next(times), sleep=lambda _: None)
+
+
+def test_an_error_that_names_no_host_gets_that_of_several(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise HostError("cannot inspect the host")
+
+    host_ref = HostRef(home=Home(Path()), remote=HOSTS[0], rank_hosts=HOSTS[1:])
+    monkeypatch.setattr(host, "preflight", fail)
+    with pytest.raises(HostError) as failed:
+        preflight_host(plan, host_ref)
+    assert failed.value.message == "cannot inspect the host (on ssh://a)"
+    monkeypatch.setattr(spec, "find_docker", fail)
+    with pytest.raises(HostError, match=r"\(on ssh://a\)"):
+        spec.prepare(render(plan, None, "image"), host_ref)
+    with pytest.raises(HostError) as failed:
+        spec.prepare(render(plan, None, "image"), HostRef(home=Home(Path())))
+    assert failed.value.message == "cannot inspect the host"
+
+
+def test_the_same_plan_on_other_hosts_is_another_server(plan: Plan, tmp_path: Path) -> None:
+    handle = RunningServer(
+        runtime="docker",
+        name="owl",
+        profile="",
+        plan_digest=plan.digest,
+        url="",
+        run_dir=str(tmp_path),
+        runtime_id="1",
+        rank_hosts=("ssh://c",),
+    )
+    docker = SimpleNamespace(find=lambda _: (handle,), state=lambda _: ServerState(status=Status.RUNNING))
+    servers = Servers(Home(tmp_path), {"docker": cast("ServerGroup", docker)})
+    with pytest.raises(NameTakenError, match="`owl` has its other ranks on ssh://c") as taken:
+        _already_up(servers, "owl", plan=plan, request=request_of(host=HOSTS[0], rank_hosts=HOSTS[1:]))
+    assert "--host ssh://a --host ssh://b --replace` stops it first" in taken.value.hint
+
+
+class Daemon:
+    """One container of that name and state."""
+
+    containers = property(lambda self: self)
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.removed = list[str]()
+        self._labels = labels
+
+    def get(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(labels=self._labels, status="running", remove=lambda **_: self.removed.append(name))
+
+
+@pytest.mark.parametrize(
+    ("head", "run", "removed"),
+    [
+        ("ssh://a", "home/runs/owl/1", True),
+        ("ssh://c", "home/runs/owl/1", False),  # on that host, rank 0 may run
+        ("ssh://a", "theirs/runs/owl/1", False),
+        ("ssh://a", "home/runs/owl/deleted", False),
+    ],
+)
+def test_only_a_rank_of_this_home_whose_rank_0_is_gone_is_cleared(
+    tmp_path: Path, head: str, run: str, removed: bool
+) -> None:
+    for folder in ("home/runs/owl/1", "home/runs/owl/2", "theirs/runs/owl/1"):
+        (tmp_path / folder).mkdir(parents=True)
+    daemon = Daemon({RANK: "owl/1", HEAD: head, RUN_DIR: str(tmp_path / run), STARTER: "of-another-boot/1"})
+    ours = {RANK: "owl/1", HEAD: "ssh://a", RUN_DIR: str(tmp_path / "home/runs/owl/2")}
+    cleared = _clear_leftover(cast("DockerHost", SimpleNamespace(client=daemon)), "deploy-owl--rank-1", ours)
+    assert (cleared, daemon.removed) == (removed, ["deploy-owl--rank-1"] if removed else [])
+
+
+@pytest.mark.parametrize(("home", "name", "asked"), [("ours", None, 1), ("theirs", None, 0), ("theirs", "owl", 1)])
+def test_a_list_contacts_no_host_that_a_server_of_another_home_names(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, name: str | None, asked: int
+) -> None:
+    (run := tmp_path / home / "runs/owl/1").mkdir(parents=True)
+    labels = container_labels(plan, "owl") | {RUN_DIR: str(run), RANK_HOSTS: "ssh://b"}
+    state = {"Status": "running", "StartedAt": "2026-01-01T00:00:00Z"}
+    listed = SimpleNamespace(
+        list=lambda **_: [Container({"Id": "1", "Labels": labels})],
+        get=lambda number: Container({"Id": number, "State": state, "RestartCount": 0}),
+    )
+    found, connected = DockerRuntime(Home(tmp_path / "ours"), "unix:///nowhere"), list[str]()
+    found._host.__dict__["client"] = SimpleNamespace(containers=listed)
+
+    def refuse(_: DockerRuntime, url: str) -> DockerHost:
+        connected.append(url)
+        raise HostError("no connection")
+
+    monkeypatch.setattr(DockerRuntime, "_host_at", refuse)
+    monkeypatch.setattr(DockerRuntime, "_processes", lambda *_: ())
+    [unit] = found.find(name)
+    assert (unit.rank_hosts, unit.state.status, len(connected)) == (("ssh://b",), Status.RUNNING, asked)
+
+
+def test_a_record_in_the_directory_of_another_rank_is_none(plan: Plan) -> None:
+    labels = container_labels(plan, "owl") | {RUN_DIR: "/home/runs/owl/1"}
+    assert is_record(labels)
+    assert not is_record(labels | {RUN_DIR: "/home/runs/owl/1/rank-1"})

@@ -4,10 +4,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from plan_samples import plan_of
 
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.base import HostRef, ServerState, Status
 from orchestrator.servers import down as command
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
@@ -134,3 +135,12 @@ def test_all_homes_is_an_explicit_word(tmp_path: Path) -> None:
     command.down_all(fleet(runtime, tmp_path / "mine"), host=None, all_homes=True)
 
     assert runtime.stopped == ["0", "1"]
+
+
+def test_the_hosts_of_all_ranks_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, waited = Stopping(tmp_path, "a"), list[HostRef]()
+    runtime.handles = [replace(runtime.handles[0], rank_hosts=("ssh://b",))]
+    monkeypatch.setattr(command, "read_plan", lambda _: plan_of("mi355x-tp8", "layout.tp=16", "layout.nodes=2"))
+    monkeypatch.setattr(command, "wait_until_released", lambda _, host_ref: waited.append(host_ref))
+    command.down(fleet(runtime, tmp_path), "a", host="ssh://a")
+    assert [each.remote for each in waited[0].nodes] == ["ssh://a", "ssh://b"]

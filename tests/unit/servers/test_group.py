@@ -121,3 +121,39 @@ def test_the_logs_of_all_are_one_with_the_name_of_each_file(pair: Noted) -> None
         "of run/replica-2",
     ]
     assert list(ServerGroup(pair).tail(server)()) == ["new of run", "new of run/replica-1", "new of run/replica-2"]
+
+
+class HalfLost(Noted):
+    """A server on two hosts, the second of which does not answer."""
+
+    def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
+        return lambda: self.logs(unit, follow=True)
+
+    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+        self._require_first(unit)
+        yield from super().logs(unit, follow=follow, since=since)
+
+    def state(self, unit: Unit) -> ServerState:
+        self._require_first(unit)
+        return super().state(unit)
+
+    def _require_first(self, unit: Unit) -> None:
+        if unit.run_dir.endswith("rank-1"):
+            raise HostError("ssh://b does not answer")
+
+
+def test_a_lost_host_of_another_rank_is_one_warning_and_hides_no_other_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run/rank-1").mkdir(parents=True)
+    runtime = HalfLost(Home(tmp_path), "run")
+    [server] = ServerGroup(runtime).find("pair")
+    tail = ServerGroup(runtime).tail(server)
+    assert [*tail(), *tail()] == ["of run", "of run"]
+    assert capsys.readouterr().err == "warning: cannot read the log of rank 1: ssh://b does not answer\n"
+    logged = ServerGroup(runtime).logs(server, follow=True)
+    assert [next(logged) for _ in range(3)] == ["==> server.log <==", "of run", "==> rank-1/server.log <=="]
+    assert next(logged) == "==> server.log <=="  # rank 0 runs, and its log is followed
+    runtime.ended.add("run")
+    assert list(logged) == ["of run"]
+    assert capsys.readouterr().err.count("warning: ") == 1
