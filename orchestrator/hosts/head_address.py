@@ -9,6 +9,7 @@ import socket
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import IO, Final
 
 from orchestrator.core.errors import HostError
@@ -34,23 +35,46 @@ while True:
     peer.sendall(sys.argv[1].encode())
     peer.close()
 """
-# Prints those of the addresses at which the listener sends its word.
+# Prints those of the addresses at which the listener sends its word, each with a comma and the name of the interface
+# from which it was reached. 0x8915 is SIOCGIFADDR, see netdevice(7).
 _CONNECT: Final = """
-import socket, sys
+import fcntl, socket, struct, sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 port, word, *addresses = sys.argv[1:]
+def interface(own):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                asked = fcntl.ioctl(any_socket, 0x8915, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(asked[20:24]) == own:
+                    return name
+    return ""
 def reached(address):
-    try:
+    with suppress(OSError):
         with socket.create_connection((address, int(port)), 5) as peer:
-            return peer.recv(99).decode() == word
-    except OSError:
-        return False
+            if peer.recv(99).decode() == word:
+                return address + "," + interface(peer.getsockname()[0])
+    return ""
 with ThreadPoolExecutor(len(addresses)) as pool:
-    print(*(address for address, ok in zip(addresses, pool.map(reached, addresses)) if ok))
+    print(*pool.map(reached, addresses))
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankNetwork:
+    """The address of the first host, and the interface from which each host reaches it, "" if it has no name."""
+
+    address: str
+    interfaces: tuple[str, ...]
+
+
 def head_address(first: str, others: Sequence[str]) -> str:
+    """Return the address of `rank_network`. Raises HostError."""
+    return rank_network(first, others).address
+
+
+def rank_network(first: str, others: Sequence[str]) -> RankNetwork:
     """Return an IPv4 address of the host `first` at which itself and all others reach it. All are ssh URLs.
 
     That is the address to which ssh connects, else the first that works of those which `hostname -I` prints there.
@@ -67,7 +91,8 @@ def head_address(first: str, others: Sequence[str]) -> str:
         listener.end(signal.SIGTERM)
     for address in known:
         if all(address in each for each in reached.values()):
-            return address
+            interfaces = tuple(each[address] for each in reached.values())
+            return RankNetwork(address=address, interfaces=interfaces)
     blind = next((host for host, each in reached.items() if not each), None)
     shown = ", ".join(known)
     raise HostError(
@@ -88,11 +113,12 @@ def _listening(listener: Program, host: str, stderr: IO[bytes]) -> tuple[str, li
     raise _no_python(host, stderr.read().decode(errors="replace").strip())
 
 
-def _reached(host: str, argv: Sequence[str]) -> list[str]:
+def _reached(host: str, argv: Sequence[str]) -> dict[str, str]:
+    """Return the interfaces by address."""
     done = ssh_runner(host)([*_PYTHON, _CONNECT, *argv])
     if not done.ok:
         raise _no_python(host, done.stderr.strip())
-    return done.stdout.split()
+    return {address: interface for address, _, interface in (word.partition(",") for word in done.stdout.split())}
 
 
 def _no_python(host: str, details: str = "") -> HostError:

@@ -143,6 +143,7 @@ class HostRef:
     remote: str | None = None
     rank_hosts: tuple[str, ...] = ()  # of ranks 1, 2, …
     head_address: str = ""
+    interfaces: tuple[str, ...] = ()  # of each rank: the one from which it reaches that address, "" if unknown
 
     @property
     def nodes(self) -> tuple[HostRef, ...]:

@@ -151,7 +151,8 @@ def test_a_rank_that_ends_or_cannot_start_is_named_and_leaves_nothing(
     docker("create", "--name", RANK_1, scripted_image, "true")  # of somebody else
     refused = deploy.run(*up_scripted, *both)
     assert refused.returncode != 0
-    assert f"error: container `{RANK_1}` exists" in refused.stderr
+    assert f"error: container `{RANK_1}` exists (on {hosts[1]})" in refused.stderr
+    assert f"`docker --host {hosts[1]} rm --force {RANK_1}` removes it" in refused.stderr
     docker("rm", RANK_1)
     assert is_clean()
     with deploy.running(*up_scripted, *both) as command:
@@ -160,4 +161,21 @@ def test_a_rank_that_ends_or_cannot_start_is_named_and_leaves_nothing(
         _, said = command.process.communicate(timeout=PATIENCE)
     assert command.process.returncode == 7
     assert f"rank 1 on {hosts[1]} ended first: killed by SIGKILL" in said
+    assert is_clean()
+
+
+def test_the_rank_of_a_start_that_was_killed_keeps_no_name(
+    deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str]
+) -> None:
+    both = ("--host", hosts[0], "--host", hosts[1])
+    with deploy.running(*up_scripted, *both) as command:
+        command.wait_for("started `")
+        command.end(signal.SIGKILL)
+    docker("rm", "--force", RANK_0)
+    left = docker("inspect", "--format", "{{.Id}}", RANK_1)
+    assert left
+    with deploy.running(*up_scripted, *both) as command:
+        command.wait_for("started `")
+        assert docker("inspect", "--format", "{{.Id}}", RANK_1) != left
+        assert command.end(signal.SIGINT)[0] == 130
     assert is_clean()

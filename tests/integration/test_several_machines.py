@@ -75,14 +75,15 @@ def test_the_address_of_the_first_host_is_one_that_all_reach(tmp_path: Path, mon
         known = (folder / "known").read_text()
         (folder / "known").write_text(known + known.replace("127.0.0.1", "localhost"))
         second = first.replace("127.0.0.1", "localhost")
-        assert head_address.head_address(first, [second]) == "127.0.0.1"
+        reached = head_address.rank_network(first, [second])
+        assert (reached.address, reached.interfaces) == ("127.0.0.1", ("lo", "lo"))
         with pytest.raises(HostError, match="cannot check the network of ssh://nowhere"):
             head_address.head_address(first, ["ssh://nowhere.invalid"])
         with pytest.raises(HostError, match="cannot check the network of ssh://nowhere") as failed:
             head_address.head_address("ssh://nowhere.invalid", [first])
         assert "nowhere.invalid" in failed.value.details  # in ssh's own words
         with monkeypatch.context() as changed:
-            changed.setattr(head_address, "_reached", lambda host, _: [host])
+            changed.setattr(head_address, "_reached", lambda host, _: {host: ""})
             with pytest.raises(HostError, match=f"{first} has no address that all hosts reach: 127.0.0.1") as failed:
                 head_address.head_address(first, [second])
             assert failed.value.details.splitlines()[1] == f"  {second} reaches {second}"

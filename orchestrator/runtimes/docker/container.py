@@ -27,6 +27,7 @@ from orchestrator.render.artifacts import (
 from orchestrator.render.scripts import SHELL_HOME, per_node, script_file, wrap_argv
 from orchestrator.runtimes.labels import NAME, PART, RUN_DIR, record_of
 
+_GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 LOG_DRIVER: Final = "json-file"  # Docker's default; it keeps an unlimited log, and rotated files are read as one
 LOG_OPTIONS: Final = {"max-size": f"{SEGMENT_BYTES >> 20}m", "max-file": str(MAX_SEGMENTS)}
 MAX_RESTARTS: Final = 3  # a server that dies a fourth time has a cause that a restart does not fix
@@ -76,6 +77,7 @@ class ContainerSpec:
     stop_grace: int  # seconds
     rank_hosts: tuple[str, ...] = ()  # ssh URLs of the hosts of ranks 1, 2, …; the same container starts on each
     head_address: str = ""  # of the host of rank 0, as these reach it
+    interfaces: tuple[str, ...] = ()  # of each rank: the one from which it reaches that address, "" if unknown
 
 
 def render(
@@ -120,9 +122,16 @@ def spec_of(artifacts: Artifacts) -> ContainerSpec:
 
 
 def ranked(artifacts: Artifacts, rank: int) -> Artifacts:
-    """Return the artifacts of one rank of a server; those of a server on one node are unchanged."""
-    argv = rank_argv(artifacts.command.argv, rank=rank, head=spec_of(artifacts).head_address)
-    return replace(artifacts, command=replace(artifacts.command, argv=argv))
+    """Return the artifacts of one rank of a server; those of a server on one node are unchanged.
+
+    Without an interface, Gloo gives other ranks the address of the host's own name (torch 2.13, `createDefaultDevice`
+    of ProcessGroupGloo.cpp), which is 127.0.1.1 on Debian.
+    """
+    given = spec_of(artifacts)
+    argv = rank_argv(artifacts.command.argv, rank=rank, head=given.head_address)
+    interface = {_GLOO_INTERFACE: given.interfaces[rank]} if any(given.interfaces[rank : rank + 1]) else {}
+    env = tuple((interface | dict(artifacts.command.env)).items())  # the plan's own value wins
+    return replace(artifacts, command=replace(artifacts.command, argv=argv, env=env))
 
 
 def docker_run_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:

@@ -43,7 +43,12 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
             )
     if not others:
         return prepared
-    spec = replace(spec_of(prepared.artifacts), rank_hosts=host_ref.rank_hosts, head_address=host_ref.head_address)
+    spec = replace(
+        spec_of(prepared.artifacts),
+        rank_hosts=host_ref.rank_hosts,
+        head_address=host_ref.head_address,
+        interfaces=host_ref.interfaces,
+    )
     return replace(prepared, artifacts=replace(prepared.artifacts, spec=spec))
 
 

@@ -19,7 +19,7 @@ from orchestrator.hosts.checks import preflight
 from orchestrator.hosts.context import DiskNeed, HostAccess
 from orchestrator.hosts.gpu_checks import VRAM_IN_USE
 from orchestrator.hosts.gpus import read_gpus
-from orchestrator.hosts.head_address import head_address
+from orchestrator.hosts.head_address import rank_network
 from orchestrator.hosts.machine import available_memory
 from orchestrator.hosts.ports import plan_ports, port_holder
 from orchestrator.hosts.report import Finding, Level, PreflightReport
@@ -67,9 +67,9 @@ def with_head_address(host_ref: HostRef) -> HostRef:
     """Return the hosts of a server with the address at which the ranks find rank 0. Raises HostError."""
     if host_ref.remote is None or not host_ref.rank_hosts:
         return host_ref
-    address = head_address(host_ref.remote, host_ref.rank_hosts)
-    note(f"the other ranks reach {host_ref.remote} at {address}")
-    return replace(host_ref, head_address=address)
+    found = rank_network(host_ref.remote, host_ref.rank_hosts)
+    note(f"the other ranks reach {host_ref.remote} at {found.address}")
+    return replace(host_ref, head_address=found.address, interfaces=found.interfaces)
 
 
 def runner_for(host_ref: HostRef) -> Runner:

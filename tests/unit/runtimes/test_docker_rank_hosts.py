@@ -72,6 +72,11 @@ def test_a_rank_has_its_number_and_the_address_of_the_first_host(plan: Plan) -> 
     placed = replace(artifacts, spec=replace(spec_of(artifacts), rank_hosts=HOSTS[1:], head_address="10.0.0.1"))
     words = container_argv(ranked(placed, 1), config=False)
     assert words[words.index("--node-rank") :] == ("--node-rank", "1", "--dist-init-addr", "10.0.0.1:32000")
+    assert "GLOO_SOCKET_IFNAME" not in dict(ranked(placed, 1).command.env)
+    found = replace(placed, spec=replace(spec_of(placed), interfaces=("eth0", "ens1")))
+    assert [dict(ranked(found, rank).command.env)["GLOO_SOCKET_IFNAME"] for rank in (0, 1)] == ["eth0", "ens1"]
+    own = replace(found, command=replace(found.command, env=(("GLOO_SOCKET_IFNAME", "bond0"),)))
+    assert dict(ranked(own, 1).command.env) == {"GLOO_SOCKET_IFNAME": "bond0"}
     [script] = [each.content.decode() for each in docker_run_files(artifacts, "owl")]
     assert '--node-rank "${NODE_RANK:?' in script
     assert "--restart no" in script
