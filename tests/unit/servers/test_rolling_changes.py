@@ -110,6 +110,14 @@ class Rollout:
 
 
 @pytest.fixture
+def heard() -> Iterator[None]:
+    """Let SIGINT interrupt, also where it is ignored: in the background job of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rollout:
     rollout = Rollout(Home(tmp_path))
 
@@ -188,6 +196,7 @@ def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.usefixtures("heard")
 def test_a_second_interrupt_leaves_no_running_replica_without_requests(rollout: Rollout) -> None:
     routed: list[bool] = []
 
@@ -202,6 +211,7 @@ def test_a_second_interrupt_leaves_no_running_replica_without_requests(rollout: 
     assert routed == [True]
 
 
+@pytest.mark.usefixtures("heard")
 def test_an_interrupted_stop_is_a_removal(rollout: Rollout) -> None:
     rollout.during["stop"] = interrupt
     new = planned(2)
