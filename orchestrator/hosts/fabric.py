@@ -51,7 +51,7 @@ class Fabric:
 
     @property
     def figures(self) -> FabricBaseline:
-        """What was found, as a baseline for later."""
+        """The measured figures and firmware versions, as a baseline."""
         return FabricBaseline(
             firmware=self.firmware,
             write_gbits=self.write,
@@ -80,12 +80,12 @@ class Fabric:
 
     @property
     def uses_rdma(self) -> bool:
-        """Whether the servers of the plan use these NICs."""
+        """Whether NICs were found and the ranks or roles of the plan communicate over RDMA."""
         return len(self.all_nics) > 0 and (ranks_use_rdma(self.plan) or transfer_uses_rdma(self.plan))
 
     @property
     def unmeasured(self) -> list[str]:
-        """What has no figure: each NIC that is up on a node, and all-reduce."""
+        """The measurements without a figure: names of NICs whose link is up, and all-reduce."""
         nics = {nic.name for nic in self.all_nics if nic.active and self.uses_rdma}
         return [*sorted(nics - {*self.write}), *(() if self.reduced else ("all-reduce",))]
 

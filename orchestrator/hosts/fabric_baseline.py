@@ -1,4 +1,4 @@
-"""What the fabric of a site achieved once: `preflight --save-baseline` records it, `--baseline` compares with it."""
+"""The baseline of a site's network: `preflight --save-baseline` records it, `--baseline` compares with it."""
 
 from pathlib import Path
 from typing import Final

@@ -23,7 +23,7 @@ _BOUNDED: Final = ("setpriv", "--pdeathsig", "TERM", "timeout", "--kill-after=5"
 _PORT: Final = "18515"  # of `ib_write_bw`, its default
 _SIZE: Final = "8388608"  # bytes, with 8 queue pairs: as ROCm/cvs, ibperf_config.json
 _WRITE: Final = ("-q", "8", "-s", _SIZE, "-D", "5", "-F", "--report_gbits", "-p", _PORT)
-# The server may be a second behind: the client tries again while nobody listens.
+# The server may start later than the client, which therefore retries until the server listens.
 _CLIENT: Final = (
     'n=0; while :; do said=$("$@" 2>&1); code=$?; n=$((n+1)); case "$code $said" in *"ouldn\'t connect"*) '
     '[ $n -lt 20 ] || break; sleep 1;; *) break;; esac; done; printf "%s\\n" "$said"; exit $code'
