@@ -9,17 +9,18 @@ from typing import Final
 from orchestrator.core.secrets import excerpt
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
+from orchestrator.engine.client import EngineClient
 from orchestrator.engine.foreign import option_name
 from orchestrator.engine.metrics import Metric
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.requests import Body, chat_body, completion_body, generate_body
-from orchestrator.engine.responses import ChatResponse, Json, UnexpectedResponseError, number, read_cached
+from orchestrator.engine.responses import ChatResponse, UnexpectedResponseError, number, read_cached
 from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.verify.client import NotOfferedError, SmokeClient
 from orchestrator.verify.long_prompts import fact_found, long_prefill
 from orchestrator.verify.parser_checks import reasoning_separated, tool_call_parsed
 from orchestrator.verify.questions import is_correct
-from orchestrator.verify.report import CheckOutcome, Skip, cause_of, failed, passed, skipped, warning
+from orchestrator.verify.report import CheckOutcome, causes_of, differs, failed, passed, skipped, warning
 from orchestrator.verify.soak import soak
 from orchestrator.verify.target import Target
 from orchestrator.verify.tier_checks import cache_tiers
@@ -60,10 +61,15 @@ def served_model(client: SmokeClient) -> CheckOutcome:
 
 def api_key_required(client: SmokeClient) -> CheckOutcome:
     """The server was to be closed and is open."""
-    if not client.target.api_key:
+    return refused_without_key(client.server, client.target)
+
+
+def refused_without_key(server: EngineClient, target: Target) -> CheckOutcome:
+    """Send a request without the API key, if the target has one: it must be refused."""
+    if not target.api_key:
         return skipped("the profile has no API key")
-    body = json.dumps(completion_body(client.target.served_name, "Hi", tokens=1)).encode()
-    status = client.server.post_status(endpoints.COMPLETIONS, body, with_key=False)
+    body = json.dumps(completion_body(target.served_name, PROMPT, tokens=1)).encode()
+    status = server.post_status(endpoints.COMPLETIONS, body, with_key=False)
     return passed("401 without the key") if status == 401 else failed(f"a request without the key is answered {status}")
 
 
@@ -78,7 +84,8 @@ def greedy_deterministic(client: SmokeClient) -> CheckOutcome:
         pairs = zip_longest(first.ids, second.ids)  # one may be shorter: it differs from where it ends
         same = next(place for place, (a, b) in enumerate(pairs) if a != b)
         evidence = f"two greedy answers differ at token {same}"
-        return _not_the_same(client, evidence) if len(first.ids) == len(second.ids) else failed(evidence)
+        same_length = len(first.ids) == len(second.ids)
+        return differs(evidence, client.target.nondeterministic if same_length else ())
     if len(first.ids) != tokens:
         return failed(f"{len(first.ids)} tokens instead of {tokens}")
     return passed(f"the same {tokens} tokens in two requests")
@@ -89,15 +96,15 @@ def streaming_matches(client: SmokeClient) -> CheckOutcome:
     body = chat_body(client.target.served_name, QUESTION, tokens=32, ignore_eos=True)
     client.chat(body)  # fills the cache, as above
     whole, stream = client.chat(body), client.chat_stream(body)
-    differ = f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(whole.text, 60)!r}"
+    shown = f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(whole.text, 60)!r}"
     if not stream.text:
-        return failed(differ)
+        return failed(shown)
     if stream.pieces < 2:
         return failed(f"{whole.completion_tokens} tokens came in {stream.pieces} chunk: the response is not streamed")
     if stream.completion_tokens != whole.completion_tokens:
         return failed(f"`usage` counts {stream.completion_tokens} tokens streaming, {whole.completion_tokens} not")
     if stream.text != whole.text:
-        return _not_the_same(client, differ)
+        return differs(shown, client.target.nondeterministic)
     return passed(f"the same {len(whole.text)} characters, in {stream.pieces} chunks")
 
 
@@ -116,7 +123,7 @@ def correct_answers(client: SmokeClient) -> CheckOutcome:
     if said := [f"rank {rank}: {'; '.join(of_rank)}" for rank, of_rank in enumerate(wrong) if of_rank]:
         most = max(map(len, wrong))
         conclude = failed if most >= min(2, len(questions)) else warning
-        causes = tuple(f"{cause_of(each)}; {each.hint}" for each in client.target.wrong_answers)
+        causes = causes_of(client.target.wrong_answers, hints=True)
         return conclude(f"{most} of {len(questions)} answers wrong; {'; '.join(said)}", causes=causes)
     if chunk and longest <= chunk:
         return warning(
@@ -187,7 +194,7 @@ def prefix_cache(client: SmokeClient) -> CheckOutcome:
     if cold >= least:
         return failed(f"{cold} of {len(prompt)} tokens of a new prompt are reported as cached")
     takes_ids = client.target.cache_report and not client.target.engine_url
-    if takes_ids and (reported := _reported(client.usage(prompt, tokens=1))) < least:
+    if takes_ids and (reported := read_cached(client.usage(prompt, tokens=1)) or 0) < least:
         return failed(f"`usage` reports {reported} cached tokens, `meta_info` {warm}")
     return passed(f"{warm} of {len(prompt)} tokens from cache the second time, {cold} the first (page {page}){source}")
 
@@ -327,25 +334,15 @@ CHECKS: Final[tuple[tuple[str, Check], ...]] = (
 )
 
 
-def checks_for(target: Target) -> tuple[tuple[str, Check], ...]:
-    """The checks of a target; those of questions, parsers and a soak that it does not have are skipped."""
+def skip_reason(check: Check, target: Target) -> str:
+    """Return why a check does not apply: the target has no questions, parser or soak; "" if it applies."""
     reasons: dict[Check, str] = {
         correct_answers: "" if target.questions else "the model has no questions",
         tool_call_parsed: "" if target.tool_parser else f"the profile has no `{Meaning.TOOL_PARSER}`",
         reasoning_separated: "" if target.reasoning_parser else f"the profile has no `{Meaning.REASONING_PARSER}`",
         soak: "" if target.soak_seconds else "not asked for: `--soak MINUTES`",
     }
-    return tuple((name, Skip(reason) if (reason := reasons.get(check, "")) else check) for name, check in CHECKS)
-
-
-def _not_the_same(client: SmokeClient, evidence: str) -> CheckOutcome:
-    """Two greedy answers differ: a fault, unless a kernel of this plan adds in no fixed order."""
-    if not client.target.nondeterministic:
-        return failed(evidence)
-    return warning(
-        f"{evidence}, as expected for this plan",
-        causes=tuple(cause_of(each) for each in client.target.nondeterministic),
-    )
+    return reasons.get(check, "")
 
 
 def _goes_on_greedily(client: SmokeClient, prompt: list[int], answer: Sequence[int], rank: int) -> bool:
@@ -364,8 +361,7 @@ def _not_sampled(client: SmokeClient, evidence: str) -> CheckOutcome:
     """Sampling is ignored: a fault, unless it is known of this plan, which was told before the start."""
     if not client.target.greedy:
         return failed(evidence)
-    causes = tuple(f"{cause_of(each)}; {each.hint}" for each in client.target.greedy)
-    return warning(f"{evidence}, a known issue of this engine", causes=causes)
+    return warning(f"{evidence}, a known issue of this engine", causes=causes_of(client.target.greedy, hints=True))
 
 
 def _wrong(question: SmokeQuestion, answer: ChatResponse) -> str:
@@ -385,7 +381,3 @@ def _refused(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> Che
     return passed(
         f"{len(statuses)} requests answered {', '.join(map(str, sorted(set(statuses.values()))))}; still serving"
     )
-
-
-def _reported(usage: Json) -> int:
-    return read_cached(usage) or 0

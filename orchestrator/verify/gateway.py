@@ -4,8 +4,8 @@ Each server behind it is proved by itself; the gateway has no rank, cache or cou
 """
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import Final
 
@@ -20,8 +20,9 @@ from orchestrator.engine.gateway import GENERATION, LIVENESS, READINESS, read_re
 from orchestrator.engine.requests import completion_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_completion_event
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.verify.checks import PROMPT
-from orchestrator.verify.report import CheckOutcome, CheckResult, cause_of, failed, passed, skipped, warning
+from orchestrator.verify.checks import PROMPT, refused_without_key
+from orchestrator.verify.report import CheckOutcome, CheckResult, differs, failed, passed
+from orchestrator.verify.smoke import carry_out
 from orchestrator.verify.target import Target
 
 _STARTS: Final = 300.0  # seconds; smg 1.13.0 takes 3, and half a minute where ten programs want each core
@@ -29,8 +30,6 @@ _WITHIN: Final = 60.0  # seconds; smg 1.13.0 counts two servers that serve 0.2 s
 _POLL: Final = 0.1
 _ASKED: Final = Timeouts(connect=2, idle=5, total=5)
 _TOKENS: Final = 32
-
-Check = Callable[[EngineClient, Target, int], CheckOutcome]
 
 
 def count_workers(url: str, *, transport: httpx.BaseTransport | None = None) -> int:
@@ -51,11 +50,12 @@ def generates(url: str) -> bool:
         return False
 
 
-def _answers(url: str) -> bool:
+def is_alive(url: str) -> bool:
+    """Return whether a gateway responds to its liveness check."""
     try:
         with EngineClient(url, key=None, limits=_ASKED) as gateway:
             return gateway.status("GET", LIVENESS) == httpx.codes.OK
-    except (NoResponseError, UnexpectedResponseError):
+    except NoResponseError:
         return False
 
 
@@ -67,30 +67,24 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
     progress = Progress()
     poll_until(lambda now: now.status is not Status.PENDING or now.unschedulable, state, within=inf, pause=_POLL)
 
-    def require_alive() -> None:
+    def look(ask: Callable[[str], int]) -> int:
         now = state()
         if now.unschedulable:
             raise NotReadyError(f"the gateway cannot start: {now.detail}")
         if now.status not in {Status.RUNNING, Status.PENDING}:
             raise NotReadyError(f"the gateway exited: {now.exit_summary}", hint="see its log: `deploy logs`")
-
-    def is_there() -> bool:
-        require_alive()
-        return _answers(url)
-
-    def look() -> int:
-        require_alive()
-        return count_workers(url)
+        return ask(url)
 
     def shown(counted: int) -> None:
-        progress.update("the gateway", transient=f"{counted}/{servers} servers")
+        progress.update("the gateway", transient=f"{int(counted)}/{servers} servers")
 
     try:
-        if not poll_until(bool, is_there, within=_STARTS, pause=_POLL, meanwhile=shown):
+        if not poll_until(bool, partial(look, is_alive), within=_STARTS, pause=_POLL, meanwhile=shown):
             raise NotReadyError(
                 f"the gateway does not answer within {_STARTS:.0f} s", hint="see its log: `deploy logs`"
             )
-        counted = poll_until(lambda found: found == servers, look, within=_WITHIN, pause=_POLL, meanwhile=shown)
+        count = partial(look, count_workers)
+        counted = poll_until(lambda found: found == servers, count, within=_WITHIN, pause=_POLL, meanwhile=shown)
     finally:
         progress.done()
     if counted != servers:
@@ -104,56 +98,36 @@ def gateway_checks(target: Target, servers: int) -> list[CheckResult]:
     """What is asked of the gateway itself, in the order it was asked."""
     limits = Timeouts(connect=5, idle=180, total=180)  # as for the servers: prompts of the smoke test
     with EngineClient(target.url, key=target.api_key, limits=limits) as client:
-        return list(_carried_out(client, target, servers))
-
-
-def _carried_out(client: EngineClient, target: Target, servers: int) -> Iterator[CheckResult]:
-    for name, check in _CHECKS:
-        begun = time.monotonic()
-        try:
-            conclusion = check(client, target, servers)
-        except (NoResponseError, UnexpectedResponseError) as error:
-            conclusion = failed(str(error))
-        yield CheckResult(
-            name=f"gateway: {name}",
-            verdict=conclusion.verdict,
-            evidence=conclusion.evidence,
-            seconds=round(time.monotonic() - begun, 3),
-            causes=conclusion.causes,
+        checks: tuple[tuple[str, Callable[[], CheckOutcome]], ...] = (
+            ("replicas registered", lambda: _all_counted(client, servers)),
+            ("served model", lambda: _right_model(client, target)),
+            ("API key required", lambda: refused_without_key(client, target)),
+            ("streaming matches", lambda: _stream_agrees(client, target)),
         )
+        return [carry_out(f"gateway: {name}", check) for name, check in checks]
 
 
-def _all_counted(client: EngineClient, _: Target, servers: int) -> CheckOutcome:
+def _all_counted(client: EngineClient, servers: int) -> CheckOutcome:
     """A server is left out: the gateway serves on without it, and says nothing."""
     counted = read_readiness(client.get(READINESS))
     conclude = passed if counted == servers else failed
     return conclude(f"{counted} of {servers} servers healthy")
 
 
-def _right_model(client: EngineClient, target: Target, _: int) -> CheckOutcome:
+def _right_model(client: EngineClient, target: Target) -> CheckOutcome:
     """It lists another model, or none."""
     names = client.models()
     return (passed if target.served_name in names else failed)(f"serves `{', '.join(names)}`")
 
 
-def _key_required(client: EngineClient, target: Target, _: int) -> CheckOutcome:
-    """The servers are closed and the gateway, which has their key, is open."""
-    if not target.api_key:
-        return skipped("the profile has no API key")
-    body = json.dumps(completion_body(target.served_name, PROMPT, tokens=1)).encode()
-    status = client.post_status(endpoints.COMPLETIONS, body, with_key=False)
-    return passed("401 without the key") if status == 401 else failed(f"a request without the key is answered {status}")
-
-
-def _stream_agrees(client: EngineClient, target: Target, _: int) -> CheckOutcome:
+def _stream_agrees(client: EngineClient, target: Target) -> CheckOutcome:
     """It cuts, doubles or holds back what a server streams; or a server answers otherwise than the others."""
     body = completion_body(target.served_name, PROMPT, tokens=_TOKENS, ignore_eos=True)
     whole = _text([json.dumps(client.post(endpoints.COMPLETIONS, body)).encode()])
     events = list(client.events(endpoints.COMPLETIONS, body))
     if not whole or _text(events) != whole:
-        conclude = warning if whole and target.nondeterministic else failed
-        causes = tuple(cause_of(each) for each in target.nondeterministic)
-        return conclude(f"streaming gives {len(_text(events))} characters, not streaming {len(whole)}", causes=causes)
+        evidence = f"streaming gives {len(_text(events))} characters, not streaming {len(whole)}"
+        return differs(evidence, target.nondeterministic if whole else ())
     if len(events) < 2:
         return failed(f"{_TOKENS} tokens came in {len(events)} chunk: the response is not streamed")
     return passed(f"the same {len(whole)} characters, in {len(events)} chunks")
@@ -161,11 +135,3 @@ def _stream_agrees(client: EngineClient, target: Target, _: int) -> CheckOutcome
 
 def _text(events: Sequence[bytes]) -> str:
     return "".join(read_completion_event(event)[0] for event in events)
-
-
-_CHECKS: Final[Sequence[tuple[str, Check]]] = (
-    ("replicas registered", _all_counted),
-    ("served model", _right_model),
-    ("API key required", _key_required),
-    ("streaming matches", _stream_agrees),
-)

@@ -8,7 +8,7 @@ from orchestrator.engine.requests import chat_body
 from orchestrator.engine.responses import NoResponseError
 from orchestrator.verify.client import SmokeClient
 from orchestrator.verify.questions import filler
-from orchestrator.verify.report import CheckOutcome, cause_of, failed, passed, skipped
+from orchestrator.verify.report import CheckOutcome, causes_of, failed, passed, skipped
 
 # About 8,000 tokens: four times the tokens that sparse attention selects (`index_topk` 2048, DeepSeek-V3.2 and GLM-5).
 _WORDS: Final = 6000
@@ -37,8 +37,7 @@ def fact_found(client: SmokeClient) -> CheckOutcome:
         if code not in answer:
             wrong.append(f"at {depth:.0%} of {tokens:,} tokens {excerpt(answer, 40)!r} instead of '{code}'")
     if wrong:
-        causes = tuple(f"{cause_of(each)}; {each.hint}" for each in client.target.wrong_answers)
-        return failed("; ".join(wrong), causes=causes)
+        return failed("; ".join(wrong), causes=causes_of(client.target.wrong_answers, hints=True))
     return passed(f"at {', '.join(f'{depth:.0%}' for depth in _DEPTHS)} of {longest:,} tokens")
 
 

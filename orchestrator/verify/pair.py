@@ -16,9 +16,10 @@ from orchestrator.engine.disaggregation import TRANSFERS, fake_bootstrap, transf
 from orchestrator.engine.liveness import samples
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.requests import generate_body
-from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_generated
+from orchestrator.engine.responses import read_generated
 from orchestrator.verify.checks import PROMPT
 from orchestrator.verify.report import CheckOutcome, CheckResult, failed, passed, skipped, warning
+from orchestrator.verify.smoke import carry_out
 
 _LIMITS: Final = Timeouts(connect=5, idle=180, total=180)  # as in the smoke test
 _TOKENS: Final = 16
@@ -41,14 +42,8 @@ class Pair:
 
 def role_check(url: str, *, key: Secret | None, name: str) -> CheckResult:
     """Let one role generate a token alone, as sglang's own health check does."""
-    begun = time.monotonic()
-    try:
-        with EngineClient(url, key=key, limits=_LIMITS) as server:
-            ids = _alone(server, PROMPT, 1)
-        outcome = passed("one token") if ids else failed("no token")
-    except (NoResponseError, UnexpectedResponseError) as error:
-        outcome = failed(str(error))
-    return _result(name, outcome, begun)
+    with EngineClient(url, key=key, limits=_LIMITS) as server:
+        return carry_out(name, lambda: passed("one token") if _alone(server, PROMPT, 1) else failed("no token"))
 
 
 def pair_checks(pair: Pair) -> Iterator[CheckResult]:
@@ -62,19 +57,7 @@ def pair_checks(pair: Pair) -> Iterator[CheckResult]:
             ("network", lambda: _network(pair)),
         )
         for name, check in checks:
-            begun = time.monotonic()
-            try:
-                outcome = check()
-            except (NoResponseError, UnexpectedResponseError) as error:
-                outcome = failed(str(error))
-            yield _result(f"pair: {name}", outcome, begun)
-
-
-def _result(name: str, outcome: CheckOutcome, begun: float) -> CheckResult:
-    seconds = round(time.monotonic() - begun, 3)
-    return CheckResult(
-        name=name, verdict=outcome.verdict, evidence=outcome.evidence, seconds=seconds, causes=outcome.causes
-    )
+            yield carry_out(f"pair: {name}", check)
 
 
 def _transferred(router: EngineClient, prefill: Sequence[EngineClient]) -> CheckOutcome:

@@ -1,14 +1,19 @@
 """What the checks found, for people and for programs."""
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from pydantic import computed_field
 
 from orchestrator.core.console import table
 from orchestrator.core.errors import Problem, SmokeError
+from orchestrator.core.secrets import excerpt
 from orchestrator.plan.plan import PlanWarning
+
+_MOST_EVIDENCE: Final = 500  # characters: what a server answers is not for a terminal to drown in
 
 
 class Verdict(StrEnum):
@@ -27,6 +32,14 @@ class CheckOutcome:
     verdict: Verdict
     evidence: str
     causes: tuple[str, ...] = ()
+
+    def result(self, name: str, seconds: float) -> "CheckResult":
+        """Return the result of the check `name` that took `seconds`; its evidence is short and printable."""
+        evidence = excerpt(" ".join(self.evidence.split()), _MOST_EVIDENCE)
+        shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in evidence)
+        return CheckResult(
+            name=name, verdict=self.verdict, evidence=shown, seconds=round(seconds, 3), causes=self.causes
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +102,12 @@ class SmokeReport:
             )
 
 
-def cause_of(issue: PlanWarning) -> str:
-    """Return a known issue as a cause, with what it rests on."""
-    return f"{issue.summary} ({'; '.join(filter(None, [issue.source, issue.basis]))})"
+def causes_of(issues: Iterable[PlanWarning], *, hints: bool = False) -> tuple[str, ...]:
+    """Return known issues as causes, with what they rest on; with `hints` also what helps."""
+    return tuple(
+        f"{issue.summary} ({'; '.join(filter(None, [issue.source, issue.basis]))})" + f"; {issue.hint}" * hints
+        for issue in issues
+    )
 
 
 def passed(evidence: str) -> CheckOutcome:
@@ -114,12 +130,8 @@ def skipped(evidence: str) -> CheckOutcome:
     return CheckOutcome(verdict=Verdict.SKIPPED, evidence=evidence)
 
 
-@dataclass(frozen=True)
-class Skip:
-    """A check that a target does not have, with the reason. It needs no server."""
-
-    reason: str
-
-    def __call__(self, _client: object) -> CheckOutcome:
-        """Return the outcome."""
-        return skipped(self.reason)
+def differs(evidence: str, nondeterministic: Sequence[PlanWarning]) -> CheckOutcome:
+    """Two greedy answers differ: a fault, unless a kernel of this plan adds in no fixed order."""
+    if not nondeterministic:
+        return failed(evidence)
+    return warning(f"{evidence}, as expected for this plan", causes=causes_of(nondeterministic))

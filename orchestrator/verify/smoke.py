@@ -8,20 +8,18 @@ import httpx
 
 from orchestrator.core.console import Progress
 from orchestrator.core.polling import poll_until
-from orchestrator.core.secrets import excerpt
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, Timeouts
 from orchestrator.engine.requests import generate_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
-from orchestrator.verify.checks import Check, checks_for
+from orchestrator.verify.checks import CHECKS, skip_reason
 from orchestrator.verify.client import NotOfferedError, SmokeClient
-from orchestrator.verify.report import CheckOutcome, CheckResult, Skip, SmokeReport, failed, skipped
+from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, failed, skipped
 from orchestrator.verify.target import Target
 
 CONNECT_SECONDS: Final = 5.0
 AT_ONCE_SECONDS: Final = 10.0  # half of what sglang gives the token of a health check
 FIRST_SAMPLE_SECONDS: Final = 600.0  # 96 to 115 on one H100 or H200 (sglang 0.5.16)
-MOST_EVIDENCE: Final = 500  # characters: what a server answers is not for a terminal to drown in
 
 
 def smoke_test(
@@ -88,34 +86,30 @@ def _sample_once(client: SmokeClient, shown: Progress, *, clock: Callable[[], fl
 
 def _all_checks(client: SmokeClient, *, shown: Progress, clock: Callable[[], float]) -> Iterator[CheckResult]:
     silent = ""
-    checks = checks_for(client.target)
-    for number, (name, check) in enumerate(checks, start=1):
-        shown.update("smoke test", transient=f"{number}/{len(checks)}: {name}")
+    for number, (name, check) in enumerate(CHECKS, start=1):
+        shown.update("smoke test", transient=f"{number}/{len(CHECKS)}: {name}")
         begun = clock()
-        if isinstance(check, Skip):  # also of a server that is silent
-            conclusion = check(client)
+        if reason := skip_reason(check, client.target):  # also of a server that is silent
+            outcome = skipped(reason)
         elif silent:
-            conclusion = failed(f"not run: {silent}")
+            outcome = failed(f"not run: {silent}")
         else:
-            conclusion, silent = _conclude(name, check, client)
-        yield _result(name, conclusion, seconds=clock() - begun)
+            try:
+                outcome = check(client)
+            except NotOfferedError as error:
+                outcome = skipped(str(error))
+            except UnexpectedResponseError as error:
+                outcome = failed(str(error))
+            except NoResponseError as error:
+                outcome, silent = failed(str(error)), f"the server stopped answering during `{name}`"
+        yield outcome.result(name, clock() - begun)
 
 
-def _conclude(name: str, check: Check, client: SmokeClient) -> tuple[CheckOutcome, str]:
-    """What a check concludes, and in what words the server has stopped answering ("" while it answers)."""
+def carry_out(name: str, check: Callable[[], CheckOutcome]) -> CheckResult:
+    """Carry out a check that needs no `SmokeClient`. It fails if the server does not answer as expected."""
+    begun = time.monotonic()
     try:
-        return check(client), ""
-    except NotOfferedError as error:
-        return skipped(str(error)), ""
-    except UnexpectedResponseError as error:
-        return failed(str(error)), ""
-    except NoResponseError as error:
-        return failed(str(error)), f"the server stopped answering during `{name}`"
-
-
-def _result(name: str, conclusion: CheckOutcome, *, seconds: float) -> CheckResult:
-    evidence = excerpt(" ".join(conclusion.evidence.split()), MOST_EVIDENCE)
-    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in evidence)
-    return CheckResult(
-        name=name, verdict=conclusion.verdict, evidence=shown, seconds=round(seconds, 3), causes=conclusion.causes
-    )
+        outcome = check()
+    except (NoResponseError, UnexpectedResponseError) as error:
+        outcome = failed(str(error))
+    return outcome.result(name, time.monotonic() - begun)

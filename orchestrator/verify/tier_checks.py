@@ -8,7 +8,7 @@ from orchestrator.engine import endpoints
 from orchestrator.engine.cache_tiers import HOST, STORAGE
 from orchestrator.engine.responses import GenerateResponse
 from orchestrator.verify.client import TOKEN_IDS, SmokeClient
-from orchestrator.verify.report import CheckOutcome, failed, passed, skipped, warning
+from orchestrator.verify.report import CheckOutcome, differs, failed, passed, skipped, warning
 
 _PROMPT: Final = 1024  # tokens; sglang reads no less than 256 from storage (0.5.14, managers/cache_controller.py)
 _ANSWER: Final = 16  # tokens
@@ -90,9 +90,7 @@ def _same(client: SmokeClient, tier: str, before: GenerateResponse, after: Gener
         (place for place, pair in enumerate(zip(before.ids, after.ids, strict=False)) if len(set(pair)) > 1), 0
     )
     evidence = f"with the tokens from {tier}, the answer differs at token {place}"
-    if not client.target.nondeterministic:
-        return failed(evidence)
-    return warning(evidence, causes=tuple(f"{each.summary} ({each.source})" for each in client.target.nondeterministic))
+    return differs(evidence, client.target.nondeterministic)
 
 
 def _sources(answer: GenerateResponse) -> str:

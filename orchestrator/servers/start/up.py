@@ -39,7 +39,8 @@ from orchestrator.servers.start.host import read_weights_ahead, require_host, re
 from orchestrator.servers.start.kernels import require_archive, take_kernels
 from orchestrator.servers.start.launch import StartSpec, UpResult, bring_up
 from orchestrator.servers.start.request import UpRequest
-from orchestrator.servers.start.verify import await_healthy, is_gateway_alive
+from orchestrator.servers.start.verify import await_healthy
+from orchestrator.verify.gateway import is_alive
 
 
 def up(
@@ -128,7 +129,7 @@ def _replicated_server(servers: Servers, name: str, *, by_watch: bool) -> Runnin
     """
     found = [handle for handle in servers.find(name) if handle.replicas]
     running = (handle for handle in found if servers.runtime(handle).state(handle).status is Status.RUNNING)
-    return next((handle for handle in running if not by_watch or is_gateway_alive(handle)), None)
+    return next((handle for handle in running if not by_watch or is_alive(handle.url)), None)
 
 
 def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> UpResult | None:

@@ -17,11 +17,11 @@ from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.diagnose.match import diagnose
 from orchestrator.diagnose.report import legend
-from orchestrator.engine.client import EngineClient, Timeouts
+from orchestrator.engine.client import EngineClient
 from orchestrator.engine.disaggregation import ROLES, refuses_alone
 from orchestrator.engine.endpoints import MODELS
 from orchestrator.engine.foreign import UNKNOWN, is_foreign, read_engine, require_engine
-from orchestrator.engine.gateway import LIVENESS, WORKERS, GatewayWorker, parse_workers
+from orchestrator.engine.gateway import WORKERS, GatewayWorker, parse_workers
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
@@ -44,7 +44,6 @@ from orchestrator.verify.target import Target, describe, target_from_server_info
 _PAUSE: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
 _SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
 _BELOW_KNEE: Final = 0.5  # share of the requests at the knee that a soak sends (this project's choice)
-_GATEWAY_LIMITS: Final = Timeouts(connect=2, idle=5, total=5)  # it asks no server
 
 
 def is_healthy(handle: RunningServer) -> bool:
@@ -99,15 +98,6 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
         raise NotReadyError(ended)
     if healthy != replicas:
         raise NotReadyError(f"{healthy} of {replicas} {kind} healthy after {deadline:g} s")
-
-
-def is_gateway_alive(handle: RunningServer) -> bool:
-    """Return whether the gateway responds to its liveness check."""
-    try:
-        with EngineClient(handle.url, key=None, limits=_GATEWAY_LIMITS) as gateway:
-            return gateway.status("GET", LIVENESS) == httpx.codes.OK
-    except NoResponseError:
-        return False
 
 
 def wait_for_server(

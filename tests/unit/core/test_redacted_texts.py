@@ -37,7 +37,6 @@ from orchestrator.runtimes.base import EXIT_FILE
 from orchestrator.runtimes.docker.logs import save_log
 from orchestrator.servers.exit_record import failure_reason, record_exit
 from orchestrator.verify.report import failed
-from orchestrator.verify.smoke import _result
 
 KEY: Final = 'sk-Ab9/"x\\Zq~~71+kpWv_0'
 _BYTES: Final = KEY.encode()
@@ -133,7 +132,7 @@ class Places:
         return json.dumps(report.to_dict())
 
     def smoke_evidence(self, text: str) -> str:
-        return _result("check", failed(text), seconds=1).evidence
+        return failed(text).result("check", seconds=1).evidence
 
     def diagnosis(self, text: str) -> str:
         return diagnose([f"OOMKilled {text}"]).to_text()
