@@ -14,7 +14,6 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import ServerState, Status
@@ -73,7 +72,6 @@ class ReplicatedStart:
                 plan=replica.plan,
                 key=self.key,
                 timeout=timeout,
-                about=startup_seconds(replica.plan),
                 state=lambda server=server: self._state(server),  # type: ignore[misc]
             )
             self._seconds += seconds  # the next one has started in the meantime

@@ -21,7 +21,6 @@ from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import rolling_update_blocker
 from orchestrator.plan.units import server_numbers
-from orchestrator.planner.estimate import startup_seconds
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_room
 from orchestrator.runtimes.base import HostRef, Status
@@ -236,8 +235,8 @@ class _RollingUpdate:
         step.new = new = self.runtime.wait_for_placement(new, replica.plan)
         self.workers.cordon(new)
         say(f"started {self._label(number)}; log: {RunDir(folder).log}")
-        timeout, about = self.start.request.timeout, startup_seconds(replica.plan)
-        self.seconds += wait_for_server(new, self.runtime, plan=replica.plan, key=key, timeout=timeout, about=about)
+        timeout = self.start.request.timeout
+        self.seconds += wait_for_server(new, self.runtime, plan=replica.plan, key=key, timeout=timeout)
         report = run_smoke_test(new, self.runtime, plan=replica.plan, key=key)
         save_report(RunDir(folder), report)
         report.require()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from orchestrator.core.console import note
@@ -11,11 +11,10 @@ from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.prebuilt import PrebuiltImage, require_matches_plan
 from orchestrator.images.sources import input_digests
 from orchestrator.kernels.coverage import uses_tuned_table
-from orchestrator.kernels.plan_coverage import NO_SOURCES, RowSources, report_coverage, require_tuned
+from orchestrator.kernels.plan_coverage import NO_SOURCES, report_coverage, require_tuned
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import might_fuse
-from orchestrator.plan.plan import Plan
 from orchestrator.planner.plan_warnings import report_warnings
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.planner.prebuilt import fetch_image, known_image, newest_image, require_table, rows_in
@@ -36,37 +35,22 @@ from orchestrator.servers.start.prepare import (
 from orchestrator.servers.start.request import UpRequest
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanWithFiles:
-    """A plan and the input files of its patches, by input name."""
+def decide_beforehand(request: UpRequest, source: PlanSource, host_ref: HostRef, *, offline: bool = False) -> Artifacts:
+    """Return the first plan with its artifacts, without slow steps.
 
-    plan: Plan
-    files: Mapping[str, bytes]
-
-    @property
-    def artifacts(self) -> Artifacts:
-        """The artifacts of the plan."""
-        return render_artifacts(self.plan, self.files)
-
-
-def decide_beforehand(
-    request: UpRequest, source: PlanSource, host_ref: HostRef, *, offline: bool = False
-) -> PlanWithFiles:
-    """Return the first plan, without slow steps. `offline` contacts no other host and uses the local image of a tag.
-
-    Raises ProfileError, UsageError for a wrong number of hosts; BuildError or KernelsError for a prebuilt image that
-    does not match the plan.
+    `offline` contacts no other host and uses the local image of a tag. Raises ProfileError, UsageError for a wrong
+    number of hosts; BuildError or KernelsError for a prebuilt image that does not match the plan.
     """
     image = _known_image(source, host_ref, offline=offline)
-    decision = _decide(source, host_ref, image)
+    first = _decide(source, host_ref, image)
     if image is not None:
-        require_table(image, decision.plan, allow_untuned=request.allow_untuned)
-    require_host_per_node(decision.plan, host_ref)
-    return decision
+        require_table(image, first.plan, allow_untuned=request.allow_untuned)
+    require_host_per_node(first.plan, host_ref)
+    return first
 
 
-def _decide(source: PlanSource, host_ref: HostRef, image: PrebuiltImage | None) -> PlanWithFiles:
-    """Return the plan from the facts of checkpoint, tables and image."""
+def _decide(source: PlanSource, host_ref: HostRef, image: PrebuiltImage | None) -> Artifacts:
+    """Decide the plan from the facts of checkpoint, tables and image."""
     files = source.files() if image is None and source.image is None else {}
     facts = Facts(
         experts=known_experts(source.model, host_ref) if source.may_fuse else None,
@@ -76,7 +60,7 @@ def _decide(source: PlanSource, host_ref: HostRef, image: PrebuiltImage | None) 
     plan = source.decide(facts)
     if image is not None:
         require_matches_plan(plan, image)
-    return PlanWithFiles(plan=plan, files=files)
+    return render_artifacts(plan, files)
 
 
 def _known_image(source: PlanSource, host_ref: HostRef, *, offline: bool) -> PrebuiltImage | None:
@@ -95,7 +79,7 @@ def _known_image(source: PlanSource, host_ref: HostRef, *, offline: bool) -> Pre
     return known_image(source.image, docker, pulled_here=pulled_here)
 
 
-def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, host_ref: HostRef) -> PreparedRun:
+def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host_ref: HostRef) -> PreparedRun:
     """Prepare checkpoint, tables and engine, and return the final plan with its engine.
 
     The engine checks the arguments before the checkpoint is downloaded. Without a kernel table, the image is built
@@ -107,10 +91,12 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
         image, *_ = [fetch_image(plan.prebuilt_image, each) for each in host_ref.nodes]
         rows = rows_in(image, plan, host_ref, allow_untuned=request.allow_untuned)
         note(f"image {image.reference}: matches `{plan.profile}`, no build is needed")
-    look_at_coverage(request, plan, host_ref, rows)
+    report_coverage(plan, home, rows)
+    if not request.allow_untuned:
+        require_tuned(plan, home, rows)
     files = engine_files(plan, host_ref, fetch=request.stage) if plan.model.checkpoint.source == "hub" else None
     if files is not None:
-        early = _prepare_checked(source, first.artifacts, host_ref, files)
+        early = _prepare_checked(source, first, host_ref, files)
     ensure_checkpoint(plan, host_ref, stage=request.stage)
     mirror = mirror_path(plan.model, host_ref)
     if mirror is not None and mirror.is_dir() and (uses_tuned_table(plan) or might_fuse(plan)):
@@ -121,17 +107,10 @@ def prepare_start(request: UpRequest, source: PlanSource, first: PlanWithFiles, 
     report_warnings(final.plan, before=plan)
     if not request.allow_untuned:
         require_tuned(final.plan, home, rows)  # with the config of the checkpoint and the rows of the image
-    if early is None or final.artifacts != first.artifacts:
-        early = _prepare_checked(source, final.artifacts, host_ref, files or engine_files(plan, host_ref, fetch=False))
+    if early is None or final != first:
+        early = _prepare_checked(source, final, host_ref, files or engine_files(plan, host_ref, fetch=False))
     prepare_overlay(early, host_ref)
     return early
-
-
-def look_at_coverage(request: UpRequest, plan: Plan, host_ref: HostRef, rows: RowSources = NO_SOURCES) -> None:
-    """Report the coverage of tuned kernels. Raises KernelsError if the workload needs untuned ones."""
-    report_coverage(plan, host_ref.home, rows)
-    if not request.allow_untuned:
-        require_tuned(plan, host_ref.home, rows)
 
 
 def _prepare_checked(

@@ -14,7 +14,6 @@ from orchestrator.core.signals import allow_signals, defer_signals, ignore_signa
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.subprocesses import quote
 from orchestrator.kernels.plan_table import kernel_gate
-from orchestrator.planner.estimate import startup_seconds
 from orchestrator.planner.lock import input_copies, lock_of_start
 from orchestrator.planner.planning import rendered_files
 from orchestrator.render.artifacts import Artifacts
@@ -95,8 +94,7 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
                 if plan.gateway is None:
                     handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
                     say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
-                    timeout, about = start.request.timeout, startup_seconds(plan)
-                    seconds = wait_for_server(handle, runtime, plan=plan, key=key, timeout=timeout, about=about)
+                    seconds = wait_for_server(handle, runtime, plan=plan, key=key, timeout=start.request.timeout)
                     report = run_smoke_test(handle, runtime, plan=plan, key=key)
                 else:
                     replicas = ReplicatedStart(

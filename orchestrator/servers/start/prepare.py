@@ -39,7 +39,7 @@ def ensure_checkpoint(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
         return
     if host_ref.remote is not None:
         for each in host_ref.nodes:
-            _ensure_remote(plan, each, str(each.remote), stage=stage)
+            _ensure_remote(plan, each, stage=stage)
         return
     home, directory = host_ref.home, checkpoint_directory(plan.model, host_ref.home)
     if plan.model.checkpoint.source == "generated":
@@ -51,7 +51,8 @@ def ensure_checkpoint(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
         note(f"checkpoint {directory}: {ensure_staged(plan, directory, allowed=stage)}")
 
 
-def _ensure_remote(plan: Plan, host_ref: HostRef, far: str, *, stage: bool) -> None:
+def _ensure_remote(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
+    far = str(host_ref.remote)
     if plan.model.checkpoint.source == "generated":
         warn(f"the checkpoint of `{plan.model.name}` on {far} is not checked; it is generated on that host")
         return

@@ -66,9 +66,9 @@ def preview(request: UpRequest, home: Home) -> Preview:
     with refused_together(source, find_host, source.require_startable):
         source.require_startable()
         host_ref = find_host()
-        decision = decide_beforehand(request, source, host_ref, offline=True)
-        plan, artifacts = decision.plan, decision.artifacts
+        artifacts = decide_beforehand(request, source, host_ref, offline=True)
         files = rendered_files(artifacts, request.name)
+    plan = artifacts.plan
     require_archive(plan, host_ref)
     if not plan.prebuilt_image and not request.allow_untuned:
         _require_tuned(plan, home)

@@ -37,11 +37,6 @@ class UpRequest:
     min_gsm8k: float | None = None  # of a rolling update, the minimum score of each new replica
 
     @property
-    def has_fixed_plan(self) -> bool:
-        """Whether the plan comes from a run or a lockfile."""
-        return bool(self.run or self.lock)
-
-    @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts of all ranks, as `--host` names them; () if it names none."""
         return (self.host, *self.rank_hosts) if self.host else ()

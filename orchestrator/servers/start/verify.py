@@ -27,6 +27,7 @@ from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
+from orchestrator.planner.estimate import startup_seconds
 from orchestrator.runs.run_dir import RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
@@ -107,13 +108,11 @@ def wait_for_server(
     plan: Plan,
     key: Secret | None,
     timeout: float | None,
-    about: float,
     state: Callable[[], ServerState] | None = None,
 ) -> float:
     """Wait until a server is ready, record its processes, and return the seconds that this took.
 
-    `about` is the estimate in seconds; `state` replaces the state of the server. Raises NotReadyError when the server
-    has exited or makes no progress.
+    `state` replaces the state of the server. Raises NotReadyError when the server has exited or makes no progress.
     """
     starting = StartingServer(
         url=handle.url,
@@ -121,7 +120,7 @@ def wait_for_server(
         log=runtime.tail(handle),
         state=state or (lambda: runtime.state(handle)),
         api_key=key,
-        about=about,
+        about=startup_seconds(plan),
     )
     seconds = wait_until_ready(starting, silence=plan.timeouts.progress_deadline, timeout=timeout)
     record_processes(runtime, handle, seconds, starting.stages)

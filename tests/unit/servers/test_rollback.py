@@ -183,7 +183,7 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
     monkeypatch.setattr(planning, "build_plan", refuse)
     monkeypatch.setattr(decisions, "make_table", refuse)
     for name in (
-        "look_at_coverage",
+        "report_coverage",
         "require_tuned",
         "ensure_checkpoint",
         "engine_files",
