@@ -5,7 +5,7 @@ from typing import Final
 from orchestrator.cli.options import DrainOption, Json, NameArgument
 from orchestrator.cli.up_result import UP, show_up
 from orchestrator.core.paths import Home
-from orchestrator.servers.restart import restart
+from orchestrator.servers.rollback import restart
 
 OUTPUT: Final = UP
 

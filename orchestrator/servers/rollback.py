@@ -1,6 +1,7 @@
-"""`deploy rollback`, `deploy up --from` and `--locked`: requests that repeat a run or follow a lockfile."""
+"""`deploy restart`, `rollback`, `up --from` and `--locked`: requests that repeat a run or follow a lockfile."""
 
 import dataclasses
+from collections.abc import Callable
 
 from orchestrator.core.console import note
 from orchestrator.core.errors import StartError, UsageError
@@ -18,23 +19,48 @@ from orchestrator.runs.run_dir import (
     require_version,
     runs_by_name,
 )
-from orchestrator.servers.run_history import last_good_run, read_request, repeatable_request
+from orchestrator.servers.run_history import last_good_run, last_ready_run, read_request
+from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.launch import UpResult
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.up import up
+
+
+def restart(
+    name: str,
+    home: Home,
+    *,
+    drain: float | None = None,
+    on_locked: Callable[[Servers], object] | None = None,
+) -> UpResult:
+    """Restart the server of that name with its last plan; a running server is stopped first.
+
+    The last plan is that of the newest run that became ready, even if its profile has changed since. `deploy watch`
+    passes `on_locked`, see `up`. Raises StartError if no run of the name became ready.
+    """
+    require_name(name)
+    if (run := last_ready_run(home, name)) is None:
+        raise _no_run(home, name, f"no previous run of `{name}` to restart", "`deploy up PROFILE` starts a server")
+    again = dataclasses.replace(request_from(run), replace=True, drain=drain, by_watch=on_locked is not None)
+    return up(again, home, recovery_command=f"`deploy restart {name}`", on_locked=on_locked or (lambda _: None))
 
 
 def rollback(name: str, home: Home, *, drain: float | None = None) -> UpResult:
     """Return a server to its last known good run. Raises StartError if there is none."""
     require_name(name)
     if (run := last_good_run(home, name)) is None:
-        if (newest := latest_run(home, name)) is None:
-            raise not_started(home, name)
-        require_version(newest)
         hint = f"`deploy history {name}` shows each with its smoke test"
-        raise StartError(f"no last known good run of `{name}`", hint=hint)
+        raise _no_run(home, name, f"no last known good run of `{name}`", hint)
     note(f"rolling back to `{name}/{run.path.name}`")
-    return up(dataclasses.replace(request_from(run), name=name, replace=True, drain=drain), home)
+    return up(dataclasses.replace(request_from(run), replace=True, drain=drain), home)
+
+
+def _no_run(home: Home, name: str, message: str, hint: str) -> StartError:
+    """Return the error for a name without a run to repeat. Raises StartError if its newest is of another version."""
+    if (newest := latest_run(home, name)) is None:
+        return not_started(home, name, hint="`deploy up PROFILE` starts a server")
+    require_version(newest)
+    return StartError(message, hint=hint)
 
 
 def request_from(run: RunDir) -> UpRequest:
@@ -49,10 +75,13 @@ def request_from(run: RunDir) -> UpRequest:
             hint="`deploy up PROFILE` starts a profile",
         )
     return dataclasses.replace(
-        repeatable_request(request),
+        request,
         name=run.path.parent.name,
         replace=False,
         keep_failed=False,
+        drain=None,
+        max_replicas=None,
+        min_gsm8k=None,
         run=str(run.path),
         by_watch=False,
     )

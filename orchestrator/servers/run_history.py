@@ -1,8 +1,6 @@
 """Past runs of a name: their requests, and whether they became ready and passed the smoke test."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -11,11 +9,9 @@ from orchestrator.runs.run_dir import REQUEST_FILE, SMOKE_FILE, RunDir, runs_of,
 from orchestrator.servers.start.request import UpRequest
 
 
-def ready_runs(home: Home, name: str) -> Iterator[tuple[RunDir, UpRequest]]:
-    """Yield the runs that became ready, newest first, with their requests."""
-    for run in runs_with_smoke(home, name):
-        if (request := read_request(run)) is not None:
-            yield run, replace(request, name=name)
+def last_ready_run(home: Home, name: str) -> RunDir | None:
+    """Return the last run that became ready, for `deploy restart`."""
+    return next((run for run in runs_with_smoke(home, name) if read_request(run) is not None), None)
 
 
 def last_good_run(home: Home, name: str) -> RunDir | None:
@@ -33,20 +29,14 @@ def last_good_run(home: Home, name: str) -> RunDir | None:
 def protected_runs(home: Home, name: str) -> dict[RunDir, str]:
     """Return the runs that a later command may need, each with the reason."""
     runs = runs_of(home, name)
-    ready, _ = next(ready_runs(home, name), (None, None))
     proven = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True]
     found = [
         (runs[0] if runs else None, "the newest run"),
-        (ready, "`deploy restart` uses it"),
+        (last_ready_run(home, name), "`deploy restart` uses it"),
         (proven[0] if proven else None, "the last run that passed its smoke test"),
         (last_good_run(home, name), "`deploy rollback` returns to it"),
     ]
     return {run: why for run, why in reversed(found) if run is not None}
-
-
-def repeatable_request(request: UpRequest) -> UpRequest:
-    """Return the request without the options of a single replacement."""
-    return replace(request, drain=None, max_replicas=None, min_gsm8k=None)
 
 
 def read_request(run: RunDir) -> UpRequest | None:

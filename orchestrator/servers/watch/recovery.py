@@ -33,7 +33,7 @@ from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import EXIT_FILE, STOPPED, ServerState, Status
 from orchestrator.servers.exit_record import RESTARTS_FILE, STOPPED_FOR_RESTART, UP_FAILED, saved_state
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.restart import restart
+from orchestrator.servers.rollback import restart
 from orchestrator.servers.run_history import read_request
 from orchestrator.servers.servers import PROCESSES_FILE, Servers, api_key, dead_processes, open_servers
 from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure

@@ -20,8 +20,7 @@ from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers.group import ServerGroup
 from orchestrator.servers.prune import prune
-from orchestrator.servers.restart import restart
-from orchestrator.servers.rollback import request_from, rollback
+from orchestrator.servers.rollback import request_from, restart, rollback
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start import up
 from orchestrator.servers.status import statuses

@@ -12,7 +12,7 @@ from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.plan.facts import Facts
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, open_run
-from orchestrator.servers import restart as command
+from orchestrator.servers import rollback as command
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.request import UpRequest
 
@@ -31,7 +31,7 @@ def ran(home: Home, request: UpRequest, *, came_up: bool, planned: tuple[str, ..
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
     found: list[UpRequest] = []
 
-    def up(request: UpRequest, _home: Home, *, recovery_command: str) -> None:
+    def up(request: UpRequest, _home: Home, *, recovery_command: str, on_locked: object) -> None:  # noqa: ARG001
         assert recovery_command == "`deploy restart owl`"
         found.append(request)
 

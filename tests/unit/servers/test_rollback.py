@@ -23,7 +23,6 @@ from orchestrator.planner import planning
 from orchestrator.planner.source import run_source
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import HostRef, PreparedRun
-from orchestrator.servers import restart as restart_command
 from orchestrator.servers import rollback as command
 from orchestrator.servers.rollback import named_run, request_from, rollback
 from orchestrator.servers.start import decisions
@@ -39,8 +38,7 @@ def home(tmp_path: Path) -> Home:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
     found: list[UpRequest] = []
-    for module in (command, restart_command):
-        monkeypatch.setattr(module, "up", lambda request, _home, **_: found.append(request))
+    monkeypatch.setattr(command, "up", lambda request, _home, **_: found.append(request))
     return found
 
 
@@ -96,7 +94,7 @@ def test_a_run_that_was_repeated_is_restarted_by_its_own_plan(home: Home, asked:
     run = past_run(home, 1, "server.port=7")
     request = {**run.read("request.json")["request"], "overrides": [], "run": "/gone"}  # type: ignore[dict-item]
     run.save("request.json", {"version": RECORD_VERSION, "request": request})
-    restart_command.restart("owl", home)
+    command.restart("owl", home)
     assert [(each.run, each.replace) for each in asked] == [(str(run.path), True)]
 
 

@@ -17,7 +17,7 @@ from orchestrator.core.secrets import Secret
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, is_locked, name_lock, reserved_room
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers import restart
+from orchestrator.servers import rollback
 from orchestrator.servers.exit_record import STOPPED_FOR_RESTART, UP_FAILED, failure_reason, record_exit
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
@@ -135,7 +135,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
         found.append(request)
         raise NotReadyError("not ready")
 
-    monkeypatch.setattr(restart, "up", up)
+    monkeypatch.setattr(rollback, "up", up)
     return found
 
 
@@ -202,9 +202,9 @@ def test_what_was_never_started_cannot_be_watched(tmp_path: Path) -> None:
 
 def test_a_restart_by_a_person_is_no_healing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[UpRequest] = []
-    monkeypatch.setattr(restart, "up", lambda request, *_, **__: found.append(request))
+    monkeypatch.setattr(rollback, "up", lambda request, *_, **__: found.append(request))
     started(Home(tmp_path), by_watch=True)
-    restart.restart("owl", Home(tmp_path))
+    rollback.restart("owl", Home(tmp_path))
     assert [each.by_watch for each in found] == [False]
     assert issubclass(NameTakenError, StartError)
 
