@@ -21,13 +21,14 @@ from orchestrator.bench.run import (
     resume_command,
 )
 from orchestrator.cli.options import (
+    ApiKeyEnvOption,
     EngineOption,
     HostOption,
     Json,
     RequestRateOption,
     TargetArgument,
     WorkloadOption,
-    complete_names,
+    entry_option,
     read_rates,
     require_kind,
 )
@@ -52,13 +53,7 @@ RequestsOption: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="number of requests per rate; default: the workload's")
 ]
 GpuOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu",
-        metavar="NAME",
-        help="GPU type behind a URL, such as b200",
-        autocompletion=complete_names("HARDWARE"),
-    ),
+    str | None, entry_option("HARDWARE", "--gpu", help="GPU type behind a URL, such as b200", metavar="NAME")
 ]
 GpusOption: TypeAlias = Annotated[
     int | None, typer.Option("--gpus", min=1, metavar="N", help="number of GPUs behind a URL")
@@ -94,9 +89,6 @@ SessionHeaderOption: TypeAlias = Annotated[
 ]
 ArrivalsOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="constant|poisson", help="arrival process of the requests")
-]
-ApiKeyEnvOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
 ]
 OutputOption: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="DIR", help="directory of the result; default: results/WORKLOAD-TIME")

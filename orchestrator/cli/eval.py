@@ -12,7 +12,15 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from orchestrator.bench.run import is_url
-from orchestrator.cli.options import HostOption, Json, PriceOption, TargetArgument, require_kind, server_names
+from orchestrator.cli.options import (
+    ApiKeyEnvOption,
+    HostOption,
+    Json,
+    PriceOption,
+    TargetArgument,
+    require_kind,
+    server_names,
+)
 from orchestrator.core.console import note, print_data, say
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -50,9 +58,6 @@ MaxTokensOption: TypeAlias = Annotated[
 DryRunOption: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="print the forecast and stop")]
 OutputOption: TypeAlias = Annotated[Path, typer.Option(metavar="DIR", help="directory of the eval result")]
 ResumeOption: TypeAlias = Annotated[bool, typer.Option("--resume", help="ask only the questions missing in DIR")]
-KeyOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +84,7 @@ def command(
     price: PriceOption = None,
     output: OutputOption = Path("results"),
     resume: ResumeOption = False,
-    api_key_env: KeyOption = None,
+    api_key_env: ApiKeyEnvOption = None,
     host: HostOption = None,
     json: Json = False,
 ) -> None:

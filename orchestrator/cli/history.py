@@ -1,10 +1,8 @@
 """The command `deploy history`."""
 
-from typing import Annotated, Final
+from typing import Final
 
-import typer
-
-from orchestrator.cli.options import HostOption, Json, server_names
+from orchestrator.cli.options import HostOption, Json, NameOrAllArgument
 from orchestrator.cli.results import ResultsOption, results_below
 from orchestrator.core.console import print_data, say, terminal_width
 from orchestrator.core.json_output import JsonOutput
@@ -16,9 +14,7 @@ OUTPUT: Final = JsonOutput(tuple[RunSummary, ...])
 
 
 def command(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="server name; default: all", autocompletion=server_names)
-    ] = None,
+    name: NameOrAllArgument = None,
     *,
     results: ResultsOption = None,
     host: HostOption = None,

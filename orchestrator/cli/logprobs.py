@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from orchestrator.bench.run import is_url
-from orchestrator.cli.options import HostOption, Json, TargetArgument, require_kind, server_names
+from orchestrator.cli.options import ApiKeyEnvOption, HostOption, Json, TargetArgument, require_kind, server_names
 from orchestrator.core.console import note, print_data, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -54,9 +54,7 @@ def command(
     tolerance: ToleranceOption = None,
     max_length: MaxLengthOption = 8192,
     allow_other_checkpoint: OtherOption = False,
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
-    ] = None,
+    api_key_env: ApiKeyEnvOption = None,
     host: HostOption = None,
     json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from orchestrator.cli.options import Json, SetOption, WorkloadOption, complete_names, server_names
+from orchestrator.cli.options import Json, SetOption, WorkloadOption, entry_option, server_names
 from orchestrator.core.console import note, say
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -36,14 +36,7 @@ def command(
     *,
     output: Annotated[Path, typer.Option(metavar="DIR", help="directory for the files")],
     profile_: Annotated[
-        str | None,
-        typer.Option(
-            "--profile",
-            "-p",
-            metavar="PROFILE",
-            help="profile, instead of a running server",
-            autocompletion=complete_names("PROFILE"),
-        ),
+        str | None, entry_option("PROFILE", "--profile", "-p", help="profile, instead of a running server")
     ] = None,
     workload: WorkloadOption = None,
     expect: Annotated[

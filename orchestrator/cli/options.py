@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -29,6 +29,11 @@ def complete_names(kind: str) -> Callable[[str], list[str]]:
         return []
 
     return offer
+
+
+def entry_option(kind: str, *words: str, help: str, metavar: str | None = None) -> Any:  # noqa: A002, ANN401 - typer's
+    """Return the option `words` that takes an entry of an `EntryKind`, with its completion."""
+    return typer.Option(*words, metavar=metavar or kind, help=help, autocompletion=complete_names(kind))
 
 
 def server_names(incomplete: str) -> list[str]:
@@ -81,22 +86,13 @@ def _words(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete) and _WORD.fullmatch(name)]
 
 
-ProfileArgument: TypeAlias = Annotated[
-    str,
-    typer.Argument(
-        metavar="PROFILE",
-        help="profile name or file (also --profile or -p)",
-        autocompletion=complete_names("PROFILE"),
-    ),
-]
-ProfileOrRunArgument: TypeAlias = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="PROFILE",
-        help="profile name or file (also --profile or -p)",
-        autocompletion=complete_names("PROFILE"),
-    ),
-]
+_PROFILE_ARGUMENT: Final[Any] = typer.Argument(
+    metavar="PROFILE",
+    help="profile name or file (also --profile or -p)",
+    autocompletion=complete_names("PROFILE"),
+)
+ProfileArgument: TypeAlias = Annotated[str, _PROFILE_ARGUMENT]
+ProfileOrRunArgument: TypeAlias = Annotated[str | None, _PROFILE_ARGUMENT]
 SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="override a value, such as layout.tp=4 (may be repeated)"),
@@ -130,21 +126,20 @@ NameArgument: TypeAlias = Annotated[
     str,
     typer.Argument(metavar="NAME", help="server name; default: the profile's name", autocompletion=server_names),
 ]
+NameOrAllArgument: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="server name; default: all", autocompletion=server_names)
+]
 TargetArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="NAME|URL", help="server name or endpoint URL", autocompletion=server_names)
+]
+ApiKeyEnvOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
 ]
 EngineOption: TypeAlias = Annotated[
     str | None, typer.Option("--engine", metavar="sglang|vllm|atom", help="engine behind a URL; default: detected")
 ]
 WorkloadOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--workload",
-        "-w",
-        metavar="WORKLOAD",
-        help="workload name or file",
-        autocompletion=complete_names("WORKLOAD"),
-    ),
+    str | None, entry_option("WORKLOAD", "--workload", "-w", help="workload name or file")
 ]
 DrainOption: TypeAlias = Annotated[
     float | None,

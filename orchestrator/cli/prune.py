@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, server_names
+from orchestrator.cli.options import HostOption, Json, NameOrAllArgument
 from orchestrator.core.console import say
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
@@ -40,9 +40,7 @@ OUTPUT: Final = JsonOutput[PrunedRuns | PrunedCaches](PrunedRuns, PrunedCaches)
 
 
 def command(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="server name; default: all", autocompletion=server_names)
-    ] = None,
+    name: NameOrAllArgument = None,
     *,
     keep: Annotated[int, typer.Option(min=1, metavar="N", help="newest runs to keep per server")] = _KEEP,
     older_than: Annotated[

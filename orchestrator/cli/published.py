@@ -4,16 +4,15 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import complete_names
+from orchestrator.cli.options import entry_option
 from orchestrator.core.console import warn
 from orchestrator.report.document import Report
 
 
 def published_option(default: str) -> Any:  # noqa: ANN401 - as typer declares its options
     """Return the option `--published` with its default."""
-    help_text = f"published results to compare with; default: {default}"
-    names = complete_names("PUBLISHED")
-    return typer.Option("--published", metavar="NAME|FILE|none", help=help_text, autocompletion=names)
+    what = f"published results to compare with; default: {default}"
+    return entry_option("PUBLISHED", "--published", help=what, metavar="NAME|FILE|none")
 
 
 PriceOption: TypeAlias = Annotated[

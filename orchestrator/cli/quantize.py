@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from orchestrator.checkpoints.quantize.source import read_source
-from orchestrator.cli.options import Json, complete_names
+from orchestrator.cli.options import Json, entry_option
 from orchestrator.core.console import note, print_data, say, table, terminal_width
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
@@ -19,19 +19,10 @@ from orchestrator.planner.planning import load
 from orchestrator.planner.quantize import QuantizationRequest, cost, recipe_rows
 from orchestrator.planner.quantize import quantize as carry_out
 
-RecipeOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--recipe", metavar="RECIPE", help="recipe name or file", autocompletion=complete_names("RECIPE")),
-]
+RecipeOption: TypeAlias = Annotated[str | None, entry_option("RECIPE", "--recipe", help="recipe name or file")]
 ProfileOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--profile",
-        "-p",
-        metavar="PROFILE",
-        help="use this profile's image and GPUs; default: local CPU",
-        autocompletion=complete_names("PROFILE"),
-    ),
+    entry_option("PROFILE", "--profile", "-p", help="use this profile's image and GPUs; default: local CPU"),
 ]
 
 

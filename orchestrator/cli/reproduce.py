@@ -12,7 +12,15 @@ from orchestrator.bench.cost import CommandEstimate, CostEstimate, EstimateOutpu
 from orchestrator.bench.published import Published, PublishedModel, load_published, split_currency
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.verify import checkpoint_directory
-from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, complete_names, server_names
+from orchestrator.cli.options import (
+    HostOption,
+    Json,
+    PriceOption,
+    SetOption,
+    complete_names,
+    entry_option,
+    server_names,
+)
 from orchestrator.core.command_hints import hints_for
 from orchestrator.core.console import format_duration, note, print_data, say
 from orchestrator.core.errors import OutputError, UsageError
@@ -27,7 +35,6 @@ from orchestrator.evals.suites import find_suite
 from orchestrator.experiments.reproduce import ReproducePlan, ReproduceRequest, plan_steps, require_all_questions
 from orchestrator.experiments.reproduce_steps import (
     STATE_FILE,
-    Step,
     StepLog,
     StepRunner,
     might_exist,
@@ -58,12 +65,7 @@ AblationOption: TypeAlias = Annotated[
 ]
 EngineOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--engine",
-        metavar="NAME",
-        help="engine to use, instead of the profiles' engine",
-        autocompletion=complete_names("ENGINE"),
-    ),
+    entry_option("ENGINE", "--engine", help="engine to use, instead of the profiles' engine", metavar="NAME"),
 ]
 OutputOption: TypeAlias = Annotated[
     Path | None, typer.Option("--output", metavar="DIR", help="directory of the results; default: results/NAME")
@@ -72,14 +74,7 @@ DatasetOption: TypeAlias = Annotated[
     Path | None, typer.Option("--dataset", metavar="DIR", help="local questions of the suites, instead of a download")
 ]
 OneProfileOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        "-p",
-        metavar="PROFILE",
-        help="measure this profile only, such as b200-tp8",
-        autocompletion=complete_names("PROFILE"),
-    ),
+    str | None, entry_option("PROFILE", "--profile", "-p", help="measure this profile only, such as b200-tp8")
 ]
 TuneOption: TypeAlias = Annotated[bool, typer.Option("--tune", help="measure missing MoE kernels first, on this host")]
 NoEvalsOption: TypeAlias = Annotated[bool, typer.Option("--no-evals", help="skip the evaluations")]
@@ -155,7 +150,8 @@ def command(
     _note_checkpoint(planned, published)
     state = StepLog(directory / STATE_FILE, planned.steps)
     bill = _estimate(published, planned, prices, currency, own_node=profile_ is not None)
-    todo = _estimates(remaining_steps(planned.steps, state.done))
+    remaining = remaining_steps(planned.steps, state.done)
+    todo = [CommandEstimate(step.id, step_command(step), step.seconds) for step in remaining]
     if running is None:
         _look(planned, host, covered=dry_run, tune=tune)
     told = [*planned.skipped, *_unmeasured(planned, bill, name), *_gated(planned, dataset)]
@@ -261,10 +257,6 @@ def _estimate(
         return CostEstimate.for_node(published, prices, currency)
     hardware = planned.servers[0].plan.hardware
     return CostEstimate.for_gpus(hardware.name, hardware.gpus, prices, currency)
-
-
-def _estimates(steps: Sequence[Step]) -> list[CommandEstimate]:
-    return [CommandEstimate(step.id, step_command(step), step.seconds) for step in steps]
 
 
 def _look(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool) -> None:

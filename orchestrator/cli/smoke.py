@@ -6,12 +6,13 @@ import typer
 
 from orchestrator.bench.run import is_url
 from orchestrator.cli.options import (
+    ApiKeyEnvOption,
     EngineOption,
     HostOption,
     Json,
     StrictKernels,
     TargetArgument,
-    complete_names,
+    entry_option,
     require_kind,
 )
 from orchestrator.core.console import print_data, terminal_width
@@ -32,17 +33,9 @@ def command(
     strict_kernels: StrictKernels = False,
     profile_: Annotated[
         str | None,
-        typer.Option(
-            "--profile",
-            "-p",
-            metavar="PROFILE",
-            help="profile that a URL must match; default: no profile",
-            autocompletion=complete_names("PROFILE"),
-        ),
+        entry_option("PROFILE", "--profile", "-p", help="profile that a URL must match; default: no profile"),
     ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="environment variable with the API key of a URL")
-    ] = None,
+    api_key_env: ApiKeyEnvOption = None,
     engine: EngineOption = None,
     soak: Annotated[
         float | None, typer.Option(metavar="MINUTES", min=0, help="minutes of mixed load; default: the profile's")

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, server_names
+from orchestrator.cli.options import HostOption, Json, NameOrAllArgument
 from orchestrator.core.console import note, print_data, say, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -17,9 +17,7 @@ OUTPUT: Final = JsonOutput(tuple[ServerStatus, ...])
 
 
 def command(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="server name; default: all", autocompletion=server_names)
-    ] = None,
+    name: NameOrAllArgument = None,
     *,
     health: Annotated[bool, typer.Option("--health", help="let every server generate a token")] = False,
     host: HostOption = None,

@@ -7,46 +7,23 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from orchestrator.cli.add.options import ReplaceOption
-from orchestrator.cli.options import GpusOption, Json, complete_names
+from orchestrator.cli.options import GpusOption, Json, entry_option
 from orchestrator.core.console import print_data, say, table, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.plan.capacity import Capacity
 from orchestrator.planner.add.profile import Decision, ProfileRequest, propose_profile, write_proposal
 
-ModelOption: TypeAlias = Annotated[
-    str, typer.Option("--model", metavar="MODEL", help="model name", autocompletion=complete_names("MODEL"))
-]
-HardwareOption: TypeAlias = Annotated[
-    str, typer.Option("--hardware", metavar="HARDWARE", help="hardware name", autocompletion=complete_names("HARDWARE"))
-]
+ModelOption: TypeAlias = Annotated[str, entry_option("MODEL", "--model", help="model name")]
+HardwareOption: TypeAlias = Annotated[str, entry_option("HARDWARE", "--hardware", help="hardware name")]
 BaseOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--base",
-        metavar="PROFILE",
-        help="profile whose flags are adopted where they fit",
-        autocompletion=complete_names("PROFILE"),
-    ),
+    str | None, entry_option("PROFILE", "--base", help="profile whose flags are adopted where they fit")
 ]
 EngineOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        metavar="ENGINE",
-        help="engine name; default: that of `--base`, or the newest",
-        autocompletion=complete_names("ENGINE"),
-    ),
+    str | None, entry_option("ENGINE", "--engine", help="engine name; default: that of `--base`, or the newest")
 ]
 LoadOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--workload",
-        "-w",
-        metavar="WORKLOAD",
-        help="workload name; default: that of `--base`",
-        autocompletion=complete_names("WORKLOAD"),
-    ),
+    str | None, entry_option("WORKLOAD", "--workload", "-w", help="workload name; default: that of `--base`")
 ]
 MaxContextOption: TypeAlias = Annotated[
     int | None,
