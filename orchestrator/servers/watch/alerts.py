@@ -4,16 +4,14 @@ Each delivery is a program with a timeout, so no receiver delays the watcher, an
 nothing but the event: no secret of this process is in its environment or its input.
 """
 
-import http.client
 import json
 import shlex
 import shutil
 import signal
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from orchestrator.core.errors import DeployError, UsageError
 from orchestrator.core.secrets import Secret, redact_data
@@ -133,22 +131,3 @@ class Alerts:
     def in_flight(self) -> bool:
         """Whether a delivery is in flight."""
         return bool(self._running)
-
-
-def post(order: Mapping[str, object]) -> int:
-    """Send an event to a webhook. Return 0 if the webhook accepted it, else 1."""
-    parts, body = urlsplit(str(order["url"])), json.dumps(order["event"]).encode()
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    user, _, host = parts.netloc.rpartition("@")
-    headers = {"Content-Type": "application/json"}
-    if user:
-        headers["Authorization"] = f"Basic {b64encode(unquote(user).encode()).decode()}"
-    connection = kind(host, timeout=TIMEOUT)
-    try:
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("POST", path, body=body, headers=headers)
-        return 0 if connection.getresponse().status // 100 == 2 else 1
-    except (OSError, http.client.HTTPException):
-        return 1
-    finally:
-        connection.close()
