@@ -196,9 +196,9 @@ def _run(target: str, options: BenchOptions, behind: _OfUrl, host: str | None, *
 
 def _measure(target: BenchTarget, options: BenchOptions) -> tuple[BenchResult, Path]:
     """Measure with a progress line; a result that cannot be written goes to standard output."""
-    progress = Progress()
     try:
-        return bench(target, options, lambda text, far: progress.update(text, transient=far))
+        with Progress() as progress:
+            return bench(target, options, lambda text, far: progress.update(text, transient=far))
     except ResultWriteError as error:
         _show(error.result, json=True)
         raise BenchError(
@@ -206,8 +206,6 @@ def _measure(target: BenchTarget, options: BenchOptions) -> tuple[BenchResult, P
             location=str(error.cause.filename or ""),
             hint="save the result from standard output as `result.json`, free disk space, then `--resume`",
         ) from error
-    finally:
-        progress.done()
 
 
 def _show(result: BenchResult, *, json: bool) -> None:

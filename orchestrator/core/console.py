@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
-from typing import ClassVar, Final, TextIO
+from typing import ClassVar, Final, Self, TextIO
 
 from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.errors import DeployError, Problem
@@ -243,6 +243,12 @@ class Progress:
         elif self._clock() - self._written_at >= LOG_INTERVAL_SECONDS:
             self._write(line)
         self._stage, self._shown = stage or text, text
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done()
 
     def done(self) -> None:
         """Keep the last state visible and go to the next line."""

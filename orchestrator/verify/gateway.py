@@ -64,7 +64,6 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
 
     One that has no place to run yet is waited for, as long as something that comes by itself may start it.
     """
-    progress = Progress()
     poll_until(lambda now: now.status is not Status.PENDING or now.unschedulable, state, within=inf, pause=_POLL)
 
     def look(ask: Callable[[str], int]) -> int:
@@ -78,15 +77,13 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
     def shown(counted: int) -> None:
         progress.update("the gateway", transient=f"{int(counted)}/{servers} servers")
 
-    try:
+    with Progress() as progress:
         if not poll_until(bool, partial(look, is_alive), within=_STARTS, pause=_POLL, meanwhile=shown):
             raise NotReadyError(
                 f"the gateway does not answer within {_STARTS:.0f} s", hint="see its log: `deploy logs`"
             )
         count = partial(look, count_workers)
         counted = poll_until(lambda found: found == servers, count, within=_WITHIN, pause=_POLL, meanwhile=shown)
-    finally:
-        progress.done()
     if counted != servers:
         raise NotReadyError(
             f"the gateway counts {counted} of {servers} servers after {_WITHIN:.0f} s",

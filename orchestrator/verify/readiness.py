@@ -63,8 +63,10 @@ def wait_until_ready(
     NotReadyError with the last log lines, secrets removed, in its details; ProfileError where its engine refuses its
     arguments.
     """
-    shown = progress or Progress(clock=clock)
-    with EngineClient(server.url, key=server.api_key, transport=transport) as client:
+    with (
+        EngineClient(server.url, key=server.api_key, transport=transport) as client,
+        progress or Progress(clock=clock) as shown,
+    ):
         attempt = _Wait(server, client=client, clock=clock, end=inf if timeout is None else clock() + timeout)
 
         def meanwhile(_: object) -> None:
@@ -72,12 +74,9 @@ def wait_until_ready(
             shown.update(doing, stage=stage, transient=f"{attempt.elapsed:.0f} s")
             attempt.give_up_after(silence=silence, timeout=timeout)
 
-        try:
-            poll_until(bool, attempt.serves, within=inf, pause=POLL_SECONDS, meanwhile=meanwhile, sleep=sleep)
-            seconds = attempt.elapsed
-            shown.update(f"ready after {seconds:.1f} s")
-        finally:
-            shown.done()
+        poll_until(bool, attempt.serves, within=inf, pause=POLL_SECONDS, meanwhile=meanwhile, sleep=sleep)
+        seconds = attempt.elapsed
+        shown.update(f"ready after {seconds:.1f} s")
     return seconds
 
 

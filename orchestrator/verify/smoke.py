@@ -39,8 +39,8 @@ def smoke_test(
     Once the server no longer answers at all, the checks that are left fail without being tried.
     """
     limits = Timeouts(connect=min(CONNECT_SECONDS, timeout), idle=timeout, total=timeout)
-    shown = progress or Progress()
     with (
+        progress or Progress() as shown,
         EngineClient(target.url, key=target.api_key, limits=limits, transport=transport) as server,
         EngineClient(target.engine_url or target.url, key=target.api_key, limits=limits, transport=transport) as behind,
     ):
@@ -53,13 +53,10 @@ def smoke_test(
             show=lambda text: shown.update("smoke test", transient=text),
         )
         began = clock()
-        try:
-            if target.on_gpu and client.is_sglang:
-                _sample_once(client, shown, clock=clock)
-            sampled = round(clock() - began, 3)
-            checks = tuple(_all_checks(client, shown=shown, clock=clock))
-        finally:
-            shown.done()
+        if target.on_gpu and client.is_sglang:
+            _sample_once(client, shown, clock=clock)
+        sampled = round(clock() - began, 3)
+        checks = tuple(_all_checks(client, shown=shown, clock=clock))
     return SmokeReport(url=target.url, served_name=target.served_name, checks=checks, first_sample_seconds=sampled)
 
 

@@ -1,7 +1,5 @@
 """The command `deploy kernels tune`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -58,8 +56,11 @@ def command(
         limit = f"{len(tuning.job.keys)} keys, at most {hours:g} hours; no duration is published"
         note(f"{limit}; up to {cost.format_cost(hours * 3600)} {currency}, {cost.terms}")
         return
-    with _progress("keys have a row") as progress:
-        tuned = run_tuning(tuning, progress)
+    with Progress() as progress:
+        tuned = run_tuning(
+            tuning,
+            lambda done, wanted: progress.update(f"tuning: {done} of {wanted} keys have a row", stage="tuning"),
+        )
     say(f"{len(tuned.accepted)} rows measured and saved, {len(tuned.remaining)} keys left")
     if tuned.remaining or tuned.problems:
         raise KernelsError("tuning is incomplete", problems=tuned.problems, hint="repeat the command to continue")
@@ -72,12 +73,3 @@ def _counts(text: str) -> list[int]:
     if not all(word.isdecimal() and int(word) for word in words):
         raise UsageError(f"`{text}` is not a list of token counts", hint="for example `--tokens 8,64,2048`")
     return [int(word) for word in words]
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    progress = Progress()
-    try:
-        yield lambda done, wanted: progress.update(f"tuning: {done} of {wanted} {what}", stage="tuning")
-    finally:
-        progress.done()

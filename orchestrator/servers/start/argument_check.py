@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from orchestrator.checkpoints.checkpoint import Checkpoint
@@ -77,21 +76,16 @@ def require_accepted(
         note(f"sglang parsed the arguments but did not validate them: no config.json of `{plan.model.name}`")
 
 
-def profile_places(profile: str, overrides: Sequence[str], home: Home) -> Locate:
-    """Return a function that locates a key path in a profile; it reads the file when it is called."""
-
-    def locate(path: tuple[str, ...]) -> str:
-        return read_profile(profile, overrides=overrides, catalog=Catalog.of(home)).composed.place(path)
-
-    return locate
-
-
 def require_accepted_by_image(
     artifacts: Artifacts, docker: DockerCli, image: str, host_ref: HostRef, *, profile: str, overrides: Sequence[str]
 ) -> None:
     """Check the arguments of a profile with the engine in a built image. Raises as `require_accepted`."""
-    engine, locate = engine_in(docker, image, artifacts), profile_places(profile, overrides, host_ref.home)
-    require_accepted(artifacts, engine, host_ref.home, engine_files(artifacts.plan, host_ref, fetch=True), locate)
+
+    def locate(path: tuple[str, ...]) -> str:
+        return read_profile(profile, overrides=overrides, catalog=Catalog.of(home)).composed.place(path)
+
+    engine, home = engine_in(docker, image, artifacts), host_ref.home
+    require_accepted(artifacts, engine, home, engine_files(artifacts.plan, host_ref, fetch=True), locate)
 
 
 def _problem(refusal: ArgumentRefusal, argv: Sequence[str], plan: Plan, locate: Locate) -> Problem:
@@ -121,23 +115,16 @@ def _verdicts(
     verdicts = read_verdicts(printed)
     note(f"sglang checked the arguments in {time.monotonic() - began:.0f} s")
     if kept is not None and not any(verdict.unchecked for verdict in verdicts):
-        _keep(kept, printed.splitlines()[-1])
+        with suppress(OSError):  # a full disk: the next start checks again
+            write_cache(kept, printed.splitlines()[-1] + "\n")
     return verdicts
 
 
 def _ask(program: str, question: str, engine: EnginePython) -> str:
-    progress = Progress()
-    progress.update("checking the arguments with sglang")
-    try:
+    with Progress() as progress:
+        progress.update("checking the arguments with sglang")
         done = engine.run(program, question)
-    finally:
-        progress.done()
     if not done.ok:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
         raise ValueError(last[:_SHOWN])
     return done.stdout
-
-
-def _keep(path: Path, answer: str) -> None:
-    with suppress(OSError):  # a full disk: the next start checks again
-        write_cache(path, answer + "\n")

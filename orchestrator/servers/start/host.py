@@ -186,16 +186,13 @@ def wait_for_vram(plan: Plan, host_ref: HostRef) -> None:
     """
     if plan.hardware.vendor == "cpu" or not runtime_class(plan.runtime).is_local:
         return
-    progress = Progress()
-    try:
+    with Progress() as progress:
         for each in host_ref.nodes:
             wait_for_vram_release(
                 partial(read_gpus, plan.hardware.vendor, runner_for(each)),
                 gpus=plan.gpus,
                 progress=lambda text, seconds: progress.update(text, transient=f"{seconds:.0f} s"),
             )
-    finally:
-        progress.done()
 
 
 def wait_until_released(

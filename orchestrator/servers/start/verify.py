@@ -75,7 +75,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
     A health check fails behind a long prefill, and a gateway that has just lost one counts a replica as unhealthy until
     the next. Raises NotReadyError after `deadline` seconds, or at once when a process of the server has ended.
     """
-    replicas, progress, began = len(handle.replicas) or 1, Progress(), time.monotonic()
+    replicas, began = len(handle.replicas) or 1, time.monotonic()
     kind = "servers" if handle.has_roles else "replicas"
 
     def look() -> tuple[int, str]:
@@ -89,12 +89,10 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
         elapsed = f"{time.monotonic() - began:.0f} s"
         progress.update(f"waiting for `{handle.name}`: {seen[0]} of {replicas} {kind} healthy", transient=elapsed)
 
-    try:
+    with Progress() as progress:
         healthy, ended = poll_until(
             lambda seen: bool(seen[1]) or seen[0] == replicas, look, within=deadline, pause=_PAUSE, meanwhile=show
         )
-    finally:
-        progress.done()
     if ended:
         raise NotReadyError(ended)
     if healthy != replicas:
