@@ -35,6 +35,7 @@ from orchestrator.evals.suites import find_suite
 from orchestrator.experiments.reproduce import ReproducePlan, ReproduceRequest, plan_steps, require_all_questions
 from orchestrator.experiments.reproduce_steps import (
     STATE_FILE,
+    Step,
     StepLog,
     StepRunner,
     might_exist,
@@ -150,8 +151,7 @@ def command(
     _note_checkpoint(planned, published)
     state = StepLog(directory / STATE_FILE, planned.steps)
     bill = _estimate(published, planned, prices, currency, own_node=profile_ is not None)
-    remaining = remaining_steps(planned.steps, state.done)
-    todo = [CommandEstimate(step.id, step_command(step), step.seconds) for step in remaining]
+    todo = _estimates(remaining_steps(planned.steps, state.done))
     if running is None:
         _look(planned, host, covered=dry_run, tune=tune)
     told = [*planned.skipped, *_unmeasured(planned, bill, name), *_gated(planned, dataset)]
@@ -257,6 +257,10 @@ def _estimate(
         return CostEstimate.for_node(published, prices, currency)
     hardware = planned.servers[0].plan.hardware
     return CostEstimate.for_gpus(hardware.name, hardware.gpus, prices, currency)
+
+
+def _estimates(steps: Sequence[Step]) -> list[CommandEstimate]:
+    return [CommandEstimate(step.id, step_command(step), step.seconds) for step in steps]
 
 
 def _look(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool) -> None:

@@ -32,7 +32,7 @@ from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import quote
 from orchestrator.plan.plan import Plan, PlanWarning
-from orchestrator.planner.estimate import UpStep
+from orchestrator.planner.estimate import UpStep, steps_table
 from orchestrator.servers.rollback import decided_before
 from orchestrator.servers.start.preview import Preview, preview
 from orchestrator.servers.start.request import UpRequest
@@ -171,7 +171,7 @@ def _show_preview(found: Preview, output: Path | None, *, json: bool) -> None:
         )
         OUTPUT.show(shown)
         return
-    print_data(found.to_table())
+    print_data(steps_table(found.steps))
     found.report()
     if output is not None:
         write_rendered(output, found.files)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from orchestrator.core.console import note, say, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.start.launch import UpResult
+from orchestrator.servers.start.request import UpResult
 from orchestrator.verify.report import SmokeReport
 
 

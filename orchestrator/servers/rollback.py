@@ -21,8 +21,7 @@ from orchestrator.runs.run_dir import (
 )
 from orchestrator.servers.run_history import last_good_run, last_ready_run, read_request
 from orchestrator.servers.servers import Servers
-from orchestrator.servers.start.launch import UpResult
-from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.request import UpRequest, UpResult
 from orchestrator.servers.start.up import up
 
 

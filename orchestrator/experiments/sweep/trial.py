@@ -31,8 +31,7 @@ from orchestrator.experiments.sweep.run import Sweep, budget_exhausted, spent, t
 from orchestrator.experiments.sweep.search import Confirmation, Search, Suggestion, SweepTrial, TrialOutcome
 from orchestrator.servers.down import down
 from orchestrator.servers.servers import open_servers
-from orchestrator.servers.start.launch import UpResult
-from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.request import UpRequest, UpResult
 from orchestrator.servers.start.up import up
 from orchestrator.servers.start.verify import smoke_server
 from orchestrator.servers.targets import server_target

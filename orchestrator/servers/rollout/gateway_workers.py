@@ -163,8 +163,8 @@ class GatewayWorkers:
     def uncordon(self, url: str, new: RunningServer, _: int = 0) -> None:
         """Register a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll_until(
-            lambda left: not left,
-            lambda: self._draining(url),
+            lambda found: all(server.ready for server in found),  # none of them still drains
+            lambda: self._of(url),
             within=self.drain_seconds + _CHANGE_TIMEOUT,
             pause=_POLL_INTERVAL,
         )
@@ -179,10 +179,6 @@ class GatewayWorkers:
     def is_routed(self, url: str, _: RunningServer) -> bool:
         """Return whether the gateway sends requests to the replica."""
         return any(server.ready for server in self._of(url))
-
-    def _draining(self, url: str) -> tuple[GatewayWorker, ...]:
-        """Return the workers of a replica that still drain."""
-        return tuple(server for server in self._of(url) if not server.ready)
 
     def _of(self, url: str) -> tuple[GatewayWorker, ...]:
         port = urlsplit(url).port

@@ -3,7 +3,6 @@
 The replicas start in parallel and each is verified; then the gateway starts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,16 +10,15 @@ from orchestrator.core.console import say
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secrets import Secret
 from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.plan.plan import Plan
-from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout.gateway_workers import make_control_key, require_own
 from orchestrator.servers.servers import note_gateway
 from orchestrator.servers.soaks import save_report
+from orchestrator.servers.start.request import StartSpec
 from orchestrator.servers.start.verify import prefix_replica, run_smoke_test, wait_for_server
 from orchestrator.verify.gateway import gateway_checks, wait_for_gateway
 from orchestrator.verify.report import CheckResult, SmokeReport
@@ -31,11 +29,9 @@ from orchestrator.verify.target import target_of
 class ReplicatedStart:
     """The start of all replicas of one server."""
 
-    artifacts: Artifacts
-    name: str
+    start: StartSpec
     run: RunDir
     home: Home
-    key: Secret | None
     runtime: ServerGroup
     _servers: list[RunningServer] = field(default_factory=list)
     _checks: list[CheckResult] = field(default_factory=list)
@@ -43,52 +39,53 @@ class ReplicatedStart:
 
     @property
     def _plan(self) -> Plan:
-        return self.artifacts.plan
+        return self.start.artifacts.plan
 
     @property
     def report(self) -> SmokeReport:
         """The results of the checks so far."""
         return SmokeReport(url=self._plan.server.url, served_name=self._plan.model.served_name, checks=(*self._checks,))
 
-    def start_servers(self, secrets: Mapping[str, Secret], *, timeout: float | None) -> float:
+    def start_servers(self) -> float:
         """Start all replicas, wait for each and verify it; return the seconds until the last one was ready.
 
         Raises NotReadyError as soon as one exits, SmokeError if one fails its smoke test.
         """
-        for number, replica in enumerate(self.artifacts.replicas, start=1):
+        name, key, artifacts = self.start.name, self.start.key, self.start.artifacts
+        for number, replica in enumerate(artifacts.replicas, start=1):
             folder = self.run.path / FileName(self._plan.server_names[number - 1])
-            started = self.runtime.start(replica, name=self.name, run_dir=folder, secrets=secrets)
+            started = self.runtime.start(replica, name=name, run_dir=folder, secrets=self.start.secrets)
             self._servers.append(started)
-            say(f"started {self._plan.label_of(number)} of `{self.name}`; log: {RunDir(folder).log}")
-        for number, replica in enumerate(self.artifacts.replicas):
+            say(f"started {self._plan.label_of(number)} of `{name}`; log: {RunDir(folder).log}")
+        for number, replica in enumerate(artifacts.replicas):
             others = partial(self._require_others, self._servers[number])
             self._servers[number] = self.runtime.wait_for_placement(
                 self._servers[number], replica.plan, meanwhile=others
             )
-        for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
+        for number, (server, replica) in enumerate(zip(self._servers, artifacts.replicas, strict=True), start=1):
             seconds = wait_for_server(
                 server,
                 self.runtime,
                 plan=replica.plan,
-                key=self.key,
-                timeout=timeout,
+                key=key,
+                timeout=self.start.request.timeout,
                 state=lambda server=server: self._state(server),  # type: ignore[misc]
             )
             self._seconds += seconds  # the next one has started in the meantime
             say(f"{self._plan.label_of(number)} is ready")
-        for server, (name, replica) in zip(self._servers, self.artifacts.named_replicas, strict=True):
-            self._checks += prefix_replica(name, run_smoke_test(server, self.runtime, plan=replica.plan, key=self.key))
+        for server, (folder_name, replica) in zip(self._servers, artifacts.named_replicas, strict=True):
+            tested = run_smoke_test(server, self.runtime, plan=replica.plan, key=key)
+            self._checks += prefix_replica(folder_name, tested)
         save_report(self.run, self.report)
         self.report.require()
         return self._seconds
 
-    def start_gateway(self, secrets: Mapping[str, Secret]) -> RunningServer:
+    def start_gateway(self) -> RunningServer:
         """Start the gateway of ready replicas, wait until it routes to all, and verify it. Raises NotReadyError."""
-        gateway = replace(self.artifacts, replicas=())
-        secrets = dict(secrets)
+        gateway, secrets = replace(self.start.artifacts, replicas=()), self.start.secrets
         if not self.runtime.gateway_discovery:  # otherwise the gateway finds the replicas
             secrets[CONTROL_KEY] = make_control_key(self.run.path, self.home)
-        own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=secrets)
+        own = self.runtime.start(gateway, name=self.start.name, run_dir=self.run.path, secrets=secrets)
         count = len(self._servers)
         wait_for_gateway(own.url, servers=count, state=lambda: self.runtime.state(own))
         if CONTROL_KEY in secrets:
@@ -96,9 +93,9 @@ class ReplicatedStart:
         note_gateway(self.run, self._seconds)
         whole = replace(own, replicas=(*self._servers,))
         if self._plan.roles:
-            self._checks += run_smoke_test(whole, self.runtime, plan=self._plan, key=self.key).checks
+            self._checks += run_smoke_test(whole, self.runtime, plan=self._plan, key=self.start.key).checks
         else:
-            self._checks += gateway_checks(target_of(self._plan, url=own.url, api_key=self.key), count)
+            self._checks += gateway_checks(target_of(self._plan, url=own.url, api_key=self.start.key), count)
         return whole
 
     def _state(self, server: RunningServer) -> ServerState:

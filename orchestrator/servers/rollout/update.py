@@ -8,6 +8,7 @@
 However the update ends, every replica that runs is verified and routed, and the others keep serving.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,8 +38,8 @@ from orchestrator.servers.rollout.gateway_workers import (
 from orchestrator.servers.servers import Servers, dead_processes, note_gateway
 from orchestrator.servers.soaks import save_report
 from orchestrator.servers.start.host import require_ready_host, wait_until_released
-from orchestrator.servers.start.launch import StartSpec, UpResult, diagnose_failure, open_run_dir, stop_after_failure
-from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.launch import diagnose_failure, open_run_dir, stop_after_failure
+from orchestrator.servers.start.request import StartSpec, UpRequest, UpResult
 from orchestrator.servers.start.verify import prefix_replica, run_smoke_test, wait_for_server
 from orchestrator.verify.gateway import gateway_checks
 from orchestrator.verify.report import CheckResult, SmokeReport
@@ -85,7 +86,7 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
             update.record_ended_runs()
         if len(chosen) < len(numbers):
             note(f"{update.progress_summary()}; {update.next_commands()}")
-            return update.result(update.report(()))
+            return update.result(update.report())
         for server in update.surplus:
             update.remove_replica(server)
             update.record_ended_runs()
@@ -305,7 +306,7 @@ class _RollingUpdate:
         workers = self._plan.replicas + count_other_models(whole)
         return gateway_checks(target_of(self._plan, url=url, api_key=self.start.key), workers)
 
-    def report(self, more: "list[CheckResult] | tuple[()]") -> SmokeReport:
+    def report(self, more: Sequence[CheckResult] = ()) -> SmokeReport:
         """Return the results of all checks, in the order of the replicas, then `more`."""
         checks = [check for _, found in sorted(self._checks.items()) for check in found]
         return SmokeReport(url=self.workers.url, served_name=self._plan.model.served_name, checks=(*checks, *more))

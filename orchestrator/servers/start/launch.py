@@ -1,22 +1,18 @@
 """From artifacts to a running, verified server. A failure or an interrupt leaves nothing behind."""
 
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.console import say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted
 from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
-from orchestrator.core.secrets import Secret
-from orchestrator.core.signals import allow_signals, defer_signals, ignore_signals
+from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.subprocesses import quote
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.planner.lock import input_copies, lock_of_start
 from orchestrator.planner.planning import rendered_files
-from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import REQUEST_FILE, RunDir, open_run
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.exit_record import failure_reason, record_exit
@@ -25,39 +21,10 @@ from orchestrator.servers.rollout.join import join, join_again, join_or_warn, le
 from orchestrator.servers.rollout.replicas import ReplicatedStart
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.soaks import save_report
-from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.request import StartSpec, UpRequest, UpResult
 from orchestrator.servers.start.verify import explain_failure, run_smoke_test, wait_for_server
-from orchestrator.verify.report import SmokeReport
 
 _NOTHING_LEFT: Final = "nothing is left running"
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpResult:
-    """A running server; `smoke` is None if it ran before."""
-
-    handle: RunningServer
-    served_name: str  # the model of requests
-    smoke: SmokeReport | None
-    seconds: float | None  # from start to ready
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartSpec:
-    """One start: the artifacts, the name of the server, and the records for its run directory."""
-
-    name: str
-    request: UpRequest
-    artifacts: Artifacts
-    records: Mapping[str, object]  # by file name; without secrets
-    key: Secret | None
-    on_verified: Callable[[], None] = ignore_signals
-
-    @property
-    def secrets(self) -> dict[str, Secret]:
-        """The secret environment variables of the server, by name."""
-        variable = self.artifacts.plan.server.api_key_env
-        return {variable: self.key} if variable and self.key else {}
 
 
 def open_run_dir(start: StartSpec, home: Home) -> RunDir:
@@ -84,7 +51,7 @@ def _fill(run: RunDir, start: StartSpec, home: Home) -> None:
 
 def bring_up(start: StartSpec, servers: Servers) -> UpResult:
     """Start a server, wait until it is ready and verify it. A failure stops it and raises a DeployError."""
-    name, plan, key, secrets = start.name, start.artifacts.plan, start.key, start.secrets
+    name, plan, key = start.name, start.artifacts.plan, start.key
     runtime = servers.runtimes[plan.runtime]
     run = open_run_dir(start, servers.home)
     handle = joining = None
@@ -92,16 +59,14 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
         try:
             with allow_signals():
                 if plan.gateway is None:
-                    handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
+                    handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=start.secrets)
                     say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
                     seconds = wait_for_server(handle, runtime, plan=plan, key=key, timeout=start.request.timeout)
                     report = run_smoke_test(handle, runtime, plan=plan, key=key)
                 else:
-                    replicas = ReplicatedStart(
-                        artifacts=start.artifacts, name=name, run=run, home=servers.home, key=key, runtime=runtime
-                    )
-                    seconds = replicas.start_servers(secrets, timeout=start.request.timeout)
-                    handle = replicas.start_gateway(secrets)
+                    replicas = ReplicatedStart(start=start, run=run, home=servers.home, runtime=runtime)
+                    seconds = replicas.start_servers()
+                    handle = replicas.start_gateway()
                     report = replicas.report
                 save_report(run, report)
                 report.require()

@@ -10,7 +10,7 @@ from orchestrator.kernels.plan_coverage import report_coverage, require_tuned
 from orchestrator.plan.capacity import Capacity
 from orchestrator.plan.plan import Plan, PlanWarning
 from orchestrator.planner.capacity import note_capacity
-from orchestrator.planner.estimate import UpStep, steps_of, steps_table
+from orchestrator.planner.estimate import UpStep, steps_of
 from orchestrator.planner.image_env import image_config, note_environment
 from orchestrator.planner.plan_warnings import plan_warnings, report_warnings, warn_unpinned
 from orchestrator.planner.planning import rendered_files
@@ -34,10 +34,6 @@ class Preview:
     files: tuple[RenderedFile, ...]
     capacity: Capacity | None  # None for the plan of a run or lockfile
     image: ImageConfig | None  # None if unknown
-
-    def to_table(self) -> str:
-        """Return a table of the steps with estimated durations."""
-        return steps_table(self.steps)
 
     @property
     def warnings(self) -> tuple[PlanWarning, ...]:

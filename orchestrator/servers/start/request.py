@@ -1,16 +1,22 @@
-"""The request of `deploy up`, and the command that repeats it."""
+"""The request of `deploy up`, what is started for it, and the result."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from orchestrator.core.console import warn
 from orchestrator.core.paths import Home
 from orchestrator.core.record_version import KEY, RECORD_VERSION
+from orchestrator.core.secrets import Secret
+from orchestrator.core.signals import ignore_signals
 from orchestrator.core.subprocesses import quote
 from orchestrator.planner.lock import home_of_run, inputs_changed_since, lock_source
 from orchestrator.planner.planning import is_path
 from orchestrator.planner.source import PlanSource, profile_source, run_source
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import RunDir
+from orchestrator.servers.group import RunningServer
+from orchestrator.verify.report import SmokeReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +84,31 @@ class UpRequest:
         found = profile_source(self.profile, self.overrides, home, image=self.image)
         found.valid.note_deprecated()
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpResult:
+    """A running server; `smoke` is None if it ran before."""
+
+    handle: RunningServer
+    served_name: str  # the model of requests
+    smoke: SmokeReport | None
+    seconds: float | None  # from start to ready
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartSpec:
+    """One start: the artifacts, the name of the server, and the records for its run directory."""
+
+    name: str
+    request: UpRequest
+    artifacts: Artifacts
+    records: Mapping[str, object]  # by file name; without secrets
+    key: Secret | None
+    on_verified: Callable[[], None] = ignore_signals
+
+    @property
+    def secrets(self) -> dict[str, Secret]:
+        """The secret environment variables of the server, by name."""
+        variable = self.artifacts.plan.server.api_key_env
+        return {variable: self.key} if variable and self.key else {}

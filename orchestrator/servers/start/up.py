@@ -37,8 +37,8 @@ from orchestrator.servers.servers import Servers, api_key, open_servers, replica
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
 from orchestrator.servers.start.host import read_weights_ahead, require_host, require_ready_host, resolve_host_ref
 from orchestrator.servers.start.kernels import require_archive, take_kernels
-from orchestrator.servers.start.launch import StartSpec, UpResult, bring_up
-from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.launch import bring_up
+from orchestrator.servers.start.request import StartSpec, UpRequest, UpResult
 from orchestrator.servers.start.verify import await_healthy
 from orchestrator.verify.gateway import is_alive
 

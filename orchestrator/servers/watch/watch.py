@@ -49,14 +49,11 @@ T = TypeVar("T")
 class _Request(Generic[T]):
     """A request whose answer a thread awaits."""
 
-    def __init__(self, ask: Callable[[], T], instead: Callable[[NoResponseError], T]) -> None:
+    def __init__(self, ask: Callable[[], T]) -> None:
         self._outcome: T | None = None
 
         def wait() -> None:
-            try:
-                self._outcome = ask()
-            except NoResponseError as error:
-                self._outcome = instead(error)
+            self._outcome = ask()
 
         start_thread_without_signals(threading.Thread(target=wait, daemon=True))
 
@@ -109,19 +106,24 @@ class LiveBackend:
     def probe_rank(self, snapshot: ServerSnapshot, rank: int) -> _Request[int | str]:
         """See `WatchBackend.probe_rank`."""
         if rank == GATEWAY:
-            return _Request[int | str](partial(self._client(snapshot).probe_gateway, timeout=_SNAPSHOT_TIMEOUT), str)
-        server, own = divmod(rank, snapshot.ranks // max(len(snapshot.replica_urls), 1))
-        ask = partial(
-            self._client(snapshot, server).probe_rank, own, timeout=max(snapshot.unhealthy_after, _SNAPSHOT_TIMEOUT)
-        )
-        return _Request[int | str](ask, str)
+            ask = partial(self._client(snapshot).probe_gateway, timeout=_SNAPSHOT_TIMEOUT)
+        else:
+            server, own = divmod(rank, snapshot.ranks // max(len(snapshot.replica_urls), 1))
+            timeout = max(snapshot.unhealthy_after, _SNAPSHOT_TIMEOUT)
+            ask = partial(self._client(snapshot, server).probe_rank, own, timeout=timeout)
+
+        def status() -> int | str:
+            try:
+                return ask()
+            except NoResponseError as error:
+                return str(error)
+
+        return _Request(status)
 
     def work(self, snapshot: ServerSnapshot) -> _Request[RankProgress]:
         """See `WatchBackend.work`."""
         clients = [self._client(snapshot, server) for server in range(max(len(snapshot.replica_urls), 1))]
-        return _Request[RankProgress](
-            lambda: _combine([_work_of(client) for client in clients], snapshot.ranks), _nothing_done
-        )
+        return _Request(lambda: _combine([_work_of(client) for client in clients], snapshot.ranks))
 
     def take_snapshot(self, name: str) -> _Worker[ServerSnapshot | SnapshotFailure]:
         """See `WatchBackend.take_snapshot`."""
@@ -165,12 +167,8 @@ class LiveBackend:
 def _work_of(client: HealthClient) -> RankProgress:
     try:
         return client.work()
-    except NoResponseError as error:
-        return _nothing_done(error)
-
-
-def _nothing_done(_: NoResponseError) -> RankProgress:
-    return read_work(b"")
+    except NoResponseError:
+        return read_work(b"")
 
 
 def _combine(works: Sequence[RankProgress], ranks: int) -> RankProgress:
@@ -199,13 +197,12 @@ def watch(
     *,
     show: Callable[[WatchEvent], None],
     alerts: Alerts,
-    backend: LiveBackend | None = None,
 ) -> None:
     """Watch servers until Ctrl-C, or until the restart policy of each allows no further restart.
 
     Raises StartError for an unknown name, NameTakenError if another watcher has it, and RestartLimitError at the end.
     """
-    backend = backend or LiveBackend()
+    backend = LiveBackend()
     with ExitStack() as stack:
         snapshots = [_first_snapshot(backend, name) for name in dict.fromkeys(names)]
         for snapshot in snapshots:

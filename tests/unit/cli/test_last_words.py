@@ -12,7 +12,7 @@ from orchestrator.cli.exit_codes import run_and_exit
 from orchestrator.cli.main import main
 from orchestrator.cli.up_result import show_up
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.start.launch import UpResult
+from orchestrator.servers.start.request import UpResult
 
 
 def deploy(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:

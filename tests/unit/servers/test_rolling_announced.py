@@ -12,7 +12,7 @@ from orchestrator.runtimes.base import HostRef
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout import update
 from orchestrator.servers.servers import Servers
-from orchestrator.servers.start.launch import StartSpec
+from orchestrator.servers.start.request import StartSpec
 
 
 class Unchanged(Exception):  # noqa: N818 - it is no error

@@ -26,8 +26,7 @@ from orchestrator.runtimes.base import PreparedRun
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start import decisions, host, up
-from orchestrator.servers.start.launch import StartSpec, UpResult
-from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.request import StartSpec, UpRequest, UpResult
 
 
 class Reached(Exception):  # noqa: N818 - no error
