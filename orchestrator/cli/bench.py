@@ -184,7 +184,7 @@ def _run(target: str, options: BenchOptions, behind: _OfUrl, host: str | None, *
             claimed = ClaimedHardware.parse(
                 gpu=behind.gpu, gpus=behind.gpus, layout=behind.layout, engine=behind.engine
             )
-            found = url_target(target, gpus=behind.gpus, api_key_env=behind.api_key_env, named=claimed)
+            found = url_target(target, api_key_env=behind.api_key_env, claimed=claimed)
         else:
             found = server_target(stack.enter_context(open_servers(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)

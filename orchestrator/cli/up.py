@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import environ
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
@@ -22,18 +23,20 @@ from orchestrator.cli.options import (
     run_names,
 )
 from orchestrator.cli.overrides import overridden
-from orchestrator.cli.profile_of_model import profile_of_model
 from orchestrator.cli.rendered import FileOutput, file_outputs, write_rendered
 from orchestrator.cli.up_result import UpOutput, show_up
 from orchestrator.core.command_hints import set_profile
-from orchestrator.core.console import print_data
+from orchestrator.core.console import note, print_data, say, table, terminal_width
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import quote
 from orchestrator.plan.plan import Plan, PlanWarning
+from orchestrator.planner.add.host_profile import profile_on_host
 from orchestrator.planner.estimate import UpStep, steps_table
+from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.servers.rollback import decided_before
+from orchestrator.servers.start.host import resolve_host_ref, runner_for
 from orchestrator.servers.start.preview import Preview, preview
 from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.start.up import up
@@ -148,6 +151,27 @@ def _require_one_source(model: str | None, others: Sequence[object], gpus: int |
         raise UsageError("`--model` takes no profile, run or lockfile", hint=f"`deploy up --model {quote([model])}`")
     if model is None and gpus is not None:
         raise UsageError("`--gpus` needs `--model`", hint="`--set hardware.gpus=N` for a profile")
+
+
+def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | None, runtime: str | None) -> str:
+    """Return the name of the profile of a checkpoint on the GPUs of this host, or of `--host`.
+
+    Raises UsageError for a runtime whose GPUs are not those of one host, and what `profile_on_host` raises.
+    """
+    if runtime is not None and runtime in REGISTRY and runtime_class(runtime).cluster_managed:
+        hint = "`deploy add model`, then `deploy add profile` with `--hardware`"
+        raise UsageError(f"`--model` reads the GPUs of a host; `{runtime}` chooses one later", hint=hint)
+    runner = runner_for(resolve_host_ref(runtime or "docker", home, host))
+    found = profile_on_host(model, home, runner, environ, gpus=gpus)
+    say(f"hardware: {found.hardware.name}, {found.hardware.gpus or 'no'} GPU{'s' * (found.hardware.gpus != 1)} found")
+    if found.proposal is None:
+        say(f"profile `{found.name}`: {found.path}")
+    else:
+        say(table(["key", "value", "why"], found.proposal.rows(), width=terminal_width()))
+        say(f"wrote {found.path}")
+    if found.similar:
+        note(f"other profiles of this model on this hardware: {', '.join(found.similar)}")
+    return found.name
 
 
 def _require_preview(output: Path | None, *, dry_run: bool) -> None:

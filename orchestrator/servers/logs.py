@@ -3,17 +3,16 @@
 import re
 from collections import deque
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
 from typing import Final
 
 from orchestrator.core.console import note
 from orchestrator.core.errors import UsageError
 from orchestrator.core.logs.lines import LogTail
-from orchestrator.runs.run_dir import RunDir, latest_run, read_plan
+from orchestrator.runs.run_dir import latest_run, read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.saved_logs import lines_since
-from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.servers import Servers
 
 _AGO: Final = re.compile(r"(?=.)(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?")
@@ -44,7 +43,11 @@ def saved_log(servers: Servers, name: str, since: datetime | None = None) -> Ite
         return None
     note(f"`{name}` is not running; this is the log of its last run: `{run.log}`")
     lines = LogTail(run.log).to_end()
-    return lines if since is None else lines_since(lines, since, started=run.started, zone=_zone(run))
+    if since is None:
+        return lines
+    plan = read_plan(run)
+    zone = UTC if plan is not None and runtime_class(plan.runtime).in_container else None  # None: that of this host
+    return lines_since(lines, since, started=run.started, zone=zone)
 
 
 def log_lines(
@@ -58,21 +61,10 @@ def log_lines(
     if not found and (kept := saved_log(servers, name, since)) is not None:
         return iter(deque(kept, maxlen=last)) if last is not None else kept
     server = servers.server(found[0]) if found else servers.open(name)
-    return _lines(server.runtime, server.found, follow=follow, last=last, since=since)
-
-
-def _lines(
-    runtime: ServerGroup, handle: RunningServer, *, follow: bool, last: int | None, since: datetime | None
-) -> Iterator[str]:
+    runtime, handle = server.runtime, server.found
     if last is None:
         return runtime.logs(handle, follow=follow, since=since)
     so_far = deque(enumerate(runtime.logs(handle, follow=False, since=since), start=1), maxlen=last)
     written = so_far[-1][0] if so_far else 0
     later = islice(runtime.logs(handle, follow=True, since=since), written, None) if follow else ()
     return chain((line for _, line in so_far), later)
-
-
-def _zone(run: RunDir) -> tzinfo | None:
-    """Return the time zone of the log: UTC in a container, None (that of this host) for a process."""
-    plan = read_plan(run)
-    return UTC if plan is not None and runtime_class(plan.runtime).in_container else None

@@ -30,11 +30,9 @@ from orchestrator.servers.start.verify import unidentified_server
 from orchestrator.verify.target import target_from_server_info, target_of
 
 
-def url_target(
-    url: str, *, gpus: int | None, api_key_env: str | None, named: ClaimedHardware | None = None
-) -> BenchTarget:
+def url_target(url: str, *, api_key_env: str | None = None, claimed: ClaimedHardware | None = None) -> BenchTarget:
     """Return the target of any endpoint. Raises UsageError for an invalid URL or one with a password."""
-    behind = named or ClaimedHardware(gpus=gpus)
+    behind = claimed or ClaimedHardware()
     provenance = ServerProvenance(gpu=behind.gpu, gpus=behind.gpus, layout=behind.layout)
     return BenchTarget(
         url=Address.from_url(url).url,
@@ -100,7 +98,7 @@ def resolve_target(
 ) -> BenchTarget:
     """Return the target of a URL or a server name; `stack` closes its connections."""
     if is_url(name):
-        return url_target(name, gpus=None, api_key_env=api_key_env)
+        return url_target(name, api_key_env=api_key_env)
     return server_target(stack.enter_context(open_servers(home, host)), name)
 
 

@@ -61,7 +61,7 @@ def adding_model(*wrong: int, aside: str = "It is so.") -> Iterator[BenchTarget]
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield url_target(f"http://127.0.0.1:{server.server_port}", gpus=None, api_key_env=None)
+            yield url_target(f"http://127.0.0.1:{server.server_port}")
         finally:
             server.shutdown()
             thread.join()
@@ -144,7 +144,7 @@ def test_a_real_server_is_set_beside_its_baseline_question_by_question_and_asked
     """Its weights are random: it knows no answer, and the adder all of them. Each seed draws other answers."""
     options = EvalOptions(suite="gsm8k", limit=6, dataset=questions, command="deploy eval", output=tmp_path / "out")
     sampled = replace(options, suite="gpqa-diamond", dataset=choices, max_tokens=32)
-    real = url_target(server.url, gpus=None, api_key_env=None)
+    real = url_target(server.url)
 
     def one_seed_after_the_other() -> EvalResult:
         evaluate_with_baseline(real, None, None, sampled, home=engine_home, say=print)

@@ -57,11 +57,11 @@ class Receiver:
 
     def deliver(self, event: Mapping[str, object]) -> Program:
         """Start a program that delivers the event. Raises DeployError or OSError if it cannot start."""
-        text = json.dumps(redact_data(event)) + "\n"
+        safe = redact_data(event)
         if self.url is None:
-            return start(self.argv, stdin=text.encode(), output=DEVNULL, tied=True)
+            return start(self.argv, stdin=f"{json.dumps(safe)}\n".encode(), output=DEVNULL, tied=True)
         program = start(self.argv, stdin=PIPE, output=DEVNULL, tied=True)
-        program.feed(json.dumps({"url": self.url.reveal(), "event": json.loads(text)}) + "\n")
+        program.feed(json.dumps({"url": self.url.reveal(), "event": safe}) + "\n")
         return program
 
 

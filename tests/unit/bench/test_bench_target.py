@@ -105,7 +105,7 @@ def test_a_server_that_has_ended_is_not_measured_and_says_how_it_ended(tmp_path:
 def test_any_endpoint_can_be_measured_by_its_url() -> None:
     assert is_url("http://node:30000")
     assert not is_url("glm52")
-    assert url_target("http://node:30000", gpus=8, api_key_env=None).provenance.gpus == 8
+    assert url_target("http://node:30000", claimed=ClaimedHardware(gpus=8)).provenance.gpus == 8
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_any_endpoint_can_be_measured_by_its_url() -> None:
 )
 def test_what_stands_behind_a_url_is_named_as_the_field_writes_it(layout: str, named: str, gpus: int) -> None:
     behind = ClaimedHardware.parse(gpu="B200", gpus=None, layout=layout)
-    found = url_target("http://node:30000", gpus=None, api_key_env=None, named=behind).provenance
+    found = url_target("http://node:30000", claimed=behind).provenance
     assert (found.gpu, found.gpus, found.layout) == ("b200", gpus, named)
 
 
@@ -149,7 +149,7 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
             resume=False,
             command="deploy bench",
         )
-        target = url_target("http://node:30000", gpus=8, api_key_env=None)
+        target = url_target("http://node:30000", claimed=ClaimedHardware(gpus=8))
         bench(target, options, lambda _point, _text: None)
         assert (ordered[-1].workload_name, ordered[-1].label) == (name, "mine")
 
@@ -191,7 +191,7 @@ def test_what_does_not_fit_the_workload_is_refused(name: str, given: dict[str, o
 )
 def test_a_url_that_cannot_be_measured_is_refused_and_its_password_not_repeated(url: str) -> None:
     with pytest.raises(UsageError) as caught:
-        url_target(url, gpus=None, api_key_env=None)
+        url_target(url)
     assert "pass@" not in caught.value.message + caught.value.hint
 
 
@@ -279,7 +279,7 @@ def test_only_a_workload_that_was_published_is_marked_as_changed(
     seen: list[BenchRequest] = []
     monkeypatch.setattr(command, "measure", lambda request, _say: seen.append(request))
     asked = dataclasses.replace(options(workload=workload), changes=changes(requests=50), directory=tmp_path)
-    command.bench(url_target("http://127.0.0.1:9", gpus=None, api_key_env=None), asked, lambda *_: None)
+    command.bench(url_target("http://127.0.0.1:9"), asked, lambda *_: None)
 
     assert seen[0].overridden == marked
 
@@ -289,14 +289,14 @@ def test_what_will_not_be_judged_is_said_before(
 ) -> None:
     monkeypatch.setattr(command, "measure", lambda _request, _say: None)
     asked = dataclasses.replace(options(workload="smoke-tiny"), changes=changes(requests=24), directory=tmp_path)
-    command.bench(url_target("http://127.0.0.1:9", gpus=None, api_key_env=None), asked, lambda *_: None)
+    command.bench(url_target("http://127.0.0.1:9"), asked, lambda *_: None)
 
     said = capsys.readouterr().err
     assert "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40" in said
     assert "`--requests 40`" in said
 
     fast = dataclasses.replace(asked, changes=changes(requests=12, request_rates=(4.0,)))
-    command.bench(url_target("http://127.0.0.1:9", gpus=None, api_key_env=None), fast, lambda *_: None)
+    command.bench(url_target("http://127.0.0.1:9"), fast, lambda *_: None)
     assert "hint: `--duration 10` instead of `--requests`" in capsys.readouterr().err
 
 
@@ -306,7 +306,7 @@ def test_a_load_without_a_file_is_changed_by_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(command, "measure", lambda request, _say: seen.append(request))
     asked = options(tokens=(64, 8), rates=(4.0,))
     changes = dataclasses.replace(asked.changes, requests=40)
-    target = url_target("http://127.0.0.1:9", gpus=None, api_key_env=None, named=ClaimedHardware(gpu=None, layout=None))
+    target = url_target("http://127.0.0.1:9", claimed=ClaimedHardware(gpu=None, layout=None))
 
     command.bench(target, dataclasses.replace(asked, changes=changes, directory=tmp_path), lambda *_: None)
 
@@ -322,7 +322,7 @@ def test_a_load_without_a_file_is_changed_by_nothing(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_options_of_sessions_that_cannot_be_followed_are_refused(given: dict[str, object], message: str) -> None:
-    target = url_target("http://node:30000", gpus=8, api_key_env=None)
+    target = url_target("http://node:30000", claimed=ClaimedHardware(gpus=8))
     chosen = dataclasses.replace(options(workload="trace.jsonl"), **given)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=message):
         bench(target, chosen, lambda _point, _text: None)

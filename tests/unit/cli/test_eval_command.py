@@ -43,7 +43,7 @@ OUTCOME = EvalResult(
     command="deploy eval tiny",
     items=(AnsweredQuestion(id="1", correct=True), AnsweredQuestion(id="2", correct=False)),
 )
-TARGET = url_target("http://127.0.0.1:1", gpus=None, api_key_env=None)
+TARGET = url_target("http://127.0.0.1:1")
 
 
 def test_the_way_to_a_far_server_is_open_until_the_last_question(
