@@ -223,14 +223,14 @@ def _know(handle: RunningServer) -> None:
         register_env_secret(plan.server.api_key_env)
 
 
-def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Secret | None:
+def api_key(variable: str | None) -> Secret | None:
     """Return the API key in the environment variable of a plan.
 
     Raises UsageError if it is not set or is invalid.
     """
     if variable is None:
         return None
-    if not (value := environ.get(variable)):
+    if not (value := os.environ.get(variable)):
         what = f"`{variable}` is not set: the plan reads the API key from this variable"
         raise UsageError(what, hint=f"export {variable}=…")
     key = read_key(value, location=variable)

@@ -32,10 +32,10 @@ _ASKED: Final = Timeouts(connect=2, idle=5, total=5)
 _TOKENS: Final = 32
 
 
-def count_workers(url: str, *, transport: httpx.BaseTransport | None = None) -> int:
+def count_workers(url: str) -> int:
     """How many servers a gateway counts as healthy; 0 where it counts none, or does not answer."""
     try:
-        with EngineClient(url, key=None, limits=_ASKED, transport=transport) as gateway:
+        with EngineClient(url, key=None, limits=_ASKED) as gateway:
             return read_readiness(gateway.get(READINESS))
     except (NoResponseError, UnexpectedResponseError):  # 503 where there is none
         return 0

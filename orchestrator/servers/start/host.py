@@ -80,7 +80,6 @@ def runner_for(host_ref: HostRef) -> Runner:
 def preflight_host(
     plan: Plan,
     host_ref: HostRef,
-    environ: Mapping[str, str] = os.environ,
     *,
     checkpoint: bool = True,
     stage: bool = True,
@@ -97,7 +96,7 @@ def preflight_host(
         findings = list[Finding]()
         for number, each in enumerate(host_ref.nodes):
             with naming_host(str(each.remote)):
-                report = preflight_host(plan, each, environ, freed=freed, rank=number)
+                report = preflight_host(plan, each, freed=freed, rank=number)
             findings += (replace(finding, found=f"{each.remote}: {finding.found}") for finding in report.findings)
         fabric = compare_hosts(plan, {each.remote or "": runner_for(each) for each in host_ref.nodes}, host_ref.home)
         return PreflightReport(profile=plan.profile, findings=(*findings, *fabric))
@@ -105,7 +104,7 @@ def preflight_host(
         return PreflightReport(profile=plan.profile, findings=tuple(kind.remote_checks(plan)))
     access = HostAccess(
         runner=runner,
-        environ=environ,
+        environ=os.environ,
         spaces=()
         if host_ref.remote
         else (*(_weights_space(plan, host_ref.home) if stage else ()), *kind.disk_needs(plan, runner)),

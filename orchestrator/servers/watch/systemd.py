@@ -3,7 +3,7 @@
 import os
 import pwd
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -88,11 +88,11 @@ def secrets_file(names: Sequence[str], home: Home) -> Path:
     return home.root / FileName(f"watch-{names[0]}.env")
 
 
-def secret_variables(names: Sequence[str], home: Home, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def secret_variables(names: Sequence[str], home: Home) -> tuple[str, ...]:
     """The variables that the watch needs, and that do not stand in the unit."""
     keys = (_watched_plan(home, name).server.api_key_env for name in names)
-    secret = (name for name in _PASSED_ON if looks_secret(environ.get(name, "")))
-    return tuple(dict.fromkeys(filter(None, (*keys, WEBHOOK if environ.get(WEBHOOK) else None, *secret))))
+    secret = (name for name in _PASSED_ON if looks_secret(os.environ.get(name, "")))
+    return tuple(dict.fromkeys(filter(None, (*keys, WEBHOOK if os.environ.get(WEBHOOK) else None, *secret))))
 
 
 def _holds_secret(command: str) -> bool:

@@ -79,7 +79,7 @@ def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: py
     plan, home = plan_of("mi355x-tp8", runtime="process"), Home(tmp_path)
 
     def room() -> list[tuple[str, int]]:
-        access = cast("HostAccess", preflight_host(plan, HostRef(home=home), environ={}))
+        access = cast("HostAccess", preflight_host(plan, HostRef(home=home)))
         return [(space.directory, space.size) for space in access.spaces]
 
     staged = home.models / plan.model.name
