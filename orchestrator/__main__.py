@@ -5,13 +5,19 @@ nothing has been started, and there is nothing to say. (`signal` itself imports 
 """
 
 import _signal  # type: ignore[import-not-found]
+import gc
 import sys
+
+# Objects between two garbage collections: Python's 700 cost a seventh of the time of `deploy status`. mypy raises it as
+# well (mypy/build.py, `build_inner`).
+_GC_THRESHOLD = 50_000
 
 
 def main() -> None:
     """Run the command line."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    gc.set_threshold(_GC_THRESHOLD)
     from orchestrator.core.streams import take_streams  # noqa: PLC0415
 
     take_streams()

@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
 from orchestrator.core.validation import StrictModel, Text, VariableName, Word
 from orchestrator.plan.plan import EnvVar, Plan
-from orchestrator.profiles.schema import Profile
 from orchestrator.profiles.settings import EnvField
+
+if TYPE_CHECKING:  # as in `plan/replicas.py`
+    from orchestrator.profiles.schema import Profile
 
 NO_RDMA: Final = "NCCL_IB_DISABLE"  # RCCL reads it as well
 
@@ -55,7 +57,7 @@ def transfer_uses_rdma(plan: Plan) -> bool:
     return bool(plan.transfer) and not plan.transfer.endswith("over tcp")
 
 
-def network_env(profile: Profile, networks: Mapping[str, Network]) -> Iterator[EnvVar]:
+def network_env(profile: "Profile", networks: Mapping[str, Network]) -> Iterator[EnvVar]:
     """Yield the variables that the networks of a profile need: of ranks on several nodes, and of transfers."""
     layout, hardware = profile.layout, profile.hardware
     if hardware.network and layout.nodes.value > 1 and hardware.vendor == "amd":

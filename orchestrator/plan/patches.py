@@ -6,13 +6,16 @@ their content (images/apply_patches.py).
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
 from orchestrator.patches.schema import AddedFile, Applies, EnvironmentPatch, Patch
 from orchestrator.plan.plan import DetectedPatches, EnvVar, PlannedPatch
 from orchestrator.plan.serving import profile_serving
-from orchestrator.profiles.schema import Profile
+
+if TYPE_CHECKING:  # as in `plan/replicas.py`
+    from orchestrator.profiles.schema import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,7 @@ def select_patches(ledger: Sequence[Patch], facts: PatchFacts) -> tuple[PlannedP
     return tuple(_use(patch, facts) for patch in sorted(chosen, key=lambda patch: patch.id))
 
 
-def profile_patches(profile: Profile, ledger: Sequence[Patch], inputs: Mapping[str, str]) -> tuple[PlannedPatch, ...]:
+def profile_patches(profile: "Profile", ledger: Sequence[Patch], inputs: Mapping[str, str]) -> tuple[PlannedPatch, ...]:
     """Select the patches of a profile; `inputs` as in `PatchFacts`."""
     drafts = profile_serving(profile).drafts
     facts = PatchFacts(

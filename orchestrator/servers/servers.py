@@ -27,7 +27,6 @@ from orchestrator.runs.run_dir import (
     read_plan,
     require_name,
     runs_with_smoke,
-    runtime_of,
 )
 from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
 from orchestrator.runtimes.base import EXIT_FILE, PartialResultError, ServerState, Status, Unit
@@ -158,11 +157,17 @@ class Servers:
         """Return a listed server with its runtime and run directory."""
         return Server(found=found, runtime=self.runtime(found), run=self.run_of(found))
 
-    def gateway_of(self, server: RunningServer) -> RunningServer | None:
-        """Return the running server whose gateway the plan of `server` names; None if there is none."""
-        if (plan := server.plan) is None or plan.server.gateway is None:
+    def gateway_of(self, server: RunningServer, listed: Sequence[RunningServer] | None = None) -> RunningServer | None:
+        """Return the running server whose gateway the plan of `server` names; None if there is none.
+
+        `listed` are all servers, if they were just listed. Only the name is read from the plan: to check a whole plan
+        takes 0.25 s.
+        """
+        section = server.run.read("plan.json").get("server")
+        name = section.get("gateway") if isinstance(section, Mapping) else None
+        if not isinstance(name, str):
             return None
-        found = self.find(plan.server.gateway)
+        found = self.find(name) if listed is None else (each for each in listed if each.name == name)
         return next((each for each in found if each.replicas and each.state.status is Status.RUNNING), None)
 
     def runtime(self, handle: RunningServer) -> ServerGroup:
@@ -185,7 +190,7 @@ class Servers:
 
     def _started_with(self, kind: str) -> bool:
         """Return whether a newest run of this home is of that runtime: a pod needs no Docker daemon."""
-        return any(runtime_of(run) == kind for run in latest_runs(self.home))
+        return any(run.read("plan.json").get("runtime") == kind for run in latest_runs(self.home))
 
 
 @contextmanager

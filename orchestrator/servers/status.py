@@ -52,7 +52,8 @@ def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple
     handles = servers.find(name)
     for handle in handles:
         warn_of_version(handle.run)
-    found = [(handle, servers.gateway_of(handle)) for handle in handles]
+    listed = handles if name is None and not check_health else None  # a check needs a URL that this host reaches
+    found = [(handle, servers.gateway_of(handle, listed)) for handle in handles]
     with ThreadPool(_MAX_PARALLEL) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
         return tuple(pool.map(lambda each: _status(servers, *each, ask=check_health), found, chunksize=1))
 

@@ -4,14 +4,16 @@
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.errors import Problem
 from orchestrator.engine.metrics import cache_usage_query, queue_query
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.rules import RuleContext
 from orchestrator.profiles.kubernetes import Autoscaling
 from orchestrator.runtimes.kubernetes.record import deployment_name
+
+if TYPE_CHECKING:  # the rules of plans are slow to import, and a listing does not need them
+    from orchestrator.plan.rules import RuleContext
 
 PART: Final = "replica"  # the pods of one Deployment have no numbers
 # Seconds that the load must stay low before a replica is removed: three of the default windows of the
@@ -61,7 +63,7 @@ def autoscaling_notes(plan: Plan) -> Iterator[str]:
     )
 
 
-def autoscaling_problems(context: RuleContext) -> Iterator[Problem]:
+def autoscaling_problems(context: "RuleContext") -> Iterator[Problem]:
     """Check that autoscaled replicas have a gateway, one node each, and a floor below their maximum."""
     profile, section = context.profile, context.profile.kubernetes.autoscaling
     if section is None:
