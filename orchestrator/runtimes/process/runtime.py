@@ -45,6 +45,7 @@ from orchestrator.runtimes.base import (
     Status,
     Unit,
 )
+from orchestrator.runtimes.current_runs import RecordedRun, current_runs
 from orchestrator.runtimes.process.start_lock import await_handover, handing_over
 from orchestrator.runtimes.process.stop import ask, is_serving, quarantine_record, record_end, runs, terminate
 from orchestrator.runtimes.replicas import may_coexist, replica_number, run_root, with_roles
@@ -221,29 +222,32 @@ def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: i
 
 
 def _servers(folder: Path) -> list[Unit]:
-    """Return the servers of a name: of every run that may be alive, else of the newest unless it was stopped."""
-    known: list[_RecordedRun] = []
-    lost: list[Unit] = []
+    """Return the units of the current runs of a name, then those with an unreadable record."""
+    known, alive, lost = dict[tuple[str, str], RecordedRun](), set[Path](), list[Unit]()
     try:
         run_dirs = subfolders(folder)
     except HostError:
         return [Unit.unreadable("process", folder.name, folder)]
     for run_dir in run_dirs:
-        records: list[tuple[Record, Path]] = []
+        records: dict[Path, Record] = {}
         for part in parts_of(run_dir):
             try:
                 if (record := read_record(part)) is not None and not is_copy(record, part):
-                    records.append((record, part))
+                    records[part] = record
             except HostError:
                 lost.append(Unit.unreadable("process", folder.name, part))
+        if any(not record.stopped and runs(record.marks) for record in records.values()):
+            alive.add(run_dir)
         if records:
-            known.append(_RecordedRun(run_dir, tuple(records)))
-    found = [run for run in known if run.may_run]
-    if found and all(run.lacks_gateway for run in found):  # their gateway has ended
-        found += _newest([each for each in known if each.has_gateway and not each.stopped])
-    if not found:
-        found = [run for run in _newest(known) if not run.stopped]
-    return [*with_roles(unit for run in found for unit in run.units), *lost]
+            units = {part: _unit(record, part) for part, record in records.items()}
+            known[next(iter(records.values())).started_at, run_dir.name] = RecordedRun(
+                folder=run_dir,
+                own=units.pop(run_dir, None),
+                replicas=tuple(units.values()),
+                stopped=all(record.stopped for record in records.values()),
+            )
+    newest_first = [known[moment] for moment in sorted(known, reverse=True)]
+    return [*with_roles(unit for run in current_runs(newest_first, alive) for unit in run.units), *lost]
 
 
 def _deleted(runs: Path) -> list[Unit]:
@@ -257,41 +261,6 @@ def _deleted(runs: Path) -> list[Unit]:
         if folder.parent == top and NAME.match(folder.name):
             found.append(Unit.unreadable("process", folder.name, run_dir))
     return found
-
-
-def _newest(runs: Sequence[_RecordedRun]) -> list[_RecordedRun]:
-    """Return the run that was started last, as a list; empty if there is none."""
-    return sorted(runs, key=lambda run: (run.records[0][0].started_at, run.run_dir.name))[-1:]
-
-
-@dataclasses.dataclass(frozen=True)
-class _RecordedRun:
-    """The records of one run: of a server, or of replicas and their gateway, which comes first."""
-
-    run_dir: Path
-    records: tuple[tuple[Record, Path], ...]
-
-    @property
-    def may_run(self) -> bool:
-        return any(not record.stopped and runs(record.marks) for record, _ in self.records)
-
-    @property
-    def stopped(self) -> bool:
-        return all(record.stopped for record, _ in self.records)
-
-    @property
-    def has_gateway(self) -> bool:
-        """Return whether the run has a gateway."""
-        return len(self.records) > 1 and self.records[0][1] == self.run_dir
-
-    @property
-    def lacks_gateway(self) -> bool:
-        """Return whether the run has replicas but no gateway: its start was killed between them."""
-        return all(host_ref != self.run_dir for _, host_ref in self.records)
-
-    @property
-    def units(self) -> list[Unit]:
-        return [_unit(record, host_ref) for record, host_ref in self.records]
 
 
 def _unit(record: Record, run_dir: Path) -> Unit:

@@ -1,12 +1,11 @@
 """Discovery of the servers of a name, from Slurm's queue and the records in the run directories.
 
 A pending or running job is identified by its comment, an ended one by the file in its run directory. Each replica has
-its own job, and so has the gateway. Later runs may have replaced some replicas.
+its own job, and so has the gateway.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.core.errors import HostError
@@ -15,6 +14,7 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import NAME
 from orchestrator.runs.run_dir import known_names, subfolders
 from orchestrator.runtimes.base import Unit
+from orchestrator.runtimes.current_runs import RecordedRun, current_runs
 from orchestrator.runtimes.replicas import run_root
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.jobs import Job
@@ -44,60 +44,45 @@ def forgotten(number: str) -> Job:
     return Job(id=number, state="", reason="", node="", restarts=0, exit_code=0, begins=None, ended_at=None)
 
 
-@dataclass(kw_only=True)
-class _Start:
-    """The known units of one run: a server, or replicas and their gateway."""
-
-    own: Unit | None = None  # a server without replicas, or the gateway
-    behind: tuple[Unit, ...] = ()
-    stopped: bool = True  # all units were stopped on request
-    lost: list[Unit] = field(default_factory=list)  # units with unreadable records
-
-
 def _of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
-    """Return the units of the runs that are not over; if all are, of the last run unless it was stopped.
+    """Return the units of the current runs, then those with an unreadable record.
 
     Of a folder that cannot be listed, these are the units in the queue; the process runtime lists it as unreadable.
     """
-    alive = {run_root(path) for path in live}
-    left, found, lost, run_dirs = set(alive), list[_Start](), list[Unit](), list[Path]()
+    alive, lost, run_dirs = {run_root(path) for path in live}, list[Unit](), list[Path]()
     with suppress(HostError):
         run_dirs = [] if folder.is_symlink() else subfolders(folder)
-    for top in sorted(alive.union(run_dirs), key=lambda path: path.name, reverse=True):
-        left.discard(top)
-        start = _read_start(folder.name, top, live, handle_of)
-        if top in alive or not live:
-            lost += start.lost
-        if start.own is None and not start.behind:
-            if lost and not live:
-                break
-            continue
-        if start.stopped and start.own is not None and not left:  # a server without replicas, or a gateway
-            break
-        if not start.stopped and (top in alive or not live or start.behind):
-            found.append(start)
-        if not left and any(start.own is not None for start in found):
-            break
-    return [*(unit for start in found for unit in ((start.own,) if start.own else ()) + start.behind), *lost]
+
+    def recorded() -> Iterator[RecordedRun]:
+        for top in sorted(alive.union(run_dirs), key=lambda path: path.name, reverse=True):
+            run, unreadable = _read_run(top, live, handle_of)
+            if top in alive or not live:
+                lost.extend(Unit.unreadable("slurm", folder.name, part) for part in unreadable)
+            if run.units:
+                yield run
+            elif lost and not live:
+                return
+
+    return [*(unit for run in current_runs(recorded(), alive) for unit in run.units), *lost]
 
 
-def _read_start(
-    name: str, top: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]
-) -> _Start:
-    start, parts = _Start(), dict[Path, Unit]()
+def _read_run(
+    top: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]
+) -> tuple[RecordedRun, list[Path]]:
+    """Return the units of a run, and the directories whose record is unreadable."""
+    parts, unreadable, stopped = dict[Path, Unit](), list[Path](), True
     for part in dict.fromkeys((*parts_of(top), *(path for path in live if run_root(path) == top))):
         if part in live:
-            parts[part], start.stopped = live[part], False
+            parts[part], stopped = live[part], False
             continue
         try:
             submission = read_submission(part)
         except HostError:
-            start.lost.append(Unit.unreadable("slurm", name, part))
+            unreadable.append(part)
             continue
         if submission is not None and submission.comment.run == str(part):
             job = None if submission.stopped else jobs.find_job(submission.job)
             parts[part] = handle_of(submission.comment, job or forgotten(submission.job))
-            start.stopped = start.stopped and submission.stopped
-    start.own = parts.pop(top, None)
-    start.behind = tuple(parts.values())
-    return start
+            stopped = stopped and submission.stopped
+    own = parts.pop(top, None)
+    return RecordedRun(folder=top, own=own, replicas=tuple(parts.values()), stopped=stopped), unreadable
