@@ -47,18 +47,18 @@ def read_facts(docker: DockerCli, image: str) -> ImageFacts:
     )
 
 
-def copy_package(docker: DockerCli, image: str, package: str, folder: Path) -> None:
-    """Copy the sources of a package from an image into `folder`, under the name of the package.
+def copy_from_image(docker: DockerCli, image: str, path: str, folder: Path) -> None:
+    """Copy a file or a directory from an image into `folder`, under its own name.
 
-    No process runs in the image. Raises BuildError if the image or the package cannot be read.
+    No process runs in the image. Raises BuildError if the image or the path cannot be read.
     """
     created = docker.run("create", "--entrypoint", "true", image)
     if not created.ok:
         raise BuildError(f"cannot create a container of `{image}`", details=created.stderr.strip())
     container = created.stdout.strip()
     try:
-        copied = docker.run("cp", f"{container}:{package}", str(folder))
+        copied = docker.run("cp", f"{container}:{path}", str(folder))
     finally:
         docker.run("rm", "--force", container)
     if not copied.ok:
-        raise BuildError(f"cannot copy `{package}` from `{image}`", details=copied.stderr.strip())
+        raise BuildError(f"cannot copy `{path}` from `{image}`", details=copied.stderr.strip())

@@ -14,7 +14,7 @@ from kernel_samples import FUSED_TP8
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.kernels.disk.files import read_tables
-from orchestrator.kernels.disk.image import read_digest, read_image
+from orchestrator.kernels.disk.image import read_image
 from orchestrator.kernels.rows import RowOrigin
 
 pytestmark = pytest.mark.docker
@@ -54,13 +54,6 @@ def test_an_image_without_tables_and_one_that_is_not_there_are_told(engine: dock
     with pytest.raises(KernelsError) as caught:
         read_image("deploy-kernels-test:none", AITER)
     assert caught.value.hint.startswith("`docker pull deploy-kernels-test:none`")
-
-
-def test_what_was_opened_to_read_an_image_is_closed(image: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[docker.DockerClient] = []
-    monkeypatch.setattr(docker.DockerClient, "close", lambda client: closed.append(client))  # noqa: PLW0108 - bound
-    read_digest(image)
-    assert len(closed) == 1
 
 
 PINNED = ("--set", f"engine.image_digest=sha256:{'0' * 64}")

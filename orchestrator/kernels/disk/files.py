@@ -39,6 +39,16 @@ def read_tables(
     return rows
 
 
+def tables_below(configs: Path) -> tuple[Path, ...]:
+    """Return the tables in aiter's `configs` that aiter reads without `AITER_CONFIG_FMOE`, the general one first.
+
+    These are tuned_fmoe.csv and model_configs/*tuned_fmoe*.csv (aiter, jit/core.py).
+    """
+    found = (path for path in configs.rglob("*tuned_fmoe*.csv") if "untuned" not in path.name)
+    read = (path for path in found if path.parent.name == "model_configs" or path.name == "tuned_fmoe.csv")
+    return tuple(sorted(read, key=lambda path: (len(path.parts), path)))
+
+
 def companion(table: Path) -> Path:
     """Return the path of a table's companion, with the origins of its rows."""
     return table.with_suffix(".origins.csv")

@@ -11,7 +11,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.yaml_document import Data
 from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.config import ImageConfig, docker_config
-from orchestrator.images.facts import ImageFacts, copy_package, read_facts
+from orchestrator.images.facts import ImageFacts, copy_from_image, read_facts
 from orchestrator.images.patch_check import PatchState, SourceChecker, fetch_wheel, wheel_version
 from orchestrator.kernels.disk.image import ImageTables, read_image
 from orchestrator.planner.flag_tables import is_version, unpack_package
@@ -188,7 +188,7 @@ class _Image:
         return checker.check_image(self.docker, self.config.reference)
 
     def unpack(self, folder: Path) -> None:
-        copy_package(self.docker, self.config.reference, self.facts.sglang.root, folder)
+        copy_from_image(self.docker, self.config.reference, self.facts.sglang.root, folder)
 
     def tables(self) -> ImageTables | None:
         if self.facts.aiter is None:

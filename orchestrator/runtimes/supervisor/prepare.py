@@ -17,7 +17,7 @@ from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.hosts.venvs.venv import engine_python, ensure_venv
 from orchestrator.images.patch_drift import found_at_start, unexpected_patches
 from orchestrator.images.sources import carried_patches
-from orchestrator.kernels.disk.image import tables_below
+from orchestrator.kernels.disk.files import tables_below
 from orchestrator.patches.ledger import read_diffs
 from orchestrator.patches.schema import AddedFile
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, DetectedPatches, Gateway, Plan

@@ -7,19 +7,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from docker.errors import DockerException
 from kernel_samples import CONFIG, FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
 
 from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.core.catalog import Catalog
-from orchestrator.core.errors import CheckpointError, DeployError, HostError, KernelsError
+from orchestrator.core.errors import CheckpointError, DeployError, KernelsError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.kernels.coverage import uses_tuned_table
 from orchestrator.kernels.disk import upstream
 from orchestrator.kernels.disk.experts import read_experts
 from orchestrator.kernels.disk.files import companion, read_tables
-from orchestrator.kernels.disk.image import read_digest
 from orchestrator.kernels.disk.pins import PinnedFile, read_pins
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.upstream import upstream_file
@@ -259,21 +257,6 @@ def test_a_staged_checkpoint_decides_the_key_without_being_named(tmp_path: Path)
     staged.mkdir(parents=True)
     (staged / "config.json").write_text(json.dumps(CONFIG))
     assert compute_coverage(plan, RowSources(), home).coverage.fusion.fused is True
-
-
-def test_the_tables_of_an_image_are_read_where_it_was_pulled_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image is pulled by the docker command; the SDK alone knows nothing of its context."""
-    asked: list[str] = []
-
-    def refuse(*, environment: dict[str, str]) -> None:
-        asked.append(environment["DOCKER_HOST"])
-        raise DockerException("no engine in this test")
-
-    monkeypatch.setattr("orchestrator.kernels.disk.image.docker_endpoint", lambda: "unix:///of/the/context.sock")
-    monkeypatch.setattr("docker.from_env", refuse)
-    with pytest.raises(HostError, match="no engine in this test"):
-        read_digest("lmsysorg/sglang-rocm:v0")
-    assert asked == ["unix:///of/the/context.sock"]
 
 
 @pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
