@@ -1,7 +1,7 @@
 """The lockfile: every resolved input of a start, and the inputs that could not be resolved, with the reason. Pure.
 
-Each section has a digest, and a short digest per line, which locates an edit. The plan is stored by dotted key, without
-values that follow from other keys (descriptions, known issues, smoke questions).
+Each section has a digest, which shows an edit. The plan is stored by dotted key, without values that follow from other
+keys (descriptions, known issues, smoke questions).
 """
 
 import hashlib
@@ -16,9 +16,8 @@ from orchestrator.core.yaml_document import Document, dump_yaml
 from orchestrator.plan.diff import differences, flatten
 from orchestrator.plan.plan import Plan
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 COMMIT: Final = "commit"  # a key of `Lock.checkpoint` besides its files
-_SHORT: Final = 8  # characters of a line's digest; it only locates an edit, the section's digest detects it
 LOCK_FILE: Final = "lock.yaml"  # the end of its name
 _EXCLUDED: Final = (
     "description",
@@ -50,9 +49,8 @@ class Lock:
         """The content of the file."""
         data = _plain(self)
         digests = {name: _digest(data[name]) for name in _SECTIONS}
-        lines = {name: " ".join(map(_short_digest, _entries(data[name]).items())) for name in _SECTIONS}
         head = "Written by deploy; do not edit. `deploy up --locked` starts exactly this."
-        return dump_yaml({"lock": FORMAT, **data, "lines": lines, "digests": digests}, head, width=1_000_000)
+        return dump_yaml({"lock": FORMAT, **data, "digests": digests}, head, width=1_000_000)
 
     @property
     def summary(self) -> dict[str, str]:
@@ -113,36 +111,9 @@ def _edited(document: Document) -> Iterator[Problem]:
         if name not in document.data:
             yield Problem(f"`{name}` is missing", document.name)
         elif _digest(document.data[name]) != digests.get(name):
-            yield from _edited_lines(document, name)
-    for name in sorted({*document.data} - {*_SECTIONS, "lock", "digests", "lines"}):
+            yield Problem(f"`{name}` was edited", document.location((name,)))
+    for name in sorted({*document.data} - {*_SECTIONS, "lock", "digests"}):
         yield Problem(f"`{name}` was added", document.location((name,)))
-
-
-def _edited_lines(document: Document, section: str) -> Iterator[Problem]:
-    """Yield the edited lines of a section, or the section itself if none of its lines was edited."""
-    written, entries = document.data.get("lines"), _entries(document.data[section])
-    known = str(written.get(section, "")).split() if isinstance(written, dict) else []
-    found = [_short_digest(entry) for entry in entries.items()]
-    edited = [key for key, digest in zip(entries, found, strict=True) if digest not in known] if known else []
-    for key in edited:
-        yield Problem(f"`{key}` was edited", document.location((section, key)))
-    if not edited:
-        missing = len({*known} - {*found})
-        message = (
-            f"`{section}` lost {missing} line{'' if missing == 1 else 's'}" if missing else f"`{section}` was edited"
-        )
-        yield Problem(message, document.location((section,)))
-
-
-def _entries(section: object) -> dict[str | int, object]:
-    """Return the lines of a section by key, or by index."""
-    if isinstance(section, Mapping):
-        return {str(key): value for key, value in section.items()}
-    return dict(enumerate(section)) if isinstance(section, list) else {}
-
-
-def _short_digest(entry: tuple[str | int, object]) -> str:
-    return _digest(list(entry))[:_SHORT]
 
 
 def drift(document: Document, section: str, locked: Mapping[str, str], current: Mapping[str, str]) -> Iterator[Problem]:
