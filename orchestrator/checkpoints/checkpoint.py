@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import inf
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -20,6 +21,9 @@ TEMPLATE: Final = CheckpointFile("chat_template.jinja")
 TOKENIZER_CONFIG: Final = CheckpointFile("tokenizer_config.json")
 INCOMPLETE: Final = "the checkpoint is incomplete or modified"
 T = TypeVar("T")
+_ENGINE_FILES: Final = (CONFIG, QUANT_CONFIG, CheckpointFile("generation_config.json"))
+_MAX_ENGINE_FILE: Final = 16 << 20  # bytes; Quark lists each excluded layer
+_MAX_MODULES: Final = 32  # of a model with its own code
 _MAX_BYTES: Final = 64 << 20  # of an index or config; the index of a trillion parameters has 15 MB
 
 
@@ -133,6 +137,18 @@ class Checkpoint:
             raise CheckpointError(
                 f"cannot read `{name}`: {error.strerror}", location=f"{self.location}/{name}"
             ) from error
+
+    def engine_files(self) -> dict[str, str] | None:
+        """Read the small files that define the shape of the model for an engine, by name; None without a config.json.
+
+        Raises CheckpointError, HostError.
+        """
+        sizes = self.files.sizes
+        if CONFIG not in sizes:
+            return None
+        modules = sorted(name for name in sizes if name.endswith(".py") and "/" not in name)[:_MAX_MODULES]
+        small = [name for name in (*_ENGINE_FILES, *modules) if sizes.get(name, inf) <= _MAX_ENGINE_FILE]
+        return {name: self.read(name).decode(errors="replace") for name in small}
 
     def _config(self, name: CheckpointFile) -> CheckpointConfig | None:
         if name not in self.files.sizes:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Final
 
 from orchestrator.checkpoints.checkpoint import Checkpoint
-from orchestrator.checkpoints.engine_files import read_engine_files
 from orchestrator.checkpoints.hub import HubFiles, list_files
 from orchestrator.checkpoints.staging import hub_of
 from orchestrator.core.catalog import Catalog
@@ -41,10 +40,10 @@ def engine_files(plan: Plan, host_ref: HostRef, *, fetch: bool) -> dict[str, str
     source = plan.model.checkpoint
     with suppress(HostError):  # later steps report a problem of the checkpoint
         if (found := known_checkpoint(plan.model, host_ref)) is not None:
-            return read_engine_files(found)
+            return found.engine_files()
         if fetch and source.source == "hub":
             hub = hub_of(os.environ)
-            return read_engine_files(Checkpoint(HubFiles(list_files(source.path, source.revision, hub), hub)))
+            return Checkpoint(HubFiles(list_files(source.path, source.revision, hub), hub)).engine_files()
     return None
 
 
