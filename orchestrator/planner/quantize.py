@@ -13,7 +13,7 @@ from typing import Final
 
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.files import file_stamps
-from orchestrator.checkpoints.quantize.assemble import QuantizationInputs, assemble, copied_size
+from orchestrator.checkpoints.quantize.assemble import assemble, copied_size
 from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
 from orchestrator.checkpoints.quantize.recipe import Recipe, load_recipe, recipes_for
 from orchestrator.checkpoints.quantize.source import Source, read_source
@@ -131,8 +131,9 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
         _make(request, source, foreseen, folder, home)
         note(f"verifying {len(foreseen.shards)} shards")
         folder.require_complete(foreseen)
-        of = QuantizationInputs(source=source, recipe_name=request.recipe, recipe=recipe, forecast=foreseen)
-        receipt = assemble(folder, request.target, of)
+        receipt = assemble(
+            folder, request.target, source=source, recipe=recipe, recipe_name=request.recipe, forecast=foreseen
+        )
     if known:
         note(f"model `{name}` of the catalog has this directory; no other entry is written")
     return QuantizedCheckpoint(

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,30 +23,28 @@ _QUANTIZED: Final = "quantization_config"
 _CARD: Final = "README.md"
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuantizationInputs:
-    """The inputs of a quantization, for the model card."""
-
-    source: Source
-    recipe_name: str
-    recipe: Recipe
-    forecast: Forecast
-
-
-def assemble(folder: WorkDir, target: Path, inputs: QuantizationInputs) -> CheckpointReceipt:
+def assemble(
+    folder: WorkDir, target: Path, *, source: Source, recipe: Recipe, recipe_name: str, forecast: Forecast
+) -> CheckpointReceipt:
     """Create the target from the complete shards, atomically, with its receipt.
 
-    Raises BuildError if Quark's results for the shards disagree, CheckpointError if the new checkpoint is incomplete,
-    CheckpointMismatchError if it does not match its config.
+    `recipe_name` is shown in the model card. Raises BuildError if Quark's results for the shards disagree,
+    CheckpointError if the new checkpoint is incomplete, CheckpointMismatchError if it does not match its config.
     """
-    results = {shard: folder.result(shard) for shard in inputs.forecast.shards}
-    config = _config(results, inputs.forecast)
-    _copy_others(inputs.source.directory, folder.checkpoint)
+    results = {shard: folder.result(shard) for shard in forecast.shards}
+    config = _config(results, forecast)
+    size = sum((folder.checkpoint / shard).stat().st_size for shard in forecast.shards)
+    weight_map = {name: shard for shard, tensors in forecast.shards.items() for name in tensors}
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    for entry in _others(source.directory):
+        copy = copy_tree if entry.is_dir() else copy_file
+        copy(entry, folder.checkpoint / entry.name)
     # The format of Quark's own files (file2file_quantization.py: `_export_quant_config`, `_export_safetensors_index`).
     atomic_write(folder.checkpoint / CONFIG, json.dumps(config, ensure_ascii=False, indent=4))
-    atomic_write(folder.checkpoint / INDEX, json.dumps(_index(folder, inputs.forecast), ensure_ascii=False, indent=4))
-    atomic_write(folder.checkpoint / _CARD, _model_card(inputs, results, size=_size(folder, inputs.forecast)))
-    layer = inputs.source.layers if inputs.source.drafts else None
+    atomic_write(folder.checkpoint / INDEX, json.dumps(index, ensure_ascii=False, indent=4))
+    card = _model_card(source, recipe, recipe_name, forecast, results, size=size)
+    atomic_write(folder.checkpoint / _CARD, card)
+    layer = source.layers if source.drafts else None
     receipt = verify_created(folder.checkpoint, target, layer=layer)
     with defer_signals():
         write_receipt(target, receipt)  # first: a target without a receipt, as after a kill, could not be resumed
@@ -70,15 +67,6 @@ def _config(results: Mapping[CheckpointFile, ShardResult], forecast: Forecast) -
     return config
 
 
-def _index(folder: WorkDir, forecast: Forecast) -> dict[str, Any]:
-    weight_map = {name: shard for shard, tensors in forecast.shards.items() for name in tensors}
-    return {"metadata": {"total_size": _size(folder, forecast)}, "weight_map": weight_map}
-
-
-def _size(folder: WorkDir, forecast: Forecast) -> int:
-    return sum((folder.checkpoint / shard).stat().st_size for shard in forecast.shards)
-
-
 def copied_size(source: Path) -> int:
     """Return the bytes of the files that are copied unchanged."""
     files = (file for entry in _others(source) for file in ([entry] if entry.is_file() else entry.rglob("*")))
@@ -93,20 +81,21 @@ def _others(source: Path) -> Iterator[Path]:
             yield entry
 
 
-def _copy_others(source: Path, target: Path) -> None:
-    for entry in _others(source):
-        copy = copy_tree if entry.is_dir() else copy_file
-        copy(entry, target / entry.name)
-
-
-def _model_card(inputs: QuantizationInputs, results: Mapping[CheckpointFile, ShardResult], *, size: int) -> str:
+def _model_card(
+    source: Source,
+    recipe: Recipe,
+    recipe_name: str,
+    forecast: Forecast,
+    results: Mapping[CheckpointFile, ShardResult],
+    *,
+    size: int,
+) -> str:
     """Return the checkpoint's README.md: source, tools and content. `size` is the bytes of its shards."""
-    source, recipe, forecast = inputs.source, inputs.recipe, inputs.forecast
     commit = f" at `{source.commit}`" if source.commit else ", commit unknown"
     dtypes = Counter(tensor.dtype for tensors in forecast.shards.values() for tensor in tensors.values())
     devices = sorted({result.device.partition(":")[0] for result in results.values()})
     rows = {
-        "recipe": f"`{inputs.recipe_name}`: {recipe.description}",
+        "recipe": f"`{recipe_name}`: {recipe.description}",
         "source of the recipe": recipe.source,
         "scheme": f"`{recipe.scheme}`",
         "excluded": ", ".join(f"`{pattern}`" for pattern in recipe.excluded(source.layers)) or "nothing",

@@ -7,7 +7,7 @@ The rules are Quark 0.13's (quark/torch/quantization/file2file_quantization.py: 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from math import prod
@@ -64,7 +64,7 @@ def forecast(source: Source, recipe: Recipe) -> Forecast:
             location=str(source.directory / CONFIG),
             hint="a recipe of your own is a file below `$DEPLOY_HOME/profiles/recipes`",
         )
-    scheme_of = _Schemes(recipe, source.layers)
+    scheme_of = _schemes(recipe, source.layers)
     shards: dict[CheckpointFile, dict[str, StoredTensor]] = {}
     excluded: list[str] = []
     for shard, tensors in source.shards.items():
@@ -87,18 +87,17 @@ def _is_linear(name: str, tensor: StoredTensor) -> bool:
     return bool(linear) and len(tensor.shape) > 1
 
 
-class _Schemes:
-    """The scheme of a module by its name; None for an excluded module."""
+def _schemes(recipe: Recipe, layers: int) -> Callable[[str], str | None]:
+    """Return a function that gives the scheme of a module by its name; None for an excluded module."""
+    excluded = re.compile("|".join(map(translate, recipe.excluded(layers))) or r"(?!)")
+    named = [(re.compile(translate(key)), scheme) for key, scheme in recipe.schemes(layers).items()]
 
-    def __init__(self, recipe: Recipe, layers: int) -> None:
-        self._excluded = re.compile("|".join(map(translate, recipe.excluded(layers))) or r"(?!)")
-        self._named = [(re.compile(translate(key)), scheme) for key, scheme in recipe.schemes(layers).items()]
-        self._other = recipe.scheme
-
-    def __call__(self, module: str) -> str | None:
-        if self._excluded.match(module):
+    def scheme_of(module: str) -> str | None:
+        if excluded.match(module):
             return None
-        return next((scheme for pattern, scheme in self._named if pattern.match(module)), self._other)
+        return next((scheme for pattern, scheme in named if pattern.match(module)), recipe.scheme)
+
+    return scheme_of
 
 
 def _stored(name: str, tensor: StoredTensor, scheme: str) -> Iterator[tuple[str, StoredTensor]]:

@@ -4,12 +4,13 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from quark_samples import Tiny, write_tiny
 
-from orchestrator.checkpoints.quantize.assemble import QuantizationInputs, assemble, copied_size
+from orchestrator.checkpoints.quantize.assemble import assemble, copied_size
 from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
 from orchestrator.checkpoints.quantize.recipe import load_recipe
 from orchestrator.checkpoints.quantize.source import Source, read_source
@@ -207,7 +208,7 @@ def test_a_kill_while_the_target_appears_leaves_none_without_its_receipt(
     )
     monkeypatch.setattr(sys.modules[assemble.__module__], "verify_created", lambda *_, **__: receipt)
     recipe = load_recipe("glm-5.2-amd", Catalog.shipped())
-    of = QuantizationInputs(source=source, recipe_name="glm-5.2-amd", recipe=recipe, forecast=foreseen)
+    of = partial(assemble, source=source, recipe_name="glm-5.2-amd", recipe=recipe, forecast=foreseen)
     of_finish, remove = sys.modules[assemble.__module__], WorkDir.remove
 
     def killed(*_: object) -> None:
@@ -215,14 +216,14 @@ def test_a_kill_while_the_target_appears_leaves_none_without_its_receipt(
 
     monkeypatch.setattr(of_finish, "move", killed)
     with pytest.raises(KeyboardInterrupt):
-        assemble(folder, target, of)
+        of(folder, target)
     assert not target.exists()
     assert folder.resume(foreseen) == {*JOB.shards}
 
     monkeypatch.setattr(of_finish, "move", move)
     monkeypatch.setattr(WorkDir, "remove", killed)
     with pytest.raises(KeyboardInterrupt):
-        assemble(folder, target, of)
+        of(folder, target)
     assert target.is_dir()
     assert read_receipt(target) is not None
     monkeypatch.setattr(WorkDir, "remove", remove)
