@@ -271,12 +271,7 @@ def _base_digest(docker: DockerCli, base: str) -> str:
 
 def verify_inside(docker: DockerCli, image: str) -> str:
     """Verify the patches inside an image and return its receipt as JSON. Raises PatchError if verification fails."""
-    name = f"deploy-verify-{uuid.uuid4().hex[:12]}"
-    command = ["--entrypoint", "python3", image, "-B", "/opt/deploy/patches/apply_patches.py", "verify"]
-    try:
-        result = docker.run("run", "--rm", "--name", name, "--network", "none", *command)
-    finally:
-        docker.run("rm", "--force", name)
+    result = docker.run_inside(image, "python3", "-B", "/opt/deploy/patches/apply_patches.py", "verify")
     if not result.ok:
         raise PatchError(f"`{image}` does not match its receipt", details=result.stderr)
     return result.stdout

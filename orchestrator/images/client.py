@@ -3,7 +3,8 @@
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,19 @@ class DockerCli:
             stdin=stdin,
             grace=_CLEAN_UP,
         )
+
+    def run_inside(
+        self, image: str, *command: str, stdin: str | None = None, env: Iterable[tuple[str, str]] = ()
+    ) -> CompletedProgram:
+        """Run a program of an image in a temporary container without network, and return its output."""
+        name, (program, *arguments) = f"deploy-ask-{uuid.uuid4().hex[:12]}", command
+        variables = (word for variable, value in env for word in ("--env", f"{variable}={value}"))
+        options = ("--rm", "--interactive", "--name", name, "--network", "none", *variables, "--entrypoint", program)
+        try:
+            return self.run("run", *options, image, *arguments, stdin=stdin)
+        except BaseException:  # Ctrl-C ends only the client, not the container
+            self.run("rm", "--force", name)
+            raise
 
 
 def find_docker(host: str | None = None) -> DockerCli:

@@ -5,9 +5,8 @@ import os
 import re
 import sys
 import tempfile
-import uuid
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -68,7 +67,8 @@ class SourceChecker:
     def check_wheel(self, wheel: Path) -> tuple[PatchState, ...]:
         """Check a wheel file. Raises UsageError if the file is not a wheel of sglang."""
         with tempfile.TemporaryDirectory(prefix="deploy-wheel-") as folder:
-            _unpack(wheel, self._names(), Path(folder))
+            names = self._names()  # a wheel has thousands of other files
+            unpack_wheel(wheel, lambda path: PurePosixPath(path).name in names, Path(folder))
             return self.check_directory(Path(folder))
 
     def check_image(self, docker: DockerCli, image: str) -> tuple[PatchState, ...]:
@@ -103,17 +103,7 @@ def python_in(
     env: Sequence[tuple[str, str]] = (),
 ) -> CompletedProgram:
     """Run the text of a program with an image's own Python, in a temporary container without network."""
-    name = f"deploy-ask-{uuid.uuid4().hex[:12]}"
-    variables = (word for variable, value in env for word in ("--env", f"{variable}={value}"))
-    options = ("--rm", "--interactive", "--name", name, "--network", "none", *variables, "--entrypoint", "python3")
-    ended = False
-    try:
-        done = docker.run("run", *options, image, "-B", "-c", text, *arguments, stdin=stdin)
-        ended = True
-    finally:
-        if not ended:  # Ctrl-C ends only the client, not the container
-            docker.run("rm", "--force", name)
-    return done
+    return docker.run_inside(image, "python3", "-B", "-c", text, *arguments, stdin=stdin, env=env)
 
 
 def inline_modules(program: Path, *imported: Path) -> str:
@@ -149,10 +139,10 @@ def aiter_beside(package: Path, directory: Path) -> Path:
     return next((path for path in candidates if (path / "__init__.py").is_file()), checkout)
 
 
-def _unpack(wheel: Path, names: frozenset[str], folder: Path) -> None:
-    """Unpack only the files with one of these names, because a wheel has thousands of files."""
+def unpack_wheel(wheel: Path, wanted: Callable[[str], bool], folder: Path) -> None:
+    """Unpack the files of a wheel whose paths are `wanted`. Raises UsageError if it is no wheel."""
     with _opened(wheel) as archive:
-        unpack(archive, [entry for entry in archive.namelist() if PurePosixPath(entry).name in names], folder)
+        unpack(archive, filter(wanted, archive.namelist()), folder)
 
 
 @contextmanager

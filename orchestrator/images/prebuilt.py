@@ -123,7 +123,7 @@ def read_table(docker: DockerCli, image: PrebuiltImage, name: str) -> str | None
     """
     if (path := image.tables.get(name)) is None:
         return None
-    result = docker.run("run", "--rm", "--network", "none", "--entrypoint", "cat", image.reference, path)
+    result = docker.run_inside(image.reference, "cat", path)
     if not result.ok:
         raise BuildError(f"cannot read `{path}` in `{image.reference}`", details=result.stderr.strip())
     return result.stdout

@@ -1,22 +1,19 @@
 """`deploy add engine --flags-only`: the options of an sglang version, from its parser, saved in the home."""
 
-import errno
 import re
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.catalog import EntryKind
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, UsageError
-from orchestrator.core.files import atomic_write, unpack
+from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home, data_root
-from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.subprocesses import run
 from orchestrator.engine.flags import parse_flags
 from orchestrator.hosts.venvs.venv import ensure_venv
-from orchestrator.images.patch_check import fetch_wheel
+from orchestrator.images.patch_check import fetch_wheel, unpack_wheel
 
 GENERATOR = data_root() / "profiles" / "engines" / "flags" / "generate.py"
 _REQUIREMENTS: Final = "sglang-cpu-0.5.14.txt"  # the dependencies of every version's parser
@@ -51,7 +48,9 @@ def table_path(version: str, home: Home) -> Path:
 
 def flag_table(version: str, folder: Path, home: Home, *, python: Path | None = None) -> str:
     """Return the flag table of the package `sglang` in `folder`, as text. Raises BuildError if its parser fails."""
-    done = run([str(python or _cpu_python(home)), str(GENERATOR), str(folder), version])
+    requirements = data_root() / "images" / _REQUIREMENTS
+    python = python or ensure_venv(requirements, home=home, progress=Progress()).python
+    done = run([str(python), str(GENERATOR), str(folder), version])
     last = "\n".join(done.stderr.splitlines()[-20:])
     if not done.ok:
         raise BuildError(f"cannot query the options of sglang {version}", details=last.rpartition("\n")[2])
@@ -64,15 +63,4 @@ def flag_table(version: str, folder: Path, home: Home, *, python: Path | None = 
 
 def unpack_package(wheel: Path, folder: Path) -> None:
     """Unpack the package of a wheel. Raises UsageError for a file that is no wheel."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            unpack(archive, [name for name in archive.namelist() if name.startswith("sglang/")], folder)
-    except (OSError, UnsafeValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # no space in the target folder, not a bad wheel
-            raise
-        raise UsageError(f"cannot unpack the wheel `{wheel}`: {error}") from error
-
-
-def _cpu_python(home: Home) -> Path:
-    images = data_root() / "images"
-    return ensure_venv(images / _REQUIREMENTS, home=home, progress=Progress()).python
+    unpack_wheel(wheel, lambda path: path.startswith("sglang/"), folder)

@@ -77,7 +77,7 @@ def nothing_half_made(docker: DockerCli) -> Iterator[None]:
     def half_made() -> str:
         images = docker.run("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
         unverified = [name for name in images if "-unverified" in name]
-        return " ".join(unverified) + docker.run("ps", "--all", "--filter", "name=deploy-verify", "--quiet").stdout
+        return " ".join(unverified) + docker.run("ps", "--all", "--filter", "name=deploy-ask", "--quiet").stdout
 
     yield
     wait_for(lambda: not half_made())
