@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from orchestrator.core.http import Deadline
+from orchestrator.core.http import Deadline, iter_capped
 from orchestrator.core.secrets import MAX_SPELLING, Secret, excerpt
 from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
 from orchestrator.engine.liveness import MOST_METRICS_BYTES
@@ -244,15 +244,10 @@ def _tls(url: str) -> ssl.SSLContext:
 
 
 def _bounded(response: httpx.Response, most: int) -> Iterator[bytes]:
-    # The unpacked size of a compressed response has no limit.
-    if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise UnexpectedResponseError(f"`{response.request.url.path}` responds in an encoding that was not requested")
-    read = 0
-    for data in response.iter_bytes():
-        read += len(data)
-        if read > most:
-            raise UnexpectedResponseError(f"`{response.request.url.path}` answers with more than {most >> 20} MiB")
-        yield data
+    try:
+        yield from iter_capped(response, most)
+    except httpx.DecodingError as error:
+        raise UnexpectedResponseError(f"`{response.request.url.path}`: {error}") from error
 
 
 def _whole(response: httpx.Response, most: int) -> bytearray:

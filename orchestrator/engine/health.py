@@ -11,18 +11,17 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from orchestrator.core.secrets import Secret
-from orchestrator.core.text import parse_json
 from orchestrator.engine.disaggregation import fake_bootstrap
 from orchestrator.engine.endpoints import GENERATE, METRICS, MODELS, authorization
 from orchestrator.engine.gateway import LIVENESS
 from orchestrator.engine.liveness import MOST_METRICS_BYTES, RankProgress, question, read_work
 from orchestrator.engine.responses import (
-    Json,
     NoResponseError,
     UnexpectedResponseError,
     get_object,
     number,
     read_models,
+    read_object,
 )
 
 _CONNECT_TIMEOUT: Final = 0.2  # seconds
@@ -79,7 +78,7 @@ class HealthClient:
 
     def _require_token(self, content: bytes) -> None:
         try:
-            tokens = number(get_object(_object(content), "meta_info"), "completion_tokens")
+            tokens = number(get_object(read_object(content, path=GENERATE), "meta_info"), "completion_tokens")
         except UnexpectedResponseError as error:
             raise NoResponseError("the response is not that of an sglang server") from error
         if not tokens:
@@ -88,7 +87,7 @@ class HealthClient:
     def _require_model(self, *, timeout: float) -> None:
         status, content = self._request("GET", MODELS, None, timeout=timeout)
         try:
-            served = read_models(_object(content))
+            served = read_models(read_object(content, path=MODELS))
         except UnexpectedResponseError as error:
             raise NoResponseError(f"`{MODELS}` answers {status} and names no model") from error
         if self.model not in served:
@@ -114,14 +113,3 @@ class HealthClient:
             raise NoResponseError(getattr(error, "strerror", None) or "no complete HTTP/1.1 response") from error
         finally:
             connection.close()
-
-
-def _object(content: bytes) -> Json:
-    """Parse a JSON object. Raises UnexpectedResponseError."""
-    try:
-        data = parse_json(content)
-    except ValueError as error:
-        raise UnexpectedResponseError("not JSON") from error
-    if not isinstance(data, dict):
-        raise UnexpectedResponseError("not a JSON object")
-    return data

@@ -139,7 +139,7 @@ def test_an_answer_of_any_length_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
     limits = Timeouts(connect=2, idle=2, total=5)
     with (
         asking(floods, limits=limits) as (client, _),
-        pytest.raises(UnexpectedResponseError, match="answers with more than 1 MiB"),
+        pytest.raises(UnexpectedResponseError, match="the response has more than 1 MiB"),
     ):
         client.models()
 
