@@ -8,17 +8,17 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from pydantic import AfterValidator, PlainValidator, TypeAdapter
+from pydantic import AfterValidator, PlainValidator
 
 from orchestrator.checkpoints.files import file_stamps
 from orchestrator.checkpoints.mismatch import Mismatch
 from orchestrator.checkpoints.remote_fetch import PARTS
 from orchestrator.core.files import write_cache
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, UnsafeValueError, byte_count
+from orchestrator.core.validation import type_adapter
 from orchestrator.plan.plan import Model
 
 _Count: TypeAlias = Annotated[int, AfterValidator(byte_count)]
@@ -57,14 +57,10 @@ def receipt_path(directory: Path) -> Path:
 def read_receipt(directory: Path) -> CheckpointReceipt | None:
     """Read the receipt of a checkpoint; None if it is missing or invalid."""
     with suppress(OSError, ValueError):
-        return _adapter().validate_json(receipt_path(directory).read_bytes(), strict=True)
+        content = receipt_path(directory).read_bytes()
+        receipt: CheckpointReceipt = type_adapter(CheckpointReceipt).validate_json(content, strict=True)
+        return receipt
     return None
-
-
-@cache
-def _adapter() -> TypeAdapter[CheckpointReceipt]:
-    """Return the parser of receipts, built at first use."""
-    return TypeAdapter(CheckpointReceipt)
 
 
 def write_receipt(directory: Path, receipt: CheckpointReceipt) -> None:

@@ -220,7 +220,7 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Write to `stream`, by default stderr; `clock` gives seconds."""
         self._stream = stream or sys.stderr
-        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._clock = clock
         self._shown = ""  # the last state
         self._written = ""  # the last line in a log
@@ -236,7 +236,7 @@ class Progress:
         line = f"{text}  {transient}".rstrip()
         if _Muted.warnings is not None:
             return
-        if self._live:
+        if self.live:
             write(self._stream, f"\r\x1b[2K{self._fitted(printable(redact(text)), printable(redact(transient)))}")
         elif (stage or text) != self._stage:
             self._write(text)
@@ -252,20 +252,15 @@ class Progress:
 
     def done(self) -> None:
         """Keep the last state visible and go to the next line."""
-        if self._live and self._shown:
+        if self.live and self._shown:
             write(self._stream, "\n")
         elif not self._written.startswith(self._shown):
             self._write(self._shown)
         self._shown, self._written, self._stage = "", "", None
 
-    @property
-    def live(self) -> bool:
-        """Whether the line is updated in place."""
-        return self._live
-
     def clear(self) -> None:
         """Remove the line from a terminal, so that another one can be printed."""
-        if self._live:
+        if self.live:
             write(self._stream, "\r\x1b[2K")
 
     def _write(self, line: str) -> None:

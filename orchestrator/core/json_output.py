@@ -1,12 +1,13 @@
 """The output of `--json`: each command declares a type, which defines both the JSON and its schema."""
 
 from dataclasses import fields
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
 from orchestrator.core.console import ErrorOutput, print_json
+from orchestrator.core.validation import type_adapter
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -33,12 +34,12 @@ class JsonOutput(Generic[Value]):
     def data(self, value: Value) -> Any:  # noqa: ANN401 - JSON
         """Return a value as plain data, with the declared fields."""
         form: Any = next(each for each in self.forms if isinstance(value, getattr(each, "__origin__", each)))
-        return _adapter(form).dump_python(value, by_alias=True, exclude_none=self.omits_null, warnings=False)
+        return type_adapter(form).dump_python(value, by_alias=True, exclude_none=self.omits_null, warnings=False)
 
     @cached_property
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of the document, or of each line; it includes the form of an error."""
-        forms = [(each, "serialization", _adapter(each)) for each in (*self.forms, ErrorOutput)]
+        forms = [(each, "serialization", type_adapter(each)) for each in (*self.forms, ErrorOutput)]
         found, shared = TypeAdapter.json_schemas(forms)  # type: ignore[arg-type]
         definitions = {name: self._required(each) for name, each in shared["$defs"].items()}
         return {"$schema": DRAFT, "anyOf": [*found.values()], "$defs": definitions}
@@ -58,8 +59,3 @@ class JsonOutput(Generic[Value]):
 def fields_of(value: "DataclassInstance") -> dict[str, Any]:
     """Return the fields of a dataclass by name, as they are: to create an output that has more."""
     return {each.name: getattr(value, each.name) for each in fields(value)}
-
-
-@cache
-def _adapter(form: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a type, or a tuple of one
-    return TypeAdapter(form)

@@ -104,7 +104,8 @@ def server_processes(marks: ProcessMarkers) -> tuple[Process, ...]:
         return ()
     first = min((int(marked.split("/")[2]) for marked in known), default=0)
     leader, server = (find_process(marked) if marked else None for marked in (marks.supervisor, marks.server))
-    processes = {process.pid: process for process in _all()}
+    running = (read_process(int(folder.name)) for folder in _folders())
+    processes = {process.pid: process for process in running if process is not None}
     members = {process.pid for process in (leader, server) if process is not None}
     members |= {pid for pid, process in processes.items() if leader is not None and process.session == leader.pid}
     members |= {pid for pid, process in processes.items() if process.started >= first and _bears(pid, marks)}
@@ -135,12 +136,6 @@ def _bears(pid: int, marks: ProcessMarkers) -> bool:
             if str((folder / "fd" / stream).readlink()) == marks.output:
                 return True
     return False
-
-
-def _all() -> Iterator[Process]:
-    for folder in _folders():
-        if (process := read_process(int(folder.name))) is not None:
-            yield process
 
 
 def _folders() -> Iterator[Path]:

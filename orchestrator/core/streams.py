@@ -108,7 +108,8 @@ class _Descriptor(io.RawIOBase):
         rest = b"\n" + text if self._inside_line else text
         try:
             while rest:
-                written = _write_some(self._number if self._usable else -1, rest)  # -1: EBADF, closed from the start
+                number = self._number if self._usable else -1  # EBADF: closed from the start
+                written = _write_now(number, rest) if _State.wait is None else _write_in_time(number, rest, _State.wait)
                 self._inside_line = rest[written - 1 : written] != b"\n"
                 rest = rest[written:]
             self._inside_line = False
@@ -128,10 +129,6 @@ class _Descriptor(io.RawIOBase):
         if threading.current_thread() is threading.main_thread():
             _State.sigpipe_ignored = True  # raise only once: cleanup may print as well
             raise ReaderGone
-
-
-def _write_some(number: int, data: bytes) -> int:
-    return _write_now(number, data) if _State.wait is None else _write_in_time(number, data, _State.wait)
 
 
 def _write_in_time(number: int, data: bytes, seconds: float) -> int:

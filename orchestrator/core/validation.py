@@ -3,15 +3,15 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator.core import files
-from orchestrator.core.errors import DeployError, Problem, ProfileError, truncate_problems
+from orchestrator.core.errors import Problem, ProfileError, truncate_problems
 from orchestrator.core.safe_paths import ImageReference
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import first_control_char
@@ -137,46 +137,38 @@ class StrictModel(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_file(path: Path, name: str, *, fault: type[DeployError] = ProfileError) -> Document:
-    """Read the YAML file at `path`; messages call it `name`. Raises `fault` with every problem and its line."""
-    return read_document(_read_text(path, name, fault), name, fault=fault)
+def read_file(path: Path, name: str) -> Document:
+    """Read the YAML file at `path`; messages call it `name`. Raises ProfileError with every problem and its line."""
+    return read_document(_read_text(path, name), name)
 
 
-def read_model(path: Path, kind: type[Model], name: str, *, fault: type[DeployError] = ProfileError) -> Model:
-    """Read the YAML file at `path` as a model `kind`. Raises `fault` with every problem and its line."""
-    model = _read_model(_read_text(path, name, fault), kind, name, fault)  # type: ignore[arg-type] # python/mypy#11469
+def read_model(path: Path, kind: type[Model], name: str) -> Model:
+    """Read the YAML file at `path` as a model `kind`. Raises ProfileError with every problem and its line."""
+    model = _read_model(_read_text(path, name), kind, name)
     assert isinstance(model, kind)  # noqa: S101 - for the type
     return model
 
 
-def _read_text(path: Path, name: str, fault: type[DeployError]) -> str:
+def _read_text(path: Path, name: str) -> str:
     try:
         return files.read_file(path, most=_MOST).decode()
     except (OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, a name with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
-        raise fault(f"cannot read `{name}`: {reason}", location=name) from error
+        raise ProfileError(f"cannot read `{name}`: {reason}", location=name) from error
 
 
 @lru_cache  # a command plans up to a hundred profiles, and each plan reads every known issue
-def _read_model(text: str, kind: type[BaseModel], name: str, fault: type[DeployError]) -> BaseModel:
-    return model_of(read_document(text, name, fault=fault), kind, fault=fault)
+def _read_model(text: str, kind: type[BaseModel], name: str) -> BaseModel:
+    return model_of(read_document(text, name), kind)
 
 
-def model_of(document: Document, kind: type[Model], *, fault: type[DeployError] = ProfileError) -> Model:
-    """Validate a document as a model `kind`. Raises `fault` with every problem and its line."""
-    message = f"`{document.name}` is not valid"
-    return validate(document.data, kind, place=document.location, message=message, fault=fault)
+def model_of(document: Document, kind: type[Model]) -> Model:
+    """Validate a document as a model `kind`. Raises ProfileError with every problem and its line."""
+    return validate(document.data, kind, place=document.location, message=f"`{document.name}` is not valid")
 
 
-def validate(
-    data: Mapping[str, Data],
-    kind: type[Model],
-    *,
-    place: Callable[[KeyPath], str],
-    message: str,
-    fault: type[DeployError] = ProfileError,
-) -> Model:
-    """Validate `data` as a model `kind`. Raises `fault` with `message` and every problem.
+def validate(data: Mapping[str, Data], kind: type[Model], *, place: Callable[[KeyPath], str], message: str) -> Model:
+    """Validate `data` as a model `kind`. Raises ProfileError with `message` and every problem.
 
     `place` returns the location of a key path.
     """
@@ -184,7 +176,7 @@ def validate(
         return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
         problems = validation_problems(error, place, data=data, kind=kind)
-    raise fault(message, problems=problems)
+    raise ProfileError(message, problems=problems)
 
 
 def drop_unknown_keys(data: dict[str, Data], kind: type[BaseModel]) -> dict[str, Data]:
@@ -200,6 +192,12 @@ def drop_unknown_keys(data: dict[str, Data], kind: type[BaseModel]) -> dict[str,
                 holder = holder[step]
             holder.pop(key, None)
     return copy
+
+
+@cache
+def type_adapter(form: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a type, or a tuple of one
+    """Return the parser and serializer of a type, built at its first use."""
+    return TypeAdapter(form)
 
 
 def validation_problems(

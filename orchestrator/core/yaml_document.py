@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import yaml
 
-from orchestrator.core.errors import DeployError, Problem, ProfileError, truncate_problems
+from orchestrator.core.errors import Problem, ProfileError, truncate_problems
 from orchestrator.core.text import first_control_char
 
 Data: TypeAlias = "bool | int | float | str | list[Data] | dict[str, Data] | None"
@@ -46,12 +46,12 @@ class Document:
         return f"{self.name}:{self.lines[path]}" if path in self.lines else self.name
 
 
-def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileError) -> Document:
+def read_document(text: str, name: str) -> Document:
     """Read a mapping from YAML `text`; `name` is the file's name in messages.
 
-    Raises `fault` with every problem found: syntax, duplicate keys, anchors, tags, keys that are not text.
+    Raises ProfileError with every problem found: syntax, duplicate keys, anchors, tags, keys that are not text.
     """
-    reader = _Reader(text, name, fault)
+    reader = _Reader(text, name)
     try:
         data = reader.document()
     except yaml.MarkedYAMLError as error:
@@ -60,13 +60,13 @@ def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileErr
         line = text.split("\n")[mark.line] if mark and mark.line <= text.count("\n") else ""
         if mark and line[mark.column :].startswith("\t"):
             problem, place = "a tab where YAML needs spaces", f"{place}:{mark.column + 1}"
-        raise fault(f"invalid YAML: {problem}", location=f"{name}{place}") from error
+        raise ProfileError(f"invalid YAML: {problem}", location=f"{name}{place}") from error
     except yaml.reader.ReaderError as error:
-        raise fault(f"not text: {error.reason}", location=name) from error
+        raise ProfileError(f"not text: {error.reason}", location=name) from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a lone surrogate, an escape beyond Unicode
-        raise fault(f"not text: {error}", location=name) from error
+        raise ProfileError(f"not text: {error}", location=name) from error
     if reader.problems:
-        raise fault(f"cannot read `{name}`", problems=truncate_problems(reader.problems))
+        raise ProfileError(f"cannot read `{name}`", problems=truncate_problems(reader.problems))
     return Document(name, data, reader.lines)
 
 
@@ -102,10 +102,9 @@ _Dumper.add_representer(str, _text)
 class _Reader:
     """A builder of data from the parser's events, which records the line of each key path."""
 
-    def __init__(self, text: str, name: str, fault: type[DeployError]) -> None:
+    def __init__(self, text: str, name: str) -> None:
         self._events = yaml.parse(text, Loader=_LOADER)
         self._name = name
-        self._fault = fault
         self.problems: list[Problem] = []
         self.lines: dict[KeyPath, int] = {}
 
@@ -139,7 +138,7 @@ class _Reader:
         if isinstance(event, yaml.AliasEvent):
             return None
         if len(path) >= MAX_DEPTH:
-            raise self._fault(f"nested deeper than {MAX_DEPTH} levels", location=f"{self._name}:{_line(event)}")
+            raise ProfileError(f"nested deeper than {MAX_DEPTH} levels", location=f"{self._name}:{_line(event)}")
         return self._mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._list(path)
 
     def _mapping(self, path: KeyPath) -> dict[str, Data]:

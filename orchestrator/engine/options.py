@@ -30,11 +30,6 @@ class Meaning(StrEnum):
     HEAD = "dist-init-addr"
 
 
-def flag_for(meaning: Meaning, value: float | str) -> tuple[str, float | str]:
-    """Return the option and the value that express a setting."""
-    return meaning.value, value
-
-
 class Tie(Enum):
     """A dependency of an option's value, which forbids copying it to another model or layout."""
 

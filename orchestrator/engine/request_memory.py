@@ -121,7 +121,7 @@ class CompressedCache:
         """Return the bytes of a token (model_executor/pool_configurator.py, `DSV4PoolConfigurator`)."""
         index = self.index_head_dim + self.index_head_dim // 128 * 4
         each = {4: (self.row + index) / 4, 128: self.row / 128}
-        return sum(each[ratio] * layers for ratio, layers in self.ratios.items()) * self._inflation(drafts)
+        return sum(each[ratio] * layers for ratio, layers in self.ratios.items()) * _inflation(self.layers, drafts)
 
     def requests(self, *, running: int, drafts: int) -> RequestMemory:
         """Return the memory of the running requests."""
@@ -139,11 +139,7 @@ class CompressedCache:
         rows128 = -(-(slots * many + many + 1) // 128) * 128
         states4 = rows4 * 4 * (self.head_dim + self.index_head_dim) * _FLOAT * self.ratios.get(4, 0)
         states128 = rows128 * 2 * self.head_dim * _FLOAT * self.ratios.get(128, 0)
-        return int(ring * self._inflation(drafts)) + states4 + states128
-
-    def _inflation(self, drafts: int) -> float:
-        """Return the share that a draft layer adds."""
-        return (self.layers + 1) / self.layers if drafts else 1.0
+        return int(ring * _inflation(self.layers, drafts)) + states4 + states128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +174,7 @@ class SourceCache:
         entry = self.row + self.index_head_dim // 2 + self.index_head_dim // 32
         kept = sum(entry / tokens * layers for tokens, layers in self.sources.items())
         share = self.ratio or 0.0
-        return (kept + share * self.window_row * self.layers) * self._inflation(drafts)
+        return (kept + share * self.window_row * self.layers) * _inflation(self.layers, drafts)
 
     def requests(self, *, running: int, drafts: int) -> RequestMemory:
         """Return the memory of the running requests."""
@@ -186,7 +182,9 @@ class SourceCache:
         rows = -(-(slots * ring + ring + 1) // 2) * 2
         taken = rows * 2 * self.head_dim * _FLOAT * self.sources.get(2, 0)
         if self.ratio is None:
-            taken += int(self._window_tokens(running, drafts) * self.window_row * self.layers * self._inflation(drafts))
+            taken += int(
+                self._window_tokens(running, drafts) * self.window_row * self.layers * _inflation(self.layers, drafts)
+            )
         return RequestMemory(each=taken // slots, slots=running, requests=running, bytes=taken)
 
     def _window_tokens(self, running: int, drafts: int) -> int:
@@ -195,9 +193,10 @@ class SourceCache:
         kept = 4 * running * (self.window + DSV4_PAGE)
         return -(-(each * running + 2 * self.chunk + DSV4_PAGE + kept) // DSV4_PAGE) * DSV4_PAGE
 
-    def _inflation(self, drafts: int) -> float:
-        """Return the share that a draft layer adds."""
-        return (self.layers + 1) / self.layers if drafts else 1.0
+
+def _inflation(layers: int, drafts: int) -> float:
+    """Return the factor that a draft layer adds."""
+    return (layers + 1) / layers if drafts else 1.0
 
 
 def is_unified(env: Mapping[str, str], *, platform: str, version: str) -> bool:

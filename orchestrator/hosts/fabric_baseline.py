@@ -5,7 +5,7 @@ from typing import Final
 
 from pydantic import Field
 
-from orchestrator.core.errors import UsageError
+from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.validation import StrictModel, Text, read_model
 
@@ -23,7 +23,10 @@ class FabricBaseline(StrictModel):
 
 def read_baseline(path: Path) -> FabricBaseline:
     """Read a baseline. Raises UsageError with every problem and its line."""
-    return read_model(path, FabricBaseline, str(path), fault=UsageError)
+    try:
+        return read_model(path, FabricBaseline, str(path))
+    except ProfileError as error:
+        raise UsageError(error.message, location=error.location, hint=error.hint, problems=error.problems) from error
 
 
 def save_baseline(path: Path, found: FabricBaseline) -> None:

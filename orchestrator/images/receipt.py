@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
-
-from pydantic import TypeAdapter
 
 from orchestrator.core.console import table
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import parse_json
+from orchestrator.core.validation import type_adapter
 from orchestrator.images.client import DockerCli
 from orchestrator.plan.plan import PlannedPatch
 
@@ -81,15 +79,10 @@ class ImageReceipt:
         return sources + "\n\n" + table(["patch", "state", "upstream"], patches) if patches else sources
 
 
-@cache
-def _adapter() -> TypeAdapter[ImageReceipt]:
-    """Return the validator of receipts, built on first use."""
-    return TypeAdapter(ImageReceipt)
-
-
 def parse_receipt(text: str | bytes) -> ImageReceipt:
     """Parse a receipt as images/apply_patches.py writes it; it is untrusted. Raises ValueError if it is malformed."""
-    return _adapter().validate_json(text, strict=True)
+    receipt: ImageReceipt = type_adapter(ImageReceipt).validate_json(text, strict=True)
+    return receipt
 
 
 def labels(docker: DockerCli, image: str) -> dict[str, str] | None:

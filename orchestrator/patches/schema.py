@@ -7,7 +7,6 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from orchestrator.core.origin import Origin
-from orchestrator.core.text import first_control_char
 from orchestrator.core.validation import AbsolutePath, StrictModel, Text, VariableName
 from orchestrator.patches.transforms import TRANSFORMS
 
@@ -34,15 +33,6 @@ def _pattern(text: str) -> str:
 Pattern: TypeAlias = Annotated[str, AfterValidator(_pattern)]
 
 
-def _prose(text: str) -> str:
-    if hidden := first_control_char(text, lines=True):
-        raise ValueError(f"a text cannot contain {hidden!r}")
-    return text
-
-
-Prose: TypeAlias = Annotated[str, AfterValidator(_prose)]  # may have several lines, since it is not rendered
-
-
 def _below(text: str) -> str:
     if text.startswith("/") or ".." in text.split("/"):
         raise ValueError("expected a path that stays in its folder")
@@ -57,7 +47,7 @@ class Symptom(StrictModel):
     """What goes wrong without the patch."""
 
     log: tuple[Text, ...] = Field(description="lines as they are in the server's log")
-    effect: Prose = Field(description="what it costs, with figures where they are public")
+    effect: str = Field(description="what it costs, with figures where they are public")
 
 
 class UpstreamFix(StrictModel):
@@ -187,7 +177,7 @@ class Patch(StrictModel):
     verify: tuple[SourceProbe, ...] = Field(
         description="what must be found in the final image, where the patch was applied"
     )
-    removed_when: Prose = Field(description="when and why the patch drops itself")
+    removed_when: str = Field(description="when and why the patch drops itself")
 
     @model_validator(mode="after")
     def _is_told_when_applied(self) -> "Patch":

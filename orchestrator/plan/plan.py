@@ -19,7 +19,7 @@ from pydantic import BaseModel, TypeAdapter
 from orchestrator.core.origin import Origin
 from orchestrator.engine.flags import DP_SIZE
 from orchestrator.engine.serving import ServingFacts, serving_facts
-from orchestrator.plan.units import Role, UnitPlan, rank_port, server_names, unit_plans
+from orchestrator.plan.units import Role, UnitPlan, rank_port, unit_plans
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
@@ -347,8 +347,9 @@ class Plan:
 
     @property
     def server_names(self) -> tuple[str, ...]:
-        """The name of each server behind the gateway, by its number."""
-        return server_names(self)
+        """The name of each server behind the gateway, by its number, and of its folder: `replica-1`, `prefill-1`."""
+        counts = {str(role.role): role.count for role in self.roles} or {"replica": self.replicas}
+        return tuple(f"{kind}-{number}" for kind, count in counts.items() for number in range(1, count + 1))
 
     def is_alone(self, number: int) -> bool:
         """Return whether no other server behind the gateway has the role of this one."""

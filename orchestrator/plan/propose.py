@@ -23,13 +23,6 @@ class DoesNotFitError(ProfileError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContextNeed:
-    """The longest request that one replica must hold, in tokens."""
-
-    context: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class LayoutAttempt:
     """A layout with its capacity, or with the problems that the rules find."""
 
@@ -43,8 +36,8 @@ def layouts(gpus: int) -> Iterator[int]:
     yield from (count for count in range(1, max(gpus, 1) + 1) if max(gpus, 1) % count == 0)
 
 
-def shortfall(attempt: LayoutAttempt, need: ContextNeed) -> str:
-    """Return why a layout does not hold what is needed; "" if it does, or if its capacity is unknown."""
+def shortfall(attempt: LayoutAttempt, context: int) -> str:
+    """Return why a replica does not hold a request of `context` tokens; "" if it does, or its capacity is unknown."""
     if attempt.problems:
         return "; ".join(problem.message for problem in attempt.problems)
     cache, memory, fit = (
@@ -54,8 +47,8 @@ def shortfall(attempt: LayoutAttempt, need: ContextNeed) -> str:
     )
     if cache is None or cache.tokens is None:
         return ""
-    if cache.tokens < need.context:
-        return f"{_cache_size(memory, cache)}; a request may have {need.context:,}"
+    if cache.tokens < context:
+        return f"{_cache_size(memory, cache)}; a request may have {context:,}"
     if fit is not None and fit.concurrent == 0:
         return f"{_cache_size(memory, cache)}; no request of `{fit.load}` fits"
     return ""

@@ -11,7 +11,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.engine.disaggregation import BOOTSTRAP_PORT
 from orchestrator.engine.flags import FlagValue, flag_words
 from orchestrator.engine.gateway import DEFAULTS, REQUIREMENTS, VERSION
-from orchestrator.engine.options import Meaning, flag_for
+from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Flag, Gateway, Plan
 from orchestrator.plan.serving import profile_serving
 
@@ -131,7 +131,7 @@ def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:
         return
     first = gpus[index * len(gpus) // plan.replicas]
     source = f"`replicas`: the GPUs of replica {index + 1}"
-    yield from _with_flag(plan.flags, flag_for(Meaning.FIRST_GPU, first), source)
+    yield from _with_flag(plan.flags, (Meaning.FIRST_GPU.value, first), source)
 
 
 def _with_flag(flags: Iterable[Flag], flag: tuple[str, FlagValue], source: str) -> Iterator[Flag]:
@@ -153,7 +153,7 @@ def _role_plans(plan: Plan, gateway: Gateway) -> Iterator[Plan]:
                 flags = _with_flag(flags, (BOOTSTRAP_PORT, role.bootstrap_ports[number]), source)
             if plan.gpus and gateway.one_node and first != plan.serving.first_gpu:
                 source = f"`layout`: the GPUs of {role.role} {number + 1} of {role.count}"
-                flags = _with_flag(flags, flag_for(Meaning.FIRST_GPU, first), source)
+                flags = _with_flag(flags, (Meaning.FIRST_GPU.value, first), source)
             server = replace(plan.server, host=LOOPBACK, port=next(ports))
             each = replace(
                 plan,

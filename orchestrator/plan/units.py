@@ -72,10 +72,3 @@ def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
 def server_numbers(plan: "Plan") -> list[int]:
     """Return the numbers of a plan's servers, from 1; with roles those of prefill come first."""
     return list(range(1, plan.replicas + 1))
-
-
-def server_names(plan: "Plan") -> tuple[str, ...]:
-    """Return the name of each server behind the gateway, which its folder has too: `replica-1`, or `prefill-1`."""
-    if not plan.roles:
-        return tuple(f"replica-{number}" for number in server_numbers(plan))
-    return tuple(f"{role.role}-{number}" for role in plan.roles for number in range(1, role.count + 1))

@@ -62,7 +62,7 @@ def steps_of(artifacts: Artifacts, host_ref: HostRef) -> tuple[UpStep, ...]:
     plan = artifacts.plan
     if runtime_class(plan.runtime).cluster_managed:
         return (_start(plan),)
-    checkpoint, image = _checkpoint(plan, host_ref), tuple(_engine(artifacts, host_ref))
+    checkpoint, image = _checkpoint(plan, host_ref), tuple(_image(artifacts, host_ref))
     table = () if plan.prebuilt_image else tuple(_table(plan, host_ref.home))
     if (
         plan.model.checkpoint.source != "local"
@@ -125,6 +125,10 @@ def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
 
 def _image(artifacts: Artifacts, host_ref: HostRef) -> Iterator[UpStep]:
     plan, build = artifacts.plan, artifacts.build
+    if (image := plan.prebuilt_image) is not None:
+        what = f"{image} pulled if it is missing, its receipt and table checked against the plan; nothing is built"
+        yield UpStep(name="image", what=what, about=PULL)
+        return
     if build is None:
         if (size := bytes_to_install(plan.engine, host_ref.home)) is not None:
             what = f"{plan.engine.requirements}: {f'{gb(size)} of ' if size else ''}packages to install"
@@ -144,18 +148,6 @@ def _image(artifacts: Artifacts, host_ref: HostRef) -> Iterator[UpStep]:
         yield UpStep(name="image", what=f"{base} patched", about=STEP_SECONDS["build"])
     else:
         yield UpStep(name="image", what=f"{base} pulled and patched: {room}", about=PULL + STEP_SECONDS["build"])
-
-
-def _engine(artifacts: Artifacts, host_ref: HostRef) -> Iterator[UpStep]:
-    if artifacts.plan.prebuilt_image:
-        yield _ready_image(artifacts.plan.prebuilt_image)
-    else:
-        yield from _image(artifacts, host_ref)
-
-
-def _ready_image(image: str) -> UpStep:
-    what = f"{image} pulled if it is missing, its receipt and table checked against the plan; nothing is built"
-    return UpStep(name="image", what=what, about=PULL)
 
 
 def _start(plan: Plan) -> UpStep:

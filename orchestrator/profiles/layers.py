@@ -140,7 +140,8 @@ def _file(part: str, chosen: Data, place: str) -> str:
     if isinstance(chosen, str):
         return chosen
     hint = f"`{part}: NAME`, `{part}: ./FILE.yaml`, or `{part}: {{{USE}: NAME, KEY: VALUE}}`"
-    raise ProfileError(f"`{part}` must name a file, found {_show(chosen)}", location=place, hint=hint)
+    found = "nothing" if chosen is None else f"`{chosen}`"
+    raise ProfileError(f"`{part}` must name a file, found {found}", location=place, hint=hint)
 
 
 def merge_layers(
@@ -166,7 +167,8 @@ def merge_layers(
             with _image_replaced(data, places, names):
                 _layer(data, places, _over(part, profile, whole=part not in parts))
             if part in parts:
-                overlaid |= dict.fromkeys(_facts(part, profile), _source(part, profile))
+                source = str(_mapping(part, profile).get(_SOURCE) or "")
+                overlaid |= dict.fromkeys(_facts(part, profile), source)
     for profile in profiles:
         own = {key: value for key, value in profile.data.items() if key not in {*PARTS, EXTENDS}}
         _layer(data, places, [((key,), value, profile, (key,)) for key, value in own.items()])
@@ -234,10 +236,6 @@ def _leaves(path: KeyPath, value: Data) -> Iterator[KeyPath]:
         yield path
 
 
-def _source(part: str, profile: Document) -> str:
-    return str(_mapping(part, profile).get(_SOURCE) or "")
-
-
 def _mapping(part: str, profile: Document) -> Mapping[str, Data]:
     said = profile.data[part]
     return said if isinstance(said, dict) else {}
@@ -245,11 +243,7 @@ def _mapping(part: str, profile: Document) -> Mapping[str, Data]:
 
 def _layer(data: dict[str, Data], places: dict[KeyPath, str], entries: Iterable[Entry]) -> None:
     for target, value, document, source in entries:
-        _merge(data, places, target, value, _placer(document, target, source))
-
-
-def _placer(document: Document, target: KeyPath, source: KeyPath) -> "_Placer":
-    return _Placer(document, len(target), source)
+        _merge(data, places, target, value, _Placer(document, len(target), source))
 
 
 @dataclass(frozen=True)
@@ -333,7 +327,3 @@ def _of_user(data: Mapping[str, Data], override: Override, path: KeyPath) -> Dat
         setting.pop(name, None)
     setting[".".join(leaf) or "value"] = override.value
     return {**setting, "origin": Origin.USER.value, "source": f"{_OPTION}{'.'.join(map(str, path))}"}
-
-
-def _show(value: Data) -> str:
-    return "nothing" if value is None else f"`{value}`"

@@ -258,25 +258,21 @@ class EngineSection(StrictModel):
     source: Text = Field(default="", description="source of these facts")
 
 
-class HardwareFile(HardwareSection):
+class _Settings(StrictModel):
+    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
+    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
+
+
+class HardwareFile(_Settings, HardwareSection):
     """A file under profiles/hardware: one node, and the settings that follow from it."""
 
-    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
-    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
 
-
-class ModelFile(ModelSection):
+class ModelFile(_Settings, ModelSection):
     """A file under profiles/models: one checkpoint, and the settings that follow from it."""
 
-    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
-    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
 
-
-class EngineFile(EngineSection):
+class EngineFile(_Settings, EngineSection):
     """A file under profiles/engines: one build of sglang, and the settings that follow from it."""
-
-    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
-    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
 
 
 class ServerSection(StrictModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from orchestrator.core.catalog import Catalog, EntryKind
-from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.core.errors import UsageError
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import StrictModel, Text, Word, read_model
 
@@ -47,7 +47,7 @@ def load_recipe(name_or_file: str, catalog: Catalog) -> Recipe:
         known = did_you_mean(name_or_file, catalog.names(EntryKind.RECIPE))
         hint = known if known.endswith("?") else f"{known}, or a .yaml file"
         raise UsageError(f"no recipe `{name_or_file}` found", hint=hint)
-    return read_model(path, Recipe, catalog.shown(path), fault=ProfileError)
+    return read_model(path, Recipe, catalog.shown(path))
 
 
 def recipes_for(model_type: str, catalog: Catalog) -> dict[str, Recipe]:

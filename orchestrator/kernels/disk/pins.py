@@ -7,7 +7,6 @@ from pathlib import PurePosixPath
 from pydantic import Field
 
 from orchestrator.core.catalog import Catalog, EntryKind
-from orchestrator.core.errors import KernelsError
 from orchestrator.core.validation import StrictModel, read_model
 from orchestrator.kernels.keys import Shape, buckets
 from orchestrator.kernels.table import KernelNames, ShapeConstraint, UpstreamKeys
@@ -105,7 +104,7 @@ def _commit_in(commits: Iterable[str], commit: str | None) -> str | None:
 
 
 def read_pins(catalog: Catalog | None = None) -> Pins:
-    """Read the pins of aiter. Raises KernelsError if the file is invalid."""
+    """Read the pins of aiter. Raises ProfileError if the file is invalid."""
     catalog = catalog or Catalog.from_environment()
     path = catalog.path(EntryKind.KERNELS, "aiter")
-    return read_model(path, Pins, catalog.shown(path), fault=KernelsError)
+    return read_model(path, Pins, catalog.shown(path))

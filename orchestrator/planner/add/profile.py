@@ -18,11 +18,10 @@ from orchestrator.core.text import gb
 from orchestrator.core.validation import read_file, read_model
 from orchestrator.core.yaml_document import Data
 from orchestrator.engine.architectures import PARSERS
-from orchestrator.engine.options import Meaning, Tie, flag_for, ties
+from orchestrator.engine.options import Meaning, Tie, ties
 from orchestrator.plan.capacity import DEFAULT_WORKLOAD, Capacity, context_shortage, graph_requests
 from orchestrator.plan.plan import NAME
 from orchestrator.plan.propose import (
-    ContextNeed,
     DoesNotFitError,
     LayoutAttempt,
     common_problems,
@@ -145,18 +144,18 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     first.set("layout", "tp", 1, "")
     profile = first.valid().profile
     _take_flags(request, base, profile)
-    need = ContextNeed(context=request.max_context or profile.model.context_length)
+    context = request.max_context or profile.model.context_length  # tokens of the longest request
     tried: list[LayoutAttempt] = []
     for tp in layouts(profile.hardware.gpus):
         draft, found = _try(base.copy(), profile, tp)
         tried.append(found)
-        if not shortfall(found, need):
-            _explain(draft, tried, need, found.capacity)
+        if not shortfall(found, context):
+            _explain(draft, tried, context, found.capacity)
             valid = draft.valid()
             if request.host_memory is not None and found.capacity is not None and found.capacity.memory is None:
                 require_host_memory(profile.model, valid.capacity, request.host_memory, name=request.model)
             return Proposal(name=name, text=draft.text(), decisions=tuple(_decided(draft)), valid=valid)
-    raise _does_not_fit(request, tried, need)
+    raise _does_not_fit(request, tried, context)
 
 
 def _path(name: str, home: Home) -> Path:
@@ -306,7 +305,7 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
     for meaning, why in _MEASURED.items():
         draft.settings.setdefault(("flags", meaning.value), (True, why))
     if request.max_context and request.max_context < model.model.context_length:
-        draft.set("flags", *flag_for(Meaning.CONTEXT, request.max_context), "the longest request that it accepts")
+        draft.set("flags", Meaning.CONTEXT, request.max_context, "the longest request that it accepts")
 
 
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
@@ -327,7 +326,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
     memory = valid.capacity.memory
     if memory is not None and memory.safe_fraction > 0:
         why = f"leaves activations and graphs {gb(memory.activation_bytes)}; an estimate"
-        draft.set("flags", *flag_for(Meaning.MEMORY_FRACTION, memory.safe_fraction), why)
+        draft.set("flags", Meaning.MEMORY_FRACTION, memory.safe_fraction, why)
         valid = draft.valid()
     if memory is None:
         capped = (valid.capacity.context, "one request of full length; sglang would take all memory of the host")
@@ -338,7 +337,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
         most = graph_requests(valid.profile, profile_serving(valid.profile))
         running = min(served.concurrent, most) if most else served.concurrent
         by = "fit" if running == served.concurrent else "sglang captures graphs for"
-        draft.set("flags", *flag_for(Meaning.RUNNING_REQUESTS, running), f"as many of `{served.load}` as {by}")
+        draft.set("flags", Meaning.RUNNING_REQUESTS, running, f"as many of `{served.load}` as {by}")
         valid = draft.valid()
     try:
         valid.decide()
@@ -354,7 +353,7 @@ def _many(profile: Profile, tp: int, dp: int) -> str:
     return f", {dp} replicas of {gpus}" if dp > 1 else f", {gpus}" * bool(profile.hardware.gpus)
 
 
-def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], need: ContextNeed, capacity: Capacity | None) -> None:
+def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], context: int, capacity: Capacity | None) -> None:
     """Record why the chosen layout is the smallest."""
     cache = capacity.cache if capacity else None
     if capacity is not None and capacity.memory is None:
@@ -363,10 +362,10 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], need: ContextNeed, c
         reason = "" if capacity is None else "; ".join(capacity.unknown[:1])
         why = f"the fewest GPUs that hold the weights; {reason or 'only a start shows the size of its cache'}"
     else:
-        why = f"the fewest GPUs whose cache holds {need.context:,} tokens: {cache.tokens:,}"
+        why = f"the fewest GPUs whose cache holds {context:,} tokens: {cache.tokens:,}"
     draft.set("layout", "tp", tried[-1].tp, why)
     for each in tried[:-1]:
-        draft.decisions.append(Decision(key=f"tp {each.tp}", value="too small", why=shortfall(each, need)))
+        draft.decisions.append(Decision(key=f"tp {each.tp}", value="too small", why=shortfall(each, context)))
     drafts = not draft.keys.get("model") or any(Tie.DRAFTS in ties(key) for _, key in draft.settings)
     if not drafts and (layer := draft.valid().profile.model.mtp_layer) is not None:
         why = f"layer {layer} can draft; to use it, `--base` a profile with speculative decoding"
@@ -381,7 +380,7 @@ def _decided(draft: _Draft) -> Iterator[Decision]:
     yield from (each for each in draft.decisions if each.key not in anew)
 
 
-def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], need: ContextNeed) -> ProfileError:
+def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], context: int) -> ProfileError:
     if common := common_problems(tried):
         message = f"cannot plan a profile of `{request.model}` on `{request.hardware}`"
         return ProfileError(message, problems=[Problem(each.message, hint=each.hint) for each in common])
@@ -390,7 +389,7 @@ def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], need:
         hint = f"limit requests to {most} tokens with `--max-context {most}`; or choose other hardware"
     return DoesNotFitError(
         f"`{request.model}` does not fit on `{request.hardware}`",
-        problems=[Problem(f"tp {each.tp}: {shortfall(each, need)}") for each in tried],
+        problems=[Problem(f"tp {each.tp}: {shortfall(each, context)}") for each in tried],
         hint=hint,
         longest=most,
     )
