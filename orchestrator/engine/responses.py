@@ -273,21 +273,17 @@ def read_cached(usage: Json) -> int | None:
     return optional_number(details, "cached_tokens") if isinstance(details, dict) else None
 
 
-def read_usage_of(data: Json) -> Json:
-    """Return the `usage` of a response of the OpenAI API. Raises UnexpectedResponseError."""
-    return get_object(data, "usage")
-
-
 def read_chat(data: Json) -> ChatResponse:
     """Parse a chat response that was not streamed. Raises UnexpectedResponseError."""
     choices = get_objects(data, "choices")
     if not choices:
         raise UnexpectedResponseError(f"the response of `{CHAT_COMPLETIONS}` has no choice")
     message, usage = get_object(choices[0], "message"), get_object(data, "usage")
+    calls = get_objects(message, "tool_calls") if message.get("tool_calls") else []
     return ChatResponse(
         text=_said(message),
         content=optional_text(message, "content") or "",
-        tools=tuple(_called_tools(message)),
+        tools=tuple(name(get_object(call, "function"), "name") for call in calls),
         finish_reason=_ending(choices[0]) or name(choices[0], "finish_reason"),
         prompt_tokens=number(usage, "prompt_tokens"),
         completion_tokens=number(usage, "completion_tokens"),
@@ -353,11 +349,6 @@ def read_completion_event(event: bytes) -> tuple[str, str | None]:
     choices = get_objects(read_object(event, path=COMPLETIONS), "choices")
     reasons = [reason for choice in choices if (reason := _ending(choice))]
     return "".join(optional_text(choice, "text") or "" for choice in choices), reasons[-1] if reasons else None
-
-
-def _called_tools(message: Json) -> Iterator[str]:
-    for call in get_objects(message, "tool_calls") if message.get("tool_calls") else ():
-        yield name(get_object(call, "function"), "name")
 
 
 def _said(message: Json) -> str:

@@ -123,6 +123,9 @@ def serving_facts(
 ) -> ServingFacts:
     """Return the meaning of `flags` for a model on a platform; an invalid value counts as unset."""
     given = _Given(flags)
+    deepseek_v4 = architecture.startswith("DeepseekV4")
+    page = DSV4_PAGE if deepseek_v4 else 1  # 0.5.20, 0.5.21, arg_groups/model_overrides/deepseek_v4.py
+    window_ratio = given.number("swa-full-tokens-ratio")
     chunk, drafts = given.count("chunked-prefill-size"), _drafts(given)
     whole = given.number("chunked-prefill-size") == -1
     grammar = given.text("grammar-backend")
@@ -130,18 +133,19 @@ def serving_facts(
     return ServingFacts(
         context=given.count("context-length") or context_length,
         running_set=given.count("max-running-requests"),
-        running_default=_running(architecture, drafts),
+        running_default=_OF_DEEPSEEK_V4 if deepseek_v4 else _BESIDE_DRAFTS if drafts is not None else None,
         prefill_chunk=chunk,
         prefill_batch=given.count("max-prefill-tokens") or _WHOLE_PREFILL if whole else chunk,
         cache_tokens=given.count("max-total-tokens"),
         kv_dtype=given.text("kv-cache-dtype"),
         dtype=given.text("dtype"),
-        page=DSA_PAGE if sparse_attention else given.count("page-size") or _page(architecture),
+        page=DSA_PAGE if sparse_attention else given.count("page-size") or page,
         memory_fraction=given.number("mem-fraction-static"),
         graph_batch=0 if given.has("disable-cuda-graph") else batch,
         window_ratio=_window_ratio(given),
         window_pool_option=_window_pool_option(given),
-        source_windows=_source_windows(given),
+        # 0.5.21, model_executor/pool_configurator.py, `_resolve_swa_cap_tokens`
+        source_windows=window_ratio or (_SOURCE_WINDOWS if whole else None),
         source_window_option=next((f"`{each}`" for each in _SIZE_SOURCE_WINDOWS if given.has(each)), ""),
         sparse_backends=(given.text("dsa-prefill-backend"), given.text("dsa-decode-backend")),
         drafts=drafts,
@@ -293,23 +297,6 @@ def _window_ratio(given: _Given) -> float | None:
         return None
     ratio = given.number("swa-full-tokens-ratio")
     return WINDOW_RATIO if ratio is None else ratio
-
-
-def _source_windows(given: _Given) -> float | None:
-    """Return `ServingFacts.source_windows` (0.5.21, model_executor/pool_configurator.py, `_resolve_swa_cap_tokens`)."""
-    whole = given.number("chunked-prefill-size") == -1
-    return given.number("swa-full-tokens-ratio") or (_SOURCE_WINDOWS if whole else None)
-
-
-def _page(architecture: str) -> int:
-    """Return the tokens of a page by default (0.5.20, 0.5.21, arg_groups/model_overrides/deepseek_v4.py)."""
-    return DSV4_PAGE if architecture.startswith("DeepseekV4") else 1
-
-
-def _running(architecture: str, drafts: Drafts | None) -> int | None:
-    if architecture.startswith("DeepseekV4"):
-        return _OF_DEEPSEEK_V4
-    return _BESIDE_DRAFTS if drafts is not None else None
 
 
 def _window_pool_option(given: _Given) -> str:

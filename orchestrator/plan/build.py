@@ -123,17 +123,8 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
 
 
 def _require_no_problems(name: str, problems: Iterable[Problem]) -> None:
-    if found := truncate_problems(_once(problems)):
+    if found := truncate_problems(problems):
         raise ProfileError(f"cannot plan profile `{name}`", problems=found)
-
-
-def _once(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Yield each problem once: two roles may have the same."""
-    seen: set[Problem] = set()
-    for problem in problems:
-        if problem not in seen:
-            seen.add(problem)
-            yield problem
 
 
 def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: PlanningContext, facts: Facts) -> Plan:
@@ -145,7 +136,7 @@ def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: Pl
         runtime=profile.runtime,
         hardware=_hardware(profile, merged),
         model=planned_model(profile, merged),
-        engine=_engine(profile, merged),
+        engine=Engine(name=merged.names["engine"], **profile.engine.model_dump(exclude={"source"})),
         layout=Layout(
             tp=profile.layout.tp.value,
             dp=profile.layout.dp.value,
@@ -271,7 +262,3 @@ def _questions(profile: Profile) -> Iterator[SmokeQuestion]:
                 origin=section.origin,
                 source=section.source,
             )
-
-
-def _engine(profile: Profile, merged: MergedProfile) -> Engine:
-    return Engine(name=merged.names["engine"], **profile.engine.model_dump(exclude={"source"}))

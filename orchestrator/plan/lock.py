@@ -47,7 +47,7 @@ class Lock:
     @property
     def text(self) -> str:
         """The content of the file."""
-        data = _plain(self)
+        data = json.loads(json.dumps(asdict(self)))  # copies: shared values would become YAML anchors
         digests = {name: _digest(data[name]) for name in _SECTIONS}
         head = "Written by deploy; do not edit. `deploy up --locked` starts exactly this."
         return dump_yaml({"lock": FORMAT, **data, "digests": digests}, head, width=1_000_000)
@@ -122,11 +122,6 @@ def drift(document: Document, section: str, locked: Mapping[str, str], current: 
         old, new = (value or "nothing" for value in difference.values)
         message = f"`{difference.key}` is `{old}` in the lock and `{new}` now"
         yield Problem(message, document.location((section, difference.key)))
-
-
-def _plain(lock: Lock) -> dict[str, object]:
-    copied: dict[str, object] = json.loads(json.dumps(asdict(lock)))  # copies: shared values would become YAML anchors
-    return copied
 
 
 def _digest(section: object) -> str:

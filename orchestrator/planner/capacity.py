@@ -22,7 +22,7 @@ def capacity_table(found: Capacity, *, storage: str | None = None, outlook: Tier
             *_tiers(found, storage),
             *_served(found.load_fit),
             *_outlook(outlook, has_tier=found.host is not None),
-            *_unknown(found),
+            *(("not computed", "", why) for why in found.unknown),
         ],
     )
 
@@ -150,8 +150,3 @@ def _served(served: LoadFit | None) -> Iterator[tuple[str, str, str]]:
     limit = "no limit is set" if served.running is None else f"at most {served.running} run"
     each = f"`{served.load}`, {served.tokens:,} tokens each, plus {served.shared_tokens:,} shared; {limit}"
     yield "concurrent requests", "unknown" if served.concurrent is None else f"{served.concurrent:,}", each
-
-
-def _unknown(found: Capacity) -> Iterator[tuple[str, str, str]]:
-    for why in found.unknown:
-        yield "not computed", "", why

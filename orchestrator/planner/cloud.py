@@ -33,12 +33,13 @@ def rental_files(
     `tool` is the package of `deploy` to install there; None is refused. The server listens on all addresses, with an
     API key. It runs from the engine's own image, or from a virtual environment if the engine has a requirements file.
     """
+    entries = (value for key, _, value in (each.partition("=") for each in overrides) if key in _PARTS)
     load_asked = cache(partial(load, profile, overrides=overrides, catalog=Catalog.of(home)))
     require_all(
         f"cannot rent a machine for profile `{profile}`",
         (
             partial(_require_package, broker, tool),
-            partial(_refuse_files, (profile, *_part_files(overrides)), home),
+            partial(_refuse_files, (profile, *entries), home),
             lambda: _refuse_unfit(load_asked()),
         ),
     )
@@ -96,13 +97,6 @@ def _there(plan: Plan) -> Iterator[str]:
     yield "server.host=0.0.0.0"
     if plan.server.api_key_env is None:
         yield f"server.api_key_env={KEY}"
-
-
-def _part_files(overrides: Sequence[str]) -> Iterator[str]:
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key in _PARTS:
-            yield value
 
 
 def _refuse_unfit(asked: ResolvedProfile) -> None:

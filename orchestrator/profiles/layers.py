@@ -162,10 +162,12 @@ def merge_layers(
     names = dict(names)
     for part, choice in choices.items():
         if part in parts:
-            _layer(data, places, _as_layer(part, parts[part]))
+            _layer(data, places, _entries(part, parts[part], parts[part].data))
         for profile in choice.over:
             with _image_replaced(data, places, names):
-                _layer(data, places, _over(part, profile, whole=part not in parts))
+                left_out = {USE, _SOURCE} if part in parts else {USE}  # a file has a source of its own
+                said = {key: value for key, value in _mapping(part, profile).items() if key not in left_out}
+                _layer(data, places, _entries(part, profile, said, part))
             if part in parts:
                 source = str(_mapping(part, profile).get(_SOURCE) or "")
                 overlaid |= dict.fromkeys(_facts(part, profile), source)
@@ -211,16 +213,12 @@ def _naming(part: str, profiles: Sequence[Document]) -> Document:
 Entry = tuple[KeyPath, Data, Document, KeyPath]
 
 
-def _as_layer(part: str, document: Document) -> list[Entry]:
-    """Return the items of a catalog entry: facts go below the entry's key, shared keys to the top level."""
-    return [((key,) if key in SHARED else (part, key), value, document, (key,)) for key, value in document.data.items()]
+def _entries(part: str, document: Document, said: Mapping[str, Data], *inside: str) -> list[Entry]:
+    """Return the items of a catalog entry: facts go below the entry's key, shared keys to the top level.
 
-
-def _over(part: str, profile: Document, *, whole: bool) -> list[Entry]:
-    """Return the items of an entry inside a profile; over a file, its own `source` is left out."""
-    said = _mapping(part, profile)
-    kept = {key: value for key, value in said.items() if key != USE and (whole or key != _SOURCE)}
-    return [((key,) if key in SHARED else (part, key), value, profile, (part, key)) for key, value in kept.items()]
+    `inside` is the key of the entry in the document, if the document is a profile.
+    """
+    return [((key,) if key in SHARED else (part, key), value, document, (*inside, key)) for key, value in said.items()]
 
 
 def _facts(part: str, profile: Document) -> Iterator[KeyPath]:

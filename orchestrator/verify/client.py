@@ -14,12 +14,12 @@ from orchestrator.engine.responses import (
     Json,
     ServerInfo,
     UnexpectedResponseError,
+    get_object,
     read_chat,
     read_chat_events,
     read_completed,
     read_generated,
     read_server_info,
-    read_usage_of,
 )
 from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.verify.questions import prompt_of
@@ -103,7 +103,7 @@ class SmokeClient:
         if self.target.engine_url and not isinstance(prompt, str):
             raise NotOfferedError(f"the gateway takes no token ids at `{endpoints.COMPLETIONS}`")
         body = completion_body(self.target.served_name, prompt, tokens=tokens, ignore_eos=True, **{RANK_FIELD: rank})
-        return read_usage_of(self._post(endpoints.COMPLETIONS, body))
+        return get_object(self._post(endpoints.COMPLETIONS, body), "usage")
 
     def _post(self, path: str, body: Body) -> Json:
         return self.server.post(path, *foreign.pinned(self.target.engine, body))

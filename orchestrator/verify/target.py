@@ -9,10 +9,10 @@ from orchestrator.engine.metrics import read_metrics
 from orchestrator.engine.requests import completion_body
 from orchestrator.engine.responses import (
     UnexpectedResponseError,
+    get_object,
     read_cached,
     read_models,
     read_server_info,
-    read_usage_of,
 )
 from orchestrator.plan.plan import GREEDY_SPECULATION, Plan, PlanWarning, SmokeQuestion
 from orchestrator.verify.memory import MemoryGauge
@@ -68,7 +68,7 @@ def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: 
         raise UnexpectedResponseError(f"`{endpoints.MODELS}` lists no model")
     name, length = chosen
     exported = server.exported().decode(errors="replace")
-    usage = read_usage_of(server.post(endpoints.COMPLETIONS, completion_body(name, "Hi", tokens=1)))
+    usage = get_object(server.post(endpoints.COMPLETIONS, completion_body(name, "Hi", tokens=1)), "usage")
     return Target(
         url=url,
         served_name=name,

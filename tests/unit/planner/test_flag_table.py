@@ -66,7 +66,7 @@ def test_a_write_that_fails_leaves_the_old_table_whole(home: Home, monkeypatch: 
 def test_what_is_no_wheel_is_named(home: Home, tmp_path: Path) -> None:
     (tmp_path / "some.whl").write_text("no zip")
     for name in ("some.whl", "none.whl"):
-        with pytest.raises(UsageError, match="is not a wheel|cannot read"):
+        with pytest.raises(UsageError, match=r"is not a wheel|cannot read"):
             flag_tables.write_flag_table("0.5.17", home, wheel=tmp_path / name, python=Path("python3"))
     assert tables(home) == []
 
