@@ -7,8 +7,11 @@ from typing import Final
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secrets import MIN_LENGTH, Secret
-from orchestrator.engine.liveness import GENERATE, HEALTH, METRICS
+from orchestrator.engine import liveness
 
+HEALTH: Final = liveness.HEALTH
+METRICS: Final = liveness.METRICS
+GENERATE: Final = liveness.GENERATE
 MODELS: Final = "/v1/models"
 MODEL_INFO: Final = "/model_info"
 SERVER_INFO: Final = "/server_info"  # contains the server's keys in clear text: never show or store it whole
@@ -17,22 +20,6 @@ VERSION: Final = "/version"  # of vLLM
 TOKENIZE: Final = "/tokenize"  # 0.5.10 to 0.5.23; the same format in vLLM
 COMPLETIONS: Final = "/v1/completions"
 CHAT_COMPLETIONS: Final = "/v1/chat/completions"
-
-__all__ = [
-    "CHAT_COMPLETIONS",
-    "COMPLETIONS",
-    "FLUSH_CACHE",
-    "GENERATE",
-    "HEALTH",
-    "METRICS",
-    "MODELS",
-    "MODEL_INFO",
-    "SERVER_INFO",
-    "TOKENIZE",
-    "VERSION",
-    "authorization",
-    "read_key",
-]
 
 
 def authorization(key: Secret | None) -> dict[str, str]:
