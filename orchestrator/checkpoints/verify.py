@@ -11,19 +11,22 @@ from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.config_check import find_mismatches
 from orchestrator.checkpoints.describe import contradictions
 from orchestrator.checkpoints.files import file_stamps
-from orchestrator.checkpoints.integrity import check_integrity
 from orchestrator.checkpoints.mismatch import Mismatch, require_loadable
 from orchestrator.checkpoints.profile_match import require_profile_match
 from orchestrator.checkpoints.receipt import CheckpointReceipt, Stamps, read_receipt, write_receipt
-from orchestrator.checkpoints.summary import CheckpointSummary, local_summary, summarize
+from orchestrator.checkpoints.summary import CheckpointSummary, local_summary, missing_tensors, summarize
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, Problem
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, FileName
-from orchestrator.core.text import gb
+from orchestrator.core.text import gb, parse_json
 from orchestrator.engine.architectures import ARCHITECTURES
 from orchestrator.plan.plan import Model, Plan
 
 FROM_RECEIPT: Final = ", as in its receipt"  # suffix for a checkpoint that was not read again
+_TOKENIZERS: Final = tuple(
+    tuple(map(CheckpointFile, names))
+    for names in (("tokenizer.json",), ("tokenizer.model",), ("tiktoken.model",), ("vocab.json", "merges.txt"))
+)
 _SIZE_TOLERANCE: Final = 0.02  # of a model's `weights_size`, which a person may have rounded
 
 
@@ -123,21 +126,90 @@ def _inspect(
 ) -> tuple[CheckpointReceipt, tuple[Problem, ...]]:
     """Check the files of a checkpoint and, if they are complete, its tensors; return its receipt and problems."""
     checkpoint = Checkpoint.local(directory)
-    report = check_integrity(checkpoint, options.sizes, mtp_layer=options.layer)
+    tensors, problems = _check_files(checkpoint, options)
     mismatches: tuple[Mismatch, ...] = ()
-    if not report.problems:
+    if not problems:
         mismatches = compare_with_config(summarize(checkpoint), drafts=options.layer is not None)
     receipt = CheckpointReceipt(
         location=location,
         revision=options.revision,
         mtp_layer=options.layer,
-        shards=report.shards,
-        tensors=report.tensors,
+        shards=len(checkpoint.index.shards),
+        tensors=tensors,
         files=files,
         mismatches=mismatches,
         allow_mismatch=options.allow_mismatch,
     )
-    return receipt, report.problems
+    return receipt, problems
+
+
+def _check_files(checkpoint: Checkpoint, options: VerifyOptions) -> tuple[int, tuple[Problem, ...]]:
+    """Check config, tokenizer, index and every header, and that the MTP layer is there if it is required.
+
+    Return the number of tensors, and the problems; an unreadable file is one.
+    """
+    problems = list(_sizes(checkpoint, options.sizes))
+    reported = {problem.location for problem in problems}  # one problem per file
+    more = [*_readable(checkpoint, CONFIG), *_tokenizer(checkpoint)]
+    problems += [problem for problem in more if problem.location not in reported]
+    index, layer = checkpoint.index, options.layer
+    problems += index.problems
+    has_mtp = any(_is_of_mtp(name, layer) for names in index.shards.values() for name in names)
+    tensors = 0
+    for shard, names in sorted(index.shards.items()):
+        try:
+            header = checkpoint.header(shard)
+        except CheckpointError as error:
+            problems += [problem for problem in error.problems_or_self() if problem.location not in reported]
+            continue
+        tensors += len(header)
+        has_mtp = has_mtp or any(_is_of_mtp(name, layer) for name in header)
+        problems += missing_tensors(checkpoint, shard, names)
+    if layer is not None and index.shards and not has_mtp:
+        message = f"no tensor of the MTP layer (`model.layers.{layer}.`) found, which speculative decoding needs"
+        hint = "use a revision of the checkpoint with the MTP layer, or serve without the `speculative-…` flags"
+        problems.append(Problem(message, checkpoint.location, hint))
+    return tensors, tuple(problems)
+
+
+def _is_of_mtp(name: str, layer: int | None) -> bool:
+    """Return whether a tensor is of the MTP layer, which DeepSeek-V4 and Qwen3.5 name `mtp` instead of by index."""
+    return name.startswith("mtp.") or f".layers.{layer}." in name
+
+
+def _sizes(checkpoint: Checkpoint, sizes: Mapping[CheckpointFile, int]) -> Iterator[Problem]:
+    for name, size in sorted(sizes.items()):
+        location, found = f"{checkpoint.location}/{name}", checkpoint.files.sizes.get(name)
+        if found is None:
+            yield Problem(f"`{name}` is missing ({size} bytes)", location)
+        elif found != size:
+            yield Problem(f"`{name}` has {found} bytes instead of {size}", location)
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Iterator[Problem]:
+    sizes = checkpoint.files.sizes
+    tokenizer = next((names for names in _TOKENIZERS if all(name in sizes for name in names)), ())
+    if not tokenizer:
+        choices = ", ".join(" with ".join(f"`{name}`" for name in names) for names in _TOKENIZERS)
+        yield Problem(f"no tokenizer found: none of {choices}", checkpoint.location)
+    for name in tokenizer:
+        if name.endswith(".json"):
+            yield from _readable(checkpoint, name)
+        elif sizes[name] == 0:
+            yield Problem(f"`{name}` is empty", f"{checkpoint.location}/{name}")
+
+
+def _readable(checkpoint: Checkpoint, name: CheckpointFile) -> Iterator[Problem]:
+    location = f"{checkpoint.location}/{name}"
+    if name not in checkpoint.files.sizes:
+        yield Problem(f"`{name}` is missing", location)
+        return
+    try:
+        parse_json(checkpoint.read(name))
+    except ValueError:
+        yield Problem(f"`{name}` is not JSON: the file is truncated or modified", location)
+    except CheckpointError as error:
+        yield from error.problems_or_self()
 
 
 def compare_with_config(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
