@@ -264,20 +264,20 @@ class EngineSection(StrictModel):
     source: Text = Field(default="", description="source of these facts")
 
 
-class _Settings(StrictModel):
+class _CatalogFile(StrictModel):
     flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
     env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
 
 
-class HardwareFile(_Settings, HardwareSection):
+class HardwareFile(_CatalogFile, HardwareSection):
     """A file under profiles/hardware: one node, and the settings that follow from it."""
 
 
-class ModelFile(_Settings, ModelSection):
+class ModelFile(_CatalogFile, ModelSection):
     """A file under profiles/models: one checkpoint, and the settings that follow from it."""
 
 
-class EngineFile(_Settings, EngineSection):
+class EngineFile(_CatalogFile, EngineSection):
     """A file under profiles/engines: one build of sglang, and the settings that follow from it."""
 
 

@@ -26,7 +26,7 @@ USES: dict[str, str] = {
     "images": "core engine hosts patches plan render",
     "runs": "core plan render",
     "bench": "core engine hosts plan runs",
-    "kernels": "bench checkpoints core engine hosts images plan render runs",
+    "kernels": "bench checkpoints core engine images plan render runs",
     "runtimes": "checkpoints core engine hosts images kernels patches plan profiles render runs",
     "planner": "checkpoints core engine hosts images kernels patches plan profiles render runs runtimes",
     "verify": "core engine plan profiles runtimes",

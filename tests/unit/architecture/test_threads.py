@@ -31,8 +31,6 @@ WITH_DEAF_THREADS = {
 HOLDING = {"bench/benchmark.py", "experiments/sweep/trial.py", "servers/start/launch.py", "runtimes/process/runtime.py"}
 HOLDING |= {"cli/fanout.py", "servers/rollout/update.py", "runtimes/kubernetes/runtime.py"}
 HOLDING |= {
-    "core/polling.py",
-    "engine/client.py",
     "checkpoints/quantize/assemble.py",
     "runtimes/slurm/runtime.py",
     "experiments/sweep/search.py",

@@ -145,9 +145,8 @@ def test_a_far_image_is_built_inspected_and_read_there(monkeypatch: pytest.Monke
         asked.extend(word for word in words if word == "ssh://me@node")
         raise HostError("asked")
 
-    for place in ("cli.build", "cli.patches.check", "planner.image_env"):
+    for place in ("cli.build", "cli.patches.check", "planner.image_env", "kernels.disk.image"):
         monkeypatch.setattr(f"orchestrator.{place}.find_docker", refuse)
-    monkeypatch.setattr("orchestrator.kernels.disk.image.SshHost.parse", refuse)
     monkeypatch.setattr("orchestrator.images.registry.Registry.config", refuse)
     for words in (
         ["build", "mi355x-tp8-july"],
