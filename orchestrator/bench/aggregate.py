@@ -1,14 +1,16 @@
 """The metrics of one point, computed from its request records; units as in `bench/result.py`. Pure."""
 
+from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.load_generator import LoadResult, RequestRecord
+from orchestrator.bench.load_generator import LoadResult
+from orchestrator.bench.record_file import RequestRecord
 from orchestrator.bench.result import (
     BenchEnding,
     CacheHits,
@@ -96,30 +98,35 @@ def _full_lanes(observed: Observation) -> Throughput | None:
     None for independent prompts, and if that is less than half of the run.
     """
     records = observed.load_result.records
-    starts = [record.started_s for record in records if record.position == 0 and not record.is_subagent]
-    if observed.sessions is None or not starts:
+    if observed.sessions is None:
         return None
-    end = max(record.ended_s for record in records)
-    return throughput(records, start_s=0.0, end_s=max(starts), gpus=observed.gpus) if max(starts) > end / 2 else None
+    starts = (record.started_s for record in records if record.position == 0 and not record.is_subagent)
+    last, end = max(starts, default=0.0), _end(records)
+    return throughput(records, start_s=0.0, end_s=last, gpus=observed.gpus) if last > end / 2 else None
 
 
 def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point:
     records, server = observed.load_result.records, observed.server
-    done = [record for record in records if record.ok]
-    end = max((record.ended_s for record in records), default=0.0)
-    in_time = sum(_within(record, workload.slo) for record in done)
+    end, done = _end(records), Counter[str]()
+    for record in _done(records):
+        done.update(
+            requests=1,
+            in_time=_within(record, workload.slo),
+            input_tokens=_prompt_tokens(record),
+            output_tokens=_output_tokens(record),
+        )
     return Point(
         label=observed.label,
         arrivals=arrivals,
         ending=observed.load_result.ending,
         started_at=observed.started_at,
         requests=len(records),
-        succeeded=len(done),
-        success_share=len(done) / len(records) if records else 0.0,
+        succeeded=done["requests"],
+        success_share=done["requests"] / len(records) if records else 0.0,
         failures=failures(records),
-        input_tokens=sum(map(_prompt_tokens, done)),
-        output_tokens=sum(map(_output_tokens, done)),
-        goodput_rps=in_time / end if end else None,
+        input_tokens=done["input_tokens"],
+        output_tokens=done["output_tokens"],
+        goodput_rps=done["in_time"] / end if end else None,
         full_run=throughput(records, start_s=0.0, end_s=end, gpus=observed.gpus) if end else None,
         latency=latency(records),
         send_lag_s=distribution(max(0.0, record.started_s - record.scheduled_s) for record in records),
@@ -145,12 +152,16 @@ def _within(record: RequestRecord, slo: SustainedLimits) -> bool:
     return all(limit is None or seconds <= limit for seconds, limit in measured)
 
 
-def _sent_rps(records: Sequence[RequestRecord]) -> float | None:
-    started = sorted(record.started_s for record in records)
-    return (len(started) - 1) / (started[-1] - started[0]) if len(started) > 1 else None
+def _end(records: Collection[RequestRecord]) -> float:
+    return max((record.ended_s for record in records), default=0.0)
 
 
-def _completed(records: Sequence[RequestRecord], window: tuple[float, float]) -> int:
+def _sent_rps(records: Collection[RequestRecord]) -> float | None:
+    started = array("d", (record.started_s for record in records))
+    return (len(started) - 1) / (max(started) - min(started)) if len(started) > 1 else None
+
+
+def _completed(records: Collection[RequestRecord], window: tuple[float, float]) -> int:
     return sum(record.ok and window[0] <= record.ended_s <= window[1] for record in records)
 
 
@@ -171,11 +182,11 @@ def percentile(ordered: Sequence[float], quantile: float) -> float:
 
 def distribution(values: Iterable[float]) -> Distribution | None:
     """Return the distribution of `values`, or None if there are none."""
-    collected = list(values)
+    collected = array("d", values)
     return _distribution(collected) if collected else None
 
 
-def _distribution(values: Sequence[float]) -> Distribution:
+def _distribution(values: Iterable[float]) -> Distribution:
     ordered = sorted(values)
     return _summary(ordered, sum(ordered) / len(ordered))
 
@@ -207,22 +218,35 @@ def _of_counts(counts: Counter[int]) -> Distribution | None:
     return _summary(_Counted(counts), mean)
 
 
-def latency(records: Sequence[RequestRecord]) -> Latency | None:
+def latency(records: Collection[RequestRecord]) -> Latency | None:
     """Compute the latencies of the successful requests as the client measured them; None without any."""
-    done = [record for record in records if record.ok]
-    if not done:
+    from_schedule, from_send, e2e_from_schedule, e2e_from_send, tpot = (array("d") for _ in range(5))
+    gaps, tokens, chunks = Counter[int](), 0, 0
+    for record in _done(records):
+        times = record.chunk_s
+        from_schedule.append(times[0] - record.scheduled_s)
+        from_send.append(times[0] - record.started_s)
+        e2e_from_schedule.append(record.ended_s - record.scheduled_s)
+        e2e_from_send.append(record.ended_s - record.started_s)
+        if _output_tokens(record) > 1:
+            tpot.append(_tpot(record))
+        gaps.update(round((b - a) / _STEP_S) for a, b in pairwise(times))
+        tokens, chunks = tokens + _output_tokens(record), chunks + len(times)
+    if not chunks:
         return None
-    multi_token = [record for record in done if _output_tokens(record) > 1]
-    chunks = sum(len(record.chunk_s) for record in done)
     return Latency(
-        ttft_from_schedule_s=_distribution([record.chunk_s[0] - record.scheduled_s for record in done]),
-        ttft_from_send_s=_distribution([record.chunk_s[0] - record.started_s for record in done]),
-        e2e_from_schedule_s=_distribution([record.ended_s - record.scheduled_s for record in done]),
-        e2e_from_send_s=_distribution([record.ended_s - record.started_s for record in done]),
-        tpot_s=distribution(map(_tpot, multi_token)),
-        itl_per_chunk_s=_of_counts(Counter(round(gap / _STEP_S) for gap in _gaps(done))),
-        tokens_per_chunk=sum(map(_output_tokens, done)) / chunks,
+        ttft_from_schedule_s=_distribution(from_schedule),
+        ttft_from_send_s=_distribution(from_send),
+        e2e_from_schedule_s=_distribution(e2e_from_schedule),
+        e2e_from_send_s=_distribution(e2e_from_send),
+        tpot_s=distribution(tpot),
+        itl_per_chunk_s=_of_counts(gaps),
+        tokens_per_chunk=tokens / chunks,
     )
+
+
+def _done(records: Iterable[RequestRecord]) -> Iterable[RequestRecord]:
+    return (record for record in records if record.ok)
 
 
 def _output_tokens(record: RequestRecord) -> int:
@@ -233,15 +257,11 @@ def _prompt_tokens(record: RequestRecord) -> int:
     return record.prompt_tokens or 0
 
 
-def _gaps(records: Sequence[RequestRecord]) -> Iterable[float]:
-    return (b - a for record in records for a, b in pairwise(record.chunk_s))
-
-
 def _tpot(record: RequestRecord) -> float:
     return (record.ended_s - record.chunk_s[0]) / (_output_tokens(record) - 1)
 
 
-def throughput(records: Sequence[RequestRecord], *, start_s: float, end_s: float, gpus: int | None) -> Throughput:
+def throughput(records: Collection[RequestRecord], *, start_s: float, end_s: float, gpus: int | None) -> Throughput:
     """Compute the throughput between two times, in seconds after the first planned arrival.
 
     Failed requests count too. The tokens of a prompt count at its first chunk. If chunks carry no token counts, the
@@ -272,29 +292,25 @@ def _emitted(record: RequestRecord) -> Iterable[tuple[float, float]]:
 
 
 def cache_hits(
-    records: Sequence[RequestRecord], *, target_share: float | None, absent_is_zero: bool, server: ServerCounts | None
+    records: Collection[RequestRecord], *, target_share: float | None, absent_is_zero: bool, server: ServerCounts | None
 ) -> CacheHits:
     """Compute the share of prompt tokens read from the prefix cache, from response usage and from server counters.
 
     sglang omits `cached_tokens` if it is 0 (0.5.14, entrypoints/openai/usage_processor.py). A response without the
     field therefore means 0 if the server is known to report it (`absent_is_zero`) or another response has it.
     """
-    done = [record for record in records if record.ok and record.prompt_tokens]
-    pairs = _cached_and_prompt(done, absent_is_zero=absent_is_zero)
-    cached, prompt = sum(cached for cached, _ in pairs), sum(prompt for _, prompt in pairs)
+    shares, cached, prompt, is_reported = array("d"), 0, 0, absent_is_zero
+    for record in _done(records):
+        if tokens := _prompt_tokens(record):
+            shares.append((record.cached_tokens or 0) / tokens)
+            cached, prompt = cached + (record.cached_tokens or 0), prompt + tokens
+            is_reported = is_reported or record.cached_tokens is not None
     return CacheHits(
         wanted_share=target_share,
-        usage_share=cached / prompt if prompt else None,
-        usage_share_per_request=distribution(cached / prompt for cached, prompt in pairs),
+        usage_share=cached / prompt if prompt and is_reported else None,
+        usage_share_per_request=distribution(shares) if is_reported else None,
         metrics_share=_metrics_share(server),
     )
-
-
-def _cached_and_prompt(done: Sequence[RequestRecord], *, absent_is_zero: bool) -> list[tuple[int, int]]:
-    """Return (cached tokens, prompt tokens) of each request; empty if the server reports no cached tokens."""
-    if not absent_is_zero and all(record.cached_tokens is None for record in done):
-        return []
-    return [(record.cached_tokens or 0, _prompt_tokens(record)) for record in done]
 
 
 def _metrics_share(server: ServerCounts | None) -> float | None:
@@ -303,8 +319,11 @@ def _metrics_share(server: ServerCounts | None) -> float | None:
     return server.cached_tokens / server.prompt_tokens
 
 
-def failures(records: Sequence[RequestRecord]) -> tuple[FailureCount, ...]:
+def failures(records: Collection[RequestRecord]) -> tuple[FailureCount, ...]:
     """Count failed requests by kind, most frequent first, each kind with its first example."""
-    counts = Counter(record.failure for record in records if record.failure)
-    examples = {record.failure: record.failure_example for record in reversed(records) if record.failure}
+    counts, examples = Counter[str](), dict[str, str]()
+    for record in records:
+        if record.failure:
+            counts[record.failure] += 1
+            examples.setdefault(record.failure, record.failure_example)
     return tuple(FailureCount(kind=kind, count=count, example=examples[kind]) for kind, count in counts.most_common())

@@ -8,7 +8,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator import __version__
@@ -20,8 +20,9 @@ from orchestrator.bench.counters import concurrency_capped
 from orchestrator.bench.endpoint import Endpoint, check_fits, discover
 from orchestrator.bench.energy import EnergyReader
 from orchestrator.bench.in_thread import in_thread
-from orchestrator.bench.load_generator import LoadResult, RequestRecord
+from orchestrator.bench.load_generator import LoadResult
 from orchestrator.bench.prompts import Source
+from orchestrator.bench.record_file import RequestRecord
 from orchestrator.bench.requests import requests_file
 from orchestrator.bench.result import (
     RESULT_FILE,
@@ -381,7 +382,7 @@ def _write_requests(request: BenchRequest, result: BenchResult, load_result: Loa
 
 def _request_line(record: RequestRecord) -> dict[str, object]:
     """Return a request record as JSON data, times rounded to microseconds."""
-    data = {field.name: getattr(record, field.name) for field in fields(record)}
+    data = record._asdict()
     times = {key: round(value, 6) for key, value in data.items() if isinstance(value, float)}
     chunks = {"chunk_s": [round(at, 6) for at in record.chunk_s], "chunk_tokens": list(record.chunk_tokens)}
     return {**data, **times, **chunks}

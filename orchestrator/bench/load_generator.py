@@ -7,16 +7,14 @@ subagents; it hides queueing. A request without an arrival is sent some time aft
 
 import asyncio
 import gc
-import sys
-from array import array
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, Protocol
 
-from orchestrator.bench.chunk_file import ChunkFile
 from orchestrator.bench.connection import Connections
+from orchestrator.bench.record_file import RecordFile, RequestRecord
 from orchestrator.bench.result import BenchEnding
 from orchestrator.bench.streamed_response import StreamedResponse
 from orchestrator.core.errors import DeployError
@@ -79,37 +77,11 @@ class SinglePrompt:
         """Ignore the answer: no prompt continues it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestRecord:
-    """One request as measured by the client; times in seconds after the begin of the measured window."""
-
-    index: int
-    scheduled_s: float
-    started_s: float
-    ended_s: float
-    chunk_s: Sequence[float]  # arrival times of the chunks with tokens
-    chunk_tokens: Sequence[int]  # cumulative output tokens; empty if not reported with each chunk
-    prompt_tokens: int | None  # token counts reported by the server
-    output_tokens: int | None
-    cached_tokens: int | None
-    finish_reason: str | None
-    failure: str | None
-    failure_example: str
-    session: str = ""
-    position: int = 0
-    is_subagent: bool = False
-
-    @property
-    def ok(self) -> bool:
-        """Whether the response was complete and of the requested length."""
-        return self.failure is None
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
     """The finished requests of one point, in order, without those of the warm-up."""
 
-    records: tuple[RequestRecord, ...]
+    records: Collection[RequestRecord]
     ending: BenchEnding
 
 
@@ -123,8 +95,7 @@ class _Sender:
     def __init__(self, connections: Connections, load: "PlannedLoad") -> None:
         self._connections = connections
         self._load = load
-        self._records: list[RequestRecord] = []
-        self._chunks = ChunkFile()
+        self.records = RecordFile()  # that ended in the measured window
         self._finished = 0
         self._sent = 0
         self._consecutive_losses = 0
@@ -214,10 +185,6 @@ class _Sender:
             raise _EndpointGone
         return response.answer_ids if response.failure is None else b""
 
-    def records(self) -> tuple[RequestRecord, ...]:
-        """Return the requests that ended in the measured window, in the order in which they were sent."""
-        return tuple(sorted(self._records, key=lambda record: record.index))
-
     def _finish(
         self,
         index: int,
@@ -229,7 +196,7 @@ class _Sender:
         self._finished += 1
         self._load.on_end(self._finished)
         if self._finished > self._load.warmup_requests:
-            self._records.append(self._record(index, planned, times, response, usage))
+            self.records.add(self._record(index, planned, times, response, usage))
         elif self._measures:
             self.measured_from = times[2]
             self._load.on_measured()
@@ -249,12 +216,12 @@ class _Sender:
             scheduled_s=scheduled,
             started_s=started,
             ended_s=ended,
-            chunk_s=self._chunks.save(array("d", [at - self.measured_from for at in response.chunk_s])),
-            chunk_tokens=self._compact(response.chunk_tokens),
+            chunk_s=[at - self.measured_from for at in response.chunk_s],
+            chunk_tokens=_complete(response.chunk_tokens),
             prompt_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
-            finish_reason=sys.intern(usage.finish_reason) if usage and usage.finish_reason else None,
+            finish_reason=usage.finish_reason if usage else None,
             failure=failure,
             failure_example=example,
             session=planned.session,
@@ -262,12 +229,11 @@ class _Sender:
             is_subagent=planned.is_subagent,
         )
 
-    def _compact(self, tokens: Sequence[int | None]) -> Sequence[int]:
-        """Return cumulative counts in less memory, mostly one token a chunk; none if one is missing."""
-        if tokens == list(one_each := range(1, len(tokens) + 1)):
-            return one_each
-        counts = array("l", [each for each in tokens if each is not None])
-        return self._chunks.save(counts) if len(counts) == len(tokens) else ()
+
+def _complete(counts: Sequence[int | None]) -> Sequence[int]:
+    """Return cumulative counts; none if one is missing."""
+    found = [each for each in counts if each is not None]
+    return found if len(found) == len(counts) else ()
 
 
 def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage | None:
@@ -340,7 +306,7 @@ async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[No
         raise failures[0]
     if ending is BenchEnding.INTERRUPTED and (task := asyncio.current_task()) is not None:
         task.uncancel()  # Ctrl-C ends the load, not the program: finished requests are still reported
-    return LoadResult(records=sender.records(), ending=ending)
+    return LoadResult(records=sender.records, ending=ending)
 
 
 def _leaves(error: Exception) -> list[Exception]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import datetime as dt
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -18,17 +19,17 @@ from orchestrator.bench.load_generator import (
     PlannedRequest,
     PlannedSession,
     Request,
-    RequestRecord,
     SinglePrompt,
     run_load,
 )
 from orchestrator.bench.prompts import Source, Words, arrival_times, prompts, warmup_prompts
+from orchestrator.bench.record_file import RequestRecord
 from orchestrator.bench.result import Energy, Point, Price, SessionLoad
 from orchestrator.bench.sessions import SessionSource, SessionTokens, TreeSession, plan_closed, plan_open, session_key
 from orchestrator.bench.traces.request import TraceRequest
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
-from orchestrator.engine.metrics import Metrics
+from orchestrator.engine.metrics import Metric, Metrics
 
 _GAUGE_INTERVAL_S: Final = 1.0
 _YIELD_INTERVAL_S: Final = 0.1
@@ -170,10 +171,10 @@ class PointRunner:
         sessions = (TreeSession(tree, tokens, self._session_request, plan) for tree in source.trees())
         count = source.totals.requests
         observed = await self._observe(label, self._load(sessions, f"{label}: {count} requests, {description}", count))
-        started = [record for record in observed.load_result.records if record.position == 0]
+        started = Counter(record.is_subagent for record in observed.load_result.records if record.position == 0)
         facts = SessionLoad(
-            sessions=sum(not record.is_subagent for record in started),
-            subagents=sum(record.is_subagent for record in started),
+            sessions=started[False],
+            subagents=started[True],
             warmup_requests=self.workload.warmup_requests,
             dropped_requests=source.dropped_requests,
             next_prompts=_next_prompts(source, tokens),
@@ -298,7 +299,7 @@ async def _collect_cooperatively(items: Iterable[Item]) -> list[Item]:
     return collected
 
 
-def check_warmup(planned: PlannedRequest, records: tuple[RequestRecord, ...]) -> None:
+def check_warmup(planned: PlannedRequest, records: Collection[RequestRecord]) -> None:
     """Raise BenchError if a warm-up request failed or has not the exact length, which would invalidate all metrics."""
     for record in records:
         if record.failure not in {None, "wrong-length"}:
@@ -329,7 +330,7 @@ async def _poll_metrics(endpoint: Endpoint, gauges: list[Metrics]) -> None:
         reading = await endpoint.metrics()
         if reading is None:
             return
-        gauges.append(reading)
+        gauges.append({each: reading.get(each) for each in (Metric.QUEUED, Metric.RUNNING)})
 
 
 async def _read_energy(reader: EnergyReader | None) -> EnergyReading | str | None:

@@ -20,12 +20,13 @@ the knee.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations, takewhile
 from statistics import median
 from typing import Final
 
-from orchestrator.bench.load_generator import RequestRecord
+from orchestrator.bench.record_file import RequestRecord
 from orchestrator.bench.result import Latency, Point
 from orchestrator.bench.workload import SustainedLimits, Workload
 
@@ -36,30 +37,30 @@ _MIN_WINDOW_S: Final = 5.0  # in a shorter window an overload may look sustained
 _MAX_GROUPS: Final = 200
 
 
-def steady_window(records: Sequence[RequestRecord]) -> tuple[float, float] | None:
+def steady_window(records: Collection[RequestRecord]) -> tuple[float, float] | None:
     """Return the steady window in seconds after the first planned arrival; None if ramp and drain overlap."""
-    done = [record.ended_s - record.scheduled_s for record in records if record.ok]
+    done = array("d", (record.ended_s - record.scheduled_s for record in records if record.ok))
     if not done:
         return None
     begin, end = 2 * median(done), max(record.scheduled_s for record in records)
     return (begin, end) if begin < end else None
 
 
-def is_steady(records: Sequence[RequestRecord], window: tuple[float, float]) -> bool:
+def is_steady(records: Collection[RequestRecord], window: tuple[float, float]) -> bool:
     """Return whether the window has a valid rate: at least one median latency long, without the drain of a queue."""
     begin, end = window
     completed, due = completions(records, window)
     return end - begin >= begin / 2 and completed - due <= _tolerated(due)
 
 
-def completions(records: Sequence[RequestRecord], window: tuple[float, float]) -> tuple[int, int]:
+def completions(records: Collection[RequestRecord], window: tuple[float, float]) -> tuple[int, int]:
     """Count the completions in the window, and the requests due in it: planned one median latency earlier."""
     begin, end = window
     completed = sum(record.ok and begin <= record.ended_s < end for record in records)
     return completed, sum(begin / 2 <= record.scheduled_s < end - begin / 2 for record in records)
 
 
-def completion_ratio(records: Sequence[RequestRecord], window: tuple[float, float]) -> float | None:
+def completion_ratio(records: Collection[RequestRecord], window: tuple[float, float]) -> float | None:
     """Return completed / due requests of the window; None for too few requests."""
     completed, due = completions(records, window)
     return completed / due if due >= _MIN_REQUESTS else None
@@ -74,7 +75,7 @@ def _tolerated(due: int) -> float:
     return due * share + 1.645 * math.sqrt(due * share * (1 - share)) + 0.5
 
 
-def ttft_growth(records: Sequence[RequestRecord]) -> float | None:
+def ttft_growth(records: Collection[RequestRecord]) -> float | None:
     """Return the growth of TTFT per second over the second half of the arrivals; None below 20 requests."""
     points = _second_half_ttft(records)
     if len(points) < _MIN_REQUESTS:
@@ -83,10 +84,10 @@ def ttft_growth(records: Sequence[RequestRecord]) -> float | None:
     return _theil_sen([_median_point(points[first : first + size]) for first in range(0, len(points), size)])
 
 
-def _second_half_ttft(records: Sequence[RequestRecord]) -> list[tuple[float, float]]:
+def _second_half_ttft(records: Collection[RequestRecord]) -> list[tuple[float, float]]:
     """Return (planned time, TTFT) of each request with a token in the second half of the arrivals."""
-    second_half = sorted(records, key=lambda record: record.scheduled_s)[len(records) // 2 :]
-    return [(record.scheduled_s, record.chunk_s[0] - record.scheduled_s) for record in second_half if record.chunk_s]
+    points = sorted((record.scheduled_s, record.chunk_s[0] if record.chunk_s else math.inf) for record in records)
+    return [(at, first - at) for at, first in points[len(points) // 2 :] if first < math.inf]
 
 
 def _median_point(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -115,7 +116,7 @@ def _missed(latency: Latency | None, limits: SustainedLimits) -> Iterator[str]:
 
 
 def judge_sustained(
-    point: Point, records: Sequence[RequestRecord], limits: SustainedLimits
+    point: Point, records: Collection[RequestRecord], limits: SustainedLimits
 ) -> tuple[bool | None, tuple[str, ...]]:
     """Judge whether an open-loop point is sustained (None: cannot be judged), with all reasons against it."""
     reasons = list[str]()

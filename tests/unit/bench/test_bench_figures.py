@@ -9,8 +9,9 @@ from measured_samples import tp8
 from orchestrator.bench.aggregate import Observation, distribution, summarize_closed_loop, summarize_open_loop
 from orchestrator.bench.comparability import comparability_issues
 from orchestrator.bench.counters import server_counts
-from orchestrator.bench.load_generator import LoadResult, RequestRecord
+from orchestrator.bench.load_generator import LoadResult
 from orchestrator.bench.metrics import knee_text
+from orchestrator.bench.record_file import RequestRecord
 from orchestrator.bench.result import (
     BenchEnding,
     ComparabilityIssue,
@@ -50,7 +51,7 @@ def request(
         failure=None,
         failure_example="",
     )
-    return replace(sample, **changes)  # type: ignore[arg-type]
+    return sample._replace(**changes)  # type: ignore[arg-type]
 
 
 def failed(index: int, *, at: float, kind: str = "reset") -> RequestRecord:
@@ -127,7 +128,7 @@ def test_a_window_shorter_than_a_request_shows_no_rate() -> None:
 
 
 def test_chunks_without_counts_share_the_requests_tokens() -> None:
-    blind = [replace(sample, chunk_tokens=()) for sample in steady()]
+    blind = [sample._replace(chunk_tokens=()) for sample in steady()]
     assert point(blind).full_run == point(steady()).full_run
 
 
@@ -348,7 +349,7 @@ def test_a_share_from_cache_is_measured_or_absent() -> None:
     cached = point(steady()).cache
     assert cached is not None
     assert cached.usage_share == pytest.approx(0.6)
-    silent = [replace(sample, cached_tokens=None) for sample in steady()]
+    silent = [sample._replace(cached_tokens=None) for sample in steady()]
     unknown = point(silent, reports_cache=False).cache
     assert unknown is not None
     assert unknown.usage_share is None
@@ -374,14 +375,14 @@ def test_a_clean_result_has_no_mark() -> None:
 def test_what_makes_a_result_not_comparable_is_marked() -> None:
     none = {"cached_tokens": None}
     assert found([*steady(), failed(100, at=100.0)]) == {IssueKind.FAILED_REQUESTS}
-    assert found([replace(sample, cached_tokens=30) for sample in steady()]) == {IssueKind.CACHE_HIT_RATE_OFF_TARGET}
-    assert found([replace(sample, **none) for sample in steady()]) == {IssueKind.CACHE_HIT_RATE_OFF_TARGET}
+    assert found([sample._replace(cached_tokens=30) for sample in steady()]) == {IssueKind.CACHE_HIT_RATE_OFF_TARGET}
+    assert found([sample._replace(**none) for sample in steady()]) == {IssueKind.CACHE_HIT_RATE_OFF_TARGET}
     assert found([request(i, at=float(i), late=0.06) for i in range(50)]) == {IssueKind.CLIENT_LAGGED}
     assert found(steady(), kernel_gate={"hits": [], "misses": [["256", "8192"]]}) == {IssueKind.KERNEL_MISS}
     assert found(steady(), kernel_gate={"hits": [["256", "8192"]], "misses": []}) == set()
     env = [{"name": "SGLANG_SIMULATE_ACC_LEN", "value": "3.61"}]
     assert found(steady(), plan={"env": env}) == {IssueKind.SIMULATED_ACCEPTANCE}
-    blind = [point([replace(sample, **none) for sample in steady()], reports_cache=False)]
+    blind = [point([sample._replace(**none) for sample in steady()], reports_cache=False)]
     assert [
         mark.kind
         for mark in comparability_issues(blind, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=())
@@ -389,7 +390,7 @@ def test_what_makes_a_result_not_comparable_is_marked() -> None:
 
 
 def test_a_hit_rate_that_blocks_cut_off_names_them() -> None:
-    behind = [point([replace(sample, cached_tokens=51) for sample in steady()])]
+    behind = [point([sample._replace(cached_tokens=51) for sample in steady()])]
     (mark,) = comparability_issues(
         behind, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=(), engine="vllm", page_size=128
     )

@@ -1,0 +1,92 @@
+"""The measured requests of a load in a temporary file: memory does not grow with the length of the load."""
+
+import marshal
+import os
+import tempfile
+import weakref
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from operator import eq
+from typing import IO, NamedTuple
+
+
+class RequestRecord(NamedTuple):
+    """One request as measured by the client; times in seconds after the begin of the measured window."""
+
+    chunk_s: Sequence[float]  # arrival times of the chunks with tokens
+    chunk_tokens: Sequence[int]  # cumulative output tokens; empty if not reported with each chunk
+    index: int  # type: ignore[assignment]  # in the order of sending; hides the method of a tuple
+    scheduled_s: float
+    started_s: float
+    ended_s: float
+    prompt_tokens: int | None  # token counts reported by the server
+    output_tokens: int | None
+    cached_tokens: int | None
+    finish_reason: str | None
+    failure: str | None
+    failure_example: str
+    session: str = ""
+    position: int = 0
+    is_subagent: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the response was complete and of the requested length."""
+        return self.failure is None
+
+
+class RecordFile(Collection[RequestRecord]):
+    """Requests in the order of sending: 16 bytes of each in memory, the rest in a file that is closed with this."""
+
+    def __init__(self) -> None:
+        """Begin without a file: the first request makes it."""
+        self._file: IO[bytes] | None = None
+        self._end = 0
+        self._places = array("q")  # of each sent request the offset and size in the file; size 0: not measured
+        self._in_memory: dict[int, bytes] = {}  # by index, if the disk is full
+        self._count = 0
+
+    def add(self, record: RequestRecord) -> None:
+        """Save a request; it stays in memory if the disk is full."""
+        times, counts, *others = record
+        one_each = len(counts) == len(times) and all(map(eq, counts, range(1, len(times) + 1)))  # mostly
+        saved_counts = None if one_each else array("q", counts).tobytes()
+        content = marshal.dumps([array("d", times).tobytes(), saved_counts, *others])
+        self._places.extend([0] * (2 * record.index + 2 - len(self._places)))
+        self._places[2 * record.index : 2 * record.index + 2] = array("q", [self._end, len(content)])
+        self._count += 1
+        if self._is_written(content):
+            self._end += len(content)
+        else:
+            self._in_memory[record.index] = content
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, record: object) -> bool:
+        return any(each == record for each in self)
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        places = iter(self._places)
+        for index, (offset, size) in enumerate(zip(places, places, strict=True)):
+            if size:
+                yield _record(self._in_memory.get(index) or self._read(offset, size))
+
+    def _is_written(self, content: bytes) -> bool:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed with this object
+                weakref.finalize(self, self._file.close)  # in a reference cycle, `__del__` may come after the file's
+            return os.pwrite(self._file.fileno(), content, self._end) == len(content)
+        except OSError:
+            return False
+
+    def _read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._file.fileno(), size, offset) if self._file is not None else b""
+
+
+def _record(content: bytes) -> RequestRecord:
+    times, counts, *others = marshal.loads(content)  # noqa: S302 - of this process
+    chunk_s = memoryview(times).cast("d")
+    chunk_tokens = range(1, len(chunk_s) + 1) if counts is None else memoryview(counts).cast("q")
+    return RequestRecord(chunk_s, chunk_tokens, *others)
