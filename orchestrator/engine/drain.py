@@ -13,15 +13,15 @@ import http.client
 import json
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
 if __package__:
-    from orchestrator.engine.liveness import key_in
+    from orchestrator.engine.liveness import key_in, send
 else:
     sys.path.append(str(Path(__file__).parent))
-    from liveness import key_in  # type: ignore[import-not-found, no-redef]  # the same, beside this program
+    from liveness import key_in, send  # type: ignore[import-not-found, no-redef]  # the same, beside this program
 
 ABORT: Final = "/abort_request"
 # The first until 0.5.20. The second answers 500 with fastapi 0.165 and --enable-metrics (0.5.14, srt/utils/common.py).
@@ -57,21 +57,15 @@ class ServerRequests:
 
     def abort(self) -> None:
         """Abort every request; each client gets the tokens so far. Raises OSError."""
-        self._ask("POST", ABORT, json.dumps({"abort_all": True}))
+        self._ask("POST", ABORT, json.dumps({"abort_all": True}).encode())
 
-    def _ask(self, method: str, path: str, body: "str | None" = None) -> "tuple[int, bytes]":
-        headers = {"Content-Type": "application/json", "Connection": "close"}
-        if self._key and self._key.isprintable():  # else Python's error about the header would show the key
-            headers["Authorization"] = f"Bearer {self._key}"
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT)
-        try:
-            connection.request(method, path, body=body, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read(_MOST_BYTES)
-        except http.client.HTTPException as error:
-            raise OSError(f"no complete response: {type(error).__name__}") from error
-        finally:
-            connection.close()
+    def _ask(self, method: str, path: str, body: "bytes | None" = None) -> "tuple[int, bytes]":
+        with closing(send((self._host, self._port), method, path, body, key=self._key, seconds=_TIMEOUT)) as connection:
+            try:
+                answer = connection.getresponse()
+                return answer.status, answer.read(_MOST_BYTES)
+            except http.client.HTTPException as error:
+                raise OSError(f"no complete response: {type(error).__name__}") from error
 
 
 def _requests_in(content: bytes) -> int:

@@ -170,12 +170,7 @@ class LivenessCheck:
             self.silent[rank] = f"it answers {status}" if status else why.decode()
 
     def _sent(self, method: str, path: str, content: bytes | None = None) -> http.client.HTTPConnection:
-        headers: dict[str, str | bytes] = {"Content-Type": "application/json", "Connection": "close"}
-        if self._key and self._key.isprintable():  # else Python's error about the header would show the key
-            headers["Authorization"] = f"Bearer {self._key}".encode()
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_LAST)
-        connection.request(method, path, body=content, headers=headers)
-        return connection
+        return send(("127.0.0.1", self._port), method, path, content, key=self._key, seconds=_LAST)
 
     def _ask(self, path: str) -> tuple[int, bytes]:
         """Return the status and content of a response; 0 and the reason without one."""
@@ -183,6 +178,18 @@ class LivenessCheck:
             return _answer(self._sent("GET", path), within=max(self._end - time.monotonic(), _LAST))
         except OSError as error:
             return 0, _why(error).encode()
+
+
+def send(
+    address: tuple[str, int], method: str, path: str, content: bytes | None, *, key: str, seconds: float
+) -> http.client.HTTPConnection:
+    """Send a request, and return its connection. Raises OSError; an answer may take as many `seconds`."""
+    headers: dict[str, str | bytes] = {"Content-Type": "application/json", "Connection": "close"}
+    if key and key.isprintable():  # else Python's error about the header would show the key
+        headers["Authorization"] = f"Bearer {key}".encode()
+    connection = http.client.HTTPConnection(*address, timeout=seconds)
+    connection.request(method, path, body=content, headers=headers)
+    return connection
 
 
 def _answer(connection: http.client.HTTPConnection, *, within: float) -> tuple[int, bytes]:

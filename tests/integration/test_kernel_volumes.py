@@ -24,7 +24,13 @@ from orchestrator.render.artifacts import Artifacts, Command
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.runtimes.docker.container import container_spec, spec_of
 from orchestrator.runtimes.docker.kernels import kernel_store
-from orchestrator.servers.start.kernels import StartKernels, image_with_kernels, kernel_plan, named_archive
+from orchestrator.servers.start.kernels import (
+    StartKernels,
+    image_with_kernels,
+    kernel_plan,
+    named_archive,
+    require_archive,
+)
 
 IMAGE = f"deploy-test/kernels-{os.getpid()}:1"
 USE = KernelUse(arch="gfx950", driver="6.16.6", engine={"image": IMAGE}, plan="a" * 64)
@@ -120,7 +126,7 @@ def test_an_archive_comes_from_a_registry_once(registry: str, tmp_path: Path) ->
 
 @pytest.mark.docker
 def test_kernels_go_into_an_image_for_nodes_without_this_home(
-    prepared: PreparedRun, docker_daemon: DockerCli, tmp_path: Path
+    prepared: PreparedRun, docker_daemon: DockerCli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`deploy build` with `engine.compiled_kernels`: a layer more, with the receipt of the image."""
     plan, base = prepared.artifacts.plan, f"{IMAGE.removesuffix(':1')}:receipt"
@@ -136,6 +142,19 @@ def test_kernels_go_into_an_image_for_nodes_without_this_home(
     started = replace(prepared, artifacts=replace(prepared.artifacts, plan=plan), image=made.config)
     StartKernels.of(started, HostRef(home=Home(tmp_path))).take()  # for the image that it was made from; not refused
     assert image_with_kernels(docker_daemon, built, plan, HostRef(home=Home(tmp_path))).image_id == made.image_id
+    pod = replace(plan, runtime="kubernetes", prebuilt_image=made.tag)
+    for offline in (True, False):
+        require_archive(pod, HostRef(home=Home(tmp_path)), offline=offline)
+        with pytest.raises(KernelsError, match=f"`{base}` does not have those of `{reference}`") as refused:
+            require_archive(replace(pod, prebuilt_image=base), HostRef(home=Home(tmp_path)), offline=offline)
+        assert f"`deploy build mi355x-tp8 --set engine.compiled_kernels={reference} --tag" in (refused.value.hint or "")
+    StartKernels.of(
+        replace(started, artifacts=replace(started.artifacts, plan=pod)), HostRef(home=Home(tmp_path))
+    ).take()
+    assert "warning" not in capsys.readouterr().err
+    unknown = replace(pod, prebuilt_image="127.0.0.1:9/image:1")
+    require_archive(unknown, HostRef(home=Home(tmp_path)))
+    assert f"cannot check that the image has the kernels of `{reference}`" in capsys.readouterr().err
     volumes = replace(prepared.artifacts, spec=replace(spec_of(prepared.artifacts), image=made.tag))
     store = kernel_store(replace(prepared, artifacts=volumes), HostRef(home=Home(tmp_path)))
     assert store is not None

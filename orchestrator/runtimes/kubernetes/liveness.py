@@ -1,9 +1,10 @@
-"""The programs of a server's container: the liveness probe, by which a cluster restarts a hung server, and the drain.
+"""The programs of a server's container: startup probe, liveness probe and drain.
 
-The probe checks each rank. `/health` would not do: it succeeds as soon as any rank emits anything, and fails during a
-chunk of prefill that takes longer than 20 s. The program is `engine.liveness`, with the same rule as `deploy watch`.
-`engine.drain` is the preStop hook: a pod that is deleted gets no new requests, and SIGTERM when those that it has are
-done. A ConfigMap carries both.
+The startup probe, `engine.first_sample`, succeeds after the first sampled request. The liveness probe,
+`engine.liveness`, checks each rank, with the same rule as `deploy watch`; a cluster then restarts a hung server.
+`/health` would not do: it succeeds as soon as any rank emits anything, and fails during a chunk of prefill that takes
+longer than 20 s. `engine.drain` is the preStop hook: a pod that is deleted gets no new requests, and SIGTERM when those
+that it has are done. A ConfigMap carries all three.
 """
 
 import inspect
@@ -11,12 +12,15 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from orchestrator.engine import drain, liveness
+from orchestrator.engine import drain, first_sample, liveness
 from orchestrator.plan.plan import Plan
+from orchestrator.runtimes.kubernetes.startup import startup_limit
 
 FOLDER: Final = "/run/deploy"
 _PROGRAM: Final = "liveness.py"
 _DRAIN: Final = "drain.py"
+_FIRST_SAMPLE: Final = "first_sample.py"
+_STARTUP_PERIOD: Final = 10  # seconds
 _PYTHON: Final = ("python3", "-I", "-S")
 _BETWEEN: Final = 30  # maximum seconds between two probes: each asks every rank for a token
 
@@ -46,6 +50,16 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def startup_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
+    """Return a probe that succeeds once the server is healthy and has answered a sampled request."""
+    return {
+        "exec": {"command": [*_PYTHON, f"{FOLDER}/{_FIRST_SAMPLE}", str(plan.server.port), *config_words[1:]]},
+        "timeoutSeconds": first_sample.HEALTH_LIMIT + first_sample.SAMPLE_LIMIT + _STARTUP_PERIOD,
+        "periodSeconds": _STARTUP_PERIOD,
+        "failureThreshold": math.ceil(startup_limit(plan) / _STARTUP_PERIOD),
+    }
+
+
 def drain_hook(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     """Return the preStop hook, which waits for the requests of a server and aborts those left."""
     asked = (str(plan.server.port), str(plan.timeouts.termination_grace), *config_words[1:])
@@ -54,7 +68,8 @@ def drain_hook(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
 
 def programs() -> dict[str, str]:
     """Return the programs for the ConfigMap mounted at `FOLDER`."""
-    return {_PROGRAM: inspect.getsource(liveness), _DRAIN: inspect.getsource(drain)}
+    sources = {_PROGRAM: liveness, _DRAIN: drain, _FIRST_SAMPLE: first_sample}
+    return {name: inspect.getsource(module) for name, module in sources.items()}
 
 
 def _between(plan: Plan) -> int:

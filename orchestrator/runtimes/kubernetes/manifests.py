@@ -22,7 +22,7 @@ from orchestrator.runtimes.kubernetes.arguments import argument_command, argumen
 from orchestrator.runtimes.kubernetes.autoscaling import PART, autoscaling_of, scaled_object
 from orchestrator.runtimes.kubernetes.claim import how_to_fill
 from orchestrator.runtimes.kubernetes.gateway import command_of_gateway
-from orchestrator.runtimes.kubernetes.liveness import FOLDER, drain_hook, liveness_probe, programs
+from orchestrator.runtimes.kubernetes.liveness import FOLDER, drain_hook, liveness_probe, programs, startup_probe
 from orchestrator.runtimes.kubernetes.pod import (
     CONFIG,
     MODELS,
@@ -150,6 +150,7 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
         "judge": argument_command(artifacts),
         **_resources(plan, cluster),
         "readiness": endpoints.HEALTH,
+        "startup": startup_probe(plan, _config_words(plan)),
         "liveness": liveness_probe(plan, _config_words(plan)),
         "drain": drain_hook(plan, _config_words(plan)),
         "shm": {"medium": "Memory"} | ({"sizeLimit": str(needs.shm_bytes)} if needs.shm_bytes else {}),

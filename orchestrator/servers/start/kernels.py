@@ -35,6 +35,7 @@ from orchestrator.kernels.disk.archive import (
 )
 from orchestrator.kernels.disk.kernel_tar import write_tar
 from orchestrator.plan.plan import Plan
+from orchestrator.planner.image_env import asked_config, image_of, known_config
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers.start.host import runner_for
@@ -128,7 +129,8 @@ class StartKernels:
         if reference.rpartition("@")[2] == self.in_image:
             return
         if self.store is None:
-            note(f"`{reference}` is not unpacked: on {self.plan.runtime}, the image of the server has its kernels")
+            if not runtime_class(self.plan.runtime).cluster_managed:  # `require_archive` has read the image of a pod
+                note(f"`{reference}` is not unpacked: the image of the job has its kernels")
             return
         archive = named_archive(reference, self.host_ref)
         driver = self._use.driver if self._knows_node else archive.receipt.driver
@@ -182,19 +184,37 @@ def _require_match(archive: KernelArchive, use: KernelUse) -> None:
         raise KernelsError(f"the kernels of `{archive.path}` are not for this start", problems=problems, hint=_WITHOUT)
 
 
-def require_archive(plan: Plan, host_ref: HostRef) -> None:
+def require_archive(plan: Plan, host_ref: HostRef, *, offline: bool = False) -> None:
     """Raise KernelsError, before any build or download, if the named archive is missing, damaged or for another GPU.
 
-    Not for one in a registry, nor in a cluster for a server in a container: its image may have the kernels.
+    Not for one in a registry, nor for a job in a container, whose image may have the kernels. That of a pod must have
+    them; `offline` compares only an image that is known.
     """
     reference = plan.engine.compiled_kernels
-    in_container = runtime_class(plan.runtime).cluster_managed or (plan.slurm and plan.slurm.container != "none")
+    if reference is not None and runtime_class(plan.runtime).cluster_managed:
+        _require_in_image(plan, reference, host_ref.home, offline=offline)
+        return
+    in_container = plan.slurm and plan.slurm.container != "none"
     if reference is None or reference.startswith(OCI) or plan.prebuilt_image or in_container:
         return
     archive = named_archive(reference, host_ref)
     own = archive.receipt
     use = KernelUse(arch=plan.hardware.arch, driver=own.driver, engine=own.engine, plan=next(iter(own.plans), ""))
     _require_match(archive, use)
+
+
+def _require_in_image(plan: Plan, reference: str, home: Home, *, offline: bool) -> None:
+    """Raise KernelsError if the image of the pods lacks these kernels; warn if it cannot be read."""
+    image = image_of(plan) or ""
+    try:
+        found = known_config(image, home) if offline else asked_config(image, home, Registry())
+    except BuildError as error:
+        warn(f"cannot check that the image has the kernels of `{reference}`: {error.message}", hint=error.hint)
+        return
+    if found is not None and found.labels.get(_LABEL) != reference.rpartition("@")[2]:
+        message = f"a pod takes compiled kernels from its image; `{image}` does not have those of `{reference}`"
+        build = f"deploy build {plan.profile} --set engine.compiled_kernels={reference} --tag NAME --push"
+        raise KernelsError(message, hint=f"`{build}` adds them and prints the image for `--image`; or {_WITHOUT}")
 
 
 def named_archive(reference: str, host_ref: HostRef) -> KernelArchive:

@@ -29,6 +29,7 @@ ALLOWED: Final = {
     "orchestrator/core/safe_paths.py",
     "orchestrator/engine/liveness.py",
     "orchestrator/engine/drain.py",
+    "orchestrator/engine/first_sample.py",
 }
 
 

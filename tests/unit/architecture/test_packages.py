@@ -46,6 +46,7 @@ EDGES = {
     "orchestrator.engine.flags",
     "orchestrator.engine.client",
     "orchestrator.engine.drain",
+    "orchestrator.engine.first_sample",
     "orchestrator.engine.liveness",
     "orchestrator.engine.health",
 }

@@ -20,7 +20,7 @@ from orchestrator.core.errors import ProfileError
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import data_root
 from orchestrator.core.subprocesses import CompletedProgram
-from orchestrator.engine import drain, liveness
+from orchestrator.engine import drain, first_sample, liveness
 from orchestrator.plan.plan import NAME, EnvVar
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runtimes.kubernetes import manifests
@@ -133,6 +133,16 @@ def test_each_rank_is_asked_with_the_key_that_the_server_has() -> None:
     assert command[3] in {f"{mount['mountPath']}/{file}" for file in program["data"]}
     assert program["data"]["liveness.py"] == Path(liveness.__file__).read_text()
     assert container("cpu-tiny")["livenessProbe"]["exec"]["command"][-3:] == ["30010", "1", "20"]
+
+
+def test_a_pod_gets_no_request_before_the_first_sampled_one_has_compiled_its_kernels() -> None:
+    plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY")
+    probe = pod(plan)["containers"][0]["startupProbe"]
+    path, *words = probe["exec"]["command"][3:]
+    assert words == [str(plan.server.port), "/run/secrets/deploy/config.yaml"]
+    assert path == "/run/deploy/first_sample.py"
+    assert objects(plan)["ConfigMap"]["data"]["first_sample.py"] == Path(first_sample.__file__).read_text()
+    assert probe["timeoutSeconds"] > first_sample.HEALTH_LIMIT + first_sample.SAMPLE_LIMIT
 
 
 def test_a_stop_waits_for_the_drain_and_a_bit() -> None:

@@ -14,7 +14,7 @@ from plan_samples import plan_of
 
 from orchestrator.core.paths import Home
 from orchestrator.engine import drain as program
-from orchestrator.engine import liveness
+from orchestrator.engine import first_sample, liveness
 from orchestrator.runtimes.base import Runtime, ServerState, Status
 from orchestrator.servers import drain as module
 from orchestrator.servers.drain import Drain, drain_and_stop
@@ -205,15 +205,16 @@ def test_the_hook_of_a_pod_waits_aborts_and_writes_a_line(engine: Engine, monkey
     assert len(lines) == 1
 
 
-def test_the_hook_runs_beside_the_liveness_program_in_an_old_python(
+def test_hook_and_startup_probe_run_beside_the_liveness_program_in_an_old_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a container it has the standard library, and the other file of its ConfigMap."""
-    for each in (program, liveness):
+    for each in (program, first_sample, liveness):
         text = Path(str(each.__file__)).read_text(encoding="utf-8")
         ast.parse(text, feature_version=(3, 10))
         (tmp_path / Path(str(each.__file__)).name).write_text(text)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    found = runpy.run_path(str(tmp_path / "drain.py"))
-    del sys.modules["liveness"]
-    assert found["key_in"].__code__.co_filename == str(tmp_path / "liveness.py")
+    for each in ("drain.py", "first_sample.py"):
+        found = runpy.run_path(str(tmp_path / each))
+        del sys.modules["liveness"]
+        assert found["key_in"].__code__.co_filename == str(tmp_path / "liveness.py")

@@ -175,7 +175,7 @@ def test_an_archive_is_looked_at_before_anything_is_built(plan: Plan, tmp_path: 
     with pytest.raises(KernelsError, match="No such file"):
         require_archive(named(slurm, reference), host_ref)
     contained = replace(slurm, slurm=SlurmSection(container="apptainer"))
-    for each in (contained, replace(plan, runtime="kubernetes"), replace(plan, prebuilt_image="me/image")):
+    for each in (contained, replace(plan, prebuilt_image="me/image")):
         require_archive(named(each, reference), host_ref)  # the image has them
 
 
@@ -191,11 +191,9 @@ def test_in_a_cluster_the_driver_of_the_node_is_not_compared(plan: Plan, tmp_pat
         kernels(replace(slurm, runtime="process"), tmp_path, caches(tmp_path / "third")).take()
 
 
-def test_a_runtime_that_has_them_in_its_image_says_so(
-    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kernels(named(replace(plan, runtime="kubernetes"), f"/x@sha256:{'0' * 64}"), tmp_path, None).take()
-    assert "on kubernetes, the image of the server has its kernels" in capsys.readouterr().err
+def test_the_image_of_a_job_has_its_kernels(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernels(named(replace(plan, runtime="slurm"), f"/x@sha256:{'0' * 64}"), tmp_path, None).take()
+    assert "the image of the job has its kernels" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("runtime", "has_folders"), [("process", True), ("slurm", True), ("kubernetes", False)])
