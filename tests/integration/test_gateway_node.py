@@ -10,6 +10,7 @@ import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,40 @@ def test_the_gateway_finds_its_servers_and_they_come_back_to_it(
     assert down.returncode == 0, down.stderr
     assert not cluster.get(KINDS, "--selector", f"deploy.name={NAME}")
     assert KEY not in "".join(path.read_text() for path in deploy.home.runs.rglob("*") if path.is_file())
+
+
+def test_a_pod_is_not_ready_before_it_has_answered_a_sampled_request(
+    deploy: CommandLine, image: str, cluster_engine: ClusterEngine
+) -> None:
+    """Its `/health` answers 200 meanwhile, as sglang's does before the first request that samples."""
+    cluster, models = cluster_engine.cluster, cluster_engine.node.folder / "checkpoints"
+    words = up_words(cluster_engine.node, image, free_port())
+    hangs = ("--set", "replicas=1", "--set", "env.SCRIPTED_SAMPLES=/models/samples")
+
+    def container() -> Mapping[str, Any]:
+        found = [*cluster.get("pods", "--selector", f"deploy.name={NAME}")]
+        return found[0]["status"].get("containerStatuses", [{}])[0] if found else {}
+
+    def asks() -> bool:
+        argv = (
+            "kubectl",
+            "exec",
+            f"deployment/{NAME}",
+            "--",
+            "sh",
+            "-c",
+            "grep -l first_sampl[e] /proc/[0-9]*/cmdline",
+        )
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        return done.returncode == 0 and "fired up" in deploy.run("logs", NAME).stdout
+
+    with deploy.running(*words, *hangs) as up, ThreadPool(1) as pool:
+        said = pool.apply_async(up.process.communicate)
+        wait_for(asks)
+        for _ in range(5):
+            assert (container()["started"], container()["ready"]) == (False, False)
+            time.sleep(1)
+        (models / "samples").touch()
+        wait_for(lambda: container()["ready"])
+        _, errors = said.get(PATIENCE)
+    assert up.process.returncode == 0, errors

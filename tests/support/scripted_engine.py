@@ -20,6 +20,7 @@ Told by variables of its environment:
     SCRIPTED_MUTE=FILE       while there is such a file, it is healthy and generates nothing: where the file says
                              `hangs` it does not answer, else with what the file says; a start removes the file
     SCRIPTED_COMPILE=5       it writes a kernel to TRITON_CACHE_DIR, which takes these seconds, unless it is there
+    SCRIPTED_SAMPLES=FILE    a sampled request is answered once there is such a file, as if its kernels were compiled
     SCRIPTED_STEP=0.01       seconds for each token of a stream; what is no number ends it while it loads
 """
 
