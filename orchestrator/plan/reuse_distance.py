@@ -12,13 +12,14 @@ always computed. Unlike sglang, the model runs one request at a time, and a shor
 """
 
 import hashlib
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-MAX_BLOCKS: Final = 1 << 16  # about 20 MB
+MAX_BLOCKS: Final = 1 << 16  # about 10 MB
 _EXACT_BITS: Final = 9  # leading bits of a distance; it is rounded up, by at most 0.4 %
 _MIN_TIMES: Final = 1 << 10
 
@@ -122,8 +123,9 @@ class _Stack:
         self.hits = defaultdict[int, float](float)  # tokens by distance, of the sampled blocks
         self._page, self._max_blocks = page, max_blocks
         self._halvings = 0  # a block is sampled with probability 2^-halvings
-        self._blocks: dict[int, tuple[int, int]] = {}  # time of the last access, tokens
-        self._tree = [0] * (_MIN_TIMES + 1)  # Fenwick tree of the tokens by time
+        self._blocks: dict[int, int] = {}  # times of the last accesses, ascending
+        self._held = array("q", bytes(8 * (_MIN_TIMES + 1)))  # tokens by time
+        self._tree = self._held[:]  # Fenwick tree of these tokens
         self._now = self._total = self._unique = 0
 
     @property
@@ -157,25 +159,25 @@ class _Stack:
         self.prompt_tokens += whole
         for key, start, tokens in self._sampled(access.prompt):
             self.sampled_tokens += tokens
-            if found := self._blocks.get(key):
-                time, held = found
-                end = min(start + min(held, tokens), whole - 1)
+            if time := self._blocks.get(key):
+                end = min(start + min(self._held[time], tokens), whole - 1)
                 distance = (self._total - self._tokens_before(time)) << self._halvings
                 self.hits[_rounded(distance)] += max(end // page * page - start // page * page, 0)
 
     def _push(self, key: int, tokens: int) -> None:
-        time, held = self._blocks.pop(key, (0, 0))
+        time = self._blocks.pop(key, 0)
+        tokens = max(self._held[time], tokens)
         if time:
-            self._add(time, -held)
+            self._add(time, -self._held[time])
         if self._now + 1 == len(self._tree):
             self._rebuild()
         self._now += 1
-        self._blocks[key] = (self._now, max(held, tokens))
-        self._add(self._now, max(held, tokens))
+        self._blocks[key], self._held[self._now] = self._now, tokens
+        self._add(self._now, tokens)
 
     def _halve(self) -> None:
         self._halvings += 1
-        self._blocks = {key: block for key, block in self._blocks.items() if self._is_sampled(key)}
+        self._blocks = {key: time for key, time in self._blocks.items() if self._is_sampled(key)}
         self.sampled_tokens /= 2
         for distance in self.hits:
             self.hits[distance] /= 2
@@ -183,12 +185,13 @@ class _Stack:
 
     def _rebuild(self) -> None:
         """Renumber the times of the last accesses from 1, with room for as many new ones."""
-        blocks = sorted(self._blocks.items(), key=lambda item: item[1])
-        self._blocks = {key: (time, tokens) for time, (key, (_, tokens)) in enumerate(blocks, start=1)}
-        self._now, self._total = len(blocks), 0
-        self._tree = [0] * (max(2 * len(blocks), _MIN_TIMES) + 1)
-        for time, tokens in self._blocks.values():
-            self._add(time, tokens)
+        room = max(2 * len(self._blocks), _MIN_TIMES) + 1
+        held = array("q", [0, *(self._held[time] for time in self._blocks.values())])
+        self._blocks = {key: time for time, key in enumerate(self._blocks, start=1)}
+        self._held, self._tree = held + array("q", bytes(8 * (room - len(held)))), array("q", bytes(8 * room))
+        self._now, self._total = len(self._blocks), 0
+        for time in self._blocks.values():
+            self._add(time, held[time])
 
     def _add(self, time: int, tokens: int) -> None:
         self._total += tokens
