@@ -36,7 +36,7 @@ from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollback import restart
 from orchestrator.servers.run_history import read_request
 from orchestrator.servers.servers import PROCESSES_FILE, Servers, api_key, dead_processes, open_servers
-from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
+from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult, ServerSnapshot, SnapshotFailure
 
 _NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
 
@@ -126,7 +126,7 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
         begun = True
 
     if full := _disk_full(home, name):
-        return RestartResult(code=HostError.exit_code, message=full, attempted=False, superseded=False, postponed=True)
+        return RestartResult(outcome=RestartOutcome.POSTPONED, message=full)
     try:
         done = restart(name, home, on_locked=on_locked)
     except KeyboardInterrupt as error:  # before anything was touched
@@ -134,20 +134,19 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
     except (DeployError, OSError) as error:
         if isinstance(error, Interrupted):
             raise
-        code, superseded = getattr(error, "exit_code", HostError.exit_code), isinstance(error, NameTakenError)
         no_room = _disk_full(home, name)
         if no_room and begun:
             _forget_attempt(home, name, dead)
-        return RestartResult(
-            code=code,
-            message=no_room or str(error),
-            attempted=begun,
-            superseded=superseded and not begun,
-            postponed=no_room != "" or (code == HostError.exit_code and not begun),
-        )
+        if no_room or (not begun and isinstance(error, (HostError, OSError))):
+            outcome = RestartOutcome.POSTPONED
+        elif begun:
+            outcome = RestartOutcome.FAILED
+        else:
+            outcome = RestartOutcome.SUPERSEDED if isinstance(error, NameTakenError) else RestartOutcome.REFUSED
+        return RestartResult(outcome=outcome, message=no_room or str(error))
     seconds = "" if done.seconds is None else f", ready after {done.seconds:.1f} s"
     message, run = f"verified at {done.handle.url}{seconds}", Path(done.handle.run_dir).name
-    return RestartResult(code=0, message=message, attempted=True, superseded=False, run=run)
+    return RestartResult(outcome=RestartOutcome.VERIFIED, message=message, run=run)
 
 
 def _disk_full(home: Home, name: str) -> str:

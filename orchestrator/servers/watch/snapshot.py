@@ -1,6 +1,7 @@
 """The state of a server for `deploy watch`, and the result of a restart: plain data between programs."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +40,20 @@ class SnapshotFailure:
     code: int
 
 
+class RestartOutcome(StrEnum):
+    """How a restart ended."""
+
+    VERIFIED = "verified"
+    FAILED = "failed"  # the attempt is recorded
+    REFUSED = "refused"  # nothing was attempted, and another attempt would not help
+    SUPERSEDED = "superseded"  # another command changed the server first; nothing was done
+    POSTPONED = "postponed"  # this machine cannot start a server now: a full disk, for example
+
+
 @dataclass(frozen=True, kw_only=True)
 class RestartResult:
-    """The result of a restart.
+    """The result of a restart; `run` is the name of the run directory of a verified server."""
 
-    `code` is 0 if the new server is verified; `run` is then its run directory. `attempted`: the restart is recorded.
-    """
-
-    code: int
+    outcome: RestartOutcome
     message: str
-    attempted: bool
-    superseded: bool  # another command changed the server first; nothing was done
-    postponed: bool = False  # this machine cannot start a server now: a full disk, for example
     run: str = ""

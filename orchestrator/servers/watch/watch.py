@@ -38,7 +38,7 @@ from orchestrator.engine.liveness import RankProgress, read_work
 from orchestrator.engine.responses import NoResponseError
 from orchestrator.servers.watch.alerts import Alerts
 from orchestrator.servers.watch.events import EventKind, PendingEvent, WatchEvent
-from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
+from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult, ServerSnapshot, SnapshotFailure
 from orchestrator.servers.watch.watcher import GATEWAY, Watcher
 
 _TICK: Final = 0.25  # seconds
@@ -138,9 +138,9 @@ class LiveBackend:
         """See `WatchBackend.restart`."""
 
         def broken(why: str) -> RestartResult:  # the next snapshot shows what it did
-            return RestartResult(code=1, message=why, attempted=True, superseded=False)
+            return RestartResult(outcome=RestartOutcome.FAILED, message=why)
 
-        run = _Worker(("restart", snapshot.name, snapshot.run, why), partial(_parse, RestartResult), broken, None)
+        run = _Worker(("restart", snapshot.name, snapshot.run, why), _parse_restart, broken, None)
         self.restarts.append(run.program)
         return run
 
@@ -293,6 +293,10 @@ def _parse_snapshot(data: dict[str, Any]) -> ServerSnapshot | SnapshotFailure:
         return _parse(SnapshotFailure, data)
     listed = {key: tuple(data[key]) for key in ("processes", "restarted_at", "replica_urls")}
     return _parse(ServerSnapshot, {**data, **listed})
+
+
+def _parse_restart(data: dict[str, Any]) -> RestartResult:
+    return _parse(RestartResult, {**data, "outcome": RestartOutcome(data["outcome"])})
 
 
 def _parse(kind: type[T], data: dict[str, Any]) -> T:

@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeVar
 
 from orchestrator.engine.liveness import REJECTED, SLOW_AFTER_S, RankProgress, makes_progress, output_stalled
 from orchestrator.servers.watch.events import EventKind, EventLog, PendingEvent
-from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
+from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult, ServerSnapshot, SnapshotFailure
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -165,7 +165,7 @@ class Watcher:
         if (result := pending.outcome()) is None:
             return
         self._restarting, self._next_snapshot = None, now
-        if result.postponed:
+        if result.outcome is RestartOutcome.POSTPONED:
             self._back_off(now)
             self._retry_at = self._next_snapshot
             yield from self._events.emit_once(
@@ -174,12 +174,12 @@ class Watcher:
             return
         self._backoff, self._retry_at = _MIN_BACKOFF, -inf
         self._reset(now)
-        if result.superseded:
+        if result.outcome is RestartOutcome.SUPERSEDED:
             return
-        if result.code == 0:
+        if result.outcome is RestartOutcome.VERIFIED:
             self.snapshot, self._known_restarts, self._failed_restarts = replace(self.snapshot, run=result.run), 0, 0
             yield self._events.emit(EventKind.RESTARTED, result.message, now - self._died_at)
-        elif result.attempted:
+        elif result.outcome is RestartOutcome.FAILED:
             self._failed_restarts += 1
             yield self._events.emit(EventKind.RESTART_FAILED, result.message)
         else:

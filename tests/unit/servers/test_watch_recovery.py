@@ -145,7 +145,7 @@ def test_a_healing_starts_the_plan_of_the_last_start_and_is_on_record_before_any
     home = Home(tmp_path)
     run = started(home)
     healed = recovery.restart_dead(home, "owl", run.path.name, "killed")
-    assert (healed.code, healed.message, healed.attempted, healed.superseded) == (7, "not ready", True, False)
+    assert (healed.outcome, healed.message) == ("failed", "not ready")
     assert [(each.by_watch, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
     assert run.read("restarts.json")["restarts"][0]["why"] == "killed"  # type: ignore[index]
     assert len(look(home, run, KILLED).restarted_at) == 1
@@ -160,7 +160,7 @@ def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: l
     else:
         started(home, 2)
     healed = recovery.restart_dead(home, "owl", dead.path.name, "killed")
-    assert (healed.superseded, healed.attempted, asked) == (True, False, [])
+    assert (healed.outcome, asked) == ("superseded", [])
     assert not dead.read("restarts.json")
 
 
@@ -190,7 +190,7 @@ def test_a_restart_is_postponed_without_disk_space_for_every_replica(
 
     monkeypatch.setattr(recovery, "reserved_room", room_for_one)
     restarted = recovery.restart_dead(home, "owl", dead.path.name, "killed")
-    assert (restarted.message, restarted.postponed, asked) == ("no space", True, [])
+    assert (restarted.message, restarted.outcome, asked) == ("no space", "postponed", [])
 
 
 def test_what_was_never_started_cannot_be_watched(tmp_path: Path) -> None:

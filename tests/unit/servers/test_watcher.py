@@ -6,7 +6,7 @@ import pytest
 from watched_world import BOOT, HEALTHY, SNAPSHOT_SECONDS, TICK, UNHEALTHY, VERIFIED, Later, World
 
 from orchestrator.servers.watch.events import EventKind
-from orchestrator.servers.watch.snapshot import RestartResult
+from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult
 
 
 def test_a_quiet_hour_has_no_event_and_next_to_no_look() -> None:
@@ -163,7 +163,7 @@ def test_none_may_be_restarted_where_the_profile_says_so() -> None:
 
 
 def test_starts_that_fail_count_and_one_that_leaves_no_record_is_not_repeated() -> None:
-    failing = World(outcome=RestartResult(code=7, message="not ready", attempted=True, superseded=False))
+    failing = World(outcome=RestartResult(outcome=RestartOutcome.FAILED, message="not ready"))
     watcher = failing.watcher()
     failing.die()
     failing.pass_by(watcher, 3600)
@@ -176,7 +176,7 @@ def test_starts_that_fail_count_and_one_that_leaves_no_record_is_not_repeated() 
     assert slow.kinds == ["watching", *(["died", "restart-failed"] * 3), "gave-up"]
     assert "3 restarts in a row failed, and `restart_policy.max_attempts` is 3" in watcher.ended
 
-    refused = World(outcome=RestartResult(code=2, message="`KEY` is not set", attempted=False, superseded=False))
+    refused = World(outcome=RestartResult(outcome=RestartOutcome.REFUSED, message="`KEY` is not set"))
     watcher = refused.watcher()
     refused.die()
     refused.pass_by(watcher, 3600)
@@ -192,7 +192,7 @@ def test_starts_that_fail_count_and_one_that_leaves_no_record_is_not_repeated() 
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_restart_that_a_full_disk_prevents_is_tried_again_ever_more_rarely_and_never_given_up(hangs: bool) -> None:
-    full = RestartResult(code=4, message="No space left on device", attempted=False, superseded=False, postponed=True)
+    full = RestartResult(outcome=RestartOutcome.POSTPONED, message="No space left on device")
     world = World(outcome=full)
     watcher = world.watcher()
     if hangs:
@@ -239,7 +239,7 @@ def test_a_job_that_waits_for_its_place_is_waited_for() -> None:
 
 
 def test_nothing_is_done_while_another_command_works_or_had_done_so_first() -> None:
-    world = World(outcome=RestartResult(code=6, message="somebody else", attempted=False, superseded=True))
+    world = World(outcome=RestartResult(outcome=RestartOutcome.SUPERSEDED, message="somebody else"))
     watcher = world.watcher()
     world.snapshot = replace(HEALTHY, busy=True, status="exited")
     world.pass_by(watcher, 1200)

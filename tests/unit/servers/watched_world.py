@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from orchestrator.engine.liveness import RankProgress
 from orchestrator.servers.watch.events import EventKind, PendingEvent
-from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
+from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult, ServerSnapshot, SnapshotFailure
 from orchestrator.servers.watch.watcher import Watcher
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ HEALTHY = ServerSnapshot(
 )
 
 
-VERIFIED = RestartResult(code=0, message="proven", attempted=True, superseded=False)
+VERIFIED = RestartResult(outcome=RestartOutcome.VERIFIED, message="proven")
 
 
 @dataclass
@@ -103,9 +103,9 @@ class World:
         taken = self.outcome
 
         def done() -> RestartResult:
-            if taken.attempted and self.records:
+            if taken.outcome in {RestartOutcome.VERIFIED, RestartOutcome.FAILED} and self.records:
                 self.snapshot = replace(snapshot, restarted_at=(*snapshot.restarted_at, self.now), by_watch=True)
-            if taken.code == 0:
+            if taken.outcome is RestartOutcome.VERIFIED:
                 self.snapshot = replace(
                     self.snapshot,
                     run=f"run-{len(self.restarted_at) + 1}",
