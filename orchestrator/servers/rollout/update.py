@@ -38,9 +38,9 @@ from orchestrator.servers.rollout.gateway_workers import (
 from orchestrator.servers.servers import Servers, dead_processes, note_gateway
 from orchestrator.servers.soaks import save_report
 from orchestrator.servers.start.host import require_ready_host, wait_until_released
-from orchestrator.servers.start.launch import diagnose_failure, open_run_dir, stop_after_failure
+from orchestrator.servers.start.launch import open_run_dir, stop_after_failure
 from orchestrator.servers.start.request import StartSpec, UpRequest, UpResult
-from orchestrator.servers.start.verify import prefix_replica, run_smoke_test, wait_for_server
+from orchestrator.servers.start.verify import explain_failure, prefix_replica, run_smoke_test, wait_for_server
 from orchestrator.verify.gateway import gateway_checks
 from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.target import target_of
@@ -270,7 +270,7 @@ class _RollingUpdate:
         if step.new is not None:
             detail = stop_after_failure(step.new, self.runtime, RunDir(self._folder(number)), failure_reason(failure))
             if isinstance(failure, DeployError):
-                told = diagnose_failure(self.runtime, step.new, detail)
+                told = explain_failure(self.runtime, step.new, detail)
                 failure.details = "\n\n".join(filter(None, [failure.details, told]))
             self._forget(number)
         elif step.drained and old is not None:  # while it was being stopped

@@ -128,7 +128,7 @@ def _give_up(
         )
     if not interrupted:
         failure.hint = failure.hint or f"`deploy logs {handle.name}` shows the whole log"
-        failure.details = "\n\n".join(filter(None, [failure.details, diagnose_failure(runtime, handle, detail)]))
+        failure.details = "\n\n".join(filter(None, [failure.details, explain_failure(runtime, handle, detail)]))
     return failure
 
 
@@ -137,15 +137,6 @@ def _might_run(runtime: ServerGroup, handle: RunningServer) -> bool:
         return runtime.state(handle).status in {Status.PENDING, Status.RUNNING, Status.UNKNOWN}
     except DeployError:
         return True
-
-
-def diagnose_failure(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:
-    """Diagnose the log of a stopped server; an interrupt only ends the diagnosis."""
-    try:
-        with allow_signals():
-            return explain_failure(runtime, handle, detail)
-    except KeyboardInterrupt:
-        return "diagnosis: interrupted"
 
 
 def stop_after_failure(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: str) -> str:

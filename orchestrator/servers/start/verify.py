@@ -14,6 +14,7 @@ from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import DeployError, HostError, NotReadyError, SmokeError
 from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import Secret
+from orchestrator.core.signals import allow_signals
 from orchestrator.core.url import Address
 from orchestrator.diagnose.match import diagnose
 from orchestrator.diagnose.report import legend
@@ -319,10 +320,11 @@ def unidentified_server(
 
 
 def explain_failure(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:
-    """Diagnose a failure from the log and the exit detail of the runtime."""
+    """Diagnose a failure from the log and the exit detail of the runtime; an interrupt only ends the diagnosis."""
     try:
-        log = chain(runtime.logs(handle, follow=False), filter(None, [detail]))
-        matches = diagnose(log).matches
+        with allow_signals():
+            log = chain(runtime.logs(handle, follow=False), filter(None, [detail]))
+            matches = diagnose(log).matches
     except (DeployError, OSError, KeyboardInterrupt) as error:
         return f"diagnosis: cannot read the log: {str(error) or 'interrupted'}"
     parts = [*(found.to_text() for found in matches), legend(matches)] if matches else []
