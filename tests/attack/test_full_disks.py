@@ -191,7 +191,7 @@ def test_a_server_that_a_watch_has_healed_and_somebody_has_stopped_on_a_full_dis
     server = place.deployment
     assert not list(server.run(*server.up()).faults(0))
     seen = worker(place, "snapshot", server.name)
-    assert worker(place, "restart", server.name, seen["run"], "a test")["code"] == 0
+    assert worker(place, "restart", server.name, seen["run"], "a test")["outcome"] == "verified"
     seen = worker(place, "snapshot", server.name)
     assert (seen["by_watch"], seen["wanted"]) == (True, True), seen
     fill(disk)
