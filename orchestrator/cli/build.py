@@ -24,7 +24,6 @@ from orchestrator.core.paths import Home
 from orchestrator.images.build import BuiltImage, build_image, push_image, tag_image, write_metadata
 from orchestrator.images.client import find_docker
 from orchestrator.images.patch_drift import unexpected_patches
-from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.servers.start.argument_check import require_accepted_by_image
 from orchestrator.servers.start.host import resolve_host_ref
@@ -97,15 +96,11 @@ def command(
     metadata = BuildOutput(**fields_of(built), pushed=digest)
     if metadata_file:
         write_metadata(metadata_file, asdict(metadata))
-    _show_built(built, plan)
-    if json:
-        OUTPUT.show(metadata)
-    else:
-        print_data(digest or tag or built.tag)
-
-
-def _show_built(built: BuiltImage, plan: Plan) -> None:
     say(built.receipt.to_text())
     for difference in unexpected_patches(plan, built.receipt):
         warn(difference)
     note(f"{'built' if built.built else 'already built'} in {built.seconds:.1f} s")
+    if json:
+        OUTPUT.show(metadata)
+    else:
+        print_data(digest or tag or built.tag)

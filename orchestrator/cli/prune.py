@@ -63,7 +63,11 @@ def command(
             raise UsageError(
                 "`--caches` accepts no NAME and no age: it removes every unused cache", hint="`deploy prune --caches`"
             )
-        _prune_caches(host, dry_run=dry_run, json=json)
+        removed = prune_caches(Home.from_environment(), host, dry_run=dry_run)
+        if json:
+            OUTPUT.show(PrunedCaches(dry_run=dry_run, caches=removed))
+        else:
+            say(caches_text(removed, dry_run=dry_run))
         return
     since = parse_since(older_than, datetime.now().astimezone(), option="--older-than")
     with open_servers(Home.from_environment(), host) as servers:
@@ -72,11 +76,3 @@ def command(
         OUTPUT.show(PrunedRuns(dry_run=dry_run, runs=found))
     else:
         say(prune_text(found, dry_run=dry_run))
-
-
-def _prune_caches(host: str | None, *, dry_run: bool, json: bool) -> None:
-    found = prune_caches(Home.from_environment(), host, dry_run=dry_run)
-    if json:
-        OUTPUT.show(PrunedCaches(dry_run=dry_run, caches=found))
-    else:
-        say(caches_text(found, dry_run=dry_run))

@@ -99,7 +99,9 @@ def command(
         return
     say(f"`{made.target}` is complete: {made.shards} shards, {made.size:,} bytes from {made.source_size:,}")
     if made.model is not None:
-        _show_next(made.model.name, made.model.path, home)
+        say(f"wrote {made.model.path}")
+        if following := next_command(made.model.name, home, local):
+            say(f"next: `{following}`")
 
 
 def _show(source: Path, home: Home, *, json: bool) -> None:
@@ -110,9 +112,3 @@ def _show(source: Path, home: Home, *, json: bool) -> None:
         return
     print_data(table(["recipe", "size", "not quantized", "what it does"], rows, width=terminal_width()))
     note(cost(found))
-
-
-def _show_next(name: str, path: Path, home: Home) -> None:
-    say(f"wrote {path}")
-    if following := next_command(name, home, local):
-        say(f"next: `{following}`")

@@ -64,7 +64,7 @@ def down_all(
         say("no server of this home is running")
     for name in sorted({handle.name for handle in found} - set(names)):
         note(f"`{name}` was started from another home and is still running: `deploy down {name}` stops it")
-    problems = [Problem(f"cannot query {kind}: {why}") for kind, why in servers.unreachable.items()]
+    problems = [Problem(text) for text in servers.unanswered()]
     problems += [
         Problem(f"`{name}`: {problem.message}", problem.location, problem.hint)
         for name, error in failures.items()

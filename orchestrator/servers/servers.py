@@ -142,8 +142,7 @@ class Servers:
         names = [handle.name for handle in self.find()]
         near = did_you_mean(name, names)
         if self.unreachable:
-            unasked = "; ".join(f"cannot query {kind}: {why}" for kind, why in self.unreachable.items())
-            raise HostError(f"no server `{name}` was found, and {unasked}", hint=near)
+            raise HostError(f"no server `{name}` was found, and {'; '.join(self.unanswered())}", hint=near)
         if any(runs_with_smoke(self.home, name)):
             near = f"`deploy restart {name}` starts its last ready run"
         elif latest_run(self.home, name) is not None:
@@ -152,6 +151,10 @@ class Servers:
             f"no server `{name}` found",
             hint=near or "`deploy status` lists servers, `deploy profiles` lists profiles to start",
         )
+
+    def unanswered(self) -> list[str]:
+        """Return a message for each runtime that did not respond."""
+        return [f"cannot query {kind}: {why}" for kind, why in self.unreachable.items()]
 
     def server(self, found: RunningServer) -> Server:
         """Return a listed server with its runtime and run directory."""

@@ -64,7 +64,7 @@ def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, named: b
     StartError means that the server has exited, SmokeError that it is running but unhealthy.
     """
     if servers.unreachable and not (named and found):  # the server was found: other runtimes do not matter
-        raise HostError("; ".join(f"cannot query {kind}: {why}" for kind, why in servers.unreachable.items()))
+        raise HostError("; ".join(servers.unanswered()))
     if not named:
         return
     for server in found:

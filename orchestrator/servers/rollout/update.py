@@ -144,9 +144,6 @@ class _RollingUpdate:
     def _folder(self, number: int) -> Path:
         return self.run.path / FileName(self._plan.server_names[number - 1])
 
-    def _label(self, number: int) -> str:
-        return self._plan.label_of(number)
-
     def set_running(self, running: RunningServer) -> None:
         """Set the replicas that run now."""
         of_folder = {Path(server.run_dir).name: server for server in running.replicas}
@@ -190,7 +187,7 @@ class _RollingUpdate:
                 self._undo(number, step, error)
                 raise
             self._running[number] = new
-            say(f"{self._label(number)} is updated")
+            say(f"{self._plan.label_of(number)} is updated")
 
     def remove_replica(self, server: RunningServer) -> None:
         """Remove one of the surplus replicas when its requests have ended. An interrupt before its stop keeps it."""
@@ -215,7 +212,8 @@ class _RollingUpdate:
     def _stop_old(self, number: int, step: "_Step") -> None:
         plan, old = self._artifacts(number).plan, self._running.get(number)
         routed = self._is_routed(number)
-        say(f"{self._label(number)}: {'starting' if old is None else 'draining' if routed else 'unhealthy, stopping'}")
+        doing = "starting" if old is None else "draining" if routed else "unhealthy, stopping"
+        say(f"{self._plan.label_of(number)}: {doing}")
         step.draining = True
         with Drain(self.runtime, old, seconds=_drain_seconds(self.start)) as drain:
             self.workers.drain(self._address(number), old, self._others(old) if old is not None else 0)
@@ -235,7 +233,7 @@ class _RollingUpdate:
         step.new = new
         step.new = new = self.runtime.wait_for_placement(new, replica.plan)
         self.workers.cordon(new)
-        say(f"started {self._label(number)}; log: {RunDir(folder).log}")
+        say(f"started {self._plan.label_of(number)}; log: {RunDir(folder).log}")
         timeout = self.start.request.timeout
         self.seconds += wait_for_server(new, self.runtime, plan=replica.plan, key=key, timeout=timeout)
         report = run_smoke_test(new, self.runtime, plan=replica.plan, key=key)
@@ -261,7 +259,7 @@ class _RollingUpdate:
             warnings=self._plan.warnings,
             kernel_gate=lambda: None,
         )
-        called, folder = self._label(number), self._folder(number)
+        called, folder = self._plan.label_of(number), self._folder(number)
         require_gsm8k(target, minimum=min_score, name=called, folder=folder, home=self.servers.home)
 
     def _undo(self, number: int, step: "_Step", failure: BaseException) -> None:
@@ -291,7 +289,7 @@ class _RollingUpdate:
         try:
             self.workers.drain(self._address(number), None, 0)
         except DeployError as error:
-            note(f"cannot remove {self._label(number)} from the gateway: {error.message}")
+            note(f"cannot remove {self._plan.label_of(number)} from the gateway: {error.message}")
 
     def remaining_checks(self) -> list[CheckResult]:
         """Verify the replicas that were not replaced, and the gateway."""

@@ -77,7 +77,7 @@ class StartKernels:
         """
         if self.plan.engine.compiled_kernels is not None:
             self._take_named(self.plan.engine.compiled_kernels)
-        elif self.store is not None and self._saved_any():
+        elif self.store is not None and any(self.host_ref.home.compiled_kernels.glob(f"*{SUFFIX}")):
             with _warning("cannot use the saved kernels"):
                 if self._path.is_file():
                     self._add(read_archive(self._path), self.store)
@@ -120,10 +120,6 @@ class StartKernels:
     @property
     def _path(self) -> Path:
         return self.host_ref.home.compiled_kernels / FileName(f"{self._use.key}{SUFFIX}")
-
-    def _saved_any(self) -> bool:
-        """Return whether the home directory has an archive; the versions of the engine need not be read for none."""
-        return any(self.host_ref.home.compiled_kernels.glob(f"*{SUFFIX}"))
 
     def _take_named(self, reference: str) -> None:
         if reference.rpartition("@")[2] == self.in_image:

@@ -1,7 +1,7 @@
 """Readiness and the smoke test of a server, and the diagnosis of its failure."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
@@ -183,13 +183,8 @@ def _pair_report(
         [server.url for server in handle.replicas if server.role is role] for role in (Role.PREFILL, Role.DECODE)
     )
     whole = target_of(replica_plans(plan)[-1], url=handle.url, api_key=key)
-    target = replace(
-        _with_soak(whole, soak),
-        dp=1,
-        engine_url=decode[0],
-        metrics=whole.metrics and len(decode) == 1,
-        tiers=(),  # only the server itself tells the size of its pool, and only the decode servers are asked
-    )
+    # No tiers: only the server itself tells the size of its pool, and only the decode servers are asked.
+    target = replace(_of_pair(_with_soak(whole, soak), decode), tiers=())
     report = _test(target, handle, runtime, plan)
 
     def logs() -> dict[str, Iterable[str]]:
@@ -211,6 +206,11 @@ def _pair_report(
 def _with_soak(target: Target, minutes: float | None, knee: float | None = None) -> Target:
     target = replace(target, soak_clients=max(int(knee * _BELOW_KNEE / target.dp), 1) if knee else 0)
     return target if minutes is None else replace(target, soak_seconds=minutes * 60)
+
+
+def _of_pair(target: Target, decode: Sequence[str]) -> Target:
+    """Return the target behind a gateway of prefill and decode: the first decode server describes the others."""
+    return replace(target, dp=1, engine_url=decode[0], metrics=target.metrics and len(decode) == 1)
 
 
 def prefix_replica(name: str, report: SmokeReport) -> list[CheckResult]:
@@ -288,11 +288,8 @@ def _smoke_pair_url(
         raise SmokeError(f"the gateway at `{url}` has {len(prefill)} prefill and {len(decode)} decode servers")
     with EngineClient(decode[0], key=key) as server:
         target = target_from_server_info(server, url=url, api_key=key)
-    target = replace(_with_soak(target, soak), dp=1, engine_url=decode[0], metrics=target.metrics and len(decode) == 1)
-    report, pair = (
-        smoke_test(target, faults=None),
-        Pair(gateway=url, prefill=prefill, decode=decode, key=key, on_gpu=False),
-    )
+    report = smoke_test(_of_pair(_with_soak(target, soak), decode), faults=None)
+    pair = Pair(gateway=url, prefill=prefill, decode=decode, key=key, on_gpu=False)
     return replace(report, checks=(*report.checks, *pair_checks(pair)))
 
 

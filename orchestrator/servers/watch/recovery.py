@@ -49,7 +49,7 @@ def snapshot_of(servers: Servers, name: str) -> ServerSnapshot:
     require_name(name)
     run, handle = _newest(servers, name)
     if servers.unreachable:
-        raise HostError("; ".join(f"cannot query {kind}: {why}" for kind, why in servers.unreachable.items()))
+        raise HostError("; ".join(servers.unanswered()))
     if run is None or (plan := read_plan(run)) is None:
         if run is None and handle is None:
             raise not_started(servers.home, name, hint="`deploy up PROFILE` starts a server")
