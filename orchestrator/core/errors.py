@@ -97,6 +97,15 @@ def naming_host(url: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def interrupts_as_errors() -> Iterator[None]:
+    """Raise Interrupted for Ctrl-C in the block, so that it can get a hint as other errors do."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted") from error
+
+
 class UsageError(DeployError):
     """An argument or option is invalid."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.core.console import note, say, warn
-from orchestrator.core.errors import DeployError, Interrupted, NameTakenError
+from orchestrator.core.errors import DeployError, NameTakenError, interrupts_as_errors
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.kernels.plan_table import kernel_gate
@@ -81,24 +81,22 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
         if plan.is_alone(number):
             warn(f"{plan.label_of(number)} is replaced: requests fail until the new one is ready")
     try:
-        for number in chosen:
-            update.replace_replica(number)
-            update.record_ended_runs()
-        if len(chosen) < len(numbers):
-            note(f"{update.progress_summary()}; {update.next_commands()}")
-            return update.result(update.report())
-        for server in update.surplus:
-            update.remove_replica(server)
-            update.record_ended_runs()
-        report = update.report(update.remaining_checks())
-        save_report(run, report)
-        report.require()
+        with interrupts_as_errors():
+            for number in chosen:
+                update.replace_replica(number)
+                update.record_ended_runs()
+            if len(chosen) < len(numbers):
+                note(f"{update.progress_summary()}; {update.next_commands()}")
+                return update.result(update.report())
+            for server in update.surplus:
+                update.remove_replica(server)
+                update.record_ended_runs()
+            report = update.report(update.remaining_checks())
+            save_report(run, report)
+            report.require()
     except BaseException as error:
-        failure = Interrupted("interrupted") if isinstance(error, KeyboardInterrupt) else error
-        update.explain(failure)
-        if failure is error:
-            raise
-        raise failure from error
+        update.explain(error)
+        raise
     note_gateway(run, update.seconds)
     start.on_verified()
     return update.result(report)

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Final
 
 from orchestrator.core.console import say, warn
-from orchestrator.core.errors import DeployError, HostError, Interrupted
+from orchestrator.core.errors import DeployError, HostError, Interrupted, interrupts_as_errors
 from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.core.signals import allow_signals, defer_signals
@@ -57,7 +57,7 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
     handle = joining = None
     with defer_signals():  # nothing interrupts the stop after a failure
         try:
-            with allow_signals():
+            with interrupts_as_errors(), allow_signals():
                 if plan.gateway is None:
                     handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=start.secrets)
                     say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
@@ -81,12 +81,8 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
         except BaseException as error:
             if joining is not None and not start.request.keep_failed:
                 leave(joining, servers, seconds=0)
-            failure = _give_up(
-                error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep_failed
-            )
-            if failure is error:
-                raise
-            raise failure from error
+            _give_up(error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep_failed)
+            raise
     return UpResult(handle=handle, served_name=plan.model.served_name, smoke=report, seconds=seconds)
 
 
@@ -106,30 +102,30 @@ def _where_log(request: UpRequest, run: RunDir, name: str) -> str:
 
 def _give_up(
     error: BaseException, handle: RunningServer | None, runtime: ServerGroup, *, run: RunDir, keep: bool
-) -> BaseException:
-    """Stop the server, diagnose its log, and return the error to raise.
+) -> None:
+    """Stop the server, and add to the error what is left and the diagnosis of the log.
 
-    `Runtime.start` leaves no server if it fails. Errors other than DeployError are returned unchanged.
+    `Runtime.start` leaves no server if it fails.
     """
-    interrupted = isinstance(error, KeyboardInterrupt)
-    failure = Interrupted("interrupted") if interrupted else error
+    interrupted = isinstance(error, Interrupted)
     if handle is None:
-        record_exit(run, failure_reason(failure))
-        return Interrupted("interrupted; no server was started", hint=_NOTHING_LEFT) if interrupted else error
-    detail = "" if keep else stop_after_failure(handle, runtime, run, failure_reason(failure))
-    if not isinstance(failure, DeployError):
-        return failure
+        record_exit(run, failure_reason(error))
+        if interrupted:
+            raise Interrupted("interrupted; no server was started", hint=_NOTHING_LEFT) from error
+        return
+    detail = "" if keep else stop_after_failure(handle, runtime, run, failure_reason(error))
+    if not isinstance(error, DeployError):
+        return
     if keep:
-        failure.hint = f"`{handle.name}` is kept; see `deploy logs {handle.name}`, then `deploy down {handle.name}`"
+        error.hint = f"`{handle.name}` is kept; see `deploy logs {handle.name}`, then `deploy down {handle.name}`"
     elif interrupted:
         left = _might_run(runtime, handle)
-        failure.hint = f"`{handle.name}` " + (
+        error.hint = f"`{handle.name}` " + (
             f"may still run; `deploy down {handle.name}` stops it" if left else f"was stopped; {_NOTHING_LEFT}"
         )
     if not interrupted:
-        failure.hint = failure.hint or f"`deploy logs {handle.name}` shows the whole log"
-        failure.details = "\n\n".join(filter(None, [failure.details, explain_failure(runtime, handle, detail)]))
-    return failure
+        error.hint = error.hint or f"`deploy logs {handle.name}` shows the whole log"
+        error.details = "\n\n".join(filter(None, [error.details, explain_failure(runtime, handle, detail)]))
 
 
 def _might_run(runtime: ServerGroup, handle: RunningServer) -> bool:

@@ -6,7 +6,14 @@ from dataclasses import replace
 from functools import partial
 
 from orchestrator.core.console import note
-from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, NotReadyError, StartError, UsageError
+from orchestrator.core.errors import (
+    DeployError,
+    NameTakenError,
+    NotReadyError,
+    StartError,
+    UsageError,
+    interrupts_as_errors,
+)
 from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact_data
@@ -193,15 +200,13 @@ def _recovery_hint(servers: Servers, name: str, recovery_command: str = "") -> I
     runs = any(servers.runtime(handle).state(handle).status is Status.RUNNING for handle in servers.find(name))
     command = recovery_command or (_recorded_command(servers.home, name) if runs else None)
     try:
-        yield
-    except (DeployError, KeyboardInterrupt) as error:
-        failure = error if isinstance(error, DeployError) else Interrupted("interrupted")
+        with interrupts_as_errors():
+            yield
+    except DeployError as error:
         if command:
-            hints = (failure.hint, f"the old server is stopped; restart it: {command}")
-            failure.hint = "; ".join(filter(None, hints))
-        if failure is error:
-            raise
-        raise failure from error
+            hints = (error.hint, f"the old server is stopped; restart it: {command}")
+            error.hint = "; ".join(filter(None, hints))
+        raise
 
 
 def _stop_old(servers: Servers, name: str, request: UpRequest) -> None:

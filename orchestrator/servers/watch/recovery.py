@@ -129,11 +129,9 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
         return RestartResult(outcome=RestartOutcome.POSTPONED, message=full)
     try:
         done = restart(name, home, on_locked=on_locked)
-    except KeyboardInterrupt as error:  # before anything was touched
-        raise Interrupted("interrupted") from error
+    except Interrupted:
+        raise
     except (DeployError, OSError) as error:
-        if isinstance(error, Interrupted):
-            raise
         no_room = _disk_full(home, name)
         if no_room and begun:
             _forget_attempt(home, name, dead)
