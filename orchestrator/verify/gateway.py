@@ -15,7 +15,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.polling import poll_until
 from orchestrator.engine import endpoints
-from orchestrator.engine.client import EngineClient, Timeouts
+from orchestrator.engine.client import DEFAULT_TIMEOUTS, EngineClient, Timeouts
 from orchestrator.engine.gateway import GENERATION, LIVENESS, READINESS, read_readiness
 from orchestrator.engine.requests import completion_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_completion_event
@@ -43,18 +43,18 @@ def count_workers(url: str) -> int:
 
 def generates(url: str) -> bool:
     """Return whether a gateway in disaggregation mode generates a token with a pair that it selects; needs no key."""
-    try:
-        with EngineClient(url, key=None) as gateway:
-            return gateway.status("GET", GENERATION) == httpx.codes.OK
-    except NoResponseError:
-        return False
+    return _is_ok(url, GENERATION, DEFAULT_TIMEOUTS)
 
 
 def is_alive(url: str) -> bool:
     """Return whether a gateway responds to its liveness check."""
+    return _is_ok(url, LIVENESS, _ASKED)
+
+
+def _is_ok(url: str, path: str, limits: Timeouts) -> bool:
     try:
-        with EngineClient(url, key=None, limits=_ASKED) as gateway:
-            return gateway.status("GET", LIVENESS) == httpx.codes.OK
+        with EngineClient(url, key=None, limits=limits) as gateway:
+            return gateway.status("GET", path) == httpx.codes.OK
     except NoResponseError:
         return False
 
