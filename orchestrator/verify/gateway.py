@@ -55,7 +55,7 @@ def _is_ok(url: str, path: str, limits: Timeouts) -> bool:
     try:
         with EngineClient(url, key=None, limits=limits) as gateway:
             return gateway.status("GET", path) == httpx.codes.OK
-    except NoResponseError:
+    except (NoResponseError, UnexpectedResponseError):
         return False
 
 
