@@ -18,7 +18,6 @@ from torch_forks import Program, run_forked
 from wheels import unpacked
 
 from orchestrator.checkpoints.checkpoint import Checkpoint
-from orchestrator.checkpoints.engine_files import read_engine_files
 from orchestrator.core.paths import Home, data_root
 from orchestrator.engine.server_args import ArgumentVerdict, read_verdicts
 from orchestrator.hosts.venvs.venv import Venv
@@ -62,7 +61,7 @@ def verdicts(
     programs, settings = {}, ("", *REFUSED)
     for version, profile in ENGINES.items():
         artifacts = render_artifacts(load(profile).plan)
-        asked = json.loads(argument_question(artifacts, read_engine_files(Checkpoint.local(model))).to_json())
+        asked = json.loads(argument_question(artifacts, Checkpoint.local(model).engine_files()).to_json())
         base = command(profile, model)
         asked["argv"] = [base if setting == "" else with_setting(base, setting) for setting in settings]
         text = f"import sys; sys.path.insert(0, {str(unpacked(version))!r})\n{PROGRAM.read_text()}"
