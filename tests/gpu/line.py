@@ -31,9 +31,18 @@ def count() -> int:
 
 def used_mib() -> list[int]:
     """Memory in use on each GPU."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    told = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
-    return [int(line) for line in told.stdout.split()] if told.returncode == 0 else []
+    return [int(line) for line in _query("memory.used")]
+
+
+def gpu_name() -> str:
+    """What the driver calls the first GPU: `NVIDIA H200`, `NVIDIA H100 80GB HBM3`."""
+    return _query("name")[0]
+
+
+def _query(field: str) -> list[str]:
+    argv = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.splitlines() if done.returncode == 0 else []
 
 
 def schedulers() -> dict[str, int]:
