@@ -17,15 +17,16 @@ MEASURED = ("--workload", "random-4k-256", "--request-rate", "8,24", "--price", 
 QUICK = 10  # seconds: the process table tells, nothing is waited for
 
 
+@pytest.fixture(scope="class")
+def up(line: Line) -> Iterator[Done]:
+    """`deploy up`, to its end."""
+    yield line.up(NAME)
+    line.run("down", NAME)
+    assert_free()
+
+
 class TestOneServer:
     """Brought up once; the last test kills it."""
-
-    @pytest.fixture(scope="class")
-    def up(self, line: Line) -> Iterator[Done]:
-        """`deploy up`, to its end."""
-        yield line.up(NAME)
-        line.run("down", NAME)
-        assert_free()
 
     def test_it_comes_up_proven(self, up: Done) -> None:
         assert up.code == 0

@@ -124,13 +124,13 @@ def test_a_stream_is_cut_only_after_the_time_it_gets_and_what_is_cut_is_counted(
     open_ones = streams(pair.url, [30_000] * 4)
     cut = pair.deploy.run("restart", NAME, "--drain", "2")
     assert cut.returncode == 0, cut.stderr
-    assert ends(open_ones) == {(True, "abort"), (True, "")}, open_ones
+    assert (True, "abort") in ends(open_ones) <= {(True, "abort"), (True, "")}, open_ones
     assert counted(cut.stderr) == (0, 4), cut.stderr
 
     open_ones = streams(pair.url, [30_000] * 3)
     down = pair.deploy.run("down", NAME, "--drain", "2")
     assert down.returncode == 0, down.stderr
-    assert ends(open_ones) == {(True, "abort"), (True, "")}, open_ones
+    assert (True, "abort") in ends(open_ones) <= {(True, "abort"), (True, "")}, open_ones
     assert counted(down.stderr) == (0, 3), down.stderr
     pair.nothing_left()
     print(waited.stderr, cut.stderr, down.stderr)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-PATIENCE = 300  # seconds
+PATIENCE = 900  # seconds
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -3,12 +3,10 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
 
-from orchestrator.checkpoints.read_ahead import read_ahead
 from orchestrator.checkpoints.receipt import bytes_present
 from orchestrator.checkpoints.verify import checkpoint_directory, needs_mtp, verify_checkpoint
 from orchestrator.core.console import Progress, note, warn
@@ -20,7 +18,6 @@ from orchestrator.hosts.context import DiskNeed, HostAccess
 from orchestrator.hosts.gpu_checks import VRAM_IN_USE
 from orchestrator.hosts.gpus import read_gpus
 from orchestrator.hosts.head_address import rank_network
-from orchestrator.hosts.machine import available_memory
 from orchestrator.hosts.ports import plan_ports, port_holder
 from orchestrator.hosts.report import Finding, Level, PreflightReport
 from orchestrator.hosts.ssh import ssh_runner
@@ -140,13 +137,6 @@ def require_ready_host(plan: Plan, host_ref: HostRef, before: PreflightReport | 
     report.require(but={VRAM_IN_USE})  # `wait_for_vram` waits for it
     wait_for_vram(plan, host_ref)
     return report
-
-
-def read_weights_ahead(plan: Plan, host_ref: HostRef) -> AbstractContextManager[object]:
-    """Return a block that reads the weights into the page cache meanwhile, if the server runs on this host."""
-    if host_ref.remote is None and runtime_class(plan.runtime).is_local:
-        return read_ahead(checkpoint_directory(plan.model, host_ref.home), available_memory() or 0)
-    return nullcontext()
 
 
 def _warn(findings: Iterable[Finding]) -> None:

@@ -42,7 +42,7 @@ from orchestrator.servers.rollout.join import join, require_gateway
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
-from orchestrator.servers.start.host import read_weights_ahead, require_host, require_ready_host, resolve_host_ref
+from orchestrator.servers.start.host import require_host, require_ready_host, resolve_host_ref
 from orchestrator.servers.start.kernels import require_archive, take_kernels
 from orchestrator.servers.start.launch import bring_up
 from orchestrator.servers.start.request import StartSpec, UpRequest, UpResult
@@ -105,8 +105,7 @@ def up(
                 room.close()
                 machine = require_ready_host(made.plan, host_ref, before)
                 start = replace(start, records={**records, "preflight.json": redact_data(machine.to_dict())})
-                with read_weights_ahead(made.plan, host_ref):
-                    done = bring_up(start, servers)
+                done = bring_up(start, servers)
             kernels.save()
             return done
 

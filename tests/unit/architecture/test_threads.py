@@ -18,7 +18,6 @@ WITH_THREADS = {
 }
 WITH_DEAF_THREADS = {
     "bench/in_thread.py",
-    "checkpoints/read_ahead.py",
     "cli/exit_codes.py",
     "cli/fanout.py",
     "servers/drain.py",

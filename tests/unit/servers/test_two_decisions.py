@@ -2,8 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -88,7 +88,6 @@ def brought_up(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
     for name, step in steps.items():
         monkeypatch.setattr(up, name, step)
-    monkeypatch.setattr(host, "available_memory", lambda: 0)
     monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: PreparedRun(artifacts=artifacts, records={}))
     monkeypatch.setattr(decisions, "engine_files", lambda *_, **__: {})
     monkeypatch.setattr(decisions, "ensure_checkpoint", lambda *_, **__: None)
@@ -134,38 +133,6 @@ def test_a_run_that_is_repeated_is_not_decided_at_all(
     decided.clear()
     plan = prepared(request_of(run=str(run.path)), home, monkeypatch)
     assert (plan.server.port, decided) == (7, [])
-
-
-def test_the_weights_are_read_ahead_after_the_survey_and_until_the_start_ends(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the survey, the page cache looked used; after a failed start, the thread read beside the next one."""
-    steps: list[str] = []
-
-    @contextmanager
-    def read_ahead(_directory: Path, room: int) -> Iterator[None]:
-        steps.append(f"reads {room}")
-        try:
-            yield
-        finally:
-            steps.append("ended")
-
-    def require_ready_host(plan: Plan, *_: object) -> SimpleNamespace:
-        steps.append("surveyed")
-        return _ready(plan)
-
-    def bring_up(*_: object) -> NoReturn:
-        steps.append("started")
-        raise HostError("failed")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(host, "read_ahead", read_ahead)
-        patched.setattr(decisions, "make_table", lambda *_, **__: False)
-        with pytest.raises(HostError, match="failed"):
-            brought_up(
-                request_of("runtime=process"), home, patched, bring_up=bring_up, require_ready_host=require_ready_host
-            )
-    assert steps == ["surveyed", "reads 0", "started", "ended"]
 
 
 def test_a_missing_archive_is_refused_before_the_host_is_inspected_and_not_for_a_server_that_runs(
