@@ -303,6 +303,12 @@ def published_workloads() -> frozenset[str]:
     return frozenset(name for entry in entries for name in (entry.workload.name, entry.single_stream.workload))
 
 
+def published_evals() -> tuple[PublishedEval, ...]:
+    """Return the first published pair of scores of each suite."""
+    lines = [line for table in entries_of_kind(load_all_published(), Published) for line in table.evals]
+    return tuple({line.suite: line for line in reversed(lines)}.values())[::-1]
+
+
 def load_published(name: str) -> Published:
     """Load a published measurement by name or file. Raises UsageError with similar names if there is none."""
     if name.endswith((".yaml", ".yml")):

@@ -9,19 +9,20 @@ from orchestrator.core.console import warn
 from orchestrator.core.paths import Home
 from orchestrator.engine.options import Meaning
 from orchestrator.evals import tau2
-from orchestrator.evals.eval_result import EvalResult
+from orchestrator.evals.eval_result import BASELINE_DIR, EvalResult
 from orchestrator.evals.forecast import EvalForecast, forecast, plan_of_target
+from orchestrator.evals.harness import require_questions
 from orchestrator.evals.report import SuiteScore
 from orchestrator.evals.run import (
     EvalOptions,
-    evaluate_with_baseline,
     load_baseline,
     read_tau2,
     require_no_earlier_result,
-    require_runnable,
+    require_sampling,
+    score_suite,
     served_model,
 )
-from orchestrator.evals.suite_runs import PUBLISHED, SuiteRun, suite_runs, tau2_note
+from orchestrator.evals.suites import PUBLISHED, SuiteRun, suite_runs, tau2_note
 
 OpenTarget = Callable[[str], BenchTarget]  # opens a server by its name, or an endpoint by its URL
 
@@ -92,7 +93,7 @@ def run_suites(
 ) -> tuple[SuiteScore, ...]:
     """Run each suite on target and baseline, after checking that all of them can run.
 
-    Raises what `evaluate_with_baseline` and `read_tau2` raise.
+    Raises what `score_suite` and `read_tau2` raise.
     """
     saved, scores = request.saved_baselines, list[SuiteScore]()
     if tau2.NAME in request.suites and request.simulations is not None:
@@ -109,12 +110,15 @@ def _run_harness(
         baseline_server = open_target(request.baseline)
     suites = [replace(request.options, suite=run.suite.name, limit=run.limit, seeds=run.seeds) for run in request.runs]
     for options in suites:
-        require_runnable(options.resolved_suite, candidate, baseline_server, data=options.dataset)
+        for server in filter(None, (candidate, baseline_server)):
+            require_sampling(server, options.resolved_suite)
+        require_questions(options.resolved_suite, options.dataset)
         require_no_earlier_result(options, with_baseline=baseline_server is not None)
     for options in suites:
-        result, baseline, file = evaluate_with_baseline(
-            candidate, baseline_server, saved.get(options.suite), options, home=home, say=say
-        )
+        result, file = score_suite(candidate, options, options.output, home=home, say=say)
+        baseline = saved.get(options.suite)
+        if baseline_server is not None:
+            baseline, _ = score_suite(baseline_server, options, options.output / BASELINE_DIR, home=home, say=say)
         scores.append(SuiteScore(result=result, file=file, baseline=baseline, baseline_name=request.baseline))
     return scores
 

@@ -6,15 +6,21 @@ from pathlib import Path
 
 from orchestrator.bench import metrics
 from orchestrator.bench.cost import CostEstimate
-from orchestrator.bench.published import Published, entries_of_kind, load_all_published, split_currency
+from orchestrator.bench.published import (
+    Published,
+    entries_of_kind,
+    load_all_published,
+    published_evals,
+    split_currency,
+)
 from orchestrator.bench.result_files import results_under
 from orchestrator.bench.run import is_url
 from orchestrator.core.console import format_duration, table
 from orchestrator.core.errors import DeployError
 from orchestrator.core.paths import Home
 from orchestrator.evals.eval_result import EvalResult
-from orchestrator.evals.run import describe_sensitivity, expected_score
-from orchestrator.evals.suite_runs import HARNESS, EvalPace, SuiteRun, published_pace
+from orchestrator.evals.significance import minimum_detectable_difference
+from orchestrator.evals.suites import HARNESS, EvalPace, Suite, SuiteRun, published_pace
 from orchestrator.plan.plan import GREEDY_SPECULATION, Plan
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import latest_run, read_plan
@@ -71,10 +77,10 @@ def forecast(
     *,
     plan: Plan | None,
     results: Path,
-    prices: Sequence[str] = (),
-    saved_baselines: Mapping[str, EvalResult] | None = None,
-    sides: int = 1,
-    skipped: tuple[str, ...] = (),
+    prices: Sequence[str],
+    saved_baselines: Mapping[str, EvalResult],
+    sides: int,
+    skipped: tuple[str, ...],
 ) -> EvalForecast:
     """Forecast an evaluation of a server with this plan; `results` may hold its measurements.
 
@@ -86,7 +92,7 @@ def forecast(
     suites = []
     for run in runs:
         seconds, full = (each and each * sides for each in (run.seconds(pace), replace(run, limit=None).seconds(pace)))
-        expected = expected_score(run.suite.name, (saved_baselines or {}).get(run.suite.name))
+        expected = expected_score(run.suite.name, saved_baselines.get(run.suite.name))
         tells = describe_sensitivity(run.suite, limit=run.limit, expected=expected, seeds=run.seeds)
         suites.append(
             SuiteForecast(
@@ -101,6 +107,30 @@ def forecast(
         )
     terms = (*(_terms(pace, bill, sides) if runs else ()), *_obstacles(runs, plan), *skipped)
     return EvalForecast(suites=tuple(suites), currency=bill.currency, pace=pace, sides=sides, terms=terms)
+
+
+def describe_sensitivity(suite: Suite, *, limit: int | None, expected: float | None, seeds: int = 1) -> str:
+    """Describe the smallest score difference that a number of questions can detect (80 % power).
+
+    `expected` is the expected score; None assumes 0.5, the worst case. A paired test detects the same or smaller
+    differences. The agreement between seeds is unknown, so the bounds are one answer per question and one per seed.
+    """
+    questions, score = min(limit or suite.size, suite.size), 0.5 if expected is None else expected
+    low, high = (f"{minimum_detectable_difference(score, questions * answers):.3f}" for answers in (seeds, 1))
+    sample = f"{questions:,} questions of `{suite.name}`{f' x {seeds} seeds' if seeds > 1 else ''}"
+    difference = f"{low} to {high}" if seeds > 1 else low
+    text = f"{sample} show a difference of {difference} or more near {score:.3g} (80 % power)"
+    if questions == suite.size:
+        return text
+    return f"{text}; all {suite.size:,} show {minimum_detectable_difference(score, suite.size):.3f}"
+
+
+def expected_score(suite: str, baseline: EvalResult | None) -> float | None:
+    """Return the expected score: that of the baseline, else the published mean; None if both are unknown."""
+    if baseline is not None:
+        return baseline.score
+    line = next((line for line in published_evals() if line.suite == suite), None)
+    return (line.baseline.score + line.candidate.score) / 2 if line else None
 
 
 def _terms(pace: EvalPace, bill: CostEstimate, sides: int) -> Iterator[str]:

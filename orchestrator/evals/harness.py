@@ -11,14 +11,17 @@ from typing import Final
 
 from orchestrator.checkpoints.hub import refuses_dataset
 from orchestrator.core import subprocesses
+from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import atomic_write, remove_tree
+from orchestrator.core.paths import Home, data_root
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.secrets import HUB_TOKEN, Secret, hub_token
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
 from orchestrator.evals.eval_result import EVAL_RESULT_SCHEMA, AnsweredQuestion, EvalResult
 from orchestrator.evals.suites import Suite, local_files
+from orchestrator.hosts.venvs.venv import ensure_venv
 
 REQUIREMENTS: Final = "lm-eval-0.4.13.txt"  # requirements of its venv, below images/
 CONCURRENCY: Final = 32
@@ -45,6 +48,11 @@ class EvalRequest:
     data: Path | None
     command: str
     seed: int | None = None
+
+
+def harness_python(home: Home) -> Path:
+    """Return the interpreter of the harness, in a venv that the first call creates in `home`. Raises BuildError."""
+    return ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress()).python
 
 
 def evaluate(request: EvalRequest, say: Callable[[str], None]) -> EvalResult:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import stdev
 
+from orchestrator.bench.published import published_evals
+from orchestrator.core.errors import BenchError
 from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import EvalResult
-from orchestrator.evals.run import compare_with_baseline, compare_with_published
-from orchestrator.evals.significance import Interval, SignificanceTest, score_interval
+from orchestrator.evals.quality import compare_with_published_score
+from orchestrator.evals.significance import Interval, SignificanceTest, compare_results, score_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +24,19 @@ class SuiteScore:
 
     def tests(self) -> tuple[tuple[str, SignificanceTest | None], ...]:
         """Return (name, test) for each baseline; the test is None if no sample size was published."""
+        result = self.result
         if self.baseline is None:
-            return compare_with_published(self.result)
+            return tuple(
+                (
+                    f"{line.model} {score.label} {score.score} published",
+                    compare_with_published_score(line, score, result),
+                )
+                for line in published_evals()
+                if line.suite == result.suite and line.is_of(result.model)
+                for score in (line.baseline, line.candidate)
+            )
         name = self.baseline_name or "baseline"
-        return ((name, compare_with_baseline(self.result, self.baseline, location=name)),)
+        return ((name, compare_with_baseline(result, self.baseline, location=name)),)
 
     def lines(self) -> Iterator[str]:
         """Yield the result as text lines."""
@@ -78,6 +89,20 @@ class ScoreOutput:
     metric: str
     harness: str
     against: tuple[Judgment, ...]
+
+
+def compare_with_baseline(result: EvalResult, baseline: EvalResult, *, location: str) -> SignificanceTest:
+    """Compare a result with its baseline. Raises BenchError if suite, metric, task or answer length differ."""
+    for name, expected, actual in (
+        ("suite", result.suite, baseline.suite),
+        ("metric", result.metric, baseline.metric),
+        ("task", result.task, baseline.task),
+        ("maximum tokens", result.max_tokens, baseline.max_tokens),
+    ):
+        if actual != expected and None not in (actual, expected):
+            message = f"cannot compare with the baseline: its {name} is `{actual}`, not `{expected}`"
+            raise BenchError(message, location=location)
+    return compare_results(baseline, result)
 
 
 def _describe_sample(result: EvalResult) -> str:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.bench.published import Published, PublishedEval, entries_of_kind, load_all_published
+from orchestrator.bench.published import published_evals
 from orchestrator.bench.run import BenchTarget, is_url, resume_command
 from orchestrator.core.command_hints import left_running
-from orchestrator.core.console import Progress, say, warn
+from orchestrator.core.console import say, warn
 from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
 from orchestrator.core.files import atomic_write
-from orchestrator.core.paths import Home, data_root
+from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.foreign import choose_model
@@ -23,11 +23,8 @@ from orchestrator.evals.eval_result import (
     eval_result_to_json,
     load_eval_result,
 )
-from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, evaluate, require_questions
-from orchestrator.evals.quality import compare_with_published_score
-from orchestrator.evals.significance import SignificanceTest, compare_results, minimum_detectable_difference
+from orchestrator.evals.harness import EvalRequest, evaluate, harness_python
 from orchestrator.evals.suites import Suite, find_suite
-from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.plan.plan import GREEDY_SPECULATION
 
 
@@ -51,30 +48,13 @@ class EvalOptions:
         return replace(suite, max_tokens=self.max_tokens or suite.max_tokens)
 
 
-def evaluate_with_baseline(
-    candidate: BenchTarget,
-    baseline_server: BenchTarget | None,
-    baseline: EvalResult | None,
-    options: EvalOptions,
-    *,
-    home: Home,
-    say: Callable[[str], None],
-) -> tuple[EvalResult, EvalResult | None, Path]:
-    """Run a suite and return the result, the baseline result, and the file of the result.
-
-    The baseline is a saved result, or a server that answers the same questions. Raises what `run_eval` and
-    `save_eval_result` raise.
-    """
-    result, file = _score(candidate, options, options.output, home=home, say=say)
-    if baseline_server is not None:
-        baseline, _ = _score(baseline_server, options, options.output / BASELINE_DIR, home=home, say=say)
-    return result, baseline, file
-
-
-def _score(
+def score_suite(
     target: BenchTarget, options: EvalOptions, folder: Path, *, home: Home, say: Callable[[str], None]
 ) -> tuple[EvalResult, Path]:
-    """Run the remaining seeds of a suite, and save the result after each seed."""
+    """Run the remaining seeds of a suite, save the result in `folder` after each, and return it with its file.
+
+    Raises Interrupted after Ctrl-C, and what `run_eval` and `save_eval_result` raise.
+    """
     suite, file = options.resolved_suite, folder / eval_result_file(options.suite)
     result = _earlier_result(file, options)
     for seed in suite.seeds(options.seeds):
@@ -188,15 +168,13 @@ def run_eval(
 ) -> EvalResult:
     """Run a suite against a served model, with one answer per question.
 
-    The harness has its own venv in the home of `deploy`, created by the first call. Raises BuildError if that fails,
-    and what `harness.evaluate` raises.
+    Raises what `harness_python` and `harness.evaluate` raise.
     """
     suite = options.resolved_suite
     require_sampling(target, suite)
     model = served_model(target)
-    venv = ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
     request = EvalRequest(
-        python=venv.python,
+        python=harness_python(home),
         suite=suite,
         url=target.url,
         model=model,
@@ -227,58 +205,16 @@ def require_gsm8k(target: BenchTarget, *, minimum: float, name: str, folder: Pat
         raise SmokeError(f"{name} has a GSM8K score of {result.score:.3f}; `--min-gsm8k` is {minimum:g}")
 
 
-def prepare_harness(home: Home) -> None:
-    """Create the venv of the harness before a server is stopped for an evaluation. Raises BuildError."""
-    ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
-
-
-def require_runnable(suite: Suite, *targets: BenchTarget | None, data: Path | None) -> None:
-    """Raise BenchError if a server cannot sample as the suite requires, UsageError if its questions are unavailable."""
-    for target in filter(None, targets):
-        require_sampling(target, suite)
-    require_questions(suite, data)
-
-
 def require_sampling(target: BenchTarget, suite: Suite) -> None:
     """Raise BenchError if a suite needs sampling and the server cannot sample."""
     greedy = next((warning for warning in target.warnings if warning.id == GREEDY_SPECULATION), None)
-    if greedy is not None and float(suite.generation["temperature"]) > 0:
+    if greedy is not None and suite.samples:
         raise BenchError(
             f"`{suite.name}` samples at temperature {suite.generation['temperature']}, which the server cannot",
             details=greedy.summary,
             location=target.url,
             hint=f"{greedy.hint}; `gsm8k` is greedy",
         )
-
-
-def describe_sensitivity(suite: Suite, *, limit: int | None, expected: float | None, seeds: int = 1) -> str:
-    """Describe the smallest score difference that a number of questions can detect (80 % power).
-
-    `expected` is the expected score; None assumes 0.5, the worst case. A paired test detects the same or smaller
-    differences. The agreement between seeds is unknown, so the bounds are one answer per question and one per seed.
-    """
-    questions, score = min(limit or suite.size, suite.size), 0.5 if expected is None else expected
-    low, high = (f"{minimum_detectable_difference(score, questions * answers):.3f}" for answers in (seeds, 1))
-    sample = f"{questions:,} questions of `{suite.name}`{f' x {seeds} seeds' if seeds > 1 else ''}"
-    difference = f"{low} to {high}" if seeds > 1 else low
-    text = f"{sample} show a difference of {difference} or more near {score:.3g} (80 % power)"
-    if questions == suite.size:
-        return text
-    return f"{text}; all {suite.size:,} show {minimum_detectable_difference(score, suite.size):.3f}"
-
-
-def published_evals() -> tuple[PublishedEval, ...]:
-    """Return the first published pair of scores of each suite."""
-    lines = [line for table in entries_of_kind(load_all_published(), Published) for line in table.evals]
-    return tuple({line.suite: line for line in reversed(lines)}.values())[::-1]
-
-
-def expected_score(suite: str, baseline: EvalResult | None) -> float | None:
-    """Return the expected score: that of the baseline, else the published mean; None if both are unknown."""
-    if baseline is not None:
-        return baseline.score
-    line = next((line for line in published_evals() if line.suite == suite), None)
-    return (line.baseline.score + line.candidate.score) / 2 if line else None
 
 
 def save_eval_result(result: EvalResult, directory: Path) -> Path:
@@ -291,27 +227,3 @@ def save_eval_result(result: EvalResult, directory: Path) -> Path:
             location=str(error.filename),
             details=f"{result.suite}: {result.score:.4f} of {len(result.items):,} answers",
         ) from error
-
-
-def compare_with_baseline(result: EvalResult, baseline: EvalResult, *, location: str) -> SignificanceTest:
-    """Compare a result with its baseline. Raises BenchError if suite, metric, task or answer length differ."""
-    for name, expected, actual in (
-        ("suite", result.suite, baseline.suite),
-        ("metric", result.metric, baseline.metric),
-        ("task", result.task, baseline.task),
-        ("maximum tokens", result.max_tokens, baseline.max_tokens),
-    ):
-        if actual != expected and None not in (actual, expected):
-            message = f"cannot compare with the baseline: its {name} is `{actual}`, not `{expected}`"
-            raise BenchError(message, location=location)
-    return compare_results(baseline, result)
-
-
-def compare_with_published(result: EvalResult) -> tuple[tuple[str, SignificanceTest | None], ...]:
-    """Compare a result with each published score of its suite and model; return (label, comparison or None)."""
-    return tuple(
-        (f"{line.model} {score.label} {score.score} published", compare_with_published_score(line, score, result))
-        for line in published_evals()
-        if line.suite == result.suite and line.is_of(result.model)
-        for score in (line.baseline, line.candidate)
-    )

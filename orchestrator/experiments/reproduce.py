@@ -13,8 +13,7 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import eval_result_file
 from orchestrator.evals.harness import require_questions
-from orchestrator.evals.suite_runs import published_pace, suite_run, tau2_note
-from orchestrator.evals.suites import find_suite
+from orchestrator.evals.suites import find_suite, published_pace, suite_run, tau2_note
 from orchestrator.experiments.reproduce_steps import Step, host_option
 from orchestrator.kernels.coverage import uses_tuned_table
 from orchestrator.kernels.plan_coverage import TUNING_HOURS, needs_table, tuning_options

@@ -18,15 +18,14 @@ from together import together
 
 from orchestrator.bench.run import BenchTarget
 from orchestrator.core import subprocesses
-from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
-from orchestrator.core.paths import Home, data_root
+from orchestrator.core.paths import Home
 from orchestrator.evals.eval_result import EvalResult, eval_result_to_json, load_eval_result
-from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, argv
-from orchestrator.evals.run import EvalOptions, compare_with_baseline, evaluate_with_baseline, run_eval
+from orchestrator.evals.harness import EvalRequest, argv, harness_python
+from orchestrator.evals.report import compare_with_baseline
+from orchestrator.evals.run import EvalOptions, run_eval, score_suite
 from orchestrator.evals.significance import compare_results
 from orchestrator.evals.suites import find_suite
-from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.servers.targets import url_target
 
 SUMS = [(number, 2 * number + 1) for number in range(12)]
@@ -112,7 +111,7 @@ def quick_harness(engine_home: Home, tmp_path_factory: pytest.TempPathFactory, m
 
     Here each task is a file of this tool's own, which includes the harness's by its path.
     """
-    python = ensure_venv(data_root() / "images" / REQUIREMENTS, home=engine_home, progress=Progress()).python
+    python = harness_python(engine_home)
     harness = next(python.parent.parent.glob("lib/python*/site-packages/lm_eval"))
     shown = tmp_path_factory.mktemp("harness") / "lm_eval"
     (shown / "tasks").mkdir(parents=True)
@@ -147,26 +146,26 @@ def test_a_real_server_is_set_beside_its_baseline_question_by_question_and_asked
     real = url_target(server.url)
 
     def one_seed_after_the_other() -> EvalResult:
-        evaluate_with_baseline(real, None, None, sampled, home=engine_home, say=print)
+        score_suite(real, sampled, sampled.output, home=engine_home, say=print)
         both = replace(sampled, seeds=2, resume=True)
-        return evaluate_with_baseline(real, None, None, both, home=engine_home, say=print)[0]
+        return score_suite(real, both, both.output, home=engine_home, say=print)[0]
 
     with (
         adding_model() as adder,
         together(
             {
-                "beside": partial(evaluate_with_baseline, real, adder, None, options, home=engine_home, say=print),
+                "beside": partial(score_suite, real, options, options.output, home=engine_home, say=print),
+                "before": partial(score_suite, adder, options, tmp_path / "before", home=engine_home, say=print),
                 "seeds": one_seed_after_the_other,
             }
         ) as asked,
     ):
-        (outcome, before, file), drawn = asked("beside"), asked("seeds")
+        (outcome, file), (before, _), drawn = asked("beside"), asked("before"), asked("seeds")
     assert (list(drawn.by_seed), len(drawn.answers), len(drawn.items)) == ([1234, 1235], 6, 12)
     assert not drawn.is_deterministic
     assert load_eval_result(tmp_path / "out" / "eval-gpqa-diamond.json") == drawn
     assert (outcome.model, outcome.score, len(outcome.items)) == ("tiny", 0.0, 6)
     assert load_eval_result(file) == outcome
-    assert before is not None
     judged = compare_with_baseline(outcome, before, location="adder")
     assert (judged.lost, judged.gained, judged.significant) == (6, 0, True)
     print(judged.sentence)

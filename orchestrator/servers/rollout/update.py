@@ -69,9 +69,9 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
     seconds = _drain_seconds(start)
     workers = open_gateway_workers(running, runtime, plan=plan, key=start.key, grace=seconds)
     if start.request.min_gsm8k is not None:
-        from orchestrator.evals.run import prepare_harness  # noqa: PLC0415 - see `_require_score`
+        from orchestrator.evals.harness import harness_python  # noqa: PLC0415 - see `_require_score`
 
-        prepare_harness(servers.home)
+        harness_python(servers.home)  # creates its venv before a replica stops
     run = open_run_dir(start, servers.home)
     update = _RollingUpdate(start=start, servers=servers, runtime=runtime, workers=workers, run=run, host_ref=host_ref)
     update.set_running(running)

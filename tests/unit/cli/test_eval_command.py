@@ -15,15 +15,15 @@ from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.run import BenchTarget
 from orchestrator.cli.eval import command as evaluate
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
+from orchestrator.core.paths import Home
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import UnauthorizedError
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult, load_eval_result
-from orchestrator.evals.forecast import find_pace
+from orchestrator.evals.evaluation import EvalPlan, run_suites
+from orchestrator.evals.forecast import describe_sensitivity, find_pace
 from orchestrator.evals.report import SuiteScore
 from orchestrator.evals.run import (
     EvalOptions,
-    describe_sensitivity,
-    require_runnable,
     require_sampling,
     save_eval_result,
     served_model,
@@ -115,9 +115,11 @@ def test_a_baseline_that_is_a_server_is_asked_the_same_and_kept_beside(
     assert "all 1,319 show 0.021" in said.err
 
 
-def test_a_suite_is_not_runnable_where_the_baseline_cannot_sample() -> None:
+def test_a_suite_is_not_run_where_the_baseline_cannot_sample(tmp_path: Path) -> None:
+    targets = {"new": TARGET, "old": replace(TARGET, warnings=(GREEDY,))}
+    options = EvalOptions(suite="gpqa-diamond", limit=None, dataset=None, command="deploy eval", output=tmp_path)
     with pytest.raises(BenchError, match="which the server cannot"):
-        require_runnable(find_suite("gpqa-diamond"), TARGET, replace(TARGET, warnings=(GREEDY,)), data=None)
+        run_suites(EvalPlan(target="new", baseline="old", options=options), Home(tmp_path), targets.__getitem__, print)
 
 
 class Asked:

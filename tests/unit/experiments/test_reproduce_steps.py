@@ -16,7 +16,7 @@ from orchestrator.bench.published import Published, ReproduceRun, load_published
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.evals import suite_runs
+from orchestrator.evals import suites
 from orchestrator.experiments.reproduce import (
     ReproducePlan,
     ReproduceRequest,
@@ -46,7 +46,7 @@ PLANNED = cache(load)  # of each profile once, which takes longer than the rest 
 
 @pytest.fixture(autouse=True)
 def _planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for user in (experiments.reproduce, suite_runs):
+    for user in (experiments.reproduce, suites):
         monkeypatch.setattr(user, "load", PLANNED)
 
 
