@@ -7,7 +7,7 @@ import json
 import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from orchestrator.bench.in_thread import in_thread
 from orchestrator.bench.load_generator import LoadResult
 from orchestrator.bench.prompts import Source
 from orchestrator.bench.record_file import RequestRecord
-from orchestrator.bench.requests import requests_file
 from orchestrator.bench.result import (
     RESULT_FILE,
     RESULT_SCHEMA,
@@ -38,6 +37,7 @@ from orchestrator.bench.result import (
     Run,
     ServerProvenance,
 )
+from orchestrator.bench.result_files import requests_file
 from orchestrator.bench.run_point import PointRunner
 from orchestrator.bench.sessions import SessionSource
 from orchestrator.bench.steady_state import knee
@@ -99,7 +99,7 @@ def measure(request: BenchRequest, progress: Callable[[str, str], None]) -> Benc
     is no result to return, ResultWriteError on a full disk.
     """
     try:
-        return asyncio.run(_interruptible(request, progress))
+        return asyncio.run(_measure(request, progress))
     except KeyboardInterrupt as error:  # a second Ctrl-C, or one after the last point
         hint = f"{_left_running(request)}; finished points are in `{request.directory}`: continue with `--resume`"
         raise Interrupted("interrupted", hint=hint) from error
@@ -109,18 +109,15 @@ def _left_running(request: BenchRequest) -> str:
     return left_running(request.provenance.name or request.url)
 
 
-async def _interruptible(request: BenchRequest, progress: Callable[[str, str], None]) -> BenchResult:
-    with _cancel_on_signals():
-        return await _measure(request, progress)
-
-
 async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) -> BenchResult:
     address = Address.from_url(request.url)
     clock = asyncio.get_running_loop().time
     connections, *replicas = (
         Connections(Address.from_url(url), key=request.key, clock=clock) for url in (request.url, *request.replica_urls)
     )
-    try:
+    with _cancel_on_signals(), ExitStack() as stack:
+        for each in (connections, *replicas):
+            stack.callback(each.close)
         progress("discovering the endpoint", "")
         try:
             endpoint = await discover(
@@ -152,9 +149,6 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
                 **vars(runner), program=request.aiperf, key=request.key, directory=request.directory.absolute()
             )
         return await _all_points(request, runner, result)
-    finally:
-        for endpoint_connections in (connections, *replicas):
-            endpoint_connections.close()
 
 
 async def _prompt_source(request: BenchRequest, endpoint: Endpoint) -> tuple[Endpoint, Source]:

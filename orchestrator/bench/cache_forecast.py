@@ -12,10 +12,12 @@ from typing import Final
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.in_thread import in_thread
 from orchestrator.bench.result import CacheForecast, CacheSize, Point
-from orchestrator.bench.sessions import SessionSource
+from orchestrator.bench.sessions import SessionSource, open_sessions
 from orchestrator.bench.traces.accesses import cache_accesses
-from orchestrator.bench.workload import Workload
+from orchestrator.bench.workload import Workload, load_workload, workload_name
+from orchestrator.core.catalog import Catalog
 from orchestrator.plan.reuse_distance import CacheAccess, hit_rates, shared_prefix_accesses
+from orchestrator.plan.tier_outlook import LoadReuse, prefix_reuse
 
 _SHARES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the hits of an unlimited cache
 
@@ -122,3 +124,27 @@ class PointForecasts:
 
 def _with_achievable(point: Point, share: float | None) -> Point:
     return point if point.cache is None else replace(point, cache=replace(point.cache, achievable_share=share))
+
+
+def load_reuse(name: str, catalog: Catalog, *, page: int, replicas: int) -> LoadReuse:
+    """Return the reuse of a workload or trace in the cache of one of several replicas, whose sessions stay there.
+
+    Raises UsageError or ProfileError for one that cannot be read."""
+    workload = load_workload(name, catalog=catalog)
+    source = open_sessions(workload)
+    if source is None:
+        return prefix_reuse(
+            workload_name(name),
+            num_prefixes=workload.num_prefixes,
+            prefix_tokens=workload.prefix_tokens,
+            input_tokens=workload.input_tokens,
+            output_tokens=workload.output_tokens,
+            page=page,
+            replicas=replicas,
+        )
+    accesses = cache_accesses(source.trees(), concurrency=workload.concurrency, max_delay_s=workload.max_think_time_s)
+    return LoadReuse(
+        workload=workload_name(name),
+        rates=hit_rates(accesses, page=page, replicas=replicas),
+        output_share=source.totals.output_tokens / max(source.totals.input_tokens, 1),
+    )

@@ -8,18 +8,9 @@ from orchestrator.core.console import format_duration, table
 from orchestrator.core.subprocesses import quote
 
 
-@dataclass(frozen=True)
-class CommandEstimate:
-    """A `deploy` command with its estimated duration in seconds."""
-
-    id: str
-    argv: tuple[str, ...]
-    seconds: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """A command with its estimated duration in seconds."""
+    """A command, `deploy` first, with its estimated duration in seconds."""
 
     id: str
     argv: tuple[str, ...]
@@ -80,15 +71,11 @@ class CostEstimate:
             "durations are estimates and exclude failures"
         )
 
-    def to_output(self, commands: Sequence[CommandEstimate], skipped: Sequence[str]) -> EstimateOutput:
+    def to_output(self, steps: Sequence[StepOutput], skipped: Sequence[str]) -> EstimateOutput:
         """Return the commands and their total for JSON."""
-        seconds = sum(command.seconds for command in commands)
-        steps = (
-            StepOutput(id=command.id, argv=("deploy", *command.argv), about_s=round(command.seconds))
-            for command in commands
-        )
+        seconds = sum(step.about_s for step in steps)
         total = TotalOutput(
-            about_s=round(seconds),
+            about_s=seconds,
             currency=self.currency,
             cost_per_node_hour=self.hourly,
             cost=self.cost_of(seconds),
@@ -96,13 +83,10 @@ class CostEstimate:
         )
         return EstimateOutput(steps=tuple(steps), left_out=tuple(skipped), total=total)
 
-    def to_table(self, commands: Sequence[CommandEstimate]) -> str:
+    def to_table(self, steps: Sequence[StepOutput]) -> str:
         """Return the commands and their total as a table."""
-        seconds = sum(command.seconds for command in commands)
-        rows = [
-            (quote(["deploy", *command.argv]), format_duration(command.seconds), self.format_cost(command.seconds))
-            for command in commands
-        ]
+        seconds = sum(step.about_s for step in steps)
+        rows = [(quote(step.argv), format_duration(step.about_s), self.format_cost(step.about_s)) for step in steps]
         rows.append(("total", format_duration(seconds), self.format_cost(seconds)))
         return table(("command", "about", f"about {self.currency}"), rows)
 

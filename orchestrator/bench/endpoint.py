@@ -90,16 +90,12 @@ class Endpoint:
         """Read the current metrics, summed over replicas; None if a replica exports none or does not respond."""
         if not self.has_metrics:
             return None
-        content_of_all = bytearray()
+        exported = bytearray()
         for server in self._servers:
-            try:
-                status, content = await server.fetch("GET", endpoints.METRICS, max_bytes=MOST_METRICS_BYTES)
-            except NoResponseError:
+            if (content := await _exported_metrics(server)) is None:
                 return None
-            if status != 200:
-                return None
-            content_of_all += content + b"\n"
-        return read_metrics(content_of_all)
+            exported += content + b"\n"
+        return read_metrics(exported)
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         """Tokenize a text with the tokenizer of the model. Raises BenchError if the endpoint cannot do it."""
@@ -156,7 +152,7 @@ async def discover(
         raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", location=address.url)
     served, context = chosen
     facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context, engine=engine)
-    metrics = await _read_metrics(server)
+    metrics = await _exported_metrics(server)
     if info is not None:
         facts = replace(
             facts,
@@ -167,7 +163,7 @@ async def discover(
             speculative=info.speculative,
         )
     elif engine == "vllm":
-        facts = await _vllm_facts(server, facts, metrics or "")
+        facts = await _vllm_facts(server, facts, (metrics or b"").decode(errors="replace"))
     return Endpoint(
         connections=connections,
         facts=facts,
@@ -256,10 +252,10 @@ async def _vllm_facts(connections: Connections, facts: EndpointFacts, metrics: s
     )
 
 
-async def _read_metrics(connections: Connections) -> str | None:
-    """Return the exported metrics; None if there are none."""
+async def _exported_metrics(connections: Connections) -> bytearray | None:
+    """Return the metrics that a server exports; None if there are none, or it does not respond."""
     try:
         status, content = await connections.fetch("GET", endpoints.METRICS, max_bytes=MOST_METRICS_BYTES)
     except NoResponseError:
         return None
-    return content.decode(errors="replace") if status == 200 else None
+    return content if status == 200 else None

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from enum import Flag, auto
 from typing import Final, Literal
 
-from orchestrator.bench.result import BenchResult, CacheForecast, Distribution, Energy, Latency, Point, Throughput
+from orchestrator.bench.result import BenchResult, CacheForecast, Distribution, Latency, Point, Throughput
 from orchestrator.bench.steady_state import unjudged_rates
 from orchestrator.core.console import table
 
@@ -163,16 +163,13 @@ def _percentile_of(
     return value_of
 
 
-def _per_user(point: Point) -> float | None:
-    """Return tokens/s per user: the inverse of the median TPOT."""
-    tpot = point.latency.tpot_s if point.latency else None
-    return 1 / tpot.p50 if tpot and tpot.p50 > _MIN_TOKENS_PER_S else None
+def _per_user(percentile: Literal["p50", "p90"]) -> Callable[[Point], float | None]:
+    """Return a function from a point to tokens/s per user: the inverse of the median TPOT.
 
-
-def _slow_user(point: Point) -> float | None:
-    """Return the tokens/s that 90 % of the answers reach, the interactivity of InferenceX: the inverse of TPOT p90."""
-    tpot = point.latency.tpot_s if point.latency else None
-    return 1 / tpot.p90 if tpot and tpot.p90 > _MIN_TOKENS_PER_S else None
+    With `p90` it is the rate that 90 % of the answers reach, the interactivity of InferenceX.
+    """
+    tpot = _percentile_of(percentile, _tpot)
+    return lambda point: 1 / wait if (wait := tpot(point)) and wait > _MIN_TOKENS_PER_S else None
 
 
 def _total(point: Point) -> float | None:
@@ -203,20 +200,9 @@ def _achievable(point: Point) -> float | None:
     return point.cache.achievable_share if point.cache else None
 
 
-def _usd(point: Point) -> float | None:
-    return point.usd_per_million_output_tokens
-
-
-def _energy(point: Point) -> Energy | None:
-    return point.energy if point.energy and point.energy.valid else None
-
-
-def _joules(point: Point) -> float | None:
-    return energy.joules_per_output_token if (energy := _energy(point)) else None
-
-
-def _per_watt(point: Point) -> float | None:
-    return energy.output_tok_per_s_per_watt if (energy := _energy(point)) else None
+def _energy(value: Literal["joules_per_output_token", "output_tok_per_s_per_watt"]) -> Callable[[Point], float | None]:
+    """Return a function from a point to a value of its energy; None for an invalid reading."""
+    return lambda point: getattr(point.energy, value) if point.energy and point.energy.valid else None
 
 
 def _duration_metric(
@@ -256,7 +242,7 @@ METRICS: Final = (
         "tok/s",
         "per user",
         count,
-        _per_user,
+        _per_user("p50"),
         displays=DisplayIn.COMPARE | DisplayIn.RATE | DisplayIn.CARD,
     ),
     ReportMetric(
@@ -278,7 +264,7 @@ METRICS: Final = (
     _duration_metric("e2e_p95_s", "E2E p95", "s", seconds, _percentile_of("p95", _e2e), also=DisplayIn.CARD),
     _duration_metric("e2e_p99_s", "E2E p99", "s", seconds, _percentile_of("p99", _e2e)),
     ReportMetric(
-        "user_tok_s_p90", "tok/s p90", "per user", count, _slow_user, displays=DisplayIn.COMPARE | DisplayIn.WAIT
+        "user_tok_s_p90", "tok/s p90", "per user", count, _per_user("p90"), displays=DisplayIn.COMPARE | DisplayIn.WAIT
     ),
     ReportMetric(
         "goodput_rps",
@@ -305,13 +291,31 @@ METRICS: Final = (
     ),
     ReportMetric("accept_length", "accepted", "tokens a step", plain, accept_length, displays=_TABLES | DisplayIn.CARD),
     ReportMetric(
-        "usd_per_million", "$/M", "output tok", usd, _usd, displays=_ALL, higher_is_better=False, unpublished="no price"
+        "usd_per_million",
+        "$/M",
+        "output tok",
+        usd,
+        lambda point: point.usd_per_million_output_tokens,
+        displays=_ALL,
+        higher_is_better=False,
+        unpublished="no price",
     ),
     ReportMetric(
-        "joules_per_output_token", "J", "per output tok", plain, _joules, displays=_ALL, higher_is_better=False
+        "joules_per_output_token",
+        "J",
+        "per output tok",
+        plain,
+        _energy("joules_per_output_token"),
+        displays=_ALL,
+        higher_is_better=False,
     ),
     ReportMetric(
-        "output_tok_per_s_per_watt", "output tok/s", "per watt", plain, _per_watt, displays=_TABLES | DisplayIn.LAYOUT
+        "output_tok_per_s_per_watt",
+        "output tok/s",
+        "per watt",
+        plain,
+        _energy("output_tok_per_s_per_watt"),
+        displays=_TABLES | DisplayIn.LAYOUT,
     ),
 )
 

@@ -42,13 +42,13 @@ _LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadChanges:
-    """Overrides of a workload from the command line; None keeps the value of the file."""
+    """Overrides of the keys of a workload from the command line; None keeps the value of the file."""
 
-    request_rates: tuple[float, ...] | None
-    requests: int | None
-    duration_s: float | None
-    arrivals: str | None
-    seed: int | None
+    request_rates: tuple[float, ...] | None = None
+    requests: int | None = None
+    duration_s: float | None = None
+    arrivals: str | None = None
+    seed: int | None = None
     concurrency: int | None = None  # of a trace: closed loop instead of recorded arrivals
     speeds: tuple[float, ...] | None = None
     max_think_time_s: float | None = None
@@ -229,18 +229,9 @@ def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workloa
     Rates, arrivals and seed are not among them, as they are not published. Raises UsageError for invalid overrides.
     """
     _check_changes(workload, changes)
-    plain = {
-        "requests": changes.requests,
-        "arrivals": changes.arrivals,
-        "duration_s": changes.duration_s,
-        "seed": changes.seed,
-        "concurrency": changes.concurrency,
-        "speeds": changes.speeds and tuple(sorted(set(changes.speeds))),
-        "max_think_time_s": changes.max_think_time_s,
-        "max_context": changes.max_context,
-        "warmup_requests": changes.warmup_requests,
-    }
-    update: dict[str, object] = {key: value for key, value in plain.items() if value is not None}
+    update: dict[str, object] = {key: value for key, value in vars(changes).items() if value is not None}
+    if changes.speeds is not None:
+        update["speeds"] = tuple(sorted(set(changes.speeds)))
     if changes.request_rates is not None:
         update |= {"request_rates": tuple(sorted(set(changes.request_rates))), "ramp": None}
     kept = workload.model_dump(exclude_unset=True)
@@ -249,8 +240,8 @@ def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workloa
         kept.pop("speeds", None)
     if changes.requests is not None:
         update |= {"duration_s": None}  # `duration_s` takes precedence over `requests`
-    if changes.ttft_p95_s is not None:
-        update["slo"] = workload.slo.model_copy(update={"ttft_p95_s": changes.ttft_p95_s})
+    if (ttft_p95_s := update.pop("ttft_p95_s", None)) is not None:
+        update["slo"] = workload.slo.model_copy(update={"ttft_p95_s": ttft_p95_s})
     limits = {"requests"} - workload.model_fields_set if workload.has_sessions else set()  # without it, all are sent
     changed = {key: value for key, value in update.items() if getattr(workload, key) != value or key in limits}
     return _validate_workload({**kept, **changed}), tuple(

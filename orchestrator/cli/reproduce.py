@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from orchestrator.bench.cost import CommandEstimate, CostEstimate, EstimateOutput
+from orchestrator.bench.cost import CostEstimate, EstimateOutput, StepOutput
 from orchestrator.bench.published import Published, PublishedModel, load_published, split_currency
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.verify import checkpoint_directory
@@ -175,13 +175,13 @@ def _check(*, tune: bool, host: str | None, running: bool, others: bool) -> None
         raise UsageError("`--tune`, `--checkpoint` and `--ablation` do not apply to a running server")
 
 
-def _show(told: Sequence[str], bill: CostEstimate, todo: Sequence[CommandEstimate], *, dry_run: bool) -> None:
+def _show(told: Sequence[str], bill: CostEstimate, todo: Sequence[StepOutput], *, dry_run: bool) -> None:
     """Print the skipped steps, then the remaining ones with time and price."""
     for sentence in told:
         note(sentence)
     (print_data if dry_run else say)(bill.to_table(todo))
     note(bill.terms)
-    if any(step.argv[:2] == ("kernels", "tune") for step in todo):
+    if any(step.argv[1:3] == ("kernels", "tune") for step in todo):
         note(f"the estimate includes {TUNING_HOURS:.0f} hours, the limit, for `kernels tune`: no duration is published")
 
 
@@ -259,8 +259,8 @@ def _estimate(
     return CostEstimate.for_gpus(hardware.name, hardware.gpus, prices, currency)
 
 
-def _estimates(steps: Sequence[Step]) -> list[CommandEstimate]:
-    return [CommandEstimate(step.id, step_command(step), step.seconds) for step in steps]
+def _estimates(steps: Sequence[Step]) -> list[StepOutput]:
+    return [StepOutput(id=step.id, argv=("deploy", *step_command(step)), about_s=round(step.seconds)) for step in steps]
 
 
 def _look(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 from pydantic import computed_field
 
-from orchestrator.bench.load_reuse import load_reuse
+from orchestrator.bench.cache_forecast import load_reuse
 from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.cli.options import Json, ProfileArgument, RuntimeOption, SetOption, WorkloadOption
 from orchestrator.cli.overrides import overridden

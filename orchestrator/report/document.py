@@ -6,8 +6,8 @@ from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.published import PriceBook, Prices, Published, Reference, entries_of_kind
-from orchestrator.bench.requests import RequestTimes
 from orchestrator.bench.result import BenchResult, Point
+from orchestrator.bench.result_files import RequestTimes
 from orchestrator.evals.eval_result import EvalResult
 from orchestrator.evals.quality import EvalRow, measured_evals, published_eval
 from orchestrator.plan.diff import Difference

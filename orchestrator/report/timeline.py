@@ -6,8 +6,8 @@ from itertools import accumulate
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.requests import RequestTimes
 from orchestrator.bench.result import BenchResult, Point
+from orchestrator.bench.result_files import RequestTimes
 
 _MOST: Final = 300  # bins for many requests; the fastest and the slowest of each bin are drawn
 _MOMENTS: Final = 120  # bins; the highest count of each is drawn

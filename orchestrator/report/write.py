@@ -12,9 +12,8 @@ from orchestrator.bench.published import (
     load_published,
     price_book,
 )
-from orchestrator.bench.requests import RequestTimes, requests_file
 from orchestrator.bench.result import RESULT_FILE, BenchResult, IssueKind, Point
-from orchestrator.bench.result_files import load_requests, load_result
+from orchestrator.bench.result_files import RequestTimes, load_requests, load_result, requests_file
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import atomic_write_all
 from orchestrator.evals.eval_result import BASELINE_DIR, EvalResult, load_eval_result

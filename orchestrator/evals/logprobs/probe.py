@@ -17,8 +17,6 @@ from orchestrator.engine.logprobs import ScoredPrompt, TokenLogprobs, read_numer
 from orchestrator.engine.requests import scoring_body, tokenize_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, token_ids
 from orchestrator.evals.logprobs.divergence import diverge
-from orchestrator.evals.logprobs.limits import measure_noise
-from orchestrator.evals.logprobs.reference import REFERENCE_SCHEMA, LogprobReference, TextScores, ids_digest
 from orchestrator.evals.logprobs.report import ProbeFault, ProbeRow
 from orchestrator.verify.target import Target
 
@@ -102,24 +100,6 @@ def compare_ranks(
     return tuple(
         _row(what, scores.label, len(ids), earlier, scored.prompt, first=1)
         for ids, scored, earlier in zip(texts, scores.single, before, strict=True)
-    )
-
-
-def make_reference(identity: Identity, texts: Texts, scores: RankScores) -> LogprobReference:
-    """Return the scores of a rank as a reference."""
-    text_scores = (
-        TextScores(ids=ids, own=scored.prompt.own, top=scored.prompt.top)
-        for ids, scored in zip(texts, scores.single, strict=True)
-    )
-    return LogprobReference(
-        schema_version=REFERENCE_SCHEMA,
-        model=identity.model,
-        source=identity.source,
-        numerics=identity.numerics,
-        ids_sha256=ids_digest(texts),
-        noise=measure_noise(scores.rows),
-        top=TOP,
-        texts=tuple(text_scores),
     )
 
 

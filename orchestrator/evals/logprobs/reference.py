@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from pydantic import FailFast, Field, TypeAdapter, ValidationError
+from pydantic import FailFast, Field, TypeAdapter
 
+from orchestrator.bench.result import parse_strict
 from orchestrator.core.errors import BenchError
-from orchestrator.core.validation import validation_problems
 from orchestrator.engine.logprobs import TokenLogprobs
 
 REFERENCE_SCHEMA: Final = 1
@@ -50,7 +50,7 @@ class LogprobReference:
     source: Word | None
     numerics: Annotated[Mapping[Word, Word], Field(max_length=64)]  # settings that affect rounding
     ids_sha256: Word
-    noise: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]  # nats; see `noise_of`
+    noise: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]  # nats; see `_measure_noise` in run.py
     top: Annotated[int, Field(ge=1, le=64)]
     texts: Annotated[tuple[TextScores, ...], Field(min_length=1, max_length=16), FailFast()]
 
@@ -80,14 +80,8 @@ def reference_to_json(reference: LogprobReference) -> str:
 def reference_from_json(text: str, *, location: str) -> LogprobReference:
     """Parse a reference read from `location`. Raises BenchError for another schema version or damaged data."""
     if text.count("[") + text.count("{") > _MAX_LISTS or text.count(",") > _MAX_VALUES:
-        raise BenchError("not a reference of `deploy logprobs`: too large", location=location)
-    try:
-        reference = _REFERENCE.validate_json(text, strict=True)
-    except ValidationError as error:
-        problems = validation_problems(error)[:10]
-        raise BenchError(
-            "not a reference of `deploy logprobs`, or a damaged one", location=location, problems=problems
-        ) from None
+        raise BenchError("not a valid reference of `deploy logprobs`: too large", location=location)
+    reference = parse_strict(_REFERENCE, text, description="reference of `deploy logprobs`", location=location)
     if reference.schema_version != REFERENCE_SCHEMA:
         raise BenchError("the reference has another version", location=location, hint="write a new one with `--save`")
     consistent = all(len(text.own) == len(text.top) == len(text.ids) - 1 for text in reference.texts)

@@ -1,10 +1,14 @@
-"""`deploy logprobs`: the log-probabilities of a server compared with a reference of the same checkpoint."""
+"""`deploy logprobs`: the log-probabilities of a server compared with a reference of the same checkpoint.
 
-from collections.abc import Iterator
+The limit on the difference of two correct servers is a multiple of the measured noise, at least that of rounding.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from orchestrator.bench.result_files import read_result_text
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import BenchError, HostError, SmokeError
@@ -13,11 +17,13 @@ from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs import probe
-from orchestrator.evals.logprobs.limits import mean_limit, measure_noise, numeric_differences
 from orchestrator.evals.logprobs.probe import Identity, RankScores
 from orchestrator.evals.logprobs.reference import (
     MAX_REFERENCE_BYTES,
+    REFERENCE_SCHEMA,
     LogprobReference,
+    TextScores,
+    ids_digest,
     reference_from_json,
     reference_to_json,
 )
@@ -29,6 +35,14 @@ from orchestrator.verify.target import Target
 REPORT_FILE: Final = "logprobs.json"
 _TEXT: Final = "alice"  # in profiles/texts, public domain
 _MAX_TEXT: Final = 1 << 18  # bytes
+# Correct servers of one model, with different layouts or fp32 against bf16, differed by 0.7 to 1.7 times this noise,
+# and the injected errors that were found by 4 times or more (docs/verified.md, "Log-probabilities").
+_FACTOR: Final = 4.0
+# Nats; decoding against prefill of the tiny model (two layers) on a CPU. Larger models have more, measured noise.
+_MIN_BF16: Final = 5e-4
+_MIN_FP32: Final = 5e-7
+_FP32: Final = frozenset({"float32", "float"})
+_ROUNDING: Final = ("dtype", "quantization", "kv_cache_dtype")  # settings that affect rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +66,7 @@ class ProbeOptions:
 
 def load_reference(file: Path) -> LogprobReference:
     """Read a reference written by `--save`. Raises BenchError if that fails."""
-    try:
-        text = read_file(file, most=MAX_REFERENCE_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise BenchError(f"cannot read the reference: {reason}", location=str(file)) from error
+    text = read_result_text(file, "reference", max_bytes=MAX_REFERENCE_BYTES)
     return reference_from_json(text, location=str(file))
 
 
@@ -141,22 +151,22 @@ class _Comparison:
     def report(self, results: tuple[RankScores | ProbeFault, ...], *, reference_name: str | None) -> ProbeReport:
         """Return the report; `--tolerance` limits the comparison with the reference, noise limits the other rows."""
         ranks = [result for result in results if isinstance(result, RankScores)]
-        noise = measure_noise(row for rank in ranks for row in rank.rows)
+        noise = _measure_noise(row for rank in ranks for row in rank.rows)
         requested, numerics = self._options.tolerance, self._identity.numerics
-        limit = mean_limit(self._reference, numerics, noise=noise, requested=requested)
-        inner = mean_limit(self._reference, numerics, noise=noise, requested=None) if self._reference else limit
+        limit, basis = _mean_limit(self._reference, numerics, noise=noise, requested=requested)
+        inner, _ = _mean_limit(self._reference, numerics, noise=noise, requested=None if self._reference else requested)
         rows: list[ProbeRow] = []
         for rank in ranks:
-            rows += (row.judged(limit.maximum) for row in rank.comparisons)
-            rows += (row.judged(inner.maximum) for row in rank.rows)
+            rows += (row.judged(limit) for row in rank.comparisons)
+            rows += (row.judged(inner) for row in rank.rows)
         faults = [result for result in results if isinstance(result, ProbeFault)]
         before = self._reference.numerics if self._reference else numerics
         return ProbeReport(
             url=self._side.engines[0][1].url,
             served_name=self._side.name,
             against=reference_name,
-            differences=numeric_differences(before, numerics),
-            basis=limit.basis,
+            differences=_numeric_differences(before, numerics),
+            basis=basis,
             rows=tuple(rows),
             faults=(*faults, *(fault for rank in ranks for fault in rank.faults)),
         )
@@ -164,7 +174,20 @@ class _Comparison:
     def as_reference(self, results: tuple[RankScores | ProbeFault, ...]) -> LogprobReference:
         """Return the scores of the first rank as a reference."""
         first = next(result for result in results if isinstance(result, RankScores))
-        return probe.make_reference(self._identity, self._texts, first)
+        text_scores = (
+            TextScores(ids=ids, own=scored.prompt.own, top=scored.prompt.top)
+            for ids, scored in zip(self._texts, first.single, strict=True)
+        )
+        return LogprobReference(
+            schema_version=REFERENCE_SCHEMA,
+            model=self._identity.model,
+            source=self._identity.source,
+            numerics=self._identity.numerics,
+            ids_sha256=ids_digest(self._texts),
+            noise=_measure_noise(first.rows),
+            top=probe.TOP,
+            texts=tuple(text_scores),
+        )
 
     def _compare(self, scores: RankScores, first: RankScores | None) -> tuple[ProbeRow, ...]:
         """Compare a rank with the reference, else with the first rank."""
@@ -198,7 +221,7 @@ def save_report(side: ProbeSide, report: ProbeReport) -> None:
     try:
         side.run.save(REPORT_FILE, report.to_dict())
     except HostError as error:
-        warn(f"cannot save the reference: {error.message}", hint=error.hint)
+        warn(f"cannot save the report: {error.message}", hint=error.hint)
 
 
 def checkpoint_source(plan: Plan) -> str:
@@ -216,3 +239,43 @@ def _require_same_checkpoint(identity: Identity, reference: LogprobReference) ->
             f"the reference is of another checkpoint: `{other}`, not `{server}`",
             hint="`--allow-other-checkpoint` compares anyway; set a `--tolerance` with it",
         )
+
+
+def _measure_noise(rows: Iterable[ProbeRow]) -> float:
+    """Return the noise of a server: the largest mean difference of a text between two request variants, in nats."""
+    return max((row.whole.mean for row in rows), default=0.0)
+
+
+def _mean_limit(
+    reference: LogprobReference | None, numerics: Mapping[str, str], *, noise: float, requested: float | None
+) -> tuple[float | None, str]:
+    """Return the maximum mean difference in nats (None: no verdict) from a reference, and its basis as text.
+
+    `noise` is that of the server in nats, `requested` the limit of the user. With equal rounding
+    settings the limit comes from the noise of the reference, else from the noisier side.
+    """
+    if requested is not None:
+        return requested, f"a mean of at most {requested:.2g} nats, as requested"
+    if reference is None:
+        return None, "no limit: it is measured on a reference, which `--save FILE` writes"
+    differ = [key for key in _ROUNDING if reference.numerics.get(key) != numerics.get(key)]
+    minimum = max(_minimum_noise(reference.numerics), _minimum_noise(numerics) if differ else 0.0)
+    noise = max(reference.noise, noise if differ else 0.0, minimum)
+    side = f"of both sides, which differ in {', '.join(f'`{key}`' for key in differ)}" if differ else "of the reference"
+    source = "the minimum of its rounding" if noise == minimum else "between its own requests"
+    basis = f"a mean of at most {_FACTOR * noise:.2g} nats: {_FACTOR:g} times the noise {side}, {noise:.2g}, {source}"
+    return _FACTOR * noise, basis
+
+
+def _minimum_noise(numerics: Mapping[str, str]) -> float:
+    """Return the noise of rounding in nats; dtype `auto` counts as bf16, since no checkpoint ships in fp32."""
+    return _MIN_FP32 if numerics.get("dtype") in _FP32 else _MIN_BF16
+
+
+def _numeric_differences(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
+    """Describe the different numeric settings of two servers."""
+    return tuple(
+        f"`{key}` is {after.get(key, 'unknown')} on the server, {before.get(key, 'unknown')} in the reference"
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key)
+    )

@@ -175,10 +175,6 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     parse_price(request.usd_per_gpu_hour)
     changes = WorkloadChanges(
         request_rates=_ladder(loaded, request.request_rates or said.request_rates, at_rps),
-        requests=None,
-        duration_s=None,
-        arrivals=None,
-        seed=None,
         ttft_p95_s=ttft,
     )
     workload, _ = apply_changes(loaded, changes)

@@ -62,11 +62,6 @@ def fleet_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> S
     return Servers(Home(folder), {plan.runtime: OneServer(handle, status)})  # type: ignore[dict-item]
 
 
-def changes(**given: object) -> WorkloadChanges:
-    nothing: dict[str, object] = dict.fromkeys(("request_rates", "requests", "duration_s", "arrivals", "seed"))
-    return WorkloadChanges(**{**nothing, **given})  # type: ignore[arg-type]
-
-
 def test_a_servers_result_carries_its_plan_and_the_gpus_it_occupies(tmp_path: Path) -> None:
     target = server_target(fleet_with("mi355x-tp4dp2", tmp_path), "mine")
     assert target.url == "http://127.0.0.1:30000"
@@ -141,7 +136,7 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
         options = BenchOptions(
             tokens=(None, None),
             workload=name,
-            changes=changes(),
+            changes=WorkloadChanges(),
             api="native",
             usd_per_gpu_hour=None,
             label="mine",
@@ -155,20 +150,20 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
 
 
 def test_other_rates_leave_the_workload_comparable_and_do_not_climb() -> None:
-    workload, overridden = apply_changes(load_workload("wafer-20k-1k"), changes(request_rates=(2.4, 2.0)))
+    workload, overridden = apply_changes(load_workload("wafer-20k-1k"), WorkloadChanges(request_rates=(2.4, 2.0)))
     assert (workload.request_rates, workload.ramp, overridden) == ((2.0, 2.4), None, ())
 
 
 def test_the_default_number_of_requests_limits_a_trace_too() -> None:
-    workload, overridden = apply_changes(Workload(trace="a.jsonl"), changes(requests=100))
+    workload, overridden = apply_changes(Workload(trace="a.jsonl"), WorkloadChanges(requests=100))
     assert "requests" in workload.model_fields_set
     assert overridden == ("requests",)
 
 
 def test_fewer_requests_are_named() -> None:
-    workload, overridden = apply_changes(load_workload("wafer-20k-1k"), changes(requests=20))
+    workload, overridden = apply_changes(load_workload("wafer-20k-1k"), WorkloadChanges(requests=20))
     assert (workload.requests, overridden) == (20, ("requests",))
-    workload, overridden = apply_changes(load_workload("wafer-20k-1k"), changes(duration_s=60.0))
+    workload, overridden = apply_changes(load_workload("wafer-20k-1k"), WorkloadChanges(duration_s=60.0))
     assert (workload.requests_at(0.5), workload.requests_at(2.25), overridden) == (30, 135, ("duration_s",))
 
 
@@ -183,7 +178,7 @@ def test_fewer_requests_are_named() -> None:
 )
 def test_what_does_not_fit_the_workload_is_refused(name: str, given: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        apply_changes(load_workload(name), changes(**given))
+        apply_changes(load_workload(name), WorkloadChanges(**given))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +212,7 @@ def test_the_command_that_goes_on_asks_for_the_same_measurement(command: str, ag
 def test_a_number_of_requests_given_is_the_number_sent_whatever_the_file_says() -> None:
     """A duration in the workload's file used to decide all the same, while the result was marked as changed."""
     timed = load_workload("wafer-20k-1k").model_copy(update={"duration_s": 8.0})
-    workload, overridden = apply_changes(timed, changes(requests=6))
+    workload, overridden = apply_changes(timed, WorkloadChanges(requests=6))
     assert workload.requests_at(2.0) == 6
     assert "requests" in overridden
 
@@ -278,7 +273,7 @@ def test_only_a_workload_that_was_published_is_marked_as_changed(
 ) -> None:
     seen: list[BenchRequest] = []
     monkeypatch.setattr(command, "measure", lambda request, _say: seen.append(request))
-    asked = dataclasses.replace(options(workload=workload), changes=changes(requests=50), directory=tmp_path)
+    asked = dataclasses.replace(options(workload=workload), changes=WorkloadChanges(requests=50), directory=tmp_path)
     command.bench(url_target("http://127.0.0.1:9"), asked, lambda *_: None)
 
     assert seen[0].overridden == marked
@@ -288,14 +283,16 @@ def test_what_will_not_be_judged_is_said_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "measure", lambda _request, _say: None)
-    asked = dataclasses.replace(options(workload="smoke-tiny"), changes=changes(requests=24), directory=tmp_path)
+    asked = dataclasses.replace(
+        options(workload="smoke-tiny"), changes=WorkloadChanges(requests=24), directory=tmp_path
+    )
     command.bench(url_target("http://127.0.0.1:9"), asked, lambda *_: None)
 
     said = capsys.readouterr().err
     assert "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40" in said
     assert "`--requests 40`" in said
 
-    fast = dataclasses.replace(asked, changes=changes(requests=12, request_rates=(4.0,)))
+    fast = dataclasses.replace(asked, changes=WorkloadChanges(requests=12, request_rates=(4.0,)))
     command.bench(url_target("http://127.0.0.1:9"), fast, lambda *_: None)
     assert "hint: `--duration 10` instead of `--requests`" in capsys.readouterr().err
 
@@ -317,7 +314,10 @@ def test_a_load_without_a_file_is_changed_by_nothing(monkeypatch: pytest.MonkeyP
     ("given", "message"),
     [
         ({"session_header": "x-key: 1"}, "is not the name of a header"),
-        ({"tool": "aiperf", "changes": changes(warmup_requests=2)}, "aiperf measures all requests of a session"),
+        (
+            {"tool": "aiperf", "changes": WorkloadChanges(warmup_requests=2)},
+            "aiperf measures all requests of a session",
+        ),
         ({"tool": "aiperf", "session_header": "x-key"}, "aiperf sends each recorded arrival as a session of its own"),
     ],
 )

@@ -1,7 +1,6 @@
 """Workload files: what they say, and where they are wrong."""
 
 import os
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -230,17 +229,16 @@ def test_a_trace_is_a_workload_with_its_own_arrivals_or_a_number_of_sessions() -
     assert workload_name("/data/toolagent.jsonl") == "toolagent"
     recorded = load_workload("/data/toolagent.jsonl")
     assert (recorded.trace, recorded.load, recorded.speeds) == ("/data/toolagent.jsonl", "open", (1.0,))
-    none = WorkloadChanges(request_rates=None, requests=None, duration_s=None, arrivals=None, seed=None)
-    closed, _ = apply_changes(recorded, replace(none, concurrency=4, max_context=9000))
+    closed, _ = apply_changes(recorded, WorkloadChanges(concurrency=4, max_context=9000))
     assert (closed.load, closed.concurrency, closed.max_context) == ("closed", 4, 9000)
-    faster, _ = apply_changes(recorded, replace(none, speeds=(2.0, 1.0)))
+    faster, _ = apply_changes(recorded, WorkloadChanges(speeds=(2.0, 1.0)))
     assert faster.speeds == (1.0, 2.0)
-    again, _ = apply_changes(faster, replace(none, concurrency=4))  # instead of the speeds of a file
+    again, _ = apply_changes(faster, WorkloadChanges(concurrency=4))  # instead of the speeds of a file
     assert (again.load, again.concurrency) == ("closed", 4)
     with pytest.raises(UsageError, match="`--speed` is for recorded arrivals"):
-        apply_changes(recorded, replace(none, concurrency=4, speeds=(2.0,)))
+        apply_changes(recorded, WorkloadChanges(concurrency=4, speeds=(2.0,)))
     with pytest.raises(UsageError, match="no rates or arrival process"):
-        apply_changes(recorded, replace(none, arrivals="poisson"))
+        apply_changes(recorded, WorkloadChanges(arrivals="poisson"))
 
 
 def test_a_file_name_with_a_line_break_is_refused() -> None:

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from orchestrator import experiments
-from orchestrator.bench.cost import CommandEstimate, CostEstimate
+from orchestrator.bench.cost import CostEstimate, StepOutput
 from orchestrator.bench.published import Published, ReproduceRun, load_published, split_currency
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
@@ -494,11 +494,11 @@ def test_what_it_costs_is_told_in_the_currency_that_was_given(
     found, plain = split_currency(prices)
     bill = CostEstimate.for_node(WAFER, plain, found)
     assert (bill.currency, bill.hourly) == (currency, pytest.approx(hourly) if hourly else None)
-    planned = [CommandEstimate(step.id, step.argv, step.seconds) for step in steps(Path("results"))]
+    planned = [StepOutput(id=each.id, argv=each.argv, about_s=round(each.seconds)) for each in steps(Path("results"))]
     head, *_, total = bill.to_table(planned).splitlines()
     assert head.endswith(f"about {currency}")
     assert total.split()[-1] == (
-        "-" if hourly is None else f"{bill.cost_of(sum(each.seconds for each in planned)):.2f}"
+        "-" if hourly is None else f"{bill.cost_of(sum(each.about_s for each in planned)):.2f}"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from measured_samples import point, save, tp4dp2
 
-from orchestrator.bench.requests import RequestTimes
+from orchestrator.bench.result_files import RequestTimes
 from orchestrator.cli.report import command as report_command
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.report.charts import over_time_charts
