@@ -325,17 +325,17 @@ def metrics_for(display: DisplayIn) -> tuple[ReportMetric, ...]:
     return tuple(metric for metric in METRICS if display & metric.displays)
 
 
-_BY_KEY: Final = {metric.key: metric for metric in METRICS}
-OUTPUT: Final = _BY_KEY["output_tok_s"]
-CACHED: Final = _BY_KEY["cached_share"]
-OUTPUT_PER_GPU: Final = _BY_KEY["output_tok_s_gpu"]
-PER_USER: Final = _BY_KEY["user_tok_s"]
-TTFT_P50: Final = _BY_KEY["ttft_p50_s"]
-TTFT_P95: Final = _BY_KEY["ttft_p95_s"]
-TPOT_P50: Final = _BY_KEY["tpot_p50_ms"]
-USD: Final = _BY_KEY["usd_per_million"]
-PER_WATT: Final = _BY_KEY["output_tok_per_s_per_watt"]
-JOULES: Final = _BY_KEY["joules_per_output_token"]
+BY_KEY: Final = {metric.key: metric for metric in METRICS}
+OUTPUT: Final = BY_KEY["output_tok_s"]
+CACHED: Final = BY_KEY["cached_share"]
+OUTPUT_PER_GPU: Final = BY_KEY["output_tok_s_gpu"]
+PER_USER: Final = BY_KEY["user_tok_s"]
+TTFT_P50: Final = BY_KEY["ttft_p50_s"]
+TTFT_P95: Final = BY_KEY["ttft_p95_s"]
+TPOT_P50: Final = BY_KEY["tpot_p50_ms"]
+USD: Final = BY_KEY["usd_per_million"]
+PER_WATT: Final = BY_KEY["output_tok_per_s_per_watt"]
+JOULES: Final = BY_KEY["joules_per_output_token"]
 
 
 def result_text(result: BenchResult) -> str:

@@ -38,12 +38,15 @@ class IssueKind(StrEnum):
     CACHE_HIT_RATE_UNKNOWN = "cache-hit-rate-unknown"
     UNKNOWN_KERNELS = "unknown-kernels"  # the server log was not readable
     FAILED_REQUESTS = "failed-requests"
-    WRONG_LENGTH = "wrong-length"  # only in older results; now a failed request
     CLIENT_LAGGED = "client-lagged"  # the load client missed its own schedule
     INCOMPLETE = "incomplete"  # interrupted, or the endpoint died
     RANDOM_PROMPTS = "random-prompts"  # with speculation on, which they do not measure
     ANOTHER_CLIENT = "another-client"  # whose figures have other definitions
     CHANGED_WORKLOAD = "changed-workload"  # requests or duration were overridden on the command line
+    ANOTHER_WORKLOAD = "another-workload"  # this one and the following: than the published measurement, in a comparison
+    ANOTHER_MACHINE = "another-machine"
+    UNKNOWN_HARDWARE = "unknown-hardware"
+    ABLATION = "ablation"
 
 
 class BenchEnding(StrEnum):

@@ -27,6 +27,6 @@ def command(
     home, measured = Home.from_environment(), tuple(results_below(results))
     found = diff(resolve_side(a, home, measured), resolve_side(b, home, measured))
     if json:
-        OUTPUT.show(found.to_output())
+        OUTPUT.show(found)
     else:
         print_data(diff_text(found, width=terminal_width()))

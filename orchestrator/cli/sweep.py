@@ -23,7 +23,7 @@ from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.experiments.sweep.confirm import describe_difference
 from orchestrator.experiments.sweep.files import sweep_report, write_sweep_report, write_winners
-from orchestrator.experiments.sweep.preview import SweepPreview, dry_output, dry_text, scan_space
+from orchestrator.experiments.sweep.preview import SweepPreview, preview_sweep, preview_text
 from orchestrator.experiments.sweep.report import SweepReport
 from orchestrator.experiments.sweep.run import Budget, Sweep, SweepRequest, default_output, open_search, plan_sweep
 from orchestrator.experiments.sweep.trial import run_trials
@@ -141,11 +141,11 @@ def _preview(planned: Sweep, *, json: bool) -> None:
     if planned.request.resume:
         with open_search(planned):  # which refuses the options of another sweep
             pass
-    looked = scan_space(planned)
+    preview = preview_sweep(planned)
     if json:
-        OUTPUT.show(dry_output(planned, looked))
+        OUTPUT.show(preview)
     else:
-        print_data(dry_text(planned, looked))
+        print_data(preview_text(planned, preview))
 
 
 def _search(planned: Sweep, *, json: bool) -> None:

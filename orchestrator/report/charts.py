@@ -1,6 +1,5 @@
 """The plots of a report. Pure."""
 
-from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.bench import metrics
@@ -17,84 +16,62 @@ TIME: Final = "seconds after the first planned arrival"
 _LONGEST: Final = 14  # characters of a name in a plot; the legend has the full name
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Against:
-    """A plot of one metric against the offered rate; `says` is its caption."""
-
-    id: str
-    title: str
-    unit: str
-    figure: ReportMetric
-    says: str
-    log: bool = False
-    limited: bool = False  # show the TTFT p95 limit of the workload
-
-
-_AGAINST_RATE: Final = (
-    _Against(
-        id="ttft-p95",
-        title="Time to first token, p95",
-        unit="seconds, logarithmic",
-        figure=metrics.TTFT_P95,
-        says="95 % of the requests get their first token within this time.",
-        log=True,
-        limited=True,
-    ),
-    _Against(
-        id="ttft-p50",
-        title="Time to first token, p50",
-        unit="seconds, logarithmic",
-        figure=metrics.TTFT_P50,
-        says="Half of the requests get their first token within this time.",
-        log=True,
-    ),
-    _Against(
-        id="tpot",
-        title="Time per output token, p50",
-        unit="milliseconds",
-        figure=metrics.TPOT_P50,
-        says="Half of the responses need at most this time per token.",
-    ),
-    _Against(
-        id="throughput",
-        title="Output throughput of the node",
-        unit="output tokens per second",
-        figure=metrics.OUTPUT,
-        says="A full server emits no more tokens at a higher rate.",
-    ),
-    _Against(
-        id="cost",
-        title="Cost of a million output tokens",
-        unit="US dollars",
-        figure=metrics.USD,
-        says="The busier the node, the cheaper the token.",
-    ),
-    _Against(
-        id="energy",
-        title="Energy of an output token",
-        unit="joules",
-        figure=metrics.JOULES,
-        says="From the energy counters of the GPUs.",
-    ),
-)
-
-
 def line_charts(report: Report) -> tuple[Chart, ...]:
-    """Return the plots: throughput against speed per user, then each metric of `_AGAINST_RATE` against the rate."""
-    return (_frontier(report), *(_against_rate(report, each) for each in _AGAINST_RATE))
-
-
-def _against_rate(report: Report, asked: _Against) -> Chart:
+    """Return the plots: throughput against speed per user, then six metrics against the offered rate."""
     limits = sorted({limit for each in report.comparisons if (limit := each.ttft_limit_s) is not None})
-    return Chart(
-        id=asked.id,
-        title=asked.title,
-        x_label=RATE,
-        y_label=asked.unit,
-        lines=_lines(report, asked.figure),
-        limits=tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits) if asked.limited else (),
-        log=asked.log,
-        says=asked.says,
+    return (
+        _frontier(report),
+        Chart(
+            id="ttft-p95",
+            title="Time to first token, p95",
+            x_label=RATE,
+            y_label="seconds, logarithmic",
+            lines=_lines(report, metrics.TTFT_P95),
+            limits=tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits),
+            log=True,
+            says="95 % of the requests get their first token within this time.",
+        ),
+        Chart(
+            id="ttft-p50",
+            title="Time to first token, p50",
+            x_label=RATE,
+            y_label="seconds, logarithmic",
+            lines=_lines(report, metrics.TTFT_P50),
+            log=True,
+            says="Half of the requests get their first token within this time.",
+        ),
+        Chart(
+            id="tpot",
+            title="Time per output token, p50",
+            x_label=RATE,
+            y_label="milliseconds",
+            lines=_lines(report, metrics.TPOT_P50),
+            says="Half of the responses need at most this time per token.",
+        ),
+        Chart(
+            id="throughput",
+            title="Output throughput of the node",
+            x_label=RATE,
+            y_label="output tokens per second",
+            lines=_lines(report, metrics.OUTPUT),
+            says="A full server emits no more tokens at a higher rate.",
+        ),
+        Chart(
+            id="cost",
+            title="Cost of a million output tokens",
+            x_label=RATE,
+            y_label="US dollars",
+            lines=_lines(report, metrics.USD),
+            says="The busier the node, the cheaper the token.",
+        ),
+        Chart(
+            id="energy",
+            title="Energy of an output token",
+            x_label=RATE,
+            y_label="joules",
+            lines=_lines(report, metrics.JOULES),
+            says="From the energy counters of the GPUs.",
+        ),
     )
 
 
@@ -164,12 +141,8 @@ def over_time_charts(drawn: OverTime) -> tuple[Chart, Chart]:
     )
 
 
-def layout_bars(report: Report) -> tuple[Bar, ...]:
-    """Return bars of the best throughput by system and layout; published in gray, measured in the result's color."""
-    return tuple(_bar(row) for row in report.layouts)
-
-
-def _bar(row: LayoutRow) -> Bar:
+def layout_bar(row: LayoutRow) -> Bar:
+    """Return the bar of a system and layout; published in gray, measured in the result's color."""
     at = f" at {row.rate_rps:g} rps" if row.rate_rps is not None else ""
     who = "published" if row.comparison is None else "measured"
     mark = "" if row.comparable else ", not comparable"

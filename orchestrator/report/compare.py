@@ -13,7 +13,7 @@ from typing import Final
 from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.published import PriceBook, Published, PublishedRate
-from orchestrator.bench.result import BenchResult, IssueKind, Point
+from orchestrator.bench.result import BenchResult, ComparabilityIssue, IssueKind, Point
 from orchestrator.bench.steady_state import unjudged_rates
 
 UNKNOWN_LAYOUT: Final = "unknown layout"
@@ -49,15 +49,6 @@ class ComparedFigure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reason:
-    """One comparability issue of a result; `point` is "" if the issue affects all points."""
-
-    kind: str
-    detail: str
-    point: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RateRow:
     """The metrics at one offered rate (requests/s) or one concurrency.
 
@@ -90,7 +81,7 @@ class Comparison:
     system: str
     layout: str
     result: BenchResult
-    reasons: tuple[Reason, ...]
+    reasons: tuple[ComparabilityIssue, ...]
     caveats: tuple[str, ...]
     rows: tuple[RateRow, ...]
     knee_rps: ComparedFigure | None
@@ -132,7 +123,9 @@ class Comparison:
     @property
     def best(self) -> RateRow | None:
         """The row of the knee (highest sustained rate), or None."""
-        return next((row for row in self.rows if _same_rate(row.rate_rps, self.result.knee_rps)), None)
+        knee = self.result.knee_rps
+        same = (row for row in self.rows if knee and row.rate_rps and math.isclose(row.rate_rps, knee, rel_tol=1e-6))
+        return next(same, None)
 
 
 def compare(result: BenchResult, published: Published | None, prices: PriceBook) -> Comparison:
@@ -177,29 +170,28 @@ def _price(result: BenchResult, prices: PriceBook) -> tuple[float | None, str]:
     return price, source
 
 
-def find_reasons(result: BenchResult, published: Published | None) -> tuple[Reason, ...]:
+def find_reasons(result: BenchResult, published: Published | None) -> tuple[ComparabilityIssue, ...]:
     """Return all comparability issues: those of the result, another workload, another system.
 
     A changed workload is an issue only for a comparison with published metrics.
     """
-    told = (mark for mark in result.comparability_issues if published or mark.kind is not IssueKind.CHANGED_WORKLOAD)
-    marks = (Reason(kind=mark.kind.value, detail=mark.detail, point=mark.point) for mark in told)
-    return (*marks, *(mismatch_reasons(result, published) if published else ()))
+    own = (issue for issue in result.comparability_issues if published or issue.kind is not IssueKind.CHANGED_WORKLOAD)
+    return (*own, *(mismatch_reasons(result, published) if published else ()))
 
 
-def mismatch_reasons(result: BenchResult, published: Published) -> Iterator[Reason]:
+def mismatch_reasons(result: BenchResult, published: Published) -> Iterator[ComparabilityIssue]:
     """Yield the issues that prevent a comparison with `published`: another workload, an ablation, another system."""
     if not _is_of(result, published.workload.name, published.single_stream.workload):
         detail = f"measured {result.run.workload_name}, published {published.workload.name}"
-        yield Reason(kind="another-workload", detail=detail)
+        yield ComparabilityIssue(kind=IssueKind.ANOTHER_WORKLOAD, detail=detail)
     if (ablation := published.reproduce.ablation_of(result.run.provenance.name)) is not None:
-        yield Reason(kind="ablation", detail=f"an ablation ({ablation.claim})")
+        yield ComparabilityIssue(kind=IssueKind.ABLATION, detail=f"an ablation ({ablation.claim})")
     systems = {layout.system for layout in published.layouts}
     if result.run.provenance.gpu is None:
-        yield Reason(kind="unknown-hardware", detail="the result has no hardware")
+        yield ComparabilityIssue(kind=IssueKind.UNKNOWN_HARDWARE, detail="the result has no hardware")
     elif system_name(result) not in systems:
         detail = f"measured on {system_name(result)}, published for {' and '.join(sorted(systems))}"
-        yield Reason(kind="another-machine", detail=detail)
+        yield ComparabilityIssue(kind=IssueKind.ANOTHER_MACHINE, detail=detail)
 
 
 def _is_of(result: BenchResult, *workloads: str) -> bool:
@@ -259,24 +251,17 @@ class ComparisonTerms:
     ) -> ComparedFigure:
         """Compare a measured with a published value; `exact` sets the tolerance to 0."""
         tolerance = 0.0 if exact else self.tolerance
-        agreement = agreement_of(measured, published, tolerance, higher_is_better=higher_is_better)
-        if not self.judged and agreement not in {Agreement.NOT_MEASURED, Agreement.NOT_PUBLISHED}:
+        if measured is None:
+            agreement = Agreement.NOT_MEASURED
+        elif published is None:
+            agreement = Agreement.NOT_PUBLISHED
+        elif not self.judged:
             agreement = Agreement.NOT_COMPARABLE
+        elif abs(change := measured / published - 1) <= tolerance + 1e-9:
+            agreement = Agreement.WITHIN
+        else:
+            agreement = Agreement.BETTER if (change > 0) == higher_is_better else Agreement.WORSE
         return ComparedFigure(measured=measured, published=published, agreement=agreement, note=note)
-
-
-def agreement_of(
-    measured: float | None, published: float | None, tolerance: float, *, higher_is_better: bool = True
-) -> Agreement:
-    """Return whether `measured` is within the relative `tolerance` of `published`, better or worse."""
-    if measured is None:
-        return Agreement.NOT_MEASURED
-    if published is None:
-        return Agreement.NOT_PUBLISHED
-    change = measured / published - 1
-    if abs(change) <= tolerance + 1e-9:
-        return Agreement.WITHIN
-    return Agreement.BETTER if (change > 0) == higher_is_better else Agreement.WORSE
 
 
 def _caveats(result: BenchResult, published: Published | None) -> tuple[str, ...]:
@@ -309,7 +294,13 @@ def _rows(
     """Return one row per rate, measured or published for this system and layout, then one per concurrency."""
     gpus = result.run.provenance.gpus
     hourly = price * gpus if price and gpus else None
-    priced = tuple(_priced(point, hourly) for point in result.points)
+    priced = tuple(
+        replace(
+            point,
+            usd_per_million_output_tokens=metrics.usd_per_million_tokens(hourly, metrics.OUTPUT.value_of(point)),
+        )
+        for point in result.points
+    )
     measured = {point.offered_rps: point for point in priced if point.offered_rps is not None}
     table = {line.rate_rps: line for line in beside}
     stated = result.run.workload.get("output_tokens")
@@ -326,12 +317,6 @@ def _rows(
     )
     closed = (_row(point, None, rate_rps=None, load_tok_s=None, terms=terms) for point in priced if point.concurrency)
     return (*rated, *closed)
-
-
-def _priced(point: Point, usd_per_hour: float | None) -> Point:
-    """Return the point with the cost of its steady throughput at the price of this comparison."""
-    cost = metrics.usd_per_million_tokens(usd_per_hour, metrics.OUTPUT.value_of(point))
-    return replace(point, usd_per_million_output_tokens=cost)
 
 
 def _row(
@@ -382,7 +367,3 @@ def _single_stream(result: BenchResult, published: Published | None, terms: Comp
         return terms.compare(measured, None)
     allowed = replace(terms, judged=terms.judged and layout_name(result) == target.layout)
     return allowed.compare(measured, target.output_tok_s, note=target.caveat)
-
-
-def _same_rate(rate: float | None, other: float | None) -> bool:
-    return rate is not None and other is not None and math.isclose(rate, other, rel_tol=1e-6)

@@ -15,14 +15,21 @@ from orchestrator.core.console import table
 from orchestrator.core.errors import DeployError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.plan.diff import Difference, differences
+from orchestrator.plan.diff import differences
 from orchestrator.plan.lock import LOCK_FILE
 from orchestrator.planner.explain import explained
 from orchestrator.planner.planning import load
 from orchestrator.profiles.layers import PARTS
 from orchestrator.report.configuration import DERIVED, configuration_of, started_with
 from orchestrator.report.history import RunSummary, summarize_run
-from orchestrator.report.side_by_side import SideBySide, change_text, compare_two, estimate_text, noise_of_one_run_each
+from orchestrator.report.side_by_side import (
+    ALIKE,
+    ONE_RUN_EACH,
+    SideBySide,
+    change_text,
+    compare_two,
+    estimate_text,
+)
 from orchestrator.runs.run_dir import RunDir, find_run, known_names, latest_run, load_lock, require_version
 
 if TYPE_CHECKING:
@@ -39,7 +46,6 @@ _ORDER: Final = ("configuration", "image", "weights", "host", "load", "outcome")
 _OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome", "locked")  # not in a plan
 _MOST_NAMED: Final = 4
 _CAUSES: Final = ("configuration", "image", "weights", "host")
-_FIGURES: Final = {figure.key: figure for figure in metrics.METRICS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,30 +91,6 @@ class DifferentReason:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Differences:
-    """All differences by area, with reasons; `unknown` names the groups that only one side has.
-
-    `alike`: the results behind the figures are of one configuration, as `deploy compare` tells it.
-    """
-
-    a: str
-    b: str
-    differences: tuple[tuple[str, Difference], ...]
-    reasons: tuple[DifferentReason, ...]
-    figures: tuple[DifferentFigure, ...]
-    alike: bool = False
-    unknown: tuple[str, ...] = field(default=())
-
-    def to_output(self) -> "DiffOutput":
-        """Return the differences for JSON."""
-        pairs = (
-            DifferentValue(area=area, key=each.key, a=each.values[0], b=each.values[1])
-            for area, each in self.differences
-        )
-        return DiffOutput(**{**vars(self), "differences": tuple(pairs)})
-
-
-@dataclass(frozen=True, kw_only=True)
 class DifferentValue:
     """A value that differs between the sides A and B; "" on a side without it."""
 
@@ -120,7 +102,7 @@ class DifferentValue:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffOutput:
-    """The sides `a` and `b`, and their differences; `unknown` names the groups that only one side has.
+    """The sides `a` and `b`, and their differences by area; `unknown` names the groups that only one side has.
 
     `alike` tells whether the results behind the figures are of one configuration.
     """
@@ -164,13 +146,14 @@ def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> 
     raise UsageError(f"`{text}` is nothing that `deploy diff` can compare", hint=near or forms)
 
 
-def diff(a: DiffSide, b: DiffSide) -> Differences:
+def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
     """Compare two sides; a group that only one side has is reported as unknown, not as a difference."""
     one_sided = [group for group in (*_OBSERVED, "layout") if a.knows(group) != b.knows(group)]
     found = differences([_comparable(side, one_sided) for side in (a, b)])
-    placed = sorted(((_area(each.key), each) for each in found), key=lambda pair: _ORDER.index(pair[0]))
+    values = [DifferentValue(area=_area(each.key), key=each.key, a=each.values[0], b=each.values[1]) for each in found]
+    values.sort(key=lambda value: _ORDER.index(value.area))
     reasons: dict[tuple[str, str], list[str]] = {}
-    for _, each in placed:
+    for each in values:
         reasons.setdefault((a.reason(each.key), b.reason(each.key)), []).append(each.key)
     told = tuple(
         DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
@@ -179,10 +162,10 @@ def diff(a: DiffSide, b: DiffSide) -> Differences:
     unknown = [f"{'B' if a.knows(group) else 'A'} has no record of its {_word(group)}" for group in one_sided]
     if bool(a.results) != bool(b.results):
         unknown.append(f"{'B' if a.results else 'A'} has no measurement")
-    return Differences(
+    return DiffOutput(
         a=a.label,
         b=b.label,
-        differences=tuple(placed),
+        differences=tuple(values),
         reasons=told,
         figures=tuple(_figures(compared)),
         alike=bool(compared) and all(each.alike for each in compared.values()),
@@ -190,11 +173,11 @@ def diff(a: DiffSide, b: DiffSide) -> Differences:
     )
 
 
-def diff_text(found: Differences, *, width: int | None = None) -> str:
+def diff_text(found: DiffOutput, *, width: int | None = None) -> str:
     """Format the differences for a terminal."""
     parts = [f"A: {found.a}\nB: {found.b}"]
     if found.differences:
-        rows = [(area, each.key, *(value or "-" for value in each.values)) for area, each in found.differences]
+        rows = [(each.area, each.key, each.a or "-", each.b or "-") for each in found.differences]
         parts.append(table(("in", "differs", "A", "B"), rows, width=width))
     else:
         parts.append("no differences in what both sides record")
@@ -202,7 +185,7 @@ def diff_text(found: Differences, *, width: int | None = None) -> str:
     if found.figures:
         figure_rows = [(each.workload, each.load, each.figure, each.a, each.b, each.change) for each in found.figures]
         parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), figure_rows, width=width))
-        parts.append(explanation(found))
+        parts.append(_explanation(found))
     parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
     return "\n\n".join(parts)
 
@@ -222,15 +205,14 @@ def _reason_lines(each: DifferentReason, width: int | None) -> Iterator[str]:
         )
 
 
-def explanation(found: Differences) -> str:
+def _explanation(found: DiffOutput) -> str:
     """Tell the noise of the metrics, and which of the known differences can have caused their changes."""
-    noise = noise_of_one_run_each(same=found.alike)
-    causes = [each.key for area, each in found.differences if area in _CAUSES]
     if found.alike:
-        return noise
-    if any(area == "load" for area, _ in found.differences):
-        return f"{noise}\nThe loads differ, so the metrics are not comparable, whatever else differs."
-    noise += " `deploy compare` accepts several."
+        return ALIKE
+    causes = [each.key for each in found.differences if each.area in _CAUSES]
+    if any(each.area == "load" for each in found.differences):
+        return f"{ONE_RUN_EACH}\nThe loads differ, so the metrics are not comparable, whatever else differs."
+    noise = f"{ONE_RUN_EACH} `deploy compare` accepts several."
     if not causes:
         return noise
     if len(causes) == 1:
@@ -277,7 +259,6 @@ def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
 
 def _of_parts(loaded: "ResolvedProfile") -> dict[str, str]:
     """Return origin and source of the other keys of a profile, and the source of each catalog entry."""
-
     rows = explained(loaded)
     parts = {part: loaded.composed.data.get(part) for part in PARTS}
     sources = {part: str(data["source"]) for part, data in parts.items() if isinstance(data, dict) and "source" in data}
@@ -340,14 +321,15 @@ def _outcome(start: RunSummary) -> Iterator[tuple[str, str]]:
 
 def _last_of_each_workload(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> dict[str, SideBySide]:
     """Compare the last results of each workload that both sides have."""
-    last = [{result.run.workload_name: result for result in _by_time(side)} for side in (a, b)]
+    by_time = (sorted(side, key=lambda result: result.run.started_at) for side in (a, b))
+    last = [{result.run.workload_name: result for result in side} for side in by_time]
     return {name: compare_two(last[0][name], last[1][name]) for name in sorted(last[0].keys() & last[1].keys())}
 
 
 def _figures(compared: Mapping[str, SideBySide]) -> Iterator[DifferentFigure]:
     for workload, sides in compared.items():
         for row in sides.rows:
-            figure, (one, other) = _FIGURES[row.figure], row.estimates
+            figure, (one, other) = metrics.BY_KEY[row.figure], row.estimates
             changed = row.changes[1]
             yield DifferentFigure(
                 workload=workload,
@@ -357,7 +339,3 @@ def _figures(compared: Mapping[str, SideBySide]) -> Iterator[DifferentFigure]:
                 b=estimate_text(figure, other),
                 change=change_text(changed) if changed is not None else "",
             )
-
-
-def _by_time(results: Sequence[BenchResult]) -> list[BenchResult]:
-    return sorted(results, key=lambda result: result.run.started_at)

@@ -1,13 +1,13 @@
 """The title and headline of a report. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.bench import metrics
 from orchestrator.bench.confidence import Estimate, change
 from orchestrator.bench.published import Reference
-from orchestrator.bench.result import IssueKind
-from orchestrator.report.acceptance import accepted_text
+from orchestrator.bench.result import IssueKind, Point
+from orchestrator.engine.serving import recorded_facts
 from orchestrator.report.compare import Comparison, RateRow, engine_name
 from orchestrator.report.configuration import same_load, tiers_of
 from orchestrator.report.side_by_side import (
@@ -19,6 +19,7 @@ from orchestrator.report.side_by_side import (
     signed,
 )
 
+_ACCEPTED_UNIT = "accepted tokens a step"  # prefix of the unit of a reference with acceptance lengths
 _JUDGED = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 
 
@@ -75,7 +76,7 @@ def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:
     if figure is None or figure.measured is None:
         return f"{comparison.label}: {comparison.without_knee}."
     beside = f" beside {figure.published:.4g} published: {figure.agreement}" if figure.published is not None else ""
-    return f"{comparison.label}: {figure.measured:.4g} {unit}{beside}{accepted_text(comparison, references)}."
+    return f"{comparison.label}: {figure.measured:.4g} {unit}{beside}{_accepted_text(comparison, references)}."
 
 
 def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], together: SideBySide) -> str:
@@ -83,7 +84,7 @@ def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], tog
     members = [comparisons[index] for index in side.runs]
     if len(members) == 1:
         noise = "; one run, so the noise is unknown" if len(comparisons) == 1 and members[0].best else ""
-        return f"{side.label}, {side.workload}: {_found(members[0])}{accepted_text(members[0], ())}{noise}."
+        return f"{side.label}, {side.workload}: {_found(members[0])}{_accepted_text(members[0], ())}{noise}."
     of = f"{side.label}, {side.workload}"
     knees = sorted({each.result.knee_rps for each in members if each.result.knee_rps is not None})
     if not knees:
@@ -224,3 +225,40 @@ def _cached(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> s
         return ""
     shares = {names[place]: estimate_text(metrics.CACHED, row.estimates[place], "not reported") for place in judged}
     return "" if len({*shares.values()}) == 1 else f"; from cache {', '.join(f'{n} {s}' for n, s in shares.items())}"
+
+
+def _accepted_text(comparison: Comparison, references: Sequence[Reference]) -> str:
+    """Return `, 3.4 tokens a verification (others: 3.61 with 5 drafts)`; empty for a server without speculation."""
+    point = _telling(comparison)
+    if point is None or point.server is None or point.server.accept_length is None:
+        return ""
+    others = "; ".join(_others(references, f"{_draft_steps(comparison)} drafts"))
+    return f", {point.server.accept_length:.3g} tokens a verification" + (f" (others: {others})" if others else "")
+
+
+def _telling(comparison: Comparison) -> Point | None:
+    """Return the point used for the verdict: the single stream, else the knee; None without one."""
+    points, best = comparison.result.points, comparison.best
+    if comparison.single_stream_tok_s is not None:
+        return next((point for point in points if point.concurrency == 1), None)
+    return next((point for point in points if best is not None and point.offered_rps == best.rate_rps), None)
+
+
+def _others(references: Sequence[Reference], column: str) -> Iterator[str]:
+    """Yield the acceptance lengths of references in `column`; of all columns if a reference lacks it."""
+    for reference in references:
+        if not reference.unit.startswith(_ACCEPTED_UNIT):
+            continue
+        wanted = [column] if column in reference.columns else reference.columns
+        for row in reference.rows:
+            yield from (
+                f"{value:g} with {name}"
+                for name, value in zip(reference.columns, row.values, strict=False)
+                if name in wanted
+            )
+
+
+def _draft_steps(comparison: Comparison) -> str:
+    """Return the number of drafts per step from the plan of the result; empty if the plan has none."""
+    facts = recorded_facts(comparison.result.run.provenance.plan or {})
+    return str(facts.drafts.steps) if facts is not None and facts.drafts is not None else ""

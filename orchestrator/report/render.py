@@ -16,9 +16,10 @@ from pydantic import TypeAdapter
 
 from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
+from orchestrator.bench.result import ComparabilityIssue
 from orchestrator.core.text import printable, printable_json
-from orchestrator.report.charts import layout_bars, line_charts, over_time_charts
-from orchestrator.report.compare import UNKNOWN_LAYOUT, Agreement, ComparedFigure, Comparison, RateRow, Reason
+from orchestrator.report.charts import layout_bar, line_charts, over_time_charts
+from orchestrator.report.compare import UNKNOWN_LAYOUT, Agreement, ComparedFigure, Comparison, RateRow
 from orchestrator.report.configuration import grouped, load
 from orchestrator.report.document import Report
 from orchestrator.report.plot import Chart, bar_chart, legend_mark, line_chart
@@ -36,7 +37,8 @@ def render_html(report: Report) -> str:
     template = environment(markdown=False).get_template("report.html.j2")
     charts = _drawn([chart for chart in line_charts(report) if chart.lines or report.published])
     times = [(each, _drawn(over_time_charts(each))) for each in report.over_time]
-    bars = bar_chart("layouts", "Best output throughput by layout", layout_bars(report)) if report.layouts else ""
+    layouts = tuple(map(layout_bar, report.layouts))
+    bars = bar_chart("layouts", "Best output throughput by layout", layouts) if layouts else ""
     return printable(template.render(report=report, charts=charts, times=times, bars=bars, **_shown(report)))
 
 
@@ -106,7 +108,7 @@ def environment(*, markdown: bool) -> Environment:
         "OUTPUT": metrics.OUTPUT,
         "absent": metrics.NOT_MEASURED,
         "plain": metrics.plain,
-        "figure_of": {figure.key: figure for figure in metrics.METRICS},
+        "figure_of": metrics.BY_KEY,
         "legend_mark": legend_mark,
         "unknown_layout": UNKNOWN_LAYOUT,
         "sustained": {True: "yes", False: "no", None: "not judged"},
@@ -140,9 +142,9 @@ def change(figure: ComparedFigure) -> str:
     return "" if figure.change is None else signed(figure.change)
 
 
-def not_comparable(report: Report) -> list[tuple[list[str], tuple[Reason, ...]]]:
+def not_comparable(report: Report) -> list[tuple[list[str], tuple[ComparabilityIssue, ...]]]:
     """Return the results with comparability issues, grouped by equal issues."""
-    found: dict[tuple[Reason, ...], list[str]] = {}
+    found: dict[tuple[ComparabilityIssue, ...], list[str]] = {}
     for comparison in report.comparisons:
         if comparison.reasons:
             found.setdefault(comparison.reasons, []).append(comparison.label)

@@ -14,7 +14,7 @@ from orchestrator.report.compare import Comparison, RateRow, compare
 from orchestrator.report.configuration import same_configuration, same_load
 
 ONE_RUN_EACH: Final = "One run each: the noise is unknown. Measure each several times."
-_SAME: Final = "Both have the same configuration: the differences are noise, or a change that no result records."
+ALIKE: Final = "Both have the same configuration: the differences are noise, or a change that no result records."
 _ONE_HAS_ISSUES: Final = "Both have the same configuration; what makes one NOT COMPARABLE may explain the differences."
 _PAIR: Final = 2  # runs; the interval of two runs would be twelve times as wide as their difference
 
@@ -60,15 +60,10 @@ class SideBySide:
             return "± and the ranges behind changes are 95 % intervals, from several runs of one configuration."
         if self.alike:
             alike = len({side.comparable for side in self.sides}) == 1
-            return f"{_SAME if alike else _ONE_HAS_ISSUES}\nThree or more runs are one column, with intervals."
+            return f"{ALIKE if alike else _ONE_HAS_ISSUES}\nThree or more runs are one column, with intervals."
         if any(each is not None for row in self.rows for each in row.changes):
             return ONE_RUN_EACH
         return ""
-
-
-def noise_of_one_run_each(*, same: bool) -> str:
-    """Return one sentence about the noise of two runs, of the `same` configuration or of two."""
-    return _SAME if same else ONE_RUN_EACH
 
 
 def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:

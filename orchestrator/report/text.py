@@ -13,7 +13,6 @@ from orchestrator.report.layouts import LayoutRow
 from orchestrator.report.side_by_side import ConfigurationGroup, SideRow, change_text, estimate_text
 
 _WIDEST: Final = 40  # characters of a value in the table of differences
-_FIGURES: Final = {figure.key: figure for figure in metrics.METRICS}
 
 
 def comparison_text(report: Report) -> str:
@@ -74,7 +73,7 @@ def _figures(report: Report) -> Iterator[str]:
 
 def _figure_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
     """Return the table of one metric by load, with a column of published values if a result has some."""
-    figure, sides = _FIGURES[key], range(len(report.together.sides))
+    figure, sides = metrics.BY_KEY[key], range(len(report.together.sides))
     said = {
         row.load: row.of(figure).published
         for each in report.comparisons

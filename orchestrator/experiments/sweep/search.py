@@ -53,7 +53,7 @@ class TrialOutcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepTrial:
-    """One trial, as saved in the journal."""
+    """One trial, or a repeated run of it, as saved in the journal."""
 
     number: int  # from 1, in order of completion
     point: Mapping[str, int]
@@ -71,18 +71,6 @@ class SweepTrial:
     def ran(self) -> bool:
         """Whether the trial started a server and ended."""
         return self.outcome not in {TrialOutcome.REFUSED, TrialOutcome.INTERRUPTED}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Confirmation:
-    """A repeated run of a trial; without a value, `why` has the reason."""
-
-    number: int  # number of the trial
-    outcome: TrialOutcome = TrialOutcome.MEASURED
-    values: tuple[float, ...] = ()
-    why: str = ""
-    directory: str = ""
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,24 +172,20 @@ class Search:
 
     def ask(self, own: Point | None) -> Suggestion | None:
         """Return an untried point, starting with `own`, that of the original profile; None if all were tried."""
-        with defer_signals():  # a signal must not interrupt a write to the journal
-            return self._ask(own)
-
-    def _ask(self, own: Point | None) -> Suggestion | None:
         done = [trial.point for trial in self.trials if trial.outcome is not TrialOutcome.INTERRUPTED]
-        if own is not None and own not in done:
-            self._study.enqueue_trial(dict(own))
-        for _ in range(_MAX_SUGGESTIONS):
+        with defer_signals():  # a signal must not interrupt a write to the journal
+            if own is not None and own not in done:
+                self._study.enqueue_trial(dict(own))
+            for _ in range(_MAX_SUGGESTIONS):
+                trial = self._study.ask(self._distributions)
+                if trial.params not in done:
+                    return Suggestion(point=dict(trial.params), own=trial.params == own, trial=trial)
+                self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+            if (untried := self._untried(done)) is None:
+                return None
+            self._study.enqueue_trial(dict(untried))
             trial = self._study.ask(self._distributions)
-            if trial.params not in done:
-                return Suggestion(point=dict(trial.params), own=trial.params == own, trial=trial)
-            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-        untried = self._untried(done)
-        if untried is None:
-            return None
-        self._study.enqueue_trial(dict(untried))
-        trial = self._study.ask(self._distributions)
-        return Suggestion(point=dict(trial.params), own=False, trial=trial)
+            return Suggestion(point=dict(trial.params), own=False, trial=trial)
 
     def _untried(self, done: list[Point]) -> Point | None:
         """Return a random untried point; None if there is none, or none is found in a large space."""
@@ -230,11 +214,11 @@ class Search:
             self._study.tell(number, state=states.FAIL if unknown else states.PRUNED)
 
     @property
-    def confirmations(self) -> tuple[Confirmation, ...]:
+    def confirmations(self) -> tuple[SweepTrial, ...]:
         """The repeated runs, in order. Raises UsageError for an invalid record."""
         return _read(_CONFIRMATIONS, self._study.user_attrs.get(_CONFIRMED, []))
 
-    def confirm(self, ended: Confirmation) -> None:
+    def confirm(self, ended: SweepTrial) -> None:
         """Record a repeated run of a trial."""
         with defer_signals():
             self._study.set_user_attr(_CONFIRMED, [asdict(each) for each in (*self.confirmations, ended)])
@@ -267,7 +251,7 @@ class Search:
 
 
 _TRIAL: Final = TypeAdapter(SweepTrial)
-_CONFIRMATIONS: Final = TypeAdapter(tuple[Confirmation, ...])
+_CONFIRMATIONS: Final = TypeAdapter(tuple[SweepTrial, ...])
 
 
 def _outcome(trial: "FrozenTrial") -> SweepTrial:

@@ -28,7 +28,7 @@ from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.core.subprocesses import quote
 from orchestrator.experiments.sweep.confirm import next_to_confirm
 from orchestrator.experiments.sweep.run import Sweep, budget_exhausted, spent, too_many_refused
-from orchestrator.experiments.sweep.search import Confirmation, Search, Suggestion, SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.search import Search, Suggestion, SweepTrial, TrialOutcome
 from orchestrator.servers.down import down
 from orchestrator.servers.servers import open_servers
 from orchestrator.servers.start.request import UpRequest, UpResult
@@ -144,15 +144,7 @@ def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
         suggestion = Suggestion(point=trial.point, own=trial.own, trial=None)
         pending = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), why="", diagnosis="")
         found = _run(sweep, search, suggestion, pending, line, folder=f"{trial.number:03d}-{count}")
-        run = Confirmation(
-            number=trial.number,
-            outcome=found.outcome,
-            values=found.values,
-            why=found.why,
-            directory=found.directory,
-            seconds=found.seconds,
-        )
-        search.confirm(run)
+        search.confirm(found)
         line.end(_describe(sweep, found))
         ended()
     return ""

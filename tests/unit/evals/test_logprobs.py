@@ -201,8 +201,8 @@ def test_a_reference_is_read_as_it_was_written(right: LogprobReference, tmp_path
         ("schema_version", 2, "another version"),
         ("ids_sha256", "0", "do not match"),
         ("top", 4, "do not match"),
-        ("noise", "much", "not a reference"),
-        ("texts", [], "not a reference"),
+        ("noise", "much", "not a valid reference"),
+        ("texts", [], "not a valid reference"),
     ],
 )
 def test_a_damaged_reference_is_refused(

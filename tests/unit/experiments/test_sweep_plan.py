@@ -20,7 +20,7 @@ from orchestrator.experiments.sweep.files import (
     write_sweep_report,
     write_winners,
 )
-from orchestrator.experiments.sweep.preview import affordable, dry_output, dry_text, scan_space
+from orchestrator.experiments.sweep.preview import affordable, preview_sweep, preview_text
 from orchestrator.experiments.sweep.run import (
     JOURNAL,
     Budget,
@@ -31,7 +31,7 @@ from orchestrator.experiments.sweep.run import (
     plan_sweep,
 )
 from orchestrator.experiments.sweep.run import spent as spent_of
-from orchestrator.experiments.sweep.search import Confirmation, Search, Suggestion, SweepTrial, TrialOutcome
+from orchestrator.experiments.sweep.search import Search, Suggestion, SweepTrial, TrialOutcome
 from orchestrator.experiments.sweep.trial import _evaluate, _Ladder, _up_request
 from orchestrator.experiments.sweep.winner import profile_path
 from orchestrator.planner.estimate import STEP_SECONDS, startup_seconds
@@ -59,7 +59,7 @@ def planned(home: Home, text: str = SPACE, profile: str = "mi355x-tp8", **more: 
 
 def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
     sweep = planned(home, usd_per_gpu_hour=2.0)
-    told = dry_text(sweep, scan_space(sweep))
+    told = preview_text(sweep, preview_sweep(sweep))
     assert "space: 6 points: 4 can be planned, 2 do not fit" in told
     assert "2 do not fit: " in told
     assert "are not divisible by tp 3" in told
@@ -70,7 +70,7 @@ def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
     load = bench_seconds(sweep.workload, tok_s=50.0)
     assert sweep.about == startup_seconds(sweep.plan) + load + STEP_SECONDS["down"]  # a start includes its smoke test
     assert f"${6 * sweep.about / 3600 * 16:.2f}" in told
-    data = dry_output(sweep, scan_space(sweep))
+    data = preview_sweep(sweep)
     assert (data.points, data.fitting, data.trials) == (6, 4, 4)
     assert data.space == {"layout": ["TP8", "TP4×DP2", "TP3"], "flags.max-running-requests": ["16", "32"]}
     assert not (home.root.parent / "out").exists()
@@ -78,10 +78,10 @@ def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
 
 def test_a_profile_that_is_none_of_the_space_is_said_to_be_none(home: Home) -> None:
     sweep = planned(home, "flags: {max-running-requests: [32, 64]}")
-    told = dry_text(sweep, scan_space(sweep))
+    told = preview_text(sweep, preview_sweep(sweep))
     assert "32, 64  16" in told
     assert "`mi355x-tp8` itself is not a trial; to compare with it, add `16` to `flags.max-running-requests`" in told
-    assert "is not a trial" not in dry_text(planned(home), scan_space(planned(home)))
+    assert "is not a trial" not in preview_text(planned(home), preview_sweep(planned(home)))
 
 
 def test_the_example_of_the_page_is_one_that_can_be_tried(home: Home) -> None:
@@ -246,8 +246,7 @@ def test_the_winner_is_a_profile_with_its_evidence(home: Home) -> None:
 
 
 def again(search: Search, number: int, value: float, seconds: float = 600.0) -> None:
-    outcome = TrialOutcome.MEASURED
-    search.confirm(Confirmation(number=number, outcome=outcome, values=(value,), seconds=seconds))
+    search.confirm(replace(trial(number, seconds=seconds), values=(value,)))
 
 
 def test_the_best_is_measured_again_before_it_is_named_and_who_is_within_its_noise(home: Home) -> None:
@@ -292,10 +291,10 @@ def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody
 
 def test_what_is_looked_for_stands_in_preview_and_report(home: Home) -> None:
     sweep = planned(home, f"description: how many at once\n{SPACE}", repeats=4)
-    told = dry_text(sweep, scan_space(sweep))
+    told = preview_text(sweep, preview_sweep(sweep))
     assert told.startswith("how many at once\n")
     assert "and 4 repeats of the best" in told
-    assert dry_output(sweep, scan_space(sweep)).confirm == 4
+    assert preview_sweep(sweep).confirm == 4
     with open_search(sweep) as search:
         report = write_sweep_report(sweep, search)
     assert "How many at once." in report.read_text()
@@ -338,9 +337,9 @@ def test_a_repeat_that_saturates_is_worse_than_any_value(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
         won(sweep, search, {1: tp8(), 2: tp4dp2()})  # 1.5 and 2.4 requests/s
-        search.confirm(Confirmation(number=2, outcome=TrialOutcome.LAGGED, why="2.4, but late"))
+        search.confirm(replace(trial(2, TrialOutcome.LAGGED), why="2.4, but late"))
         assert [each.number for each in ranked(sweep, search)] == [2, 1], "a late client says nothing of the server"
-        search.confirm(Confirmation(number=2, outcome=TrialOutcome.SATURATED, why="TTFT p95 17.20 s exceeds 5 s"))
+        search.confirm(replace(trial(2, TrialOutcome.SATURATED), why="TTFT p95 17.20 s exceeds 5 s"))
         assert [each.number for each in ranked(sweep, search)] == [1]
         following = next_to_confirm(sweep, search)
         assert following is not None
@@ -502,7 +501,7 @@ def test_the_report_lists_the_points_of_the_best_beside_the_front(home: Home) ->
 def test_an_objective_that_a_fixed_rate_decides_is_told(home: Home, more: dict[str, object], warns: bool) -> None:
     sweep = planned(home, **more)  # type: ignore[arg-type]
     assert (
-        "all values that sustain 2 requests/s deliver the same tok/s" in dry_text(sweep, scan_space(sweep))
+        "all values that sustain 2 requests/s deliver the same tok/s" in preview_text(sweep, preview_sweep(sweep))
     ) is warns
 
 

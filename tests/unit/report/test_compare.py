@@ -16,7 +16,7 @@ from orchestrator.bench.published import (
 )
 from orchestrator.bench.result import BenchResult, IssueKind, ServerProvenance
 from orchestrator.core.errors import UsageError
-from orchestrator.report.compare import Agreement, Comparison, agreement_of, compare
+from orchestrator.report.compare import Agreement, Comparison, ComparisonTerms, compare
 from orchestrator.report.document import build_report
 from orchestrator.report.render import render_html, render_markdown
 from orchestrator.report.text import comparison_text
@@ -44,7 +44,8 @@ def compared(result: BenchResult, prices: PriceBook = TCO) -> Comparison:
 def test_a_agreement_knows_which_side_is_better(
     measured: float | None, higher_is_better: bool, agreement: Agreement
 ) -> None:
-    assert agreement_of(measured, 100.0, 0.15, higher_is_better=higher_is_better) is agreement
+    terms = ComparisonTerms(tolerance=0.15, judged=True)
+    assert terms.compare(measured, 100.0, higher_is_better=higher_is_better).agreement is agreement
 
 
 def test_rows_meet_by_rate() -> None:

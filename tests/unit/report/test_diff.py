@@ -15,7 +15,7 @@ from orchestrator.cli.diff import OUTPUT
 from orchestrator.core.errors import DeployError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.plan.diff import render_diff
-from orchestrator.report.diff import Differences, DiffSide, diff, diff_text, resolve_side
+from orchestrator.report.diff import DiffOutput, DiffSide, diff, diff_text, resolve_side
 from orchestrator.report.text import comparison_text
 from orchestrator.report.write import make_report
 from orchestrator.runs.run_dir import RunDir
@@ -26,13 +26,13 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def between(home: Home, a: str, b: str, results: Path | None = None) -> Differences:
+def between(home: Home, a: str, b: str, results: Path | None = None) -> DiffOutput:
     measured = [*results_under(results)] if results else []
     return diff(resolve_side(a, home, measured), resolve_side(b, home, measured))
 
 
-def told(found: Differences) -> dict[str, tuple[str, str, str]]:
-    return {each.key: (area, *each.values) for area, each in found.differences}  # type: ignore[misc]
+def told(found: DiffOutput) -> dict[str, tuple[str, str, str]]:
+    return {each.key: (each.area, each.a, each.b) for each in found.differences}
 
 
 def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> None:
@@ -56,8 +56,8 @@ def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> 
         "outcome.smoke.failed": ("outcome", "", "1"),
         "outcome.smoke.passed": ("outcome", "2", "1"),
     }
-    assert found.unknown == ()  # type: ignore[attr-defined]
-    assert [area for area, _ in found.differences] == [  # type: ignore[attr-defined]
+    assert found.unknown == ()
+    assert [each.area for each in found.differences] == [
         *("configuration", "configuration", "image", "image", "weights", "host", "outcome", "outcome", "outcome")
     ]
 
@@ -73,7 +73,7 @@ def test_two_profiles_say_who_stands_behind_what_differs(home: Home) -> None:
     text = diff_text(found, width=120)
     assert max(map(len, text.splitlines())) <= 160  # an image by its digest is not folded
     assert "\n    B: recipe: sglang #39106; 16 heads a rank: 1.5 to 2.7 x as fast" in text
-    assert json.loads(json.dumps(OUTPUT.data(found.to_output())))["reasons"][0]["keys"]
+    assert json.loads(json.dumps(OUTPUT.data(found)))["reasons"][0]["keys"]
 
 
 def test_a_reason_that_both_have_is_said_once(home: Home) -> None:
@@ -109,7 +109,7 @@ def test_two_results_have_their_figures_compared(home: Home, tmp_path: Path) -> 
     assert rows["TTFT p50 s", "0.5 rps"] == ("0.58", "0.49", "−16 %")
     assert rows["TTFT p50 s", "2.4 rps"] == ("0.84", "-", "")
     assert "One run each: the noise is unknown." in diff_text(found)
-    assert json.loads(json.dumps(OUTPUT.data(found.to_output())))["figures"][0]["workload"] == "wafer-20k-1k"
+    assert json.loads(json.dumps(OUTPUT.data(found)))["figures"][0]["workload"] == "wafer-20k-1k"
 
 
 def test_two_results_of_one_configuration_differ_by_the_noise_as_compare_tells(home: Home, tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_up_says_the_same_as_diff(home: Home) -> None:
     """There was a second way from two plans to what differs."""
     a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768")
     refused = render_diff(a.read("plan.json"), b.read("plan.json")).splitlines()
-    [(_, each)] = [pair for pair in between(home, str(a.path), str(b.path)).differences if pair[0] != "outcome"]
-    assert refused == [f"- {each.key}: {each.values[0]}", f"+ {each.key}: {each.values[1]}"]
+    [each] = [each for each in between(home, str(a.path), str(b.path)).differences if each.area != "outcome"]
+    assert refused == [f"- {each.key}: {each.a}", f"+ {each.key}: {each.b}"]
 
 
 def test_questions_are_told_apart_by_their_place() -> None:
