@@ -67,17 +67,13 @@ def change(base: Estimate, other: Estimate) -> Change | None:
     if not known:
         return Change(share=share)
     variances = [(known[0] if item.deviation is None else item.deviation) ** 2 / item.runs for item in (base, other)]
-    weight = _welch_denominator(variances, (base.runs, other.runs))
-    degrees = sum(variances) ** 2 / weight if weight else 1.0
     if len(known) == 1:
-        degrees = base.runs + other.runs - 2  # Student's test
+        degrees: float = base.runs + other.runs - 2  # Student's test
+    else:
+        weight = sum(variance**2 / (item.runs - 1) for variance, item in zip(variances, (base, other), strict=True))
+        degrees = sum(variances) ** 2 / weight if weight else 1.0
     margin = _t(math.floor(degrees)) * math.sqrt(sum(variances)) / abs(base.mean)
     return Change(share=share, low=max(share - margin, -1.0), high=share + margin)  # no metric is negative
-
-
-def _welch_denominator(variances: Sequence[float], runs: Sequence[int]) -> float:
-    """Return the denominator of Welch's degrees of freedom."""
-    return sum(variance**2 / (count - 1) for variance, count in zip(variances, runs, strict=True) if count > 1)
 
 
 def _t(degrees: int) -> float:

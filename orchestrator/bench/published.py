@@ -312,20 +312,18 @@ def published_evals() -> tuple[PublishedEval, ...]:
 def load_published(name: str) -> Published:
     """Load a published measurement by name or file. Raises UsageError with similar names if there is none."""
     if name.endswith((".yaml", ".yml")):
-        return _load_published_file(Path(name))
+        path = Path(name)
+        if not path.is_file():
+            hint = "use a name without `.yaml` for built-in published results"
+            raise UsageError(f"no file `{path}` found", hint=hint)
+        entry = read_published(path, name)
+        if not isinstance(entry, Published):
+            raise UsageError(f"the file has kind `{entry.kind}`, not `comparison`", location=name)
+        return entry
     known = {entry.name: entry for entry in entries_of_kind(load_all_published(), Published)}
     if name not in known:
         raise UsageError(f"no published results named `{name}`", hint=did_you_mean(name, known))
     return known[name]
-
-
-def _load_published_file(path: Path) -> Published:
-    if not path.is_file():
-        raise UsageError(f"no file `{path}` found", hint="use a name without `.yaml` for built-in published results")
-    entry = read_published(path, str(path))
-    if not isinstance(entry, Published):
-        raise UsageError(f"the file has kind `{entry.kind}`, not `comparison`", location=str(path))
-    return entry
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,8 +186,8 @@ class PointRunner:
     def _tokens(self, seed: str, source: SessionSource) -> SessionTokens:
         return SessionTokens(self.workload, seed, _ids(self.text), block_tokens=source.totals.block_tokens)
 
-    def _session_request(self, ids: bytes, planned: PlannedRequest, *, key: str) -> Request:
-        headers = {self.session_header: session_key(key)} if self.session_header else {}
+    def _session_request(self, ids: bytes, planned: PlannedRequest, session: str) -> Request:
+        headers = {self.session_header: session_key(session)} if self.session_header else {}
         return self.endpoint.request(
             (ids,), self.workload, tokens=planned.output_tokens, returns_ids=planned.keeps_answer, headers=headers
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from orchestrator.bench.load_generator import PlannedRequest, Request
 from orchestrator.bench.prompts import block_ids
@@ -119,13 +119,6 @@ def without_long(tree: Tree, max_context: int) -> Tree:
     return tuple(kept.values())
 
 
-class RequestBuilder(Protocol):
-    """A function that makes a request from the inside of a JSON array of token ids."""
-
-    def __call__(self, ids: bytes, planned: PlannedRequest, *, key: str) -> Request:
-        """Return the request; `key` names the session, for a gateway that routes by it."""
-
-
 class SessionTokens:
     """The token ids of the blocks of a point, as insides of JSON arrays."""
 
@@ -170,9 +163,16 @@ class TreeSession:
     """A tree of requests that are built one by one, while the load runs."""
 
     def __init__(
-        self, tree: Tree, tokens: SessionTokens, build: RequestBuilder, plan: Callable[[TraceRequest], PlannedRequest]
+        self,
+        tree: Tree,
+        tokens: SessionTokens,
+        build: Callable[[bytes, PlannedRequest, str], Request],
+        plan: Callable[[TraceRequest], PlannedRequest],
     ) -> None:
-        """Plan the requests of `tree`."""
+        """Plan the requests of `tree`.
+
+        `build` makes a request from token ids (the inside of a JSON array), its plan, and the name of the session.
+        """
         continued = {(each.session, each.position - 1) for each in tree if each.continues}
         self._tree = tree
         self._tokens = tokens
@@ -190,7 +190,7 @@ class TreeSession:
         prompt = self._tokens.prompt(request, *self._contexts.pop(request.session, (b"", 0)))
         if planned.keeps_answer:
             self._prompts[index] = prompt
-        return self._build(prompt, planned, key=self._tree[0].session)
+        return self._build(prompt, planned, self._tree[0].session)
 
     def answered(self, index: int, ids: bytes | None) -> None:
         """Keep prompt and answer if a later prompt begins with them."""

@@ -16,9 +16,9 @@ from orchestrator.evals.report import SuiteScore
 from orchestrator.evals.run import (
     EvalOptions,
     load_baseline,
-    read_tau2,
     require_no_earlier_result,
     require_sampling,
+    save_eval_result,
     score_suite,
     served_model,
 )
@@ -93,7 +93,7 @@ def run_suites(
 ) -> tuple[SuiteScore, ...]:
     """Run each suite on target and baseline, after checking that all of them can run.
 
-    Raises what `score_suite` and `read_tau2` raise.
+    Raises what `score_suite` and `tau2.read_simulations` raise.
     """
     saved, scores = request.saved_baselines, list[SuiteScore]()
     if tau2.NAME in request.suites and request.simulations is not None:
@@ -124,11 +124,16 @@ def _run_harness(
 
 
 def _score_tau2(request: EvalPlan, simulations: Path, baseline: EvalResult | None) -> SuiteScore:
+    """Read the simulations of the target, and of the baseline unless it is saved, and save the result."""
     reads_both = baseline is None and request.baseline is not None
     if baseline is None and request.baseline is not None:
         baseline = tau2.read_simulations(simulations, request.baseline, "", require_name=True).result
-    result, file = read_tau2(simulations, request.target, request.options, require_name=reads_both)
-    return SuiteScore(result=result, file=file, baseline=baseline, baseline_name=request.baseline)
+    runs = tau2.read_simulations(simulations, request.target, request.options.command, require_name=reads_both)
+    if runs.skipped:
+        message = f"skipped {runs.skipped} of {runs.skipped + len(runs.result.items)} tau2 simulations that never ran"
+        warn(message, hint="run them with `tau2 run --auto-resume`")
+    file = save_eval_result(runs.result, request.options.output)
+    return SuiteScore(result=runs.result, file=file, baseline=baseline, baseline_name=request.baseline)
 
 
 def tau2_commands(request: EvalPlan, home: Home, open_target: OpenTarget) -> str:

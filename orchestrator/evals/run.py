@@ -114,16 +114,6 @@ def merge_seeds(before: EvalResult, after: EvalResult, *, location: str) -> Eval
     return replace(after, items=(*before.items, *after.items))
 
 
-def read_tau2(folder: Path, name: str, options: EvalOptions, *, require_name: bool) -> tuple[EvalResult, Path]:
-    """Read the tau2 simulations of a server and save the result. Raises BenchError and UsageError."""
-    runs = tau2.read_simulations(folder, name, options.command, require_name=require_name)
-    if runs.skipped:
-        total = runs.skipped + len(runs.result.items)
-        message = f"skipped {runs.skipped} of {total} tau2 simulations that never ran"
-        warn(message, hint="run them with `tau2 run --auto-resume`")
-    return runs.result, save_eval_result(runs.result, options.output)
-
-
 def load_baseline(baseline: str, suite: str) -> EvalResult | None:
     """Return the baseline result of a suite from a file or directory; None if `baseline` is a server.
 

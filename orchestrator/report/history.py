@@ -143,15 +143,18 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
     known = (*measured, *(result for result in _recorded(run) if result not in measured))
     results = tuple(result for result in known if _is_of(result, name, run, before))
     smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PROCESSES_FILE, REQUEST_FILE))
-    seconds, request = parts.get("ready_seconds"), up.get("request")
+    seconds, saved = parts.get("ready_seconds"), up.get("request")
+    request: Mapping[str, object] = saved if isinstance(saved, dict) else {}
+    overrides = request.get("overrides")
     ended, ended_at = _ending(run)
     soaked, soaked_at = _soak_of(smoke)
     verdicts = tuple(_verdicts(smoke.get("checks")))
+    ascending = sorted(map(_best_figures, results), key=lambda best: best.figures[metrics.OUTPUT.key] or 0.0)
     start = RunSummary(
         name=name,
         run=run.path.name,
-        profile=str(request.get("profile", "")) if isinstance(request, dict) else "",
-        overrides=_overrides(request),
+        profile=str(request.get("profile", "")),
+        overrides=tuple(map(str, overrides)) if isinstance(overrides, list) else (),
         plan=run.digest,
         started_at=run.started.isoformat() if run.started else "",
         ready_seconds=float(seconds) if isinstance(seconds, int | float) else None,
@@ -160,7 +163,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
         soaked_at=soaked_at,
         failed=tuple(check for check, verdict in verdicts if verdict == _FAILED),
         kernels=_counted(run.read("kernels.json")),
-        best=_best_of_workloads(results),
+        best=tuple({figures.workload: figures for figures in ascending}.values()),
         status="",
         ended=ended,
         ended_at=ended_at,
@@ -177,14 +180,7 @@ def _recorded(run: RunDir) -> Iterator[BenchResult]:
             yield load_result(Path(str(directory)))
 
 
-def _best_of_workloads(results: Iterable[BenchResult]) -> tuple[BestFigures, ...]:
-    """Return the best of the results of each workload."""
-    output = metrics.OUTPUT.key
-    ascending = sorted(map(best_figures, results), key=lambda figures: figures.figures[output] or 0.0)
-    return tuple({figures.workload: figures for figures in ascending}.values())
-
-
-def best_figures(result: BenchResult) -> BestFigures:
+def _best_figures(result: BenchResult) -> BestFigures:
     """Return the metrics of a result at its knee, else at its highest output."""
     points = [point for point in result.points if point.offered_rps == result.knee_rps] if result.knee_rps else []
     best = max(points or result.points, key=lambda point: metrics.OUTPUT.value_of(point) or 0.0)
@@ -198,11 +194,6 @@ def best_figures(result: BenchResult) -> BestFigures:
 
 def _load(point: Point) -> str:
     return f"{point.concurrency} at a time" if point.offered_rps is None else f"{point.offered_rps:g} rps"
-
-
-def _overrides(request: object) -> tuple[str, ...]:
-    overrides = request.get("overrides") if isinstance(request, dict) else ()
-    return tuple(map(str, overrides)) if isinstance(overrides, list) else ()
 
 
 def _verdicts(checks: object) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,6 @@ from orchestrator.core.console import table
 from orchestrator.report.compare import Comparison
 from orchestrator.report.document import Report
 from orchestrator.report.headline import verdict, without_verdict
-from orchestrator.report.layouts import LayoutRow
 from orchestrator.report.side_by_side import ConfigurationGroup, SideRow, change_text, estimate_text
 
 _WIDEST: Final = 40  # characters of a value in the table of differences
@@ -115,13 +114,14 @@ def _short(value: str) -> str:
 
 def _layouts(report: Report) -> str:
     rows = report.layouts
+    letters = {run: _letter(at) for at, side in enumerate(report.together.sides) for run in side.runs}
     shown = metrics.metrics_for(metrics.DisplayIn.LAYOUT)
     known = [figure for figure in shown if any(row.figures[figure.key] is not None for row in rows)]
     lines = [
         (
             row.system,
             row.layout,
-            "published" if row.comparison is None else _whose(row, report),
+            "published" if row.comparison is None else letters[row.comparison],
             metrics.count(row.tok_s),
             metrics.plain(row.rate_rps) if row.rate_rps is not None else "-",
             *(figure.text(row.figures[figure.key], "-") for figure in known),
@@ -130,7 +130,3 @@ def _layouts(report: Report) -> str:
     ]
     header = ("system", "layout", "whose", metrics.OUTPUT.title, "at rps", *(figure.title for figure in known))
     return table(header, lines)
-
-
-def _whose(row: LayoutRow, report: Report) -> str:
-    return next(_letter(at) for at, side in enumerate(report.together.sides) if row.comparison in side.runs)

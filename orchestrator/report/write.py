@@ -73,7 +73,10 @@ def make_report(
     measured = tuple(load_result(path) for path in results)
     _require_one_acceptance(measured, results)
     evals = details.evals if details else ()
-    known = _named(published) if published else _of_the_same(measured) if measured else _of_suites(evals)
+    if published is None:
+        known = _of_the_same(measured) if measured else _of_suites(evals)
+    else:
+        known = None if published == "none" else load_published(published)
     directories = _directories(results) if known is None and len(results) > 1 else ()
     return build_report(
         measured,
@@ -124,10 +127,6 @@ def find_requests(results: Sequence[Path], rate_rps: float | None) -> dict[int, 
         if point is not None and (file := path.parent / requests_file(point)).exists():
             found[index] = (point, load_requests(file))
     return found
-
-
-def _named(published: str) -> Published | None:
-    return None if published == "none" else load_published(published)
 
 
 def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:

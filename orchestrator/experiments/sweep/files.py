@@ -148,7 +148,7 @@ def _notes(
     if sweep.own is None:
         yield "The space lacks the profile's own values: there is no comparison with them."
     if sweep.goal.at_rps is None and (
-        open_ended := [n for n, found in results.items() if found and _knee_not_reached(found)]
+        open_ended := [n for n, each in results.items() if each and each.knee_rps is not None and not each.knee_reached]
     ):
         yield f"In {len(open_ended)} trials the knee is at or above the highest rate: raise `--request-rate`."
     for winner in winners:
@@ -158,10 +158,6 @@ def _notes(
             yield f"It is saved as profile `{winner.profile}`; `deploy show` prints the origin of each value."
         if (command := tune_command(sweep, winner, results[winner.trial.number])) is not None:
             yield command
-
-
-def _knee_not_reached(result: BenchResult) -> bool:
-    return result.knee_rps is not None and not result.knee_reached
 
 
 def tune_command(sweep: Sweep, winner: Winner, result: BenchResult | None) -> str | None:

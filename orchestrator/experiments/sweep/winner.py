@@ -54,17 +54,14 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
 
 
 def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> Path:
-    """Write the profile of a winner, after resolving it to a plan, so that an invalid profile is never written."""
-    text = winner_text(sweep, best, search)
-    read_draft(text, path, sweep.base.catalog).decide()
-    return atomic_write(path, text)
+    """Write the profile of a winner: the extended profile, the overrides of all trials, and the winner's settings.
 
-
-def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
-    """Return the profile as YAML: the extended profile, the overrides of all trials, and the settings of the winner."""
+    It is resolved to a plan first, so that an invalid profile is never written.
+    """
     source, trials = evidence(sweep, best, search), search.trials
     lines = [YamlLine(path=("description",), value=f"{sweep.plan.profile}, as measured by a sweep")]
-    lines += [YamlLine(path=(EXTENDS,), value=_base(sweep.request.profile))]
+    base = sweep.request.profile
+    lines += [YamlLine(path=(EXTENDS,), value=str(Path(base).absolute()) if is_path(base) else base)]
     data = _override_data(sweep.request.overrides)
     for (section, key), value in sweep.space.settings(best.point).items():
         entry: Data = {"value": value, "origin": Origin.MEASURED.value, "source": source} if value is not None else None
@@ -80,7 +77,9 @@ def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
         f"Answers: {best.answers or 'not checked'}.",
         f"Measured: {sweep.request.output / RelativePath(best.directory)}",
     ]
-    return yaml_text([" ".join(line.split()) for line in head], lines)
+    text = yaml_text([" ".join(line.split()) for line in head], lines)
+    read_draft(text, path, sweep.base.catalog).decide()
+    return atomic_write(path, text)
 
 
 def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
@@ -114,10 +113,6 @@ def _date(sweep: Sweep, trial: SweepTrial) -> str:
         return load_result(sweep.request.output / RelativePath(trial.directory)).run.started_at[: len("2026-11-22")]
     except BenchError:
         return datetime.now(UTC).date().isoformat()
-
-
-def _base(profile: str) -> str:
-    return str(Path(profile).absolute()) if is_path(profile) else profile
 
 
 def _override_data(overrides: tuple[str, ...]) -> dict[str, Data]:

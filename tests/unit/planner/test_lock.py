@@ -327,8 +327,8 @@ def test_a_run_is_repeated_with_the_list_of_packages_that_it_was_made_from(
 def test_a_lock_is_set_beside_a_profile_and_a_run(home: Home) -> None:
     path = written(home, "cpu-tiny", "server.port=31000")
     found = diff(resolve_side(str(path), home), resolve_side("cpu-tiny", home))
-    assert [(area, each.key, each.values) for area, each in found.differences] == [
-        ("configuration", "server.port", ("31000", "30010"))
+    assert [(each.area, each.key, each.a, each.b) for each in found.differences] == [
+        ("configuration", "server.port", "31000", "30010")
     ]
     run = past_run(home, 1)
     (run.path / "lock.yaml").write_bytes(
