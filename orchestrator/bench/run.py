@@ -139,11 +139,14 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
     if reasons and options.tool == "deploy":  # aiperf has no window in which a rate is judged
         instead = " instead of `--requests`" if options.changes.requests is not None and "duration" in hint else ""
         warn("; ".join(reasons), hint=f"{hint}{instead}")
-    directory = options.directory or _default_directory(name)
+    started = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
+    directory = options.directory or Path("results") / FileName(f"{name}-{started}")
+    # aiperf has no `generate` API, in which alone a gateway takes token ids
+    needs_text = options.tool == "aiperf" and bool(target.replica_urls)
     request = BenchRequest(
         url=target.url,
         api=_api(target, options),
-        text_prompts=options.text_prompts or _needs_text(target, options),
+        text_prompts=options.text_prompts or needs_text,
         key=target.key,
         workload_name=name,
         workload=workload,
@@ -184,11 +187,6 @@ def _api(target: BenchTarget, options: BenchOptions) -> str:
         note("the gateway accepts token ids only in sglang's own API; using `--api generate`")
         return Api.GENERATE
     return options.api
-
-
-def _needs_text(target: BenchTarget, options: BenchOptions) -> bool:
-    """Return whether the requests must be text: aiperf has no `generate` API, where a gateway takes token ids."""
-    return options.tool == "aiperf" and bool(target.replica_urls)
 
 
 def _workload(options: BenchOptions, default: str) -> tuple[str, Workload]:
@@ -277,11 +275,6 @@ def _previous_result(directory: Path, *, resume: bool) -> BenchResult | None:
     if previous is None and resume:
         raise UsageError("no result to resume found", location=str(directory), hint="omit `--resume`")
     return previous if resume else None
-
-
-def _default_directory(workload: str) -> Path:
-    started = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-    return Path("results") / FileName(f"{workload}-{started}")
 
 
 def parse_price(usd_per_gpu_hour: float | None) -> Price | None:

@@ -132,16 +132,12 @@ def test_what_the_publication_states_of_the_pair_is_computed_with_its_inputs(tmp
 
 
 @pytest.mark.parametrize(
-    ("power", "option"),
-    [
-        (NodePower(watts={"": 9e3}, per_kwh=-1), "--electricity-price -1"),
-        (NodePower(watts={"": 9e3}, pue=0.9), "--pue 0.9"),
-        (NodePower(per_kwh=0.2), "--electricity-price"),
-    ],
+    ("watts", "kwh", "pue", "option"),
+    [(["9000"], "-1", 1.0, "--electricity-price -1"), (["9000"], None, 0.9, "--pue 0.9"), ([], "0.2", 1.0, "--elec")],
 )
-def test_what_cannot_be_is_refused(power: NodePower, option: str) -> None:
+def test_what_cannot_be_is_refused(watts: list[str], kwh: str | None, pue: float, option: str) -> None:
     with pytest.raises(UsageError, match=option):
-        power.require()
+        NodePower.given(watts, kwh, pue)
 
 
 def test_a_knee_without_throughput_costs_nothing_that_is_known(tmp_path: Path) -> None:
