@@ -200,8 +200,8 @@ def _achievable(point: Point) -> float | None:
     return point.cache.achievable_share if point.cache else None
 
 
-def _energy(value: Literal["joules_per_output_token", "output_tok_per_s_per_watt"]) -> Callable[[Point], float | None]:
-    """Return a function from a point to a value of its energy; None for an invalid reading."""
+def _energy(value: str) -> Callable[[Point], float | None]:
+    """Return a function from a point to a field of its energy; None for an invalid reading."""
     return lambda point: getattr(point.energy, value) if point.energy and point.energy.valid else None
 
 
@@ -219,6 +219,8 @@ def _duration_metric(
 
 
 _BENCH: Final = DisplayIn.BENCH
+_JOULES: Final = "joules_per_output_token"  # fields of `Energy`
+_PER_WATT: Final = "output_tok_per_s_per_watt"
 _TIERS: Final = ("device", "host", "storage")  # of the cache
 _TABLES: Final = DisplayIn.BENCH | DisplayIn.COMPARE | DisplayIn.RATE
 _ALL: Final = _TABLES | DisplayIn.LAYOUT | DisplayIn.CARD
@@ -300,23 +302,8 @@ METRICS: Final = (
         higher_is_better=False,
         unpublished="no price",
     ),
-    ReportMetric(
-        "joules_per_output_token",
-        "J",
-        "per output tok",
-        plain,
-        _energy("joules_per_output_token"),
-        displays=_ALL,
-        higher_is_better=False,
-    ),
-    ReportMetric(
-        "output_tok_per_s_per_watt",
-        "output tok/s",
-        "per watt",
-        plain,
-        _energy("output_tok_per_s_per_watt"),
-        displays=_TABLES | DisplayIn.LAYOUT,
-    ),
+    ReportMetric(_JOULES, "J", "per output tok", plain, _energy(_JOULES), displays=_ALL, higher_is_better=False),
+    ReportMetric(_PER_WATT, "output tok/s", "per watt", plain, _energy(_PER_WATT), displays=_TABLES | DisplayIn.LAYOUT),
 )
 
 
@@ -334,8 +321,8 @@ TTFT_P50: Final = BY_KEY["ttft_p50_s"]
 TTFT_P95: Final = BY_KEY["ttft_p95_s"]
 TPOT_P50: Final = BY_KEY["tpot_p50_ms"]
 USD: Final = BY_KEY["usd_per_million"]
-PER_WATT: Final = BY_KEY["output_tok_per_s_per_watt"]
-JOULES: Final = BY_KEY["joules_per_output_token"]
+PER_WATT: Final = BY_KEY[_PER_WATT]
+JOULES: Final = BY_KEY[_JOULES]
 
 
 def result_text(result: BenchResult) -> str:
