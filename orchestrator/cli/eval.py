@@ -24,10 +24,9 @@ from orchestrator.cli.options import (
 from orchestrator.core.console import note, print_data, say
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.evals.evaluation import EvalPlan, forecast_eval, run_suites, tau2_commands
 from orchestrator.evals.forecast import EvalForecast
 from orchestrator.evals.report import ScoreOutput, SuiteScore
-from orchestrator.evals.run import EvalOptions
+from orchestrator.evals.run import EvalOptions, EvalPlan, forecast_eval, run_suites, tau2_commands
 from orchestrator.servers.targets import resolve_target
 
 BaselineOption: TypeAlias = Annotated[

@@ -9,7 +9,7 @@ from orchestrator.bench.published import PriceBook, Prices, Published, Reference
 from orchestrator.bench.result import BenchResult, Point
 from orchestrator.bench.result_files import RequestTimes
 from orchestrator.evals.eval_result import EvalResult
-from orchestrator.evals.quality import EvalRow, measured_evals, published_eval
+from orchestrator.evals.report import EvalRow, measured_evals, published_eval
 from orchestrator.plan.diff import Difference
 from orchestrator.report.compare import Comparison, compare
 from orchestrator.report.configuration import Fact, differing, facts_of

@@ -1,4 +1,8 @@
-"""The runner of the points that aiperf measures; warm-up, server counters and energy are those of `deploy`."""
+"""The runner of the points that aiperf measures; warm-up, server counters and energy are those of `deploy`.
+
+Keys of its configuration from config/config.py, endpoint.py, phases.py and dataset/config.py of aiperf 0.13.0. Each
+request is a line of a Mooncake trace with a `payload`, which aiperf sends as it is: both clients send the same bytes.
+"""
 
 import asyncio
 import json
@@ -9,20 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from orchestrator.bench.aiperf.config import (
-    KEY,
-    REQUESTS,
-    REQUIREMENTS,
-    TOKENIZER,
-    TOKENIZER_FILES,
-    VERSION,
-    aiperf_config,
-    payload_line,
-)
 from orchestrator.bench.aiperf.export import EXPORT, AiperfExport, parse_export, with_export
-from orchestrator.bench.load_generator import LoadResult, PlannedLoad, PlannedSession
-from orchestrator.bench.result import BenchEnding, Point
+from orchestrator.bench.load_generator import LoadResult, PlannedLoad, PlannedRequest, PlannedSession
+from orchestrator.bench.result import BenchEnding, EndpointFacts, Point
 from orchestrator.bench.run_point import PointRunner, WarmUp
+from orchestrator.bench.workload import Workload
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
@@ -31,9 +26,26 @@ from orchestrator.core.logs.lines import last_lines
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret, redact
+from orchestrator.engine.requests import Api
 from orchestrator.hosts.venvs.venv import ensure_venv
 
-CLIENT: Final = f"aiperf {VERSION}"
+_VERSION: Final = "0.13.0"
+_REQUIREMENTS: Final = "aiperf-0.13.0.txt"  # of its virtual environment, below images/
+KEY: Final = "DEPLOY_AIPERF_KEY"  # environment variable that the configuration names in place of the API key
+_REQUESTS: Final = FileName("requests.jsonl")
+_TOKENIZER: Final = FileName("tokenizer")
+_OFF: Final = {"enabled": False}
+# It counts nothing here, as the server reports the tokens; without one, aiperf downloads a tokenizer.
+_TOKENIZER_FILES: Final = {
+    "tokenizer.json": {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
+    },
+    "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "b"},
+}
+CLIENT: Final = f"aiperf {_VERSION}"
 _NEXT_PROMPTS: Final = "the recorded blocks, or drawn tokens in place of answers"
 _POLL_S: Final = 0.2
 _GRACE_S: Final = 10.0  # after Ctrl-C
@@ -45,7 +57,7 @@ _LOG: Final = "aiperf.log"
 
 def aiperf_program(home: Home) -> Path:
     """Return the program in its own virtual environment, which the first call builds. Raises BuildError."""
-    venv = ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
+    venv = ensure_venv(data_root() / "images" / _REQUIREMENTS, home=home, progress=Progress())
     return venv.python.with_name("aiperf")
 
 
@@ -94,9 +106,9 @@ class AiperfRunner(PointRunner):
         remove_tree(out, within=self.directory)
         work = Path(tempfile.mkdtemp(prefix="deploy-aiperf-"))
         try:
-            for name, content in TOKENIZER_FILES.items():
-                atomic_write(work / TOKENIZER / FileName(name), json.dumps(content))
-            written = await self._write(work / REQUESTS, load)
+            for name, content in _TOKENIZER_FILES.items():
+                atomic_write(work / _TOKENIZER / FileName(name), json.dumps(content))
+            written = await self._write(work / _REQUESTS, load)
             config = aiperf_config(
                 self.endpoint.facts,
                 self.workload,
@@ -196,3 +208,61 @@ def _read_export(out: Path, code: int) -> AiperfExport:
     if export.was_cancelled or not export.is_complete:
         raise BenchError(f"{CLIENT} ended early: {export.incomplete_reason or 'cancelled'}", location=str(log))
     return export
+
+
+def payload_line(body: bytes, planned: PlannedRequest, *, session: str, arrival_s: float | None) -> bytes:
+    """Return the line of one request, whose JSON is `body`."""
+    fields: dict[str, object] = {"session_id": session, "output_length": planned.output_tokens}
+    if arrival_s is not None:
+        fields["timestamp"] = arrival_s * 1e3
+    elif planned.delay_s:
+        fields["delay"] = planned.delay_s * 1e3
+    return b'%b, "payload": %b}\n' % (json.dumps(fields).removesuffix("}").encode(), body)
+
+
+def aiperf_config(
+    facts: EndpointFacts,
+    workload: Workload,
+    phase: dict[str, object],
+    *,
+    work: Path,
+    directory: Path,
+    has_key: bool,
+    session_header: str | None = None,
+) -> str:
+    """Return the configuration as JSON, a subset of YAML, of the requests and the tokenizer in `work`.
+
+    The API key is the value of the variable `KEY`.
+    """
+    endpoint: dict[str, object] = {
+        "url": facts.url,
+        "type": "completions",
+        "path": Api(facts.api).path,
+        "streaming": True,
+        "timeout": workload.timeout_s,
+        "use_server_token_count": True,
+    }
+    if session_header is not None:
+        endpoint["session_header"] = session_header  # its value is an id that aiperf makes for each session
+    if has_key:
+        endpoint["api_key"] = f"${{{KEY}}}"
+    slo = workload.slo
+    limits = {"time_to_first_token": slo.ttft_p95_s, "inter_token_latency": slo.tpot_p95_s}
+    limits |= {"request_latency": slo.e2e_p95_s}
+    benchmark = {
+        "model": facts.served_model,
+        "endpoint": endpoint,
+        "dataset": {
+            "type": "file",
+            "path": str(work / _REQUESTS),
+            "format": "mooncake_trace",
+            "sampling": "sequential",
+        },
+        "phases": [phase],
+        "tokenizer": {"name": str(work / _TOKENIZER)},
+        "slos": {name: seconds * 1e3 for name, seconds in limits.items() if seconds is not None},
+        "artifacts": {"dir": str(directory)},
+        "gpu_telemetry": _OFF,
+        "server_metrics": _OFF,
+    }
+    return json.dumps({"schemaVersion": "2.0", "randomSeed": workload.seed, "benchmark": benchmark}, indent=2) + "\n"

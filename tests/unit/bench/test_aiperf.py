@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.aiperf.config import KEY, aiperf_config, payload_line
 from orchestrator.bench.aiperf.export import parse_export, with_export
+from orchestrator.bench.aiperf.runner import KEY, aiperf_config, payload_line
 from orchestrator.bench.load_generator import PlannedRequest
 from orchestrator.bench.metrics import METRICS, OUTPUT, TTFT_P95
 from orchestrator.bench.result import BenchEnding, CacheHits, EndpointFacts, Energy, FailureCount, Point, Price

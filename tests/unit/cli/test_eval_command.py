@@ -19,12 +19,13 @@ from orchestrator.core.paths import Home
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import UnauthorizedError
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult, load_eval_result
-from orchestrator.evals.evaluation import EvalPlan, run_suites
 from orchestrator.evals.forecast import describe_sensitivity, find_pace
 from orchestrator.evals.report import SuiteScore
 from orchestrator.evals.run import (
     EvalOptions,
+    EvalPlan,
     require_sampling,
+    run_suites,
     save_eval_result,
     served_model,
 )
