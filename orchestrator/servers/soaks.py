@@ -6,19 +6,25 @@ from pathlib import Path
 
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import DeployError
-from orchestrator.runs.run_dir import RESULTS_FILE, SMOKE_FILE, SOAKED, RunDir
+from orchestrator.runs.run_dir import RESULTS_FILE, SMOKE_FILE, SOAKED, STARTUP, RunDir
 from orchestrator.verify.report import SmokeReport, Verdict
 
 
 def save_report(run: RunDir, report: SmokeReport) -> None:
-    """Save a smoke test. A test without a soak keeps what is known of the last one; a failed soak removes it."""
+    """Save a smoke test; the seconds of the first one, which belongs to the start, are kept.
+
+    A test without a soak keeps what is known of the last one; a failed soak removes it.
+    """
     soaks = [each for each in report.checks if each.name.endswith("soak") and each.verdict is not Verdict.SKIPPED]
-    soaked = run.read(SMOKE_FILE).get(SOAKED)
+    saved = run.read(SMOKE_FILE)
+    checked = sum(check.seconds for check in report.checks)
+    startup = saved.get(STARTUP, {"first sampled request": report.first_sample_seconds, "smoke test": checked})
+    soaked = saved.get(SOAKED)
     if soaks:
         ended = datetime.now(UTC).isoformat(timespec="seconds")
         done = all(check.verdict is Verdict.PASSED for check in soaks)
         soaked = {"seconds": min(check.seconds for check in soaks), "ended_at": ended} if done else None
-    run.save(SMOKE_FILE, {**report.to_dict(), SOAKED: soaked})
+    run.save(SMOKE_FILE, {**report.to_dict(), SOAKED: soaked, STARTUP: startup})
 
 
 def knee_requests(run: RunDir) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, SmokeError
-from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, warn_of_version
+from orchestrator.runs.run_dir import SMOKE_FILE, STARTUP, RunDir, warn_of_version
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, run_dir_of
 from orchestrator.servers.servers import PROCESSES_FILE, RESTART_HINT, Servers, dead_processes
@@ -148,18 +148,10 @@ def _told(
 
 def startup_seconds(run: RunDir) -> dict[str, float]:
     """Return how long each stage of the start took, in order; empty if it was not recorded."""
-    stages, smoke = run.read(PROCESSES_FILE).get("stages"), run.read(SMOKE_FILE)
+    stages, checked = run.read(PROCESSES_FILE).get("stages"), run.read(SMOKE_FILE).get(STARTUP)
     if not isinstance(stages, Mapping):
         return {}
-    checks = smoke.get("checks")
-    checked = (
-        [check.get("seconds") for check in checks if isinstance(check, Mapping)] if isinstance(checks, list) else []
-    )
-    found = {
-        **stages,
-        "first sampled request": smoke.get("first_sample_seconds"),
-        "smoke test": sum(each for each in checked if isinstance(each, int | float)),
-    }
+    found = {**stages, **(checked if isinstance(checked, Mapping) else {})}
     return {
         str(stage): round(each, 1) for stage, each in found.items() if isinstance(each, int | float) and each >= _SHOWN
     }

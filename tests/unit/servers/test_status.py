@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.runs.run_dir import RunDir
+from orchestrator.servers.soaks import save_report
 from orchestrator.servers.status import ServerStatus, startup_seconds, startup_text, status_table
+from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
 
 
 def server(health: str) -> ServerStatus:
@@ -51,9 +53,11 @@ def test_the_stages_of_a_start_are_shown_with_their_shares(tmp_path: Path) -> No
     (tmp_path / "processes.json").write_text(
         json.dumps({"stages": {"loading weights": 10.0, "capturing graphs": 55.04, "answering": 0.0}})
     )
-    (tmp_path / "smoke.json").write_text(
-        json.dumps({"first_sample_seconds": 25.0, "checks": [{"seconds": 6.0}, {"seconds": 4.0}]})
-    )
+    checks = [CheckResult(name=name, verdict=Verdict.PASSED, evidence="", seconds=5.0) for name in ("one", "two")]
+    for sampled in (25.0, 0.3):  # `deploy smoke` later: it is no part of the start
+        report = SmokeReport(url="", served_name="", checks=tuple(checks), first_sample_seconds=sampled)
+        save_report(RunDir(tmp_path), report)
+        checks.pop()
     found = startup_seconds(RunDir(tmp_path))
     assert found == {
         "loading weights": 10.0,
@@ -69,5 +73,5 @@ def test_the_stages_of_a_start_are_shown_with_their_shares(tmp_path: Path) -> No
 
 def test_a_start_without_recorded_stages_shows_none(tmp_path: Path) -> None:
     (tmp_path / "processes.json").write_text('{"stages": {"loading weights": "soon"}}')
-    (tmp_path / "smoke.json").write_text('{"checks": [7, {}], "first_sample_seconds": "soon"}')
+    (tmp_path / "smoke.json").write_text('{"startup": {"smoke test": "soon"}}')
     assert startup_text(replace(server(""), startup=startup_seconds(RunDir(tmp_path)))) == ""
