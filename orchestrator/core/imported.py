@@ -28,3 +28,14 @@ class Imported:
 
     def __get__(self, _instance: object, _owner: type) -> Any:  # noqa: ANN401 - of any type
         return import_attribute(self.path)
+
+
+class ImportedModule:
+    """A module that is imported when one of its attributes is first used."""
+
+    def __init__(self, name: str) -> None:
+        """Stand for the module of that name."""
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:  # noqa: ANN401 - of any type
+        return getattr(import_module(self._name), attribute)

@@ -1,12 +1,11 @@
 """The volumes that keep compiled kernels between containers: one set per image and gfx."""
 
 from functools import partial
-
-from docker.errors import APIError
-from requests import codes
+from http import HTTPStatus
 
 from orchestrator.core.paths import Home
 from orchestrator.core.streams import ignore_sigpipe
+from orchestrator.hosts.docker_sdk import docker
 from orchestrator.runtimes.base import Cache
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.options import ARCH_LABEL, CACHE_LABEL
@@ -43,9 +42,9 @@ def _remove(host: DockerHost, volume: str) -> bool:
     with host.errors():
         try:
             host.client.api.remove_volume(volume)
-        except APIError as error:
-            if error.status_code == codes.conflict:
+        except docker.errors.APIError as error:
+            if error.status_code == HTTPStatus.CONFLICT:
                 return False
-            if error.status_code != codes.not_found:
+            if error.status_code != HTTPStatus.NOT_FOUND:
                 raise
     return True

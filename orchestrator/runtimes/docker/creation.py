@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from docker.errors import APIError, NotFound
-from requests import codes
 
 from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError
 from orchestrator.core.procfs import find_process, process_identity
 from orchestrator.engine.launch import SecretDelivery
+from orchestrator.hosts.docker_sdk import docker
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import spec_of
 from orchestrator.runtimes.docker.errors import DaemonError, start_error
@@ -36,7 +35,7 @@ def start_on(
         try:
             container = _create(host, artifacts, name, labels=labels, secrets=secrets)
             container.start()
-        except APIError as error:
+        except docker.errors.APIError as error:
             said = str(error.explanation or error)
             failed = DaemonError(said=said, artifacts=artifacts, spec=spec, host=host.url, holder=host.port_holder)
             raise start_error(failed) from error
@@ -53,8 +52,8 @@ def _create(
     options["host_config"] = api.create_host_config(**machine)
     try:
         created = api.create_container(**options)
-    except APIError as error:
-        if error.status_code != codes.conflict or not _clear_leftover(host, name, labels):
+    except docker.errors.APIError as error:
+        if error.status_code != HTTPStatus.CONFLICT or not _clear_leftover(host, name, labels):
             raise
         created = api.create_container(**options)
     container = host.client.containers.get(created["Id"])
@@ -68,7 +67,7 @@ def _clear_leftover(host: DockerHost, name: str, labels: Mapping[str, str]) -> b
     That of an exited replica is removed too, so that the replica can start again at the same gateway, and a rank whose
     rank 0 was removed.
     """
-    with suppress(NotFound):
+    with suppress(docker.errors.NotFound):
         container = host.client.containers.get(name)
         again = container.status == "exited" and container.labels.get(RUN_DIR) == labels[RUN_DIR]
         killed = container.status == "created" and _abandoned(container.labels.get(STARTER, ""))
@@ -96,7 +95,7 @@ def discard(host: DockerHost, starter: str) -> None:
         with host.errors():
             for container in host.client.containers.list(all=True, filters={"label": label}):
                 remove(container)
-    except (APIError, HostError) as error:
+    except (docker.errors.APIError, HostError) as error:
         hint = f"`docker --host {host.url} ps --all --filter label={label}` finds it"
         warn(f"cannot remove the container: {error}", hint=hint)
 
@@ -112,8 +111,8 @@ def unless_gone() -> Iterator[None]:
     """Ignore that another process has removed (404) or is removing (409) the container: the goal is reached."""
     try:
         yield
-    except APIError as error:
-        if error.status_code not in {codes.not_found, codes.conflict}:
+    except docker.errors.APIError as error:
+        if error.status_code not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
             raise
 
 

@@ -7,11 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import requests
-import urllib3
-from docker.errors import APIError, DockerException
-
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.hosts.docker_sdk import docker, requests, urllib3
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import ContainerSpec
 
@@ -28,7 +25,7 @@ def daemon_errors(host: str) -> Iterator[None]:
     """Raise HostError if the daemon at `host` fails or does not answer in the block; pass on rejected requests."""
     try:
         yield
-    except APIError as error:
+    except docker.errors.APIError as error:
         if not error.is_server_error():
             raise
         raise HostError(
@@ -36,7 +33,7 @@ def daemon_errors(host: str) -> Iterator[None]:
             hint="see its log: `journalctl -u docker` on that host",
             details=f"  {error.explanation or error}",
         ) from error
-    except (DockerException, requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
+    except (docker.errors.DockerException, requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
         raise HostError(
             f"the Docker daemon at `{host}` does not answer",
             hint="`docker version` shows whether you can use it; DOCKER_HOST or `--host` selects another",

@@ -1,18 +1,18 @@
 """The host of the Docker daemon: this host, or a remote one over ssh."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 
-import docker
-from docker.errors import DockerException
-
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.subprocesses import CompletedProgram, quote, run_or_127
 from orchestrator.hosts.daemon import docker_endpoint, remote_host
+from orchestrator.hosts.docker_sdk import docker
 from orchestrator.hosts.ssh import SshHost, Tunnel
 from orchestrator.runtimes.docker.container import ContainerSpec
 from orchestrator.runtimes.docker.errors import daemon_errors
@@ -34,7 +34,7 @@ class DockerHost:
         try:
             return docker.from_env(environment={**self._environ, "DOCKER_HOST": url})
         except ValueError as error:  # the SDK cannot parse the URL
-            raise DockerException(str(error)) from error
+            raise docker.errors.DockerException(str(error)) from error
 
     def errors(self) -> AbstractContextManager[None]:
         """Return a context that raises HostError if the daemon does not answer in its block."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from docker.errors import APIError, ImageNotFound, NotFound
-
 from orchestrator.core.errors import HostError
 from orchestrator.core.safe_paths import RelativePath, UnsafeValueError
 from orchestrator.engine.kernel_caches import ROOT_HOME, KernelFolder, is_kernel_file, kernel_folders
+from orchestrator.hosts.docker_sdk import docker
 from orchestrator.kernels.disk.archive import KernelArchive, KernelFile, KernelStore
 from orchestrator.kernels.disk.kernel_tar import write_tar
 from orchestrator.render.artifacts import Artifacts
@@ -55,7 +54,7 @@ class KernelVolumes:
             for folder, path in self._folders().values():
                 try:
                     blocks, _ = container.get_archive(path)
-                except NotFound:
+                except docker.errors.NotFound:
                     continue
                 with tempfile.TemporaryFile() as packed:
                     packed.writelines(blocks)
@@ -104,7 +103,7 @@ class KernelVolumes:
                     yield container
                 finally:
                     container.remove(force=True)
-        except (APIError, ImageNotFound) as error:
+        except (docker.errors.APIError, docker.errors.ImageNotFound) as error:
             raise HostError(f"cannot read the cache volumes of `{self.spec.image}`", details=str(error)) from error
         finally:
             host.close()

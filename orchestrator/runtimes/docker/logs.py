@@ -1,20 +1,23 @@
 """The log of a container: reading, following through restarts, and saving it before the container is removed."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from math import inf
 from pathlib import Path
-from typing import Final
-
-from docker.errors import NotFound
-from docker.models.containers import Container
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import move, open_new
 from orchestrator.core.logs.lines import Lines, coalesce, complete_lines, redacted
 from orchestrator.core.polling import poll_until
+from orchestrator.hosts.docker_sdk import docker
 from orchestrator.runtimes.base import LOG
+
+if TYPE_CHECKING:
+    from docker.models.containers import Container
 
 _STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{9}Z\Z")
 _PAUSE: Final = 0.2  # seconds between two polls of a container between two runs
@@ -82,7 +85,7 @@ def _runs_again(container: Container, run: str) -> bool:
     def look() -> tuple[str, str]:
         try:
             container.reload()
-        except NotFound:
+        except docker.errors.NotFound:
             return "removed", ""
         return container.attrs["State"]["Status"], container.attrs["State"]["StartedAt"]
 

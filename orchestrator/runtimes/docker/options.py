@@ -1,5 +1,7 @@
 """A container spec as arguments of the Docker SDK. Pure: host-specific values are parameters."""
 
+from __future__ import annotations
+
 import io
 import shlex
 import tarfile
@@ -7,11 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
-
 from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import SecretDelivery
+from orchestrator.hosts.docker_sdk import docker
 from orchestrator.plan.plan import ContainerRequirements
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import (
@@ -60,7 +61,7 @@ def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: G
         **reached,
         "restart_policy": {"Name": "on-failure" if spec.restarts else "no", "MaximumRetryCount": spec.restarts},
         "init": True,
-        "log_config": LogConfig(type=LOG_DRIVER, config=dict(LOG_OPTIONS)),
+        "log_config": docker.types.LogConfig(type=LOG_DRIVER, config=dict(LOG_OPTIONS)),
         **_needs(spec.needs, gid),
     }
 
@@ -96,17 +97,19 @@ def _argv(artifacts: Artifacts, secrets: SecretDelivery) -> list[str]:
     return argv
 
 
-def _binds(spec: ContainerSpec, home: str) -> list[Mount]:
+def _binds(spec: ContainerSpec, home: str) -> list[docker.types.Mount]:
     return [
-        Mount(mount.target, str(path_named_in(Path(home), mount.source)), type="bind", read_only=mount.read_only)
+        docker.types.Mount(
+            mount.target, str(path_named_in(Path(home), mount.source)), type="bind", read_only=mount.read_only
+        )
         for mount in spec.mounts
     ]
 
 
-def cache_mounts(spec: ContainerSpec, artifacts: Artifacts) -> list[Mount]:
+def cache_mounts(spec: ContainerSpec, artifacts: Artifacts) -> list[docker.types.Mount]:
     """Return the mounts of the cache volumes, which are created at their first use."""
     labels = {CACHE_LABEL: spec.image, ARCH_LABEL: artifacts.plan.hardware.arch}
-    return [Mount(cache.target, cache.name, type="volume", labels=labels) for cache in spec.caches]
+    return [docker.types.Mount(cache.target, cache.name, type="volume", labels=labels) for cache in spec.caches]
 
 
 def _needs(needs: ContainerRequirements, gid: GroupId) -> dict[str, Any]:
@@ -117,11 +120,11 @@ def _needs(needs: ContainerRequirements, gid: GroupId) -> dict[str, Any]:
     groups = (group if group.isdigit() else gid(group) for group in needs.groups)
     return {
         "devices": [f"{device}:{device}:rwm" for device in needs.devices],
-        "device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])] if needs.all_gpus else [],
+        "device_requests": [docker.types.DeviceRequest(count=-1, capabilities=[["gpu"]])] if needs.all_gpus else [],
         "group_add": [group for group in groups if group is not None],
         "ipc_mode": needs.ipc,
         "shm_size": needs.shm_bytes,
-        "ulimits": [Ulimit(name=limit.name, soft=limit.soft, hard=limit.hard) for limit in needs.ulimits],
+        "ulimits": [docker.types.Ulimit(name=limit.name, soft=limit.soft, hard=limit.hard) for limit in needs.ulimits],
         "security_opt": list(needs.security_opt),
         "cap_add": list(needs.cap_add),
     }

@@ -23,6 +23,7 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import split_secrets
 from orchestrator.hosts.daemon import remote_host
+from orchestrator.hosts.docker_sdk import docker
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import (
     Cache,
@@ -31,12 +32,16 @@ from orchestrator.runtimes.base import (
     Status,
     Unit,
 )
+from orchestrator.runtimes.docker.caches import caches
 from orchestrator.runtimes.docker.container import (
     container_labels,
     container_name,
     ranked,
     spec_of,
 )
+from orchestrator.runtimes.docker.creation import discard, remove, start_on, unless_gone
+from orchestrator.runtimes.docker.host import DockerHost
+from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 from orchestrator.runtimes.docker.state import NOT_FOUND, server_state, state_of_ranks
 from orchestrator.runtimes.labels import (
     HEAD,
@@ -66,17 +71,12 @@ from orchestrator.runtimes.saved_logs import kept_log
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
-    from orchestrator.runtimes.docker.host import DockerHost
-
 _PAUSE: Final = 0.2  # seconds between two polls of containers that are stopping
 _TOGETHER: Final = 20.0  # seconds between the ends of two ranks
 
 
 class DockerRuntime(Runtime):
-    """Servers in containers of the Docker host: `host`, else DOCKER_HOST, else this host.
-
-    The SDK takes 0.1 s to import. Only methods that call the daemon import it.
-    """
+    """Servers in containers of the Docker host: `host`, else DOCKER_HOST, else this host."""
 
     name = "docker"
     in_container = True
@@ -91,8 +91,6 @@ class DockerRuntime(Runtime):
     kernel_store = Imported("orchestrator.runtimes.docker.kernels:kernel_store")
 
     def __init__(self, home: Home, host: str | None = None) -> None:
-        from orchestrator.runtimes.docker.host import DockerHost
-
         super().__init__(home, host)
         self._host = DockerHost(home, host)
         self._others: dict[str, DockerHost] = {}  # of further ranks, by URL
@@ -103,14 +101,10 @@ class DockerRuntime(Runtime):
         return remote_host(host, environ)
 
     def caches(self) -> Sequence[Cache]:
-        from orchestrator.runtimes.docker.caches import caches
-
         return caches(self._home, self.host_name)
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. Removes all containers before it raises. Of several ranks the first starts last."""
-        from orchestrator.runtimes.docker.creation import discard, start_on
-
         spec, run_dir = spec_of(artifacts), run_dir.absolute()
         part = replica_name(run_dir)
         if part or artifacts.plan.gateway is not None:
@@ -173,29 +167,25 @@ class DockerRuntime(Runtime):
 
     def _processes(self, unit: Unit) -> tuple[tuple[str, str], ...]:
         """Return state and title of the processes. `ps` runs on the daemon's host, whatever the image contains."""
-        from docker.errors import APIError
-
         container = self._get(unit)
         if container is None:
             return ()
         try:
             with self._host_of(unit).errors():
                 listed = container.top(ps_args="-eo pid,stat,args")["Processes"] or ()
-        except APIError:  # the container is not running, or the host has no such `ps`
+        except docker.errors.APIError:  # the container is not running, or the host has no such `ps`
             return ()
         return tuple((stat, title) for _, stat, title in listed if not stat.startswith("Z"))
 
     def host_memory(self, unit: Unit) -> int | None:
         """See `Runtime.host_memory`. The container's control group tells (Linux, cgroup-v2.rst; memory.rst)."""
-        from docker.errors import APIError
-
         container = self._get(unit)
         if container is None:
             return None
         try:
             with self._host.errors():
                 told: Any = container.stats(stream=False, one_shot=True)
-        except APIError:  # the container is not running
+        except docker.errors.APIError:  # the container is not running
             return None
         counted = told["memory_stats"].get("stats", {})
         anonymous = counted.get("anon", counted.get("total_rss", 0))
@@ -203,9 +193,6 @@ class DockerRuntime(Runtime):
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; reads the saved log if the container is removed."""
-        from orchestrator.runtimes.docker.creation import unless_gone
-        from orchestrator.runtimes.docker.logs import container_log, follow_log
-
         container = self._get(unit)
         if container is None:
             yield from kept_log(unit, since)
@@ -216,9 +203,6 @@ class DockerRuntime(Runtime):
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`. A call raises HostError if the daemon does not answer."""
-        from orchestrator.runtimes.docker.creation import unless_gone
-        from orchestrator.runtimes.docker.logs import ContainerTail
-
         tail = ContainerTail(lambda: self._get(unit))
 
         def new_lines() -> Iterator[str]:
@@ -228,8 +212,6 @@ class DockerRuntime(Runtime):
         return new_lines
 
     def ask_to_end(self, unit: Unit) -> None:
-        from orchestrator.runtimes.docker.creation import unless_gone
-
         if (container := self._get(unit)) is not None:
             with self._host.errors(), unless_gone():
                 container.kill("SIGTERM")  # Docker treats SIGTERM as a stop: no restart
@@ -240,8 +222,6 @@ class DockerRuntime(Runtime):
         Of several ranks only the first is asked. It tells the others: sglang crashes if another rank ends before it
         (0.5.14). A further host that does not answer keeps no other rank from being stopped.
         """
-        from orchestrator.runtimes.docker.creation import remove, unless_gone
-
         container = self._get(unit)
         if container is None:
             return
@@ -260,8 +240,6 @@ class DockerRuntime(Runtime):
 
     def _stop_rank(self, rank: Unit, *, within: float) -> None:
         """Wait until a rank has followed the first, kill it if it does not, save its log and remove its container."""
-        from orchestrator.runtimes.docker.creation import remove, unless_gone
-
         host, container = self._host_of(rank), self._get(rank)
         if container is None:
             return
@@ -281,8 +259,6 @@ class DockerRuntime(Runtime):
             host.close()
 
     def _host_at(self, url: str) -> DockerHost:
-        from orchestrator.runtimes.docker.host import DockerHost
-
         return self._others.setdefault(url, DockerHost(self._home, url))
 
     def _host_of(self, unit: Unit) -> DockerHost:
@@ -297,8 +273,6 @@ class DockerRuntime(Runtime):
 
     def _keep_log(self, container: Container, unit: Unit) -> None:
         """Save the log if this home has the run directory; never write to another home's directory."""
-        from orchestrator.runtimes.docker.logs import save_log
-
         run_dir = Path(unit.run_dir)
         if not self._home.holds(run_dir, unit.name):
             note(f"cannot save the log: `{run_dir}` is not a run directory of this home")
@@ -315,9 +289,7 @@ class DockerRuntime(Runtime):
         return self._container(host, container_name(unit.name, rank_name(rank)) if rank else unit.runtime_id)
 
     def _container(self, host: DockerHost, id_or_name: str) -> Container | None:
-        from docker.errors import NotFound
-
-        with host.errors(), suppress(NotFound):
+        with host.errors(), suppress(docker.errors.NotFound):
             return host.client.containers.get(id_or_name) if id_or_name else None
         return None
 
