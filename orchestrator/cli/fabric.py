@@ -1,15 +1,18 @@
 """The part of `deploy preflight` about the network between the nodes of a plan."""
 
+import re
 from collections.abc import Mapping, Sequence
 from os import environ
 from pathlib import Path
 from typing import Any, Final
 
+from orchestrator.cli.fanout import HostResult
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.errors import DeployError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.hosts.fabric_baseline import read_baseline
 from orchestrator.hosts.fabric_measure import FabricNode
+from orchestrator.hosts.gpu_checks import VRAM_IN_USE
 from orchestrator.hosts.report import Finding, PreflightReport, fail, not_checked
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
@@ -19,11 +22,13 @@ from orchestrator.servers.start.fabric import preflight_fabric, ssh_nodes
 _NEEDED: Final = "the network between the nodes"
 
 
-def fabric_of_hosts(hosts: Mapping[str, str], params: Mapping[str, Any], busy: Sequence[str]) -> PreflightReport | None:
-    """Check the network between hosts, given by label and URL; None if the plan is for one node, without a baseline.
+def fabric_of_hosts(results: Sequence[HostResult], params: Mapping[str, Any]) -> PreflightReport | None:
+    """Check the network between the hosts of these results; None if the plan is for one node, without a baseline.
 
-    `params` are the parameters of the command. Nothing is measured if the GPUs of a host are `busy`.
+    `params` are the parameters of the command. Nothing is measured if the GPUs of a host are busy.
     """
+    hosts = {each.node.label: each.node.url for each in results}
+    busy = [each.node.label for each in results if _vram_in_use(each)]
     try:
         overrides = overridden(params["set_"], runtime=params["runtime"])
         plan = load(params["profile"], overrides=overrides).plan
@@ -33,6 +38,14 @@ def fabric_of_hosts(hosts: Mapping[str, str], params: Mapping[str, Any], busy: S
         return _fabric(plan, ssh_nodes(hosts), Home.from_environment(), baseline, save, busy)
     except DeployError as error:
         return PreflightReport(profile=params["profile"] or "", findings=_failed(error))
+
+
+def _vram_in_use(result: HostResult) -> bool:
+    """Return whether the preflight report of a host, text or JSON, says that its VRAM is in use."""
+    report = result.data
+    if isinstance(report, dict):
+        return any((each["check"], each["level"]) == (VRAM_IN_USE, "fail") for each in report.get("findings", ()))
+    return re.search(rf"^fail +{VRAM_IN_USE} ", result.output, re.MULTILINE) is not None
 
 
 def fabric_of_cluster(plan: Plan, home: Home, baseline: Path | None, save: Path | None) -> Sequence[Finding]:

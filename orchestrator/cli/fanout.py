@@ -1,5 +1,6 @@
 """Fan-out: run a command on several hosts, each in its own process. A label precedes each line of output."""
 
+import json
 import re
 import signal
 import tempfile
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import environ
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 from urllib.parse import urlsplit
 
 from orchestrator.core import subprocesses
@@ -44,6 +45,14 @@ class HostResult:
     def exit_code(self) -> int:
         """Return the exit code as a shell reports it: 128 plus the number of a signal."""
         return self.code if self.code >= 0 else 128 - self.code
+
+    @property
+    def data(self) -> Any:  # noqa: ANN401 - JSON
+        """Return the JSON that the command printed; None if it failed before."""
+        try:
+            return json.loads(self.output)
+        except ValueError:
+            return None
 
 
 def parse_hosts(words: Iterable[str]) -> tuple[Node, ...]:

@@ -1,7 +1,8 @@
-"""Attributes that are imported at their first use, each named as `module:attribute`.
+"""Attributes, each named as `module:attribute`, and modules that are imported at their first use.
 
-Imports stand at the top of modules, with three exceptions: commands (`cli/commands.py`); what a runtime does with a
-plan, which `deploy status` does not need; and single imports inside functions, each with its cost or its reason.
+Imports stand at the top of modules, with four exceptions: commands (`cli/commands.py`); what a runtime does with a
+plan, which `deploy status` does not need; the Docker SDK (`hosts/docker_sdk.py`); and single imports inside functions,
+each with its cost or its reason (`noqa: PLC0415`).
 """
 
 from functools import cache

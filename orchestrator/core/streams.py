@@ -16,12 +16,15 @@ before the first step that cannot be undone. Standard error counts only if it is
 import errno
 import io
 import os
+import select
 import sys
+import threading
 from typing import TYPE_CHECKING, ClassVar, Final, TextIO
 
-if TYPE_CHECKING:
-    import threading
+from orchestrator.core.errors import ReaderGone
+from orchestrator.core.signals import start_thread_without_signals
 
+if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 IGNORE_SIGPIPE: Final = "DEPLOY_IGNORE_SIGPIPE"  # set for a `deploy` that another one starts after such a step
@@ -35,7 +38,7 @@ class _State:
     lost: str = ""  # the reason why standard output is incomplete
     sigpipe_ignored: bool = False
     wait: float | None = None  # seconds to wait for a reader that does not read; None: without limit
-    waiting: ClassVar[dict[int, "threading.Thread"]] = {}  # threads that write or wait to write, by descriptor
+    waiting: ClassVar[dict[int, threading.Thread]] = {}  # threads that write or wait to write, by descriptor
 
 
 def write(stream: TextIO, text: str) -> None:
@@ -122,10 +125,6 @@ class _Descriptor(io.RawIOBase):
             _State.lost = _State.lost or error.strerror or str(error)
         if error.errno != errno.EPIPE or _State.sigpipe_ignored or not _is_output(self._number):
             return
-        import threading  # noqa: PLC0415 - most commands start without it
-
-        from orchestrator.core.errors import ReaderGone  # noqa: PLC0415
-
         if threading.current_thread() is threading.main_thread():
             _State.sigpipe_ignored = True  # raise only once: cleanup may print as well
             raise ReaderGone
@@ -136,10 +135,6 @@ def _write_in_time(number: int, data: bytes, seconds: float) -> int:
 
     A thread is needed because neither a terminal nor a pipe with two writers reports how much it accepts at once.
     """
-    import threading  # noqa: PLC0415 - most commands start without it
-
-    from orchestrator.core.signals import start_thread_without_signals  # noqa: PLC0415
-
     ended: list[int | OSError] = []
 
     def write_now() -> None:
@@ -165,8 +160,6 @@ def _write_now(number: int, data: bytes) -> int:
         try:
             return os.write(number, data)
         except BlockingIOError:  # another process made this pipe or terminal non-blocking
-            import select  # noqa: PLC0415
-
             select.select([], [number], [])
 
 
