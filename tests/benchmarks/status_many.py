@@ -112,7 +112,7 @@ def of_pods(servers: int, rounds: int) -> None:
     running = {"name": "server", "image": "x", "imageID": "", "ready": True, "restartCount": 0}
     running["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
     with own_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
-        cluster.node("node-a")
+        cluster.node("node-a", cpu="1000")
         cluster.kubectl("create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
         wait_for(lambda: len(placed := cluster.get("pods")) == servers and all("nodeName" in p["spec"] for p in placed))
         for pod in cluster.get("pods"):

@@ -94,7 +94,9 @@ def test_an_error_of_the_network_check_is_a_finding_beside_the_results_of_the_ho
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_a_host_whose_vram_is_in_use_is_not_measured(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_whose_vram_is_in_use_is_not_measured(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     used = PreflightReport(
         profile="owl", findings=(info("gpus", "8"), fail(VRAM_IN_USE, "gpu 2 85%", "at most 10%", ""))
     )
@@ -107,10 +109,17 @@ def test_a_host_whose_vram_is_in_use_is_not_measured(as_json: bool, monkeypatch:
         )
 
     seen = list[object]()
+
+    def measured(*words: object) -> PreflightReport:
+        seen.append(words[-1])
+        return free
+
     monkeypatch.setattr("orchestrator.cli.several_hosts.run_on_hosts", ended)
-    monkeypatch.setattr("orchestrator.cli.fabric.fabric_of_hosts", lambda *words: seen.append(words[2]))
-    CliRunner().invoke(app, ["preflight", "owl", *TWO, *(["--json"] if as_json else [])])
-    assert seen == [["a"]]
+    monkeypatch.setattr("orchestrator.cli.fabric.ssh_nodes", list)
+    monkeypatch.setattr("orchestrator.cli.fabric.preflight_fabric", measured)
+    words = ["preflight", "mi355x-tp4dp2", "--save-baseline", str(tmp_path / "baseline.json"), *TWO]
+    result = CliRunner().invoke(app, [*words, *(["--json"] if as_json else [])])
+    assert seen == [["a"]], result.output
 
 
 TWO = ("--host", "ssh://a", "--host", "ssh://b")

@@ -144,7 +144,7 @@ def test_a_server_is_taken_down_where_its_log_cannot_be_kept(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("orchestrator.runtimes.docker.logs.save_log", full)
+    monkeypatch.setattr("orchestrator.runtimes.docker.runtime.save_log", full)
     assert stopped(tmp_path, tmp_path / "runs/a/1", monkeypatch)
     assert "cannot save the log: No space left on device" in capsys.readouterr().err
 
