@@ -29,8 +29,10 @@ from wheels import wheel
 
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import render_artifacts
+from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.runs.run_dir import open_run
-from orchestrator.runtimes.kubernetes.manifests import objects_of
+from orchestrator.runtimes.kubernetes.manifests import Manifest, objects_of
+from orchestrator.runtimes.labels import RUN_DIR
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 PREFIX = "deploy-bench-status"
@@ -103,25 +105,28 @@ def of_processes(servers: int, rounds: int) -> None:
                 runtime.stop(handle, grace=0)
 
 
+def started(home: str, name: str, artifacts: Artifacts) -> list[Manifest]:
+    """The objects of a server as if it had been started from this home."""
+    run = open_run(Home(Path(home)), name, artifacts.plan)
+    run.write([RenderedFile(path="plan.json", content=artifacts.plan.to_json().encode(), executable=False)])
+    objects = [each for each in objects_of(artifacts, "x", name) if each["apiVersion"] != "policy/v1"]  # too young
+    for each in objects:
+        each["metadata"]["annotations"][RUN_DIR] = str(run.path)
+    return objects
+
+
 def of_pods(servers: int, rounds: int) -> None:
     settings = ("kubernetes.image_pull_policy=Never", "kubernetes.weights.host_path=/srv")
     artifacts = render_artifacts(cluster_plan("cpu-tiny", *settings))
-    names = [f"{PREFIX}-{number}" for number in range(servers)]
-    objects = [each for name in names for each in objects_of(artifacts, "x", name)]
-    items = [each for each in objects if each["apiVersion"] != "policy/v1"]  # younger than this Kubernetes
-    running = {"name": "server", "image": "x", "imageID": "", "ready": True, "restartCount": 0}
-    running["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
     with own_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         cluster.node("node-a", cpu="1000")
+        items = [each for number in range(servers) for each in started(folder, f"{PREFIX}-{number}", artifacts)]
         cluster.kubectl("create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
         wait_for(lambda: len(placed := cluster.get("pods")) == servers and all("nodeName" in p["spec"] for p in placed))
+        running = {"name": "server", "image": "x", "imageID": "", "ready": True, "restartCount": 0}
+        running["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
         for pod in cluster.get("pods"):
             cluster.say(pod["metadata"]["name"], phase="Running", containerStatuses=[running])
-        for name in names:  # as if each had been started from this home
-            open_run(Home(Path(folder)), name, artifacts.plan).write(())
-        for plan in Path(folder).glob("runs/*/*/"):
-            (plan / "plan.json").write_text(artifacts.plan.to_json())
-            (plan / "plan.json").chmod(0o600)
         os.environ["KUBECONFIG"] = str(cluster.config)
         listed = seconds(["kubectl", "get", "deployments,pods", "-o", "json"], rounds)
         print(f"kubectl get of {servers:3} servers       {listed:6.2f} s")
