@@ -5,10 +5,10 @@ from http import HTTPStatus
 
 from orchestrator.core.paths import Home
 from orchestrator.core.streams import ignore_sigpipe
-from orchestrator.hosts.docker_sdk import docker
 from orchestrator.runtimes.base import Cache
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.options import ARCH_LABEL, CACHE_LABEL
+from orchestrator.runtimes.docker.sdk import docker
 
 
 def caches(home: Home, url: str | None) -> tuple[Cache, ...]:

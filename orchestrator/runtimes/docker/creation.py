@@ -13,12 +13,12 @@ from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError
 from orchestrator.core.procfs import find_process, process_identity
 from orchestrator.engine.launch import SecretDelivery
-from orchestrator.hosts.docker_sdk import docker
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import spec_of
 from orchestrator.runtimes.docker.errors import DaemonError, start_error
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
+from orchestrator.runtimes.docker.sdk import docker
 from orchestrator.runtimes.labels import HEAD, RANK, RUN_DIR, STARTER
 
 if TYPE_CHECKING:

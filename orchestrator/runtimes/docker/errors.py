@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
-from orchestrator.hosts.docker_sdk import docker, requests, urllib3
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import ContainerSpec
+from orchestrator.runtimes.docker.sdk import docker, requests, urllib3
 
 # runc reports a limit by its number (setrlimit(2)). OFILE is the BSD name of NOFILE.
 _LIMITS: Final = {

@@ -12,10 +12,10 @@ from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.subprocesses import CompletedProgram, quote, run_or_127
 from orchestrator.hosts.daemon import docker_endpoint, remote_host
-from orchestrator.hosts.docker_sdk import docker
 from orchestrator.hosts.ssh import SshHost, Tunnel
 from orchestrator.runtimes.docker.container import ContainerSpec
 from orchestrator.runtimes.docker.errors import daemon_errors
+from orchestrator.runtimes.docker.sdk import docker
 
 
 class DockerHost:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from orchestrator.core.errors import HostError
 from orchestrator.core.safe_paths import RelativePath, UnsafeValueError
 from orchestrator.engine.kernel_caches import ROOT_HOME, KernelFolder, is_kernel_file, kernel_folders
-from orchestrator.hosts.docker_sdk import docker
 from orchestrator.kernels.disk.archive import KernelArchive, KernelFile, KernelStore
 from orchestrator.kernels.disk.kernel_tar import write_tar
 from orchestrator.render.artifacts import Artifacts
@@ -19,6 +18,7 @@ from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.runtimes.docker.container import ContainerSpec, spec_of
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.options import cache_mounts
+from orchestrator.runtimes.docker.sdk import docker
 
 if TYPE_CHECKING:
     from docker.models.containers import Container

@@ -13,8 +13,8 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.files import move, open_new
 from orchestrator.core.logs.lines import Lines, coalesce, complete_lines, redacted
 from orchestrator.core.polling import poll_until
-from orchestrator.hosts.docker_sdk import docker
 from orchestrator.runtimes.base import LOG
+from orchestrator.runtimes.docker.sdk import docker
 
 if TYPE_CHECKING:
     from docker.models.containers import Container

@@ -12,7 +12,6 @@ from typing import Any, Final
 from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import SecretDelivery
-from orchestrator.hosts.docker_sdk import docker
 from orchestrator.plan.plan import ContainerRequirements
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import (
@@ -23,6 +22,7 @@ from orchestrator.runtimes.docker.container import (
     container_argv,
     container_env,
 )
+from orchestrator.runtimes.docker.sdk import docker
 
 # The id of a group on the Docker host by its name, None if there is no such group.
 GroupId = Callable[[str], str | None]

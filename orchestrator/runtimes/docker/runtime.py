@@ -23,7 +23,6 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import split_secrets
 from orchestrator.hosts.daemon import remote_host
-from orchestrator.hosts.docker_sdk import docker
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import (
     Cache,
@@ -42,6 +41,7 @@ from orchestrator.runtimes.docker.container import (
 from orchestrator.runtimes.docker.creation import discard, remove, start_on, unless_gone
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
+from orchestrator.runtimes.docker.sdk import docker
 from orchestrator.runtimes.docker.state import NOT_FOUND, server_state, state_of_ranks
 from orchestrator.runtimes.labels import (
     HEAD,
