@@ -2,7 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from orchestrator.core.signals import defer_signals
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 T = TypeVar("T")
 
@@ -21,8 +26,22 @@ def poll_until(
 
     The first call is immediate, the others follow every `pause` seconds; `meanwhile` gets the result before each pause.
     """
-    end = clock() + within
-    while not done(found := look()) and clock() < end:
-        meanwhile(found)
-        sleep(pause)
-    return found
+    with (
+        defer_signals()
+    ):  # an interrupted import could not be repeated, although the cleanup after Ctrl-C needs this package
+        from tenacity import Retrying, retry_if_result, wait_fixed  # noqa: PLC0415 - 60 ms that few commands need
+
+    began = clock()
+
+    def seen(state: "RetryCallState") -> T:
+        return cast("T", state.outcome.result()) if state.outcome else look()
+
+    again = Retrying(
+        retry=retry_if_result(lambda found: not done(found)),
+        stop=lambda _: clock() - began >= within,
+        wait=wait_fixed(pause),
+        before_sleep=lambda state: meanwhile(seen(state)),
+        retry_error_callback=seen,
+        sleep=sleep,
+    )
+    return again(look)

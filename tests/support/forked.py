@@ -46,7 +46,7 @@ _PRELOADED = (
             "supervisor.prepare",
         )
     ),
-    *("docker", "encodings.idna", "httpcore", "multiprocessing.pool", "multiprocessing.dummy", "netrc"),
+    *("docker", "encodings.idna", "httpcore", "multiprocessing.pool", "multiprocessing.dummy", "netrc", "tenacity"),
 )  # fmt: skip
 
 
