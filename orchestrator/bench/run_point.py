@@ -100,13 +100,10 @@ class PointRunner:
         flushed = await self.endpoint.flush_cache()
         target = f"each of {replicas} replicas ({pinned})" if pinned else "the server"
         emptied = "then caches flushed" if flushed else f"caches cannot be flushed: prompts varied by `{self.salt}`"
-        description = f"1 prompt of other tokens sent to {target}, {emptied}; {self._measured_from}"
-        return WarmUp(label, "" if flushed else f"{self.salt}{label}/", description)
-
-    @property
-    def _measured_from(self) -> str:
         count = self.workload.warmup_requests
-        return f"measured after {count} requests of the load" if count else "measured from the first request"
+        begin = f"measured after {count} requests of the load" if count else "measured from the first request"
+        description = f"1 prompt of other tokens sent to {target}, {emptied}; {begin}"
+        return WarmUp(label, "" if flushed else f"{self.salt}{label}/", description)
 
     async def _warm(self, planned: PlannedRequest, prompts: Sequence[tuple[Sequence[bytes], int | None]]) -> None:
         """Send prompts to their ranks: one after the other on each, all ranks at the same time."""
@@ -132,7 +129,8 @@ class PointRunner:
         sessions = await self._independent(warm.seed, count, times)
         activity = f"{label} rps: {count} requests over {times[-1]:.0f} s"
         observed = await self._observe(label, self._load(sessions, activity, count))
-        return summarize_open_loop(observed, self.workload, rate_rps=rate_rps, price=self.price), observed.load_result
+        point = summarize_open_loop(observed, self.workload, rate_rps=rate_rps, price=self.price)
+        return self._finish(point, observed.load_result)
 
     async def run_closed(self, warm: WarmUp) -> tuple[Point, LoadResult]:
         """Measure the fixed concurrency of the workload."""
@@ -146,7 +144,8 @@ class PointRunner:
         else:
             plan = partial(plan_closed, max_delay_s=self.workload.max_think_time_s)
             observed = await self._replay(warm, self.source, plan, f"{concurrency} sessions at a time", None)
-        return summarize_closed_loop(observed, self.workload, price=self.price), observed.load_result
+        point = summarize_closed_loop(observed, self.workload, price=self.price)
+        return self._finish(point, observed.load_result)
 
     async def run_recorded(self, warm: WarmUp, speed: float) -> tuple[Point, LoadResult]:
         """Measure the recorded arrivals of a trace at one speed."""
@@ -156,7 +155,8 @@ class PointRunner:
         seconds = max((totals.last_arrival_s or 0.0) / speed, 1.0)
         observed = await self._replay(warm, self.source, plan, f"arrivals over {seconds:.0f} s", speed)
         rate = totals.requests / seconds
-        return summarize_replay(observed, self.workload, rate_rps=rate, price=self.price), observed.load_result
+        point = summarize_replay(observed, self.workload, rate_rps=rate, price=self.price)
+        return self._finish(point, observed.load_result)
 
     async def _replay(
         self,
@@ -184,7 +184,8 @@ class PointRunner:
         return replace(observed, sessions=facts)
 
     def _tokens(self, seed: str, source: SessionSource) -> SessionTokens:
-        return SessionTokens(self.workload, seed, _ids(self.text), block_tokens=source.totals.block_tokens)
+        text = () if isinstance(self.text, Words) else self.text  # prompts of sessions are never words
+        return SessionTokens(self.workload, seed, text, block_tokens=source.totals.block_tokens)
 
     def _session_request(self, ids: bytes, planned: PlannedRequest, session: str) -> Request:
         headers = {self.session_header: session_key(session)} if self.session_header else {}
@@ -218,14 +219,17 @@ class PointRunner:
             duration_s=self.workload.duration_s if self.source is not None else None,
         )
 
+    def _finish(self, point: Point, load_result: LoadResult) -> tuple[Point, LoadResult]:
+        """Return a point with its load; a client with figures of its own puts them in."""
+        return point, load_result
+
     async def _send(self, label: str, load: PlannedLoad) -> LoadResult:  # noqa: ARG002 - for a client with files
         return await run_load(self.endpoint.connections, load)
 
     async def _observe(self, label: str, load: PlannedLoad) -> Observation:
         """Send a load, and read all counters at the start of the measured window and after the load."""
         started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        gauges: list[Metrics] = []
-        watched = _Window(self.endpoint, self.read_energy, gauges)
+        watched = _Window(self.endpoint, self.read_energy)
         if not load.warmup_requests:
             await watched.begin()
         try:
@@ -238,7 +242,7 @@ class PointRunner:
             label=label,
             started_at=started_at,
             load_result=load_result,
-            server=server_counts(before, after, gauges) if before is not None and after is not None else None,
+            server=server_counts(before, after, watched.gauges) if before is not None and after is not None else None,
             energy=_energy_used(watched.energy, energy_after, load_result),
             reports_cache=self.endpoint.reports_cache,
             gpus=self.gpus,
@@ -248,12 +252,12 @@ class PointRunner:
 class _Window:
     """The counters at the start of the measured window, and the gauges in it."""
 
-    def __init__(self, endpoint: Endpoint, read_energy: EnergyReader | None, gauges: list[Metrics]) -> None:
+    def __init__(self, endpoint: Endpoint, read_energy: EnergyReader | None) -> None:
+        self.gauges: list[Metrics] = []
         self.before: Metrics | None = None
         self.energy: EnergyReading | str | None = None
         self._endpoint = endpoint
         self._read_energy = read_energy
-        self._gauges = gauges
         self._begun = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -261,21 +265,24 @@ class _Window:
         """Read the counters, then poll the gauges."""
         self._begun = True
         self.before, self.energy = await self._endpoint.metrics(), await _read_energy(self._read_energy)
-        self._tasks.append(asyncio.create_task(_poll_metrics(self._endpoint, self._gauges)))
+        self._tasks.append(asyncio.create_task(self._poll_gauges()))
 
     def begin_soon(self) -> None:
         """Begin while the load runs, unless that has happened before it."""
         if not self._begun:
             self._tasks.append(asyncio.create_task(self.begin()))
 
+    async def _poll_gauges(self) -> None:
+        while True:
+            await asyncio.sleep(_GAUGE_INTERVAL_S)
+            reading = await self._endpoint.metrics()
+            if reading is None:
+                return
+            self.gauges.append({each: reading.get(each) for each in (Metric.QUEUED, Metric.RUNNING)})
+
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-
-
-def _ids(text: Source) -> Sequence[int]:
-    """Return the ids of a text; prompts of sessions are never words."""
-    return () if isinstance(text, Words) else text
 
 
 def _next_prompts(source: SessionSource, tokens: SessionTokens) -> str:
@@ -322,15 +329,6 @@ def _hint(record: RequestRecord) -> str:
     if (record.failure or "").startswith("http-4"):
         return "check that the prompts fit the model: the lengths of the workload, and its `token_ids`"
     return "check the server log, for example with `deploy logs`"
-
-
-async def _poll_metrics(endpoint: Endpoint, gauges: list[Metrics]) -> None:
-    while True:
-        await asyncio.sleep(_GAUGE_INTERVAL_S)
-        reading = await endpoint.metrics()
-        if reading is None:
-            return
-        gauges.append({each: reading.get(each) for each in (Metric.QUEUED, Metric.RUNNING)})
 
 
 async def _read_energy(reader: EnergyReader | None) -> EnergyReading | str | None:

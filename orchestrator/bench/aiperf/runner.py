@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 from orchestrator.bench.aiperf.export import EXPORT, AiperfExport, parse_export, with_export
 from orchestrator.bench.load_generator import LoadResult, PlannedLoad, PlannedRequest, PlannedSession
 from orchestrator.bench.result import BenchEnding, EndpointFacts, Point
-from orchestrator.bench.run_point import PointRunner, WarmUp
+from orchestrator.bench.run_point import PointRunner
 from orchestrator.bench.workload import Workload
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
@@ -76,19 +76,7 @@ class AiperfRunner(PointRunner):
     key: Secret | None
     directory: Path
 
-    async def run_open(self, warm: WarmUp, rate_rps: float) -> tuple[Point, LoadResult]:
-        """Measure one offered rate."""
-        return self._with_export(*await super().run_open(warm, rate_rps))
-
-    async def run_closed(self, warm: WarmUp) -> tuple[Point, LoadResult]:
-        """Measure the fixed concurrency of the workload."""
-        return self._with_export(*await super().run_closed(warm))
-
-    async def run_recorded(self, warm: WarmUp, speed: float) -> tuple[Point, LoadResult]:
-        """Measure the recorded arrivals of a trace at one speed."""
-        return self._with_export(*await super().run_recorded(warm, speed))
-
-    def _with_export(self, point: Point, load_result: LoadResult) -> tuple[Point, LoadResult]:
+    def _finish(self, point: Point, load_result: LoadResult) -> tuple[Point, LoadResult]:
         assert isinstance(load_result, _AiperfLoad)  # noqa: S101 - made by `_send`
         found = with_export(point, load_result.export, self.gpus, self.price)
         if point.sessions is not None and self.source is not None:
