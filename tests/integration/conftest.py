@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import own_cluster
 import own_node
 import pytest
+import torch_forks
 from cluster_server import ClusterEngine
 from command_line import commands_forked
 from cpu_server import CpuEngine, CpuServer
@@ -36,10 +37,14 @@ FORKED_RANKS = Path(__file__).parents[1] / "support/forked_ranks"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_ranks() -> Iterator[None]:
+def forked_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let real servers fork their processes: a start costs a third of the CPU time of one that spawns them."""
+    run, folder = os.getpid(), tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        run, folder = os.getppid(), folder.parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(FORKED_RANKS), prepend=os.pathsep)
+        patch.setenv(torch_forks.FOLDER, str(folder / f"torch-{run}"))
         yield
 
 

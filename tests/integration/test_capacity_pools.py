@@ -7,10 +7,10 @@ what its pools take. GPUs are compared in tests/unit/plan/test_what_fits.py, by 
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from torch_forks import Program, run_forked
 
 from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.plan.capacity import KvCache
@@ -19,7 +19,6 @@ from orchestrator.planner.planning import load
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "cache_pools.py"
-ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
 IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 128,
@@ -98,15 +97,8 @@ def real(cpu_environment: Venv, tmp_path_factory: pytest.TempPathFactory) -> dic
         name: (config, [word for flag in flags for word in ("--" + flag).split("=")])
         for name, (config, _, flags) in CASES.items()
     }
-    done = subprocess.run(
-        [cpu_environment.python, SCRIPT, folder],
-        input=json.dumps(asked),
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    program = Program(program=str(SCRIPT), argv=(str(folder),), stdin=json.dumps(asked))
+    done = run_forked(cpu_environment.python, {"": program}, {**os.environ, "SGLANG_USE_CPU_ENGINE": "1"})[""]
     assert done.returncode == 0, done.stderr[-3000:]
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in CASES}
 

@@ -1,7 +1,6 @@
 """Two ranks with different drafts, through the wheels' own verify step: only with the patch do they stay together."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
+from torch_forks import Program, run_forked
 from wheels import unpacked
 
 from orchestrator.hosts.venvs import venv
@@ -39,9 +38,7 @@ def verified(cpu_environment: venv.Venv, tmp_path_factory: pytest.TempPathFactor
     for name in packages:
         (place / name).mkdir()
     pairs = [str(word) for name, package in packages.items() for word in (package, place / name)]
-    env = {**os.environ, "PYTHONPATH": str(RANKS.parent), "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-    argv = [cpu_environment.python, RANKS, *pairs]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+    done = run_forked(cpu_environment.python, {"": Program(program=str(RANKS), argv=tuple(pairs))})[""]
     assert done.returncode == 0, done.stderr[-3000:]
     return lambda name: [json.loads((place / name / f"{rank}.json").read_text()) for rank in (0, 1)]
 

@@ -4,12 +4,12 @@ That of 0.5.23, and for DeepSeek-V4.1 of 0.5.21.
 """
 
 import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from pool_configs import CODER, FLASH, GLM, KIMI, LINEAR, M3, NEMOTRON, NEXT, QWEN, V4, V4_PRO, V41, Config, described
+from torch_forks import Program, run_forked
 from wheels import unpacked
 
 from orchestrator.engine.request_memory import LinearState
@@ -66,8 +66,8 @@ def real(cpu_environment: Venv) -> dict[str, dict[str, float]]:
 
 def ask(environment: Venv, version: str, cases: Mapping[str, object]) -> dict[str, dict[str, float]]:
     """What the code of one version makes of cases."""
-    command = [environment.python, SCRIPT, unpacked(version)]
-    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=300, check=False)
+    program = Program(program=str(SCRIPT), argv=(str(unpacked(version)),), stdin=json.dumps(cases))
+    done = run_forked(environment.python, {"": program})[""]
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, dict[str, float]] = json.loads(done.stdout)
     return told

@@ -18,8 +18,8 @@ from patience import PATIENCE, wait_for
 from ports import free_port
 from prometheus import every_second, missing, monitoring_request, scraping
 from real_servers import real_servers
+from torch_forks import Program, run_forked
 
-from orchestrator.core import subprocesses
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import read_cmdline
@@ -67,8 +67,9 @@ def probed(server: CpuServer) -> ProbeSide:
 def perturbed(engine: CpuEngine, target: Path, *, factor: float) -> Path:
     """A copy of the tiny model with one matrix of its last layer scaled."""
     shutil.copytree(engine.home.models / "tiny", target)
-    done = subprocesses.run([str(engine.python), "-c", SCALE, str(target / "model.safetensors"), str(factor)])
-    assert done.code == 0, done.stderr
+    program = Program(program=SCALE, argv=(str(target / "model.safetensors"), str(factor)))
+    done = run_forked(engine.python, {"": program})[""]
+    assert done.returncode == 0, done.stderr
     return target
 
 

@@ -16,7 +16,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.paths import Home
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 LOAD = ("--input-tokens", "500", "--output-tokens", "8", "--request-rate", "4", "--requests", "20")
 NOT_THERE = {
@@ -32,9 +32,9 @@ NOT_THERE = {
 }  # in this server, or for a URL
 
 
-def test_a_vllm_is_tested_measured_and_compared(tmp_path: Path) -> None:
+def test_a_vllm_is_tested_measured_and_compared(tiny_model: Path, tmp_path: Path) -> None:
     deploy = CommandLine(Home(tmp_path / "home"))
-    with serving(tmp_path) as url:
+    with serving(tiny_model, tmp_path) as url:
         smoke = deploy.run("smoke", url, "--profile", "cpu-tiny", "--json")
         assert smoke.returncode == 0, smoke.stderr
         checks = json.loads(smoke.stdout)["checks"]

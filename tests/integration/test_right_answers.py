@@ -5,12 +5,12 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cpu_server import CpuServer
+from torch_forks import Program, run_forked
 
 from orchestrator.core.paths import data_root
 from orchestrator.engine import endpoints
@@ -37,15 +37,8 @@ def questions() -> tuple[SmokeQuestion, ...]:
 def answers(questions: tuple[SmokeQuestion, ...], cpu_environment: Venv, tiny_model: Path) -> list[dict[str, Any]]:
     """What transformers answers to each question."""
     asked = json.dumps([{"prompt": prompt_of(each), "tokens": each.max_tokens} for each in questions])
-    done = subprocess.run(
-        [str(cpu_environment.python), str(PROGRAM), str(tiny_model)],
-        input=asked,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "No module named 'transformers'" in done.stderr:
-        pytest.skip("the engine's environment has no transformers")
+    program = Program(program=str(PROGRAM), argv=(str(tiny_model),), stdin=asked)
+    done = run_forked(cpu_environment.python, {"": program})[""]
     assert done.returncode == 0, done.stderr
     answered: list[dict[str, Any]] = json.loads(done.stdout)
     return answered

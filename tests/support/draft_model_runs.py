@@ -2,10 +2,11 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from torch_forks import Program, run_forked
 
 from orchestrator.hosts.venvs.venv import Venv
 
@@ -28,9 +29,7 @@ def run_orders(
 
 
 def run(environment: Venv, *arguments: str, sources: Path | None = None) -> str:
-    variables = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-    variables |= {"PYTHONPATH": str(sources)} if sources else {}
-    argv = [str(environment.python), str(SCRIPT), *arguments]
-    done = subprocess.run(argv, env=variables, capture_output=True, text=True, check=False)
+    variables = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1"} | ({"PYTHONPATH": str(sources)} if sources else {})
+    done = run_forked(environment.python, {"": Program(program=str(SCRIPT), argv=arguments)}, variables)[""]
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -26,7 +26,7 @@ from left_running import MARK
 from own_cluster import PROGRAMS, OwnCluster, lasting
 from patience import wait_for
 from ports import free_port
-from standin import SEED, add_file, add_system, closure, debian_python
+from standin import SEED, add_file, add_forked_ranks, add_system, closure, debian_python
 
 from orchestrator.core.subprocesses import PIPE, Program
 
@@ -195,7 +195,12 @@ def load_engine(node: OwnNode) -> str:
     """Give the node an image that serves real sglang, with the packages that lie beside its models; its tag."""
     place = f"/usr/local/lib/{debian_python()}/dist-packages/engine.pth"
     paths = f"import site; site.addsitedir('/models/{PACKAGES}')\n".encode()
-    node.load(ENGINE_IMAGE, lambda tar: add_file(tar, place, paths))
+
+    def fill(tar: tarfile.TarFile) -> None:
+        add_file(tar, place, paths)
+        add_forked_ranks(tar)
+
+    node.load(ENGINE_IMAGE, fill)
     return ENGINE_IMAGE
 
 

@@ -43,6 +43,7 @@ _UNUSED = ("sglang", "pip", "torch/include", "torch/share")
 _PATHS = f"/sgl-workspace/sglang/python\n/sgl-workspace/aiter\nimport site; site.addsitedir('{ENGINE_PACKAGES}')\n"
 
 _SUPPORT = Path(__file__).parent
+_FORKED = (_SUPPORT / "forked_ranks/sitecustomize.py").read_bytes()
 _LAUNCHER = b"""
 import runpy, sys
 from pathlib import Path
@@ -90,8 +91,10 @@ def engine_image(packages: Path, *, docker: str = "docker") -> str:
         tar.add(packages / "sglang", arcname=PACKAGE.lstrip("/"))
         tar.add(packages, arcname=ENGINE_PACKAGES.lstrip("/"), filter=_is_used)
         _add_paths(tar)
+        add_forked_ranks(tar)
 
-    return _imported("deploy-standin/engine", [environment, *_UNUSED, *system], fill, docker=docker)
+    forked = hashlib.sha256(_FORKED).hexdigest()
+    return _imported("deploy-standin/engine", [environment, forked, *_UNUSED, *system], fill, docker=docker)
 
 
 def packages_of(python: Path) -> Path:
@@ -158,6 +161,13 @@ def _add_paths(tar: tarfile.TarFile) -> None:
     add_file(tar, f"/usr/local/lib/{debian_python()}/dist-packages/standin.pth", _PATHS.encode())
     for name, content in _repository():
         add_file(tar, f"/sgl-workspace/sglang/.git/{name}", content)
+
+
+def add_forked_ranks(tar: tarfile.TarFile) -> None:
+    """Let a server in the image fork its processes. Debian's Python has a `sitecustomize` of its own already."""
+    folder = f"/usr/local/lib/{debian_python()}/dist-packages"
+    add_file(tar, f"{folder}/forked_ranks.py", _FORKED)
+    add_file(tar, f"{folder}/zz_forked_ranks.pth", b"import forked_ranks\n")  # after the one that finds the packages
 
 
 def _repository() -> Iterator[tuple[str, bytes]]:

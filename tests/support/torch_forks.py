@@ -1,24 +1,36 @@
 """Programs for the engine's own Python that need torch, each in a fork of one process that has imported it.
 
-torch, torchvision, transformers and openai take 7 s of CPU time to import, which sglang's own argument parser wants all
-of. As many programs as there are cores run at a time. What one of them replaces in a module, no other sees.
+Importing what all of them import takes 6 s of CPU time. Whoever asks first starts that process, for all workers of a
+run of the tests; it ends with the run. What a program replaces in a module, no other one sees.
 """
 
 import contextlib
+import fcntl
+import gc
 import importlib
 import json
 import os
 import runpy
+import select
+import signal
+import socket
+import socketserver
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TypeVar
+from tempfile import TemporaryFile
+from typing import Any, Final, TypeVar
 
-IMPORTED = ("torch", "torchvision.io", "transformers.modeling_layers", "openai")
+IMPORTED: Final = ("torch", "torchvision.io", "transformers.modeling_layers", "openai")
+# What these read from the environment when they are imported, and what a program has unless it says otherwise.
+_ENVIRON: Final = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
+FOLDER: Final = "TORCH_FORKS"  # the variable with the folder of its sockets, whose name ends with the pid of the run
+_BOUND: Final = 300  # seconds for the imports, on a busy machine
 Key = TypeVar("Key")
 
 
@@ -34,60 +46,104 @@ class Program:
 def run_forked(
     python: Path, programs: Mapping[Key, Program], environ: Mapping[str, str] | None = None
 ) -> Mapping[Key, "subprocess.CompletedProcess[str]"]:
-    """How each of them ended, as if it had been started by itself."""
-    with TemporaryDirectory() as folder:
-        for number, program in enumerate(programs.values()):
-            place = Path(folder, str(number))
-            place.mkdir()
-            (place / "program").write_text(json.dumps(asdict(program)))
-            (place / "stdin").write_text(program.stdin)
-        argv = [str(python), __file__, folder]
-        done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        codes = json.loads(done.stdout.splitlines()[-1])
-        return {key: _ended(Path(folder, str(number)), codes[number]) for number, key in enumerate(programs)}
+    """How each of them ended, as if it had been started by itself; as many run at a time as there are cores."""
+    given = dict(os.environ if environ is None else environ)
+
+    def ended(program: Program) -> "subprocess.CompletedProcess[str]":
+        with TemporaryFile("w+") as stdin, TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+            stdin.write(program.stdin)
+            stdin.seek(0)
+            streams = (stdin.fileno(), stdout.fileno(), stderr.fileno())
+            code = run(str(python), program.program, program.argv, environ=given, streams=streams)
+            out, errors = (stream.seek(0) or stream.read() for stream in (stdout, stderr))
+            return subprocess.CompletedProcess([], code, out, errors)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return dict(zip(programs, pool.map(ended, programs.values()), strict=True))
 
 
-def _ended(place: Path, code: int) -> "subprocess.CompletedProcess[str]":
-    out, errors = ((place / name).read_text() for name in ("stdout", "stderr"))
-    return subprocess.CompletedProcess([], code, out, errors)
+def run(
+    python: str, program: str, argv: "tuple[str, ...]", *, environ: Mapping[str, str], streams: "tuple[int, int, int]"
+) -> int:
+    """The exit code of one program, with these descriptors as its standard streams; -N where signal N ended it."""
+    request = {"program": program, "argv": argv, "environ": dict(environ), "cwd": os.getcwd()}  # noqa: PTH109
+    with _connected(python) as connection:
+        socket.send_fds(connection, [b"."], streams)
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        with connection.makefile() as answer:
+            return int(answer.readline())
 
 
-def run_all(folder: Path) -> list[int]:
-    """Each program of the folder, in a fork; their exit codes in order."""
-    for name in IMPORTED:
-        importlib.import_module(name)
-    waiting = [folder / str(number) for number, _ in enumerate(folder.iterdir())]
-    running: dict[int, int] = {}
-    codes = [0] * len(waiting)
-    for number, place in enumerate(waiting):
-        if len(running) == len(os.sched_getaffinity(0)):
-            _wait_for_one(running, codes)
+def _connected(python: str) -> socket.socket:
+    """A connection to the process of this interpreter, which is started where there is none."""
+    folder = Path(os.environ[FOLDER])
+    folder.mkdir(exist_ok=True)
+    address = folder / Path(python).parent.parent.name
+    with open(folder / "lock", "w") as lock:  # noqa: PTH123
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not address.exists():
+            _start(python, address)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(address))
+    return connection
+
+
+def _start(python: str, address: Path) -> None:
+    log, environ = address.with_suffix(".log"), {"PATH": os.environ["PATH"], **_ENVIRON}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [python, __file__, str(address)],
+            env=environ, cwd="/", stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + _BOUND
+    while not address.exists():
+        assert process.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.05)
+    process.returncode = 0  # it outlives this one, which is no leak
+
+
+class _Request(socketserver.StreamRequestHandler):
+    """Runs in a fork of its own, the parent of the program."""
+
+    def handle(self) -> None:
+        _, streams, _, _ = socket.recv_fds(self.connection, 1, 3)
+        given = json.loads(self.rfile.readline())
         if not (child := os.fork()):
-            os._exit(_carried_out(place))
-        running[child] = number
-    while running:
-        _wait_for_one(running, codes)
-    return codes
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            os.closerange(3, max(*streams, self.connection.fileno()) + 1)
+            os._exit(_carried_out(given))
+        for stream in streams:
+            os.close(stream)
+        ended = os.pidfd_open(child)
+        if ended not in select.select([ended, self.connection], [], [])[0]:
+            os.kill(child, signal.SIGKILL)  # whoever asked has gone
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with contextlib.suppress(BrokenPipeError):
+            self.wfile.write(f"{code}\n".encode())
 
 
-def _wait_for_one(running: dict[int, int], codes: list[int]) -> None:
-    child, status = os.wait()
-    codes[running.pop(child)] = os.waitstatus_to_exitcode(status)
+class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """Forks for each request."""
+
+    max_children = 100
+    timeout = 1.0  # seconds between two looks whether the run has ended
 
 
-def _carried_out(place: Path) -> int:
+def _carried_out(given: Mapping[str, Any]) -> int:
     """Become this program, to its end."""
-    given = json.loads((place / "program").read_text())
-    for number, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_RDWR), (2, "stderr", os.O_RDWR)):
-        os.dup2(os.open(place / name, flags | os.O_CREAT, 0o600), number)
+    os.chdir(given["cwd"])
+    os.environ.clear()
+    os.environ.update({**_ENVIRON, **given["environ"]})
+    program, path = given["program"], [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     try:
-        if Path(given["program"]).is_absolute():
-            sys.argv, sys.path[0] = [given["program"], *given["argv"]], str(Path(given["program"]).parent)
-            runpy.run_path(given["program"], run_name="__main__")
+        if Path(program).is_absolute():
+            sys.argv, sys.path[:1] = [program, *given["argv"]], [str(Path(program).parent), *path]
+            runpy.run_path(program, run_name="__main__")
         else:
-            sys.argv, sys.path[0] = ["-c", *given["argv"]], ""
-            exec(compile(given["program"], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - a test's own
+            sys.argv, sys.path[:1] = ["-c", *given["argv"]], ["", *path]
+            exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - a test's own
         code = 0
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else bool(left.code)
@@ -100,5 +156,17 @@ def _carried_out(place: Path) -> int:
     return code
 
 
+def serve(address: Path) -> None:
+    """Import, and fork for each request until the run of the tests has ended."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()
+    run_of_tests = Path("/proc", address.parent.name.rpartition("-")[2])
+    with _Server(f"{address}.new", _Request) as server:
+        Path(f"{address}.new").rename(address)  # a socket is there before it listens
+        while run_of_tests.exists():
+            server.handle_request()
+
+
 if __name__ == "__main__":
-    print(json.dumps(run_all(Path(sys.argv[1]))))
+    serve(Path(sys.argv[1]))

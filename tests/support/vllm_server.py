@@ -15,7 +15,6 @@ import uv
 from patience import wait_for
 from ports import free_port
 
-from orchestrator.core.paths import data_root
 from orchestrator.hosts.venvs.installer import pip_settings_for_uv
 
 VERSION: Final = "0.32.0"
@@ -71,10 +70,9 @@ def _uv(*words: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str
 
 
 @contextmanager
-def serving(directory: Path) -> Iterator[str]:
-    """The URL of a vLLM that serves the tiny model below `directory` and ends with the block."""
-    programs, model, port = vllm(), directory / "tiny", free_port()
-    subprocess.run([programs / "python", data_root() / "images/tiny_model.py", model], env=_environ(), check=True)
+def serving(model: Path, directory: Path) -> Iterator[str]:
+    """The URL of a vLLM that serves this checkpoint, with its log in `directory`; it ends with the block."""
+    programs, port = vllm(), free_port()
     argv = [programs / "vllm", "serve", model, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", port]
     argv += [
         "--data-parallel-size",

@@ -1,11 +1,13 @@
 """Faults in a real sglang 0.5.14, switched while it runs: the file `$PLANTED_FAULT` holds the name of one, or nothing.
 
-Python imports this module in each process of the server, as its directory is on PYTHONPATH (docs: `site`).
+Python imports this module when the server starts, as its directory is on PYTHONPATH (docs: `site`); its processes are
+forks, as those of the other tests.
 """
 
 import importlib.util
 import itertools
 import os
+import runpy
 import sys
 import threading
 import time
@@ -179,4 +181,5 @@ class Finder:
         return spec
 
 
+runpy.run_path(str(Path(__file__).parents[1] / "forked_ranks/sitecustomize.py"))
 sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
