@@ -1,4 +1,4 @@
-"""One server on two hosts over ssh: real sglang with a rank on each, and what the end and the hang of a rank do.
+"""One server on two hosts over ssh: real sglang as its ranks, and the scripted engine where one ends.
 
 Both hosts are this machine, under two names.
 """
@@ -71,6 +71,12 @@ def up_words(image: str, *more: str) -> list[str]:
     return ["up", "cpu-tiny", "--name", NAME, *words, *more]
 
 
+def status(deploy: CommandLine, host: str) -> dict[str, Any]:
+    [server] = json.loads(deploy.run("status", NAME, "--host", host, "--json").stdout)
+    assert isinstance(server, dict)
+    return server
+
+
 def scheduler(container: str) -> int:
     listed = docker("top", container, "-eo", "pid,args").splitlines()
     (pid,) = [line.split()[0] for line in listed if "sglang::scheduler" in line]
@@ -78,25 +84,21 @@ def scheduler(container: str) -> int:
 
 
 @pytest.mark.slow
-def test_a_server_on_two_hosts_from_up_to_down_through_the_hang_and_the_death_of_a_rank(
+def test_a_server_on_two_hosts_from_up_to_down_through_the_hang_of_a_rank(
     deploy: CommandLine, hosts: tuple[str, str], docker_daemon: DockerCli, cpu_environment: Venv
 ) -> None:
     first, second = hosts
     both = ["--host", first, "--host", second]
     image = engine_image(packages_of(cpu_environment.python), docker=docker_daemon.program)
 
-    def status() -> dict[str, Any]:
-        [server] = json.loads(deploy.run("status", NAME, "--host", first, "--json").stdout)
-        assert isinstance(server, dict)
-        return server
-
     started = deploy.run(*up_words(image), *both)
     assert started.returncode == 0, started.stderr
     assert f"the other ranks reach {first} at 127.0.0.1" in started.stderr
     assert docker("inspect", "--format", "{{.HostConfig.RestartPolicy.Name}}", RANK_1) == "no"
-    assert status()["health"] == "healthy"
+    shown = status(deploy, first)
+    assert shown["health"] == "healthy"
     assert deploy.run("smoke", NAME, "--host", first).returncode == 0
-    run = Path(status()["run_dir"])
+    run = Path(shown["run_dir"])
     logged = deploy.run("logs", NAME, "--host", first).stdout
     assert "==> server.log <==" in logged
     assert "==> rank-1/server.log <==" in logged
@@ -104,19 +106,11 @@ def test_a_server_on_two_hosts_from_up_to_down_through_the_hang_and_the_death_of
 
     # Hung: rank 1 alone answers that it is healthy.
     os.kill(scheduler(RANK_1), signal.SIGSTOP)
-    wait_for(lambda: status()["health"] == "unhealthy")
-    assert f"rank 1 on {second}: a process is stopped (SIGSTOP): sglang::scheduler" in status()["detail"]
+    wait_for(lambda: status(deploy, first)["health"] == "unhealthy")
+    assert f"rank 1 on {second}: a process is stopped (SIGSTOP): sglang::scheduler" in status(deploy, first)["detail"]
+    os.kill(scheduler(RANK_1), signal.SIGCONT)
+    wait_for(lambda: status(deploy, first)["health"] == "healthy")
 
-    # Dead: the rank is named, although rank 0 runs for some seconds more.
-    docker("kill", RANK_1)
-    assert status()["status"] == "exited"
-    assert status()["detail"] == f"rank 1 on {second} ended first: killed by SIGKILL"
-
-    # A restart needs no host: the run knows them.
-    again = deploy.run("restart", NAME)
-    assert again.returncode == 0, again.stderr
-    assert (run / "rank-1/server.log").is_file()
-    run = Path(status()["run_dir"])
     down = deploy.run("down", NAME, "--host", first)
     assert down.returncode == 0, down.stderr
     assert docker("ps", "--all", "--quiet", "--filter", f"name={NAME}") == ""
@@ -124,14 +118,41 @@ def test_a_server_on_two_hosts_from_up_to_down_through_the_hang_and_the_death_of
     assert "NoneType" not in deploy.run("diagnose", NAME).stdout
 
 
+LOADS_FOR_EVER = ("--set", "env.SCRIPTED_PAUSE=0,300")
+
+
 @pytest.fixture
-def up_scripted(scripted_image: str) -> list[str]:
-    """The command that starts the scripted engine as both ranks; it loads for ever."""
-    return up_words(scripted_image, "--set", "model.questions=null", "--set", "env.SCRIPTED_PAUSE=0,300")
+def up_ready(scripted_image: str) -> list[str]:
+    """The command that starts the scripted engine as both ranks."""
+    return up_words(scripted_image, "--set", "model.questions=null")
+
+
+@pytest.fixture
+def up_scripted(up_ready: list[str]) -> list[str]:
+    """The same, and it loads for ever."""
+    return [*up_ready, *LOADS_FOR_EVER]
 
 
 def is_clean() -> bool:
     return docker("ps", "--all", "--quiet", "--filter", f"name={NAME}") == ""
+
+
+def test_a_dead_rank_is_named_and_a_restart_needs_no_host(
+    deploy: CommandLine, hosts: tuple[str, str], up_ready: list[str]
+) -> None:
+    first, second = hosts
+    started = deploy.run(*up_ready, "--host", first, "--host", second)
+    assert started.returncode == 0, started.stderr
+    run = Path(status(deploy, first)["run_dir"])
+    docker("kill", RANK_1)  # rank 0 still runs
+    shown = status(deploy, first)
+    assert (shown["status"], shown["detail"]) == ("exited", f"rank 1 on {second} ended first: killed by SIGKILL")
+    again = deploy.run("restart", NAME)
+    assert again.returncode == 0, again.stderr
+    assert (run / "rank-1/server.log").is_file()
+    assert status(deploy, first)["health"] == "healthy"
+    assert deploy.run("down", NAME, "--host", first).returncode == 0
+    assert is_clean()
 
 
 def test_ctrl_c_leaves_nothing_on_any_host(deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""One server on both nodes of a real Slurm: real sglang with a rank on each, and what the end of each rank does."""
+"""One server on both nodes of a real Slurm: real sglang as its ranks, and the scripted engine where one ends."""
 
 import json
 import os
@@ -23,6 +23,7 @@ from orchestrator.runtimes.supervisor.record import Record, read_record
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "wide"
+SCRIPTED = (f"engine.python={Path(__file__).parents[1] / 'support/scripted_engine.py'}", "model.questions=null")
 KEY = "sk-of-the-server-on-two-nodes"
 
 
@@ -79,7 +80,7 @@ def health(record: Record, host: str) -> int:
         return 0
 
 
-def test_a_server_on_two_nodes_from_up_to_down_through_the_death_and_the_hang_of_a_rank(
+def test_a_server_on_two_nodes_from_up_to_down_through_the_hang_of_a_rank(
     deploy: CommandLine, slurm_cluster: SlurmCluster
 ) -> None:
     up(deploy)
@@ -96,6 +97,17 @@ def test_a_server_on_two_nodes_from_up_to_down_through_the_death_and_the_hang_of
     assert "==> rank-1/server.log <==" in logged
     assert KEY not in logged
 
+    # Hung: only rank 0 can tell.
+    stopped = scheduler(second)
+    os.kill(stopped, signal.SIGSTOP)
+    began = time.monotonic()
+    wait_for(lambda: health(first, "127.0.0.1") == 503)
+    assert time.monotonic() - began > 5
+    assert health(second, "127.0.0.2") == 200
+    assert deploy.run("status", NAME).returncode != 0
+    os.kill(stopped, signal.SIGCONT)
+    wait_for(lambda: deploy.run("status", NAME).returncode == 0)
+
     # The others wait for rank 0, which is asked alone; that rank 1 then ends with 3 and a traceback is its way.
     assert deploy.run("down", NAME).returncode == 0
     assert not slurm_cluster.queue()
@@ -104,21 +116,23 @@ def test_a_server_on_two_nodes_from_up_to_down_through_the_death_and_the_hang_of
     ended = deploy.run("diagnose", NAME)
     assert "NoneType" not in ended.stdout
 
-    # Hung: only rank 0 can tell.
-    assert deploy.run("restart", NAME).returncode == 0
+
+def test_the_death_of_a_rank_ends_both_and_a_restart_starts_both(
+    deploy: CommandLine, slurm_cluster: SlurmCluster
+) -> None:
+    """Also a stopped process ends, and the rank that was first is named."""
+    up(deploy, *SCRIPTED)
     run = Path(status(deploy)["run_dir"])
     first, second = rank_record(run, 0), rank_record(run, 1)
-    stopped = scheduler(second)
-    os.kill(stopped, signal.SIGSTOP)
-    began = time.monotonic()
-    wait_for(lambda: health(first, "127.0.0.1") == 503)
-    assert time.monotonic() - began > 5
-    assert health(second, "127.0.0.2") == 200
-    assert deploy.run("status", NAME).returncode != 0
-
-    # Killed: both ranks end, also the stopped process, and the rank that was first is named.
+    os.kill(scheduler(second), signal.SIGSTOP)
     os.kill(main_process(second), signal.SIGKILL)
     wait_for(lambda: status(deploy)["status"] == "exited")
     wait_for(lambda: not slurm_cluster.queue())
     assert status(deploy)["detail"] == "rank 1 on n1 ended first: killed by SIGKILL"
     assert not server_processes(first.marks) + server_processes(second.marks)
+
+    assert deploy.run("restart", NAME).returncode == 0
+    assert deploy.run("status", NAME).returncode == 0
+    assert Path(status(deploy)["run_dir"]) != run
+    assert deploy.run("down", NAME).returncode == 0
+    assert not slurm_cluster.queue()

@@ -6,8 +6,10 @@ Python imports this file at startup where `PYTHONPATH` has its folder. On a GPU 
 
 import importlib.abc
 import importlib.machinery
+import runpy
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -53,3 +55,4 @@ def _then_add(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], N
 
 
 sys.meta_path.insert(0, _AddCopies())
+runpy.run_path(str(Path(__file__).parents[1] / "forked_ranks/sitecustomize.py"))
