@@ -6,8 +6,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +22,8 @@ from orchestrator.core.streams import ignore_sigpipe
 PIPE: Final = subprocess.PIPE
 DEVNULL: Final = subprocess.DEVNULL
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+_TIMED_OUT: Final = 124  # the exit code of coreutils' `timeout`
+_GRACE: Final = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +90,9 @@ def run(
     except (FileNotFoundError, PermissionError) as error:
         raise ProgramMissingError(argv[0]) from error
     except subprocess.TimeoutExpired as error:
-        return CompletedProgram(argv=tuple(argv), code=124, stdout=_text(error.stdout), stderr=_text(error.stderr))
+        return CompletedProgram(
+            argv=tuple(argv), code=_TIMED_OUT, stdout=_text(error.stdout), stderr=_text(error.stderr)
+        )
     return CompletedProgram(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
@@ -213,6 +219,35 @@ def start(
         except (FileNotFoundError, PermissionError) as error:
             raise ProgramMissingError(argv[0]) from error
     return Program(process)
+
+
+def run_together(argvs: Sequence[Sequence[str]], *, timeout: float) -> list[CompletedProgram]:
+    """Run programs at the same time and wait for all; the exit code of one that takes longer than `timeout` s is 124.
+
+    An interruption ends all of them; if this process is killed, the kernel kills them. Raises ProgramMissingError.
+    """
+    with ExitStack() as stack:
+        started = list[tuple[Program, IO[bytes], IO[bytes]]]()
+        for argv in argvs:
+            output, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+            program = start(argv, output=output, errors=errors, tied=True)
+            stack.callback(program.end, signal.SIGTERM, grace=_GRACE)
+            started.append((program, output, errors))
+        end = time.monotonic() + timeout
+        codes = [program.wait_for(max(end - time.monotonic(), 0)) for program, *_ in started]
+        return [
+            CompletedProgram(
+                argv=tuple(argv),
+                code=_TIMED_OUT if code is None else code,
+                stdout=_written(output),
+                stderr=_written(errors),
+            )
+            for argv, code, (_, output, errors) in zip(argvs, codes, started, strict=True)
+        ]
+
+
+def _written(file: IO[bytes]) -> str:
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
 def exec_program(argv: Sequence[str], *, env: Mapping[str, str | None]) -> NoReturn:

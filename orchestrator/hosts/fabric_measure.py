@@ -2,20 +2,15 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from signal import SIGTERM
-from tempfile import TemporaryFile
-from time import monotonic
-from typing import IO, Final
+from typing import Final
 
 from orchestrator.core.paths import data_root
-from orchestrator.core.subprocesses import CompletedProgram, Program, run_or_127, start
+from orchestrator.core.subprocesses import CompletedProgram, run_or_127, run_together
 from orchestrator.hosts.nics import Nic
 from orchestrator.plan.plan import Plan
 
 _PATIENCE: Final = 250.0  # seconds of the program on this host that runs the command
-_GRACE: Final = 5.0  # seconds from SIGTERM to SIGKILL
 # Seconds of a command on a node: Python with torch starts slowly from a cold disk. The command also ends with its ssh
 # connection, as after Ctrl-C.
 _LIMIT: Final = "200"
@@ -60,46 +55,18 @@ class NotMeasuredError(Exception):
         self.install = install
 
 
-def _run_on_all(
-    nodes: Sequence[FabricNode], argv_of: Callable[[int, FabricNode], Sequence[str]]
-) -> list[CompletedProgram]:
-    """Run a program on every node at the same time; `argv_of` gets the index of the node.
-
-    An interruption ends all of them; if this process is killed, the kernel kills what it started.
-    """
-    with ExitStack() as stack:
-        started = list[tuple[Program, IO[bytes], IO[bytes]]]()
-        for index, node in enumerate(nodes):
-            output, errors = stack.enter_context(TemporaryFile()), stack.enter_context(TemporaryFile())
-            program = start(node.argv(argv_of(index, node)), output=output, errors=errors, tied=True)
-            stack.callback(program.end, SIGTERM, grace=_GRACE)
-            started.append((program, output, errors))
-        end = monotonic() + _PATIENCE
-        codes = [program.wait_for(max(end - monotonic(), 0)) for program, *_ in started]
-        return [
-            CompletedProgram(
-                argv=(), code=_TOO_LATE if code is None else code, stdout=_read(output), stderr=_read(errors)
-            )
-            for code, (_, output, errors) in zip(codes, started, strict=True)
-        ]
-
-
-def _read(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
-
-
 def write_gbits(server: FabricNode, client: FabricNode, nics: tuple[Nic, Nic]) -> float:
     """Return the bandwidth of RDMA writes between a NIC of each of two nodes, in Gb/s. Raises NotMeasuredError."""
 
-    def argv_of(index: int, _: FabricNode) -> Sequence[str]:
+    def argv_of(index: int) -> Sequence[str]:
         nic = nics[index]
         gid = ("-x", str(nic.gid_indexes[0])) if nic.gid_indexes else ()
         argv = ("ib_write_bw", "-d", nic.name, *gid, *_WRITE)
         return (*_BOUNDED, "sh", "-c", _CLIENT, "sh", *argv, server.address) if index else (*_BOUNDED, *argv)
 
     pair = (server, client)
-    for node, done in zip(pair, said := _run_on_all(pair, argv_of), strict=True):
+    said = run_together([node.argv(argv_of(index)) for index, node in enumerate(pair)], timeout=_PATIENCE)
+    for node, done in zip(pair, said, strict=True):
         if done.code == _MISSING:
             raise NotMeasuredError(f"no `ib_write_bw` on {node.name}", install=_PERFTEST)
     found = re.search(rf"^ *{_SIZE} +\d+ +[\d.]+ +([\d.]+) ", said[1].stdout, re.MULTILINE)
@@ -117,7 +84,9 @@ def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[
     gpus, sizes = (plan.gpus, _GPU_SIZES) if plan.gpus else (("cpu",), _CPU_SIZES)
     last = (str(plan.rank_port), ",".join(map(str, gpus)), ",".join(map(str, sizes)))
     words = (*_BOUNDED, *python, "-c", source)
-    said = _run_on_all(nodes, lambda index, _: (*words, str(index), str(len(nodes)), nodes[0].address, *last))
+    argvs = [(*words, str(index), str(len(nodes)), nodes[0].address, *last) for index in range(len(nodes))]
+    argvs_here = [node.argv(argv) for node, argv in zip(nodes, argvs, strict=True)]
+    said = run_together(argvs_here, timeout=_PATIENCE)
     if without := [node.name for node, done in zip(nodes, said, strict=True) if _NO_IMAGE in done.stderr]:
         # All other nodes wait for these ranks until their own limit.
         install = "`deploy build`, or `docker pull` on each node"

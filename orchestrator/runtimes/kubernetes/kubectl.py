@@ -4,17 +4,23 @@ It is the user's own kubectl: contexts, login plug-ins and proxies are those of 
 """
 
 import json
-import os
 import re
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.subprocesses import PIPE, CompletedProgram, Program, ProgramMissingError, quote, run, start
+from orchestrator.core.subprocesses import (
+    PIPE,
+    CompletedProgram,
+    Program,
+    ProgramMissingError,
+    quote,
+    run,
+    run_together,
+    start,
+)
 
 MANAGER: Final = "deploy"  # owns the fields that this tool applies
 _ASKED: Final = 10.0  # timeout of a request, in seconds
@@ -53,11 +59,22 @@ class Cluster:
 
         Raises HostError if the cluster does not answer. A rejected request is a normal result.
         """
-        return self._answer(_run(self.argv(_timeout(within), *words), stdin=stdin, limit=within + _BESIDE))
+        with _kubectl_needed():
+            done = run(self.argv(_timeout(within), *words), stdin=stdin, timeout=within + _BESIDE)
+        self._require_answer(done)
+        return done
 
     def json(self, *words: str, within: float = _ASKED) -> Mapping[str, Any]:
         """Return kubectl's JSON output. Raises HostError if the cluster rejects the request."""
-        return self._read(self.ask(*words, *(() if "--raw" in words else ("--output", "json")), within=within))
+        return self.read(self.ask(*words, *(() if "--raw" in words else ("--output", "json")), within=within))
+
+    def read(self, done: CompletedProgram) -> Mapping[str, Any]:
+        """Parse kubectl's JSON output. Raises HostError if the cluster did not answer or rejected the request."""
+        self._require_answer(done)
+        if not done.ok:
+            raise self.refused(done)
+        found: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
+        return found
 
     def create(self, made: Mapping[str, Any]) -> CompletedProgram:
         """Create an object as `MANAGER`; fail if it exists. The output is the created object as JSON."""
@@ -76,10 +93,8 @@ class Cluster:
 
     def start(self, *words: str, output: int | IO[bytes] = PIPE, errors: int | IO[bytes]) -> Program:
         """Start kubectl, which ends with this process at the latest. Raises HostError if it is not installed."""
-        try:
+        with _kubectl_needed():
             return start(self.argv(*words), output=output, errors=errors, tied=True)
-        except ProgramMissingError as error:
-            raise _no_kubectl() from error
 
     def refused(self, done: CompletedProgram) -> HostError:
         """Return the error for a rejected request."""
@@ -89,21 +104,12 @@ class Cluster:
             details=said,
         )
 
-    def _answer(self, done: CompletedProgram) -> CompletedProgram:
-        if not done.ok and (done.code == 124 or _UNREACHED.search(done.stderr)):
-            raise self._silent(done)
-        return done
-
-    def _read(self, done: CompletedProgram) -> Mapping[str, Any]:
-        if not done.ok:
-            raise self.refused(done)
-        found: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
-        return found
-
-    def _silent(self, done: CompletedProgram) -> HostError:
+    def _require_answer(self, done: CompletedProgram) -> None:
+        if done.ok or (done.code != 124 and not _UNREACHED.search(done.stderr)):
+            return
         context = f"context `{self.context}`" if self.context else "the kubeconfig's current context"
         said = done.stderr.strip().splitlines()
-        return HostError(
+        raise HostError(
             f"the cluster of {context} does not answer",
             hint=f"{self.shown('get', 'pods')} must work; `--set kubernetes.context=…` selects another cluster",
             details=f"  {said[-1]}" if said else "",
@@ -113,45 +119,25 @@ class Cluster:
 def ask_each(clusters: Sequence[Cluster], *words: str) -> Iterator[Mapping[str, Any] | HostError]:
     """Yield the JSON answer or the error of each cluster. All requests run at the same time with a short timeout."""
     for batch in (clusters[at : at + _AT_ONCE] for at in range(0, len(clusters), _AT_ONCE)):
-        with ExitStack() as last:
-            asked = [last.enter_context(_asked(cluster, *words)) for cluster in batch]
-            end = time.monotonic() + _BRIEFLY + _ASIDE
-            for cluster, answer in zip(batch, asked, strict=True):
-                try:
-                    yield cluster._read(cluster._answer(answer(end)))  # noqa: SLF001 - same module
-                except HostError as error:
-                    yield error
-
-
-@contextmanager
-def _asked(cluster: Cluster, *words: str) -> Iterator[Callable[[float], CompletedProgram]]:
-    """Run a request in the background. The yielded function waits for the answer until a monotonic time."""
-    argv = (_timeout(_BRIEFLY), *words, "--output", "json")
-    with (
-        tempfile.TemporaryFile() as out,
-        tempfile.TemporaryFile() as errors,
-        cluster.start(*argv, output=out, errors=errors) as program,
-    ):
-
-        def answer(end: float) -> CompletedProgram:
-            code = program.wait_for(max(end - time.monotonic(), 0))
-            said = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (out, errors)]
-            return CompletedProgram(argv=argv, code=124 if code is None else code, stdout=said[0], stderr=said[1])
-
-        yield answer
+        argvs = [cluster.argv(_timeout(_BRIEFLY), *words, "--output", "json") for cluster in batch]
+        with _kubectl_needed():
+            answers = run_together(argvs, timeout=_BRIEFLY + _ASIDE)
+        for cluster, done in zip(batch, answers, strict=True):
+            try:
+                yield cluster.read(done)
+            except HostError as error:
+                yield error
 
 
 def _timeout(seconds: float) -> str:
     return f"--request-timeout={seconds:g}s"
 
 
-def _run(argv: Sequence[str], *, stdin: str | None, limit: float) -> CompletedProgram:
+@contextmanager
+def _kubectl_needed() -> Iterator[None]:
+    """Raise HostError if kubectl is not installed."""
     try:
-        return run(argv, stdin=stdin, timeout=limit)
+        yield
     except ProgramMissingError as error:
-        raise _no_kubectl() from error
-
-
-def _no_kubectl() -> HostError:
-    hint = "https://kubernetes.io/docs/tasks/tools, or `apt-get install kubernetes-client`"
-    return HostError("no `kubectl` found on this host", hint=hint)
+        hint = "https://kubernetes.io/docs/tasks/tools, or `apt-get install kubernetes-client`"
+        raise HostError("no `kubectl` found on this host", hint=hint) from error
