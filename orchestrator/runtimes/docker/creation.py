@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from orchestrator.core.procfs import find_process, process_identity
 from orchestrator.engine.launch import SecretDelivery
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import spec_of
-from orchestrator.runtimes.docker.errors import DaemonError, start_error
+from orchestrator.runtimes.docker.errors import start_error, unless_gone
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 from orchestrator.runtimes.docker.sdk import docker
@@ -29,16 +29,14 @@ def start_on(
     host: DockerHost, artifacts: Artifacts, name: str, labels: Mapping[str, str], secrets: SecretDelivery
 ) -> Container:
     """Start a container of that name on a host. Raises StartError, NameTakenError, HostError."""
-    spec = spec_of(artifacts)
     with host.errors():
-        host.copy_files(spec)
+        host.copy_files(spec_of(artifacts))
         try:
             container = _create(host, artifacts, name, labels=labels, secrets=secrets)
             container.start()
         except docker.errors.APIError as error:
             said = str(error.explanation or error)
-            failed = DaemonError(said=said, artifacts=artifacts, spec=spec, host=host.url, holder=host.port_holder)
-            raise start_error(failed) from error
+            raise start_error(said, artifacts, host=host.url, port_holder=host.port_holder) from error
     return container
 
 
@@ -104,16 +102,6 @@ def remove(container: Container) -> None:
     """Remove a container and its anonymous volumes, unless another process does."""
     with unless_gone():
         container.remove(force=True, v=True)
-
-
-@contextmanager
-def unless_gone() -> Iterator[None]:
-    """Ignore that another process has removed (404) or is removing (409) the container: the goal is reached."""
-    try:
-        yield
-    except docker.errors.APIError as error:
-        if error.status_code not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
-            raise
 
 
 def _abandoned(starter: str) -> bool:

@@ -5,11 +5,12 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.docker.container import ContainerSpec
+from orchestrator.runtimes.docker.container import spec_of
 from orchestrator.runtimes.docker.sdk import docker, requests, urllib3
 
 # runc reports a limit by its number (setrlimit(2)). OFILE is the BSD name of NOFILE.
@@ -18,6 +19,16 @@ _LIMITS: Final = {
     for name in dir(resource)
     if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
 }
+
+
+@contextmanager
+def unless_gone() -> Iterator[None]:
+    """Ignore that another process has removed (404) or is removing (409) the container: the goal is reached."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        if error.status_code not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
+            raise
 
 
 @contextmanager
@@ -39,22 +50,6 @@ def daemon_errors(host: str) -> Iterator[None]:
             hint="`docker version` shows whether you can use it; DOCKER_HOST or `--host` selects another",
             details=f"  {error}",
         ) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class DaemonError:
-    """A failure to create or start a container, with the data to explain it."""
-
-    said: str  # by the daemon
-    artifacts: Artifacts
-    spec: ContainerSpec
-    host: str  # URL of the daemon
-    holder: Callable[[int], str | None]  # returns the holder of a port of the Docker host, None if unknown
-
-    @property
-    def hardware(self) -> str:
-        """Return the file that requests devices and limits."""
-        return f"profiles/hardware/{self.artifacts.plan.hardware.name}.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,34 +133,38 @@ _CAUSES: Final = (
 )
 
 
-def start_error(refusal: DaemonError) -> DeployError:
-    """Return the error of the first cause whose pattern matches the daemon's message."""
+def start_error(said: str, artifacts: Artifacts, *, host: str, port_holder: Callable[[int], object]) -> DeployError:
+    """Return the error for the daemon's message `said` about a container, by the first cause that matches it.
+
+    `host` is the URL of the daemon; `port_holder` returns who holds a port of its host, None if unknown.
+    """
     for cause in _CAUSES:
-        if match := re.search(cause.pattern, refusal.said, re.IGNORECASE):
-            facts = _facts(refusal, match.groupdict())
+        if match := re.search(cause.pattern, said, re.IGNORECASE):
+            facts = _facts(match.groupdict(), artifacts, port_holder) | {"said": said, "host": host}
             return cause.fault(
                 cause.message.format_map(facts),
                 location=cause.location.format_map(facts),
                 hint=cause.hint.format_map(facts),
                 details=cause.details.format_map(facts),
             )
-    return StartError("cannot start the container", details=f"  {refusal.said}")
+    return StartError("cannot start the container", details=f"  {said}")
 
 
-def _facts(refusal: DaemonError, said: dict[str, str | None]) -> dict[str, str | None]:
+def _facts(
+    groups: dict[str, str | None], artifacts: Artifacts, port_holder: Callable[[int], object]
+) -> dict[str, str | None]:
     """Return the values for an error message: the groups of the pattern, and data of the container."""
-    limit = _LIMITS.get(int(said.get("number") or -1), said.get("number"))
-    taken = said.get("port") or said.get("allocated")
-    holder = refusal.holder(int(taken)) if taken else None
-    return said | {
-        "said": refusal.said,
-        "hardware": refusal.hardware,
-        "host": refusal.host,
-        "image": refusal.spec.image,
-        "capabilities": ", ".join(refusal.spec.needs.cap_add),
+    spec = spec_of(artifacts)
+    limit = _LIMITS.get(int(groups.get("number") or -1), groups.get("number"))
+    taken = groups.get("port") or groups.get("allocated")
+    holder = port_holder(int(taken)) if taken else None
+    return groups | {
+        "hardware": f"profiles/hardware/{artifacts.plan.hardware.name}.yaml",
+        "image": spec.image,
+        "capabilities": ", ".join(spec.needs.cap_add),
         "limit": limit,
-        "asked": next((f" to {each.hard}" for each in refusal.spec.needs.ulimits if each.name == limit), ""),
+        "asked": next((f" to {each.hard}" for each in spec.needs.ulimits if each.name == limit), ""),
         "taken": taken,
         "by": f" by {holder}" if holder else "",
-        "server": (said.get("name") or "").removeprefix("deploy-").partition("--")[0],
+        "server": (groups.get("name") or "").removeprefix("deploy-").partition("--")[0],
     }

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.subprocesses import CompletedProgram, quote, run_or_127
+from orchestrator.hosts import ports
 from orchestrator.hosts.daemon import docker_endpoint, remote_host
 from orchestrator.hosts.ssh import SshHost, Tunnel
 from orchestrator.runtimes.docker.container import ContainerSpec
-from orchestrator.runtimes.docker.errors import daemon_errors
+from orchestrator.runtimes.docker.errors import daemon_errors, unless_gone
 from orchestrator.runtimes.docker.sdk import docker
 
 
@@ -39,6 +39,12 @@ class DockerHost:
     def errors(self) -> AbstractContextManager[None]:
         """Return a context that raises HostError if the daemon does not answer in its block."""
         return daemon_errors(self.url)
+
+    @contextmanager
+    def errors_unless_gone(self) -> Iterator[None]:
+        """Raise HostError as `errors` does; ignore that another process has removed the container of the block."""
+        with self.errors(), unless_gone():
+            yield
 
     @property
     def home(self) -> str:
@@ -68,16 +74,11 @@ class DockerHost:
         result = self._run(["getent", "group", name])
         return result.stdout.split(":")[2] if result.ok else None
 
-    def port_holder(self, port: int) -> str | None:
-        """Return who listens on a port of that host: a container, else a process; None if unknown.
-
-        This user may lack the right to see a process.
-        """
+    def port_holder(self, port: int) -> object:
+        """Return who listens on a port of that host, as text: a container, else a process; None if unknown."""
         for container in self.client.containers.list(filters={"publish": str(port)}):
             return f"container `{container.name}`"
-        result = self._run(["ss", "-Hltnp", f"sport = :{port}"])
-        found = re.search(r'users:\(\("(?P<name>[^"]+)",pid=(?P<pid>\d+)', result.stdout)
-        return f"`{found['name']}`, pid {found['pid']}" if found else None
+        return ports.port_holder(port, self._run)
 
     def close(self) -> None:
         """Close the connections; containers continue to run."""

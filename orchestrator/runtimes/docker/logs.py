@@ -24,9 +24,10 @@ _PAUSE: Final = 0.2  # seconds between two polls of a container between two runs
 _SETTLED: Final = 10.0  # seconds after which a run that continues has not ended: only its log stream has
 
 
-def container_log(container: Container, since: float | None = None) -> Iterator[str]:
-    """Yield the container's log so far, without secrets. `since` is Unix time."""
-    return _lines(container, follow=False, since=since)
+def container_log(container: Container, since: float | None = None, *, follow: bool = False) -> Iterator[str]:
+    """Yield the container's log so far, or with `follow` of this run, without secrets. `since` is Unix time."""
+    pieces = container.logs(stream=True, follow=follow, since=since)  # one line each
+    return Lines(redacted(pieces if follow else coalesce(pieces)))
 
 
 def follow_log(container: Container, since: float | None = None) -> Iterator[str]:
@@ -37,7 +38,7 @@ def follow_log(container: Container, since: float | None = None) -> Iterator[str
     """
     while True:
         run = container.attrs["State"]["StartedAt"]
-        yield from _lines(container, follow=True, since=since)
+        yield from container_log(container, since, follow=True)
         if not _runs_again(container, run):
             return
         # A run may write its first lines before its recorded start, but always after the end of the previous run.
@@ -95,8 +96,3 @@ def _runs_again(container: Container, run: str) -> bool:
         raise HostError("the log stream ended while the server is running", hint=hint)
     status, _ = poll_until(lambda seen: seen[0] != "restarting", look, within=inf, pause=_PAUSE)
     return status == "running"
-
-
-def _lines(container: Container, *, follow: bool, since: float | None) -> Iterator[str]:
-    pieces = container.logs(stream=True, follow=follow, since=since)  # one line each
-    return Lines(redacted(pieces if follow else coalesce(pieces)))

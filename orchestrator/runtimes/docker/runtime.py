@@ -38,7 +38,7 @@ from orchestrator.runtimes.docker.container import (
     ranked,
     spec_of,
 )
-from orchestrator.runtimes.docker.creation import discard, remove, start_on, unless_gone
+from orchestrator.runtimes.docker.creation import discard, remove, start_on
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 from orchestrator.runtimes.docker.sdk import docker
@@ -107,8 +107,8 @@ class DockerRuntime(Runtime):
         """See `Runtime.start`. Removes all containers before it raises. Of several ranks the first starts last."""
         spec, run_dir = spec_of(artifacts), run_dir.absolute()
         part = replica_name(run_dir)
-        if part or artifacts.plan.gateway is not None:
-            self._require_own(name, run_dir)
+        if (part or artifacts.plan.gateway is not None) and not may_coexist(run_dir, self.find(name)):
+            raise NameTakenError(f"a server `{name}` exists", hint=f"`deploy down {name}` stops it")
         given = split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
         starter = f"{process_identity(os.getpid())}/{uuid.uuid4()}"
         common, hosts = {STARTER: starter, RUN_DIR: str(run_dir)}, (self._host, *map(self._host_at, spec.rank_hosts))
@@ -137,8 +137,12 @@ class DockerRuntime(Runtime):
             listed = self._host.client.containers.list(all=True, filters={"label": [label, *RECORD]}, sparse=True)
             known = [(container, container.attrs["Labels"]) for container in listed]
             units = [self._unit(container, labels) for container, labels in known if is_record(labels)]
-        asked = (unit if name or self._home.holds(Path(unit.run_dir), unit.name) else _alone(unit) for unit in units)
-        return with_roles(replace(unit, state=self.state(each)) for unit, each in zip(units, asked, strict=True))
+
+        def state(unit: Unit) -> ServerState:
+            own = name is not None or self._home.holds(Path(unit.run_dir), unit.name)
+            return self.state(unit if own else replace(unit, rank_hosts=()))
+
+        return with_roles(replace(unit, state=state(unit)) for unit in units)
 
     def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Raises HostError if the daemon does not answer, which does not mean NOT_FOUND."""
@@ -198,7 +202,7 @@ class DockerRuntime(Runtime):
             yield from kept_log(unit, since)
             return
         moment = since.timestamp() if since else None
-        with self._host_of(unit).errors(), unless_gone():
+        with self._host_of(unit).errors_unless_gone():
             yield from follow_log(container, moment) if follow else container_log(container, moment)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
@@ -206,14 +210,14 @@ class DockerRuntime(Runtime):
         tail = ContainerTail(lambda: self._get(unit))
 
         def new_lines() -> Iterator[str]:
-            with self._host_of(unit).errors(), unless_gone():
+            with self._host_of(unit).errors_unless_gone():
                 yield from tail()
 
         return new_lines
 
     def ask_to_end(self, unit: Unit) -> None:
         if (container := self._get(unit)) is not None:
-            with self._host.errors(), unless_gone():
+            with self._host.errors_unless_gone():
                 container.kill("SIGTERM")  # Docker treats SIGTERM as a stop: no restart
 
     def stop(self, unit: Unit, *, grace: float) -> None:
@@ -225,7 +229,7 @@ class DockerRuntime(Runtime):
         container = self._get(unit)
         if container is None:
             return
-        with self._host.errors(), unless_gone():
+        with self._host.errors_unless_gone():
             container.stop(timeout=math.ceil(grace))
         for rank in range(1, len(unit.rank_hosts) + 1):
             try:
@@ -234,7 +238,7 @@ class DockerRuntime(Runtime):
                 host, called = unit.rank_hosts[rank - 1], container_name(unit.name, rank_name(rank))
                 hint = f"`docker --host {host} rm --force {called}` removes it"
                 warn(f"rank {rank} may still run: {error.message}", hint=hint)
-        with self._host.errors(), unless_gone():
+        with self._host.errors_unless_gone():
             self._keep_log(container, unit)
             remove(container)
 
@@ -243,7 +247,7 @@ class DockerRuntime(Runtime):
         host, container = self._host_of(rank), self._get(rank)
         if container is None:
             return
-        with host.errors(), unless_gone():
+        with host.errors_unless_gone():
             poll_until(
                 lambda state: state.status is not Status.RUNNING,
                 lambda: self.state(rank),
@@ -266,11 +270,6 @@ class DockerRuntime(Runtime):
         rank = rank_of(Path(unit.run_dir))
         return self._host_at(unit.rank_hosts[rank - 1]) if rank else self._host
 
-    def _require_own(self, name: str, run_dir: Path) -> None:
-        """Raise NameTakenError if a container of another start has the name of a replica."""
-        if not may_coexist(run_dir, self.find(name)):
-            raise NameTakenError(f"a server `{name}` exists", hint=f"`deploy down {name}` stops it")
-
     def _keep_log(self, container: Container, unit: Unit) -> None:
         """Save the log if this home has the run directory; never write to another home's directory."""
         run_dir = Path(unit.run_dir)
@@ -286,9 +285,7 @@ class DockerRuntime(Runtime):
 
     def _get(self, unit: Unit) -> Container | None:
         host, rank = self._host_of(unit), rank_of(Path(unit.run_dir))
-        return self._container(host, container_name(unit.name, rank_name(rank)) if rank else unit.runtime_id)
-
-    def _container(self, host: DockerHost, id_or_name: str) -> Container | None:
+        id_or_name = container_name(unit.name, rank_name(rank)) if rank else unit.runtime_id
         with host.errors(), suppress(docker.errors.NotFound):
             return host.client.containers.get(id_or_name) if id_or_name else None
         return None
@@ -308,11 +305,6 @@ class DockerRuntime(Runtime):
             number=replica_number(labels.get(PART, "")) or 1,
             rank_hosts=tuple(labels.get(RANK_HOSTS, "").split()),
         )
-
-
-def _alone(unit: Unit) -> Unit:
-    """Return rank 0 of a unit as a unit without other ranks."""
-    return replace(unit, rank_hosts=())
 
 
 def _rank(unit: Unit, rank: int) -> Unit:

@@ -9,8 +9,8 @@ from docker.errors import APIError, DockerException
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.docker.container import render, spec_of
-from orchestrator.runtimes.docker.errors import DaemonError, daemon_errors, start_error
+from orchestrator.runtimes.docker.container import render
+from orchestrator.runtimes.docker.errors import daemon_errors, start_error
 from orchestrator.runtimes.docker.host import DockerHost
 
 SHIM = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
@@ -18,12 +18,8 @@ PORT = "driver failed programming external connectivity on endpoint deploy-glm (
 
 
 def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
-    plan = load(profile).plan
-    artifacts = render(plan, None, "deploy/glm:1")
-    holders = {30000: "`python3`, pid 7"}
-    return start_error(
-        DaemonError(said=said, artifacts=artifacts, spec=spec_of(artifacts), host="ssh://a", holder=holders.get)
-    )
+    artifacts = render(load(profile).plan, None, "deploy/glm:1")
+    return start_error(said, artifacts, host="ssh://a", port_holder={30000: "python3 (pid 7)"}.get)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +33,7 @@ def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
         (
             f"{PORT}Error starting userland proxy: listen tcp4 127.0.0.1:30000: bind: address already in use",
             HostError,
-            "port 30000 is in use by `python3`, pid 7",
+            "port 30000 is in use by python3 (pid 7)",
         ),
         (f"{PORT}Bind for 127.0.0.1:30001 failed: port is already allocated", HostError, "port 30001 is in use"),
         (
