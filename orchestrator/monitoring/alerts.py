@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from orchestrator.monitoring.series import ACCEPT_LENGTH, CACHE_HIT_RATE, RECORDED, TTFT_P95, MonitoredServer
-from orchestrator.monitoring.templates import rendered
+from orchestrator.monitoring.series import ACCEPT_LENGTH, CACHE_HIT_RATE, RECORDED, TTFT_P95, MonitoredServer, rendered
 
 _METRIC: Final = re.compile(r"sglang:\w+?(?=_bucket\b|\b)")
 
@@ -62,9 +61,9 @@ def skipped_rules(server: MonitoredServer) -> Iterator[str]:
     for name, of in ((TTFT_P95, "DeployTtftHigh"), (CACHE_HIT_RATE, "DeployCacheHitRateLow")):
         if name not in server.expected:
             yield f"no alert {of}: no expected value; set one with `--workload` or `--expect {name}=…`"
-    if server.speculates and ACCEPT_LENGTH not in server.expected:
+    if server.plan.serving.drafts is not None and ACCEPT_LENGTH not in server.expected:
         yield f"DeployAcceptLengthLow fires only if no draft is accepted; change it with `--expect {ACCEPT_LENGTH}=…`"
-    if server.servers > 1 and not server.gateway_is_scraped:
+    if server.plan.replicas > 1 and not server.gateway_is_scraped:
         yield "no gateway alerts: no scraper may read its metrics; see `kubernetes.allowed_scrapers`"
     if server.plan.gpus and not server.gpu_target:
         yield "no alert DeployVramFull: sglang exports no VRAM use; set an exporter with `--gpu-exporter HOST:PORT`"

@@ -1,22 +1,26 @@
 """The monitoring files: YAML for Prometheus and JSON for Grafana, reproducible byte for byte."""
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.core.yaml_document import dump_yaml
 from orchestrator.engine import endpoints
 from orchestrator.engine.metrics import ESCAPED
 from orchestrator.monitoring.alerts import rules_of, skipped_rules
-from orchestrator.monitoring.dashboard import dashboard
-from orchestrator.monitoring.series import EVERY, SCRAPED, SCRAPED_GATEWAY, MonitoredServer
+from orchestrator.monitoring.series import EVERY, RECORDED, SCRAPED, SCRAPED_GATEWAY, MonitoredServer, rendered
 from orchestrator.render.artifacts import RenderedFile
 from orchestrator.runtimes.base import PodTargets
+
+_ACROSS: Final = 3
+_WIDTH: Final = 24 // _ACROSS  # of 24 grid columns
+_HEIGHT: Final = 8
 
 
 def monitoring_files(server: MonitoredServer) -> tuple[RenderedFile, ...]:
     """Return the monitoring files of a server, sorted by path; the rules file starts with a list of skipped rules."""
     name, rules = server.name, rules_of(server)
-    texts = {f"{name}.dashboard.json": dashboard(server, rules.recorded)}
+    texts = {f"{name}.dashboard.json": _dashboard(server, rules.recorded)}
     if server.pods is not None:
         texts[f"{name}.monitor.yml"] = _objects(server, server.pods, rules.groups)
     if server.targets:
@@ -28,6 +32,24 @@ def monitoring_files(server: MonitoredServer) -> tuple[RenderedFile, ...]:
             f"{name}.rules.yml": dump_yaml({"groups": rules.groups}, *said),
         }
     return tuple(RenderedFile(path=path, content=texts[path].encode(), executable=False) for path in sorted(texts))
+
+
+def _dashboard(server: MonitoredServer, recorded: frozenset[str]) -> str:
+    """Return the Grafana dashboard as JSON, without unrecorded series and without empty panels."""
+    shown = json.loads(rendered("dashboard.json.j2", server))
+    panels: list[dict[str, Any]] = []
+    for panel in shown["panels"]:
+        panel["targets"] = [
+            target for target in panel["targets"] if recorded.issuperset(RECORDED.findall(target["expr"]))
+        ]
+        for letter, target in zip("ABCDEF", panel["targets"], strict=False):
+            target["refId"] = letter
+        if panel["targets"]:
+            row, column = divmod(len(panels), _ACROSS)
+            panel["id"] = len(panels) + 1
+            panel["gridPos"] = {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT}
+            panels.append(panel)
+    return json.dumps({**shown, "panels": panels}, indent=2) + "\n"
 
 
 def _objects(server: MonitoredServer, pods: PodTargets, groups: list[dict[str, Any]]) -> str:
@@ -104,7 +126,7 @@ def _scrape() -> dict[str, object]:
 def _targets(server: MonitoredServer) -> list[dict[str, object]]:
     """Return the targets: replicas (metrics need no API key), their gateway, and the GPU exporter."""
     labels = {"server": server.name, "profile": server.plan.profile}
-    several = server.servers > 1
+    several = server.plan.replicas > 1
     found: list[dict[str, object]] = [
         {"targets": [target], "labels": labels | ({"replica": server.plan.server_names[number - 1]} if several else {})}
         for number, target in enumerate(server.targets, start=1)

@@ -1,10 +1,13 @@
-"""The targets of a monitored server, and its expected values."""
+"""The targets of a monitored server, its expected values, and the templates of this package."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.templates import render_template
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes.base import PodTargets
 
@@ -44,22 +47,34 @@ class MonitoredServer:
         """Whether the metrics of the gateway are scraped."""
         return self.gateway_target is not None or (self.pods is not None and self.pods.gateway is not None)
 
-    @property
-    def servers(self) -> int:
-        """The number of replicas."""
-        return self.plan.replicas
 
-    @property
-    def min_servers(self) -> int | None:
-        """The fewest replicas that an autoscaler keeps; None without one."""
-        return self.pods.min_replicas if self.pods else None
-
-    @property
-    def each(self) -> str:
-        """The labels that distinguish replicas."""
-        return "server" if self.servers == 1 else "server, replica"
-
-    @property
-    def speculates(self) -> bool:
-        """Whether the plan uses speculation."""
-        return self.plan.serving.drafts is not None
+def rendered(template: str, server: MonitoredServer) -> str:
+    """Render a template for a server in Jinja's sandbox; templates insert values with `tojson`."""
+    fraction = server.plan.serving.memory_fraction
+    values = {
+        "name": server.name,
+        "job": SCRAPED,
+        "gateway_job": SCRAPED_GATEWAY,
+        "every": EVERY,
+        "each": "server" if server.plan.replicas == 1 else "server, replica",  # the labels that distinguish replicas
+        "servers": server.plan.replicas,
+        "min_servers": server.pods.min_replicas if server.pods else None,
+        "dp": server.plan.layout.dp,
+        "speculates": server.plan.serving.drafts is not None,
+        "gateway_is_scraped": server.gateway_is_scraped,
+        "has_gpu_exporter": server.gpu_target is not None,
+        "vendor": server.plan.hardware.vendor,
+        "mem_fraction": "" if fraction is None else f"{fraction:g}",
+        "expected": {name: server.expected.get(name) for name in EXPECTED},
+    }
+    text = (Path(__file__).parent / FileName(template)).read_text(encoding="utf-8")
+    return render_template(
+        text,
+        values,
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+    )

@@ -19,8 +19,7 @@ from orchestrator.engine.metrics import Metric
 from orchestrator.monitoring.alerts import skipped_rules
 from orchestrator.monitoring.files import monitoring_files
 from orchestrator.monitoring.request import MonitoringRequest, monitored
-from orchestrator.monitoring.series import Expected, MonitoredServer
-from orchestrator.monitoring.templates import rendered
+from orchestrator.monitoring.series import Expected, MonitoredServer, rendered
 
 NOTHING = MonitoringRequest(
     name=None, profile=None, overrides=(), workload=None, expected=(), target=None, gpu_exporter=None
