@@ -12,7 +12,7 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import ImageReference, UnsafeValueError
-from orchestrator.render.cloud.launchers import LAUNCHERS
+from orchestrator.render.cloud import LAUNCHERS
 from orchestrator.runs.run_dir import known_names, runs_by_name
 from orchestrator.runtimes import REGISTRY
 

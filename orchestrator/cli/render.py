@@ -33,7 +33,7 @@ from orchestrator.planner.cloud import rental_files
 from orchestrator.planner.plan_warnings import report_warnings
 from orchestrator.planner.planning import render_artifacts, rendered_files
 from orchestrator.planner.source import profile_source, refused_together
-from orchestrator.render.cloud.launchers import LAUNCHERS
+from orchestrator.render.cloud import LAUNCHERS
 
 
 @dataclass(frozen=True, kw_only=True)

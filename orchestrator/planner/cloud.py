@@ -15,8 +15,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import DOWNLOAD_MB_S, PULL, STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import ResolvedProfile, is_path, load
 from orchestrator.render.artifacts import RenderedFile
-from orchestrator.render.cloud.launchers import LAUNCHERS
-from orchestrator.render.cloud.task import CloudTask
+from orchestrator.render.cloud import LAUNCHERS, CloudTask
 from orchestrator.render.dockerfile import base_reference
 
 KEY: Final = "DEPLOY_API_KEY"  # variable of the server's key if the profile names none

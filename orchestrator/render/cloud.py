@@ -1,18 +1,71 @@
-"""The YAML files of SkyPilot and dstack: a task that runs once, a service that the broker keeps running, and a fleet.
+"""Task files for SkyPilot and dstack: a task that runs once, a service that the broker keeps running, and a fleet.
 
 The validators of skypilot 0.14.1 and dstack 0.22.5 accept these files; they were not tested on a rented host.
 """
 
-from collections.abc import Callable, Mapping
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.core.yaml_document import dump_yaml
 from orchestrator.engine import endpoints
+from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import RenderedFile, container_options
-from orchestrator.render.cloud.task import PATH_THERE, CloudTask, broker_file
+from orchestrator.render.scripts import text_file
 
 _CPUS: Final = 4  # minimum of a host without GPUs: a server on a CPU has three busy processes
 _IDLE: Final = "15m"  # until dstack gives an unused machine back
 _SLACK: Final = 2  # factor on the estimated startup time, before a broker gives up on a replica
+_UV: Final = "curl -LsSf https://astral.sh/uv/install.sh | sh"  # docs.astral.sh/uv, "Installation"
+_PATH_THERE: Final = 'export PATH="$HOME/.local/bin:$PATH"'  # uv installs itself and its tools there
+_GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudTask:
+    """A server on a rented host, in the container of the broker; `plan` has to use the process runtime.
+
+    `tool` is the package that `uv tool install` installs there. `brought` maps paths on the rented host to the local
+    files that are uploaded.
+    """
+
+    plan: Plan
+    up: Sequence[str]  # argv of `deploy up`
+    tool: str
+    brought: Mapping[str, str]
+    image: str | None  # of the container; None: the broker's own
+    secrets: Sequence[str]  # names of environment variables
+    disk_bytes: int
+    offers: Mapping[str, Sequence[str]]  # instance types by dstack backend; empty: any with the GPUs
+    ready_seconds: float  # estimated seconds from start to ready
+
+    @property
+    def name(self) -> str:
+        """Profile name as brokers accept it: a letter, then letters, digits and dashes, at most 40 characters."""
+        name = re.sub(r"[^a-z0-9]+", "-", self.plan.profile)
+        return (name if name[0].isalpha() else f"p-{name}")[:40].rstrip("-")
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that the host needs."""
+        return 1 + max(self.plan.gpus, default=-1)
+
+    @property
+    def disk_gib(self) -> int:
+        """Size of the disk in GiB, rounded up."""
+        return -(-self.disk_bytes // _GIB)
+
+    @property
+    def set_up(self) -> tuple[str, ...]:
+        """Shell lines that install `deploy`."""
+        return (f"command -v uv || {_UV}", _PATH_THERE, shlex.join(["uv", "tool", "install", self.tool]))
+
+    @property
+    def run(self) -> tuple[str, ...]:
+        """Shell lines that start the server and then watch it, until it stops."""
+        return (shlex.join(self.up), shlex.join(["exec", "deploy", "watch", self.plan.profile]))
 
 
 def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
@@ -30,7 +83,7 @@ def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
         "secrets": dict.fromkeys(rental.secrets),
         **({"file_mounts": dict(rental.brought)} if rental.brought else {}),
         "setup": _script(*rental.set_up),
-        "run": _script(PATH_THERE, *rental.run),
+        "run": _script(_PATH_THERE, *rental.run),
     }
     # SkyPilot passes these options to `docker run` (docs.skypilot.co, "Advanced configuration", `docker`).
     if options := [word for option in container_options(hardware.container, lambda _: None) for word in option]:
@@ -38,8 +91,8 @@ def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
     probe = {"path": endpoints.HEALTH, "initial_delay_seconds": round(_SLACK * rental.ready_seconds)}
     service = {**task, "service": {"readiness_probe": probe, "replicas": 1}}
     return (
-        broker_file("skypilot-task.yaml", task, f"sky launch --cluster {rental.name} {given} skypilot-task.yaml"),
-        broker_file(
+        _file("skypilot-task.yaml", task, f"sky launch --cluster {rental.name} {given} skypilot-task.yaml"),
+        _file(
             "skypilot-service.yaml", service, f"sky serve up --service-name {rental.name} {given} skypilot-service.yaml"
         ),
     )
@@ -80,13 +133,13 @@ def dstack(rental: CloudTask) -> tuple[RenderedFile, ...]:
         "probes": [probe],
     }
     return (
-        broker_file("fleet.dstack.yml", fleet, "dstack apply -f fleet.dstack.yml"),
-        broker_file(
+        _file("fleet.dstack.yml", fleet, "dstack apply -f fleet.dstack.yml"),
+        _file(
             "task.dstack.yml",
             {"type": "task", "name": rental.name, "ports": [plan.server.port], **common},
             "dstack apply -f task.dstack.yml",
         ),
-        broker_file(
+        _file(
             "service.dstack.yml",
             {"type": "service", "name": rental.name, **service, **common},
             "dstack apply -f service.dstack.yml",
@@ -94,11 +147,16 @@ def dstack(rental: CloudTask) -> tuple[RenderedFile, ...]:
     )
 
 
+def _script(*lines: str) -> str:
+    return "\n".join(("set -eu", *lines)) + "\n"
+
+
+def _file(path: str, data: Mapping[str, object], command: str) -> RenderedFile:
+    """Return a file for a broker: the command that uses it as a comment, then `data` in the order of its keys."""
+    return text_file(path, dump_yaml(data, command))
+
+
 LAUNCHERS: Final[Mapping[str, Callable[[CloudTask], tuple[RenderedFile, ...]]]] = {
     "skypilot": skypilot,
     "dstack": dstack,
 }
-
-
-def _script(*lines: str) -> str:
-    return "\n".join(("set -eu", *lines)) + "\n"

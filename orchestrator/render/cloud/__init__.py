@@ -1,1 +1,0 @@
-"""Task files for SkyPilot and dstack. Pure: nothing is read or written."""
