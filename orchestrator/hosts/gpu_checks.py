@@ -132,9 +132,9 @@ def driver(subject: CheckContext) -> Iterator[Finding]:
         yield warn("driver", found, f"{toolkit} {wanted} in the image", hint)
 
 
-def busy_gpus(gpus: Iterable[Gpu], share: float = DRAINED) -> tuple[Gpu, ...]:
-    """Return the GPUs with more than `share` (0 to 1) of their VRAM in use."""
-    return tuple(gpu for gpu in gpus if (gpu.used_share or 0) > share)
+def busy_gpus(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs with more than `DRAINED` of their VRAM in use."""
+    return tuple(gpu for gpu in gpus if (gpu.used_share or 0) > DRAINED)
 
 
 def describe_use(gpus: Sequence[Gpu]) -> str:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.polling import poll_until
@@ -28,37 +27,29 @@ def wait_for_vram_release(
     read.
     """
     start = clock()
-    use = poll_until(
-        lambda use: not use.busy,
+    inventory, busy = poll_until(
+        lambda use: not use[1],
         lambda: _vram_in_use(read(), gpus),
         within=LIMIT,
         pause=_PAUSE,
         meanwhile=lambda use: progress(
-            f"waiting for VRAM to drain to {DRAINED:.0%}: {describe_use(use.busy)}", clock() - start
+            f"waiting for VRAM to drain to {DRAINED:.0%}: {describe_use(use[1])}", clock() - start
         ),
         clock=clock,
         sleep=sleep,
     )
     waited = clock() - start
-    if use.busy:
-        who = "; ".join(holders(use.inventory, (gpu.index for gpu in use.busy))) or "no visible process"
+    if busy:
+        who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"
         raise HostError(
-            f"VRAM is still in use after {waited:.0f} s: {describe_use(use.busy)}; used by {who}",
+            f"VRAM is still in use after {waited:.0f} s: {describe_use(busy)}; used by {who}",
             hint="stop the processes that use it, or reset the GPUs if there are none",
         )
     return waited
 
 
-@dataclass(frozen=True)
-class _VramInUse:
-    """One reading of the GPUs; `busy` are the GPUs with too much VRAM in use."""
-
-    inventory: GpuInventory
-    busy: Sequence[Gpu]
-
-
-def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> _VramInUse:
-    """Return the GPUs that are still busy. Raises HostError if VRAM use cannot be read."""
+def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> tuple[GpuInventory, Sequence[Gpu]]:
+    """Return one reading, and its GPUs that are still busy. Raises HostError if VRAM use cannot be read."""
     found = inventory.gpus if inventory else ()
     taken = [found[index] for index in gpus if index < len(found)]
     if inventory is None or len(taken) < len(gpus) or any(gpu.used_share is None for gpu in taken):
@@ -67,4 +58,4 @@ def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> _VramIn
             f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(found)} GPUs found'})",
             hint="`deploy preflight` shows what is missing",
         )
-    return _VramInUse(inventory, busy_gpus(taken, DRAINED))
+    return inventory, busy_gpus(taken)

@@ -14,7 +14,7 @@ from orchestrator.checkpoints.generate import generate_model
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
-from orchestrator.hosts.venvs.installer import PinnedRequirements, install
+from orchestrator.hosts.venvs.installer import install
 from orchestrator.hosts.venvs.venv import Venv, ensure_venv
 
 BUILD = """
@@ -145,9 +145,8 @@ def test_torch_of_one_platform_comes_from_the_index_of_that_platform(tmp_path: P
     (index / "torch" / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
     listed = tmp_path / "engine.txt"
     listed.write_text("torch==9.9+cpu\nh11==0.16.0\n")
-    pinned = PinnedRequirements(file=listed, torch="torch==9.9+cpu", torch_index=index.as_uri())
 
-    install(tmp_path / "made", pinned, Progress())
+    install(tmp_path / "made", listed, Progress(), torch="torch==9.9+cpu", torch_index=index.as_uri())
 
     shown = [str(tmp_path / "made/bin/python"), "-c", "import h11, torch; print(h11.__version__, torch.__version__)"]
     assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == "0.16.0 9.9+cpu\n"

@@ -6,7 +6,6 @@ import re
 import sys
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -31,23 +30,10 @@ _PIP_IN_UV: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PinnedRequirements:
-    """A requirement file; `torch` is its platform-specific torch (`torch==2.13.0+cpu`), found at `torch_index`."""
+def install(folder: Path, requirements: Path, progress: Progress, *, torch: str | None, torch_index: str) -> None:
+    """Create a virtual environment at `folder` and install every package of a requirement file into it.
 
-    file: Path
-    torch: str | None
-    torch_index: str
-
-    @property
-    def name(self) -> str:
-        """Name of the environment in messages."""
-        return f"environment `{self.file.stem}`"
-
-
-def install(folder: Path, pinned: PinnedRequirements, progress: Progress) -> None:
-    """Create a virtual environment at `folder` and install every pinned package into it.
-
+    `torch` is the file's platform-specific torch (`torch==2.13.0+cpu`), which `torch_index` has.
     If several indexes are configured, any index that has the pinned version is used, as with pip. uv runs in the parent
     folder, so that it does not read the settings of a project in the working directory. Raises BuildError with the last
     lines of uv if a step fails.
@@ -57,17 +43,17 @@ def install(folder: Path, pinned: PinnedRequirements, progress: Progress) -> Non
     env = {"UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", **pip_settings_for_uv(listed.stdout)}
     add = [uv, "pip", "install", "--python", str(folder), *_AS_IT_STANDS, "--compile-bytecode"]
     add += ["--index-strategy", "unsafe-best-match"]
-    run = partial(_run, pinned=pinned, progress=progress, cwd=cwd, env=env)
+    run = partial(_run, requirements=requirements, progress=progress, cwd=cwd, env=env)
     run("creating", [uv, "venv", "--python", sys.executable, str(folder)])
-    if pinned.torch is not None:
-        doing = f"installing {pinned.torch}"
+    if torch is not None:
+        doing = f"installing {torch}"
         try:
-            run(doing, [*add, pinned.torch])
+            run(doing, [*add, torch])
         except BuildError as error:
             if "no version of torch" not in error.details:
                 raise
-            run(doing, [*add, "--index", pinned.torch_index, pinned.torch])
-    run("installing the pinned packages", [*add, "-r", str(pinned.file)])
+            run(doing, [*add, "--index", torch_index, torch])
+    run("installing the pinned packages", [*add, "-r", str(requirements)])
 
 
 def find_uv() -> str:
@@ -96,20 +82,26 @@ def pip_settings_for_uv(listed: str, environ: Mapping[str, str] = os.environ) ->
 
 
 def _run(
-    doing: str, argv: list[str], pinned: PinnedRequirements, progress: Progress, *, cwd: Path, env: Mapping[str, str]
+    doing: str, argv: list[str], requirements: Path, progress: Progress, *, cwd: Path, env: Mapping[str, str]
 ) -> None:
     """Run one step and show its last line. Raises BuildError with the last lines of its output if it fails."""
     last: deque[str] = deque(maxlen=_SHOWN_LINES)
+    name = environment_name(requirements)
 
     def take(line: str) -> None:
         last.append(line)
-        progress.update(f"{pinned.name}: {doing}", transient=line.strip()[:60])
+        progress.update(f"{name}: {doing}", transient=line.strip()[:60])
 
-    progress.update(f"{pinned.name}: {doing}")
+    progress.update(f"{name}: {doing}")
     if subprocesses.follow(argv, take, cwd=cwd, env=env) != 0:
         said = "\n".join(last)
-        message = f"cannot build {pinned.name}: {doing} failed"
-        raise BuildError(message, location=str(pinned.file), hint=hint(said), details=said)
+        message = f"cannot build {name}: {doing} failed"
+        raise BuildError(message, location=str(requirements), hint=hint(said), details=said)
+
+
+def environment_name(requirements: Path) -> str:
+    """Return the name of an environment in messages."""
+    return f"environment `{requirements.stem}`"
 
 
 def hint(said: str) -> str:

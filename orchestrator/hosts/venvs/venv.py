@@ -25,7 +25,7 @@ from orchestrator.core.files import atomic_write, copy_file, remove_tree
 from orchestrator.core.locks import file_lock
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.safe_paths import FileName
-from orchestrator.hosts.venvs.installer import PinnedRequirements, install
+from orchestrator.hosts.venvs.installer import environment_name, install
 from orchestrator.plan.plan import Engine
 
 _MARKER: Final = "environment.json"
@@ -153,19 +153,14 @@ def _folder(recipe: _Recipe, home: Home) -> Path:
 
 def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
     began = time.monotonic()
-    platform_name = recipe.torch["platform"] if recipe.torch else ""
-    pinned = PinnedRequirements(
-        file=recipe.requirements,
-        torch=recipe.torch[0] if recipe.torch else None,
-        torch_index=_TORCH_INDEX.format(platform=platform_name),
-    )
-    install(folder, pinned, progress)
+    torch, index = recipe.torch, _TORCH_INDEX.format(platform=recipe.torch["platform"] if recipe.torch else "")
+    install(folder, recipe.requirements, progress, torch=torch[0] if torch else None, torch_index=index)
     for file in recipe.shim:
         copy_file(file, folder / "lib" / FileName(f"python{_python_version()}") / "site-packages" / file.name)
     facts = {"requirements": recipe.requirements.name, "python": platform.python_version()}
     seconds = round(time.monotonic() - began, 1)
     atomic_write(folder / _MARKER, json.dumps({**facts, "digest": recipe.digest, "seconds": seconds}, indent=2) + "\n")
-    progress.update(f"{pinned.name}: built in {seconds:.0f} s")
+    progress.update(f"{environment_name(recipe.requirements)}: built in {seconds:.0f} s")
 
 
 def _complete(folder: Path) -> bool:

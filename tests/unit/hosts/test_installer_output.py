@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.console import Progress
-from orchestrator.hosts.venvs.installer import PinnedRequirements, _run, pip_settings_for_uv
+from orchestrator.hosts.venvs.installer import _run, pip_settings_for_uv
 
 # Recorded, shortened: uv 0.13.9 with its output in a pipe.
 UV = """\
@@ -41,8 +41,7 @@ def test_what_uv_does_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("orchestrator.core.subprocesses.follow", follow)
     progress = Recording()
-    pinned = PinnedRequirements(file=Path("sglang.txt"), torch=None, torch_index="")
-    _run("installing", ["uv"], pinned, progress, cwd=Path(), env={})
+    _run("installing", ["uv"], Path("sglang.txt"), progress, cwd=Path(), env={})
 
     assert progress.lines == ["environment `sglang`: installing"]
     assert "Downloading scipy (33.7MiB)" in progress.beside
