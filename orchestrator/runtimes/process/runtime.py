@@ -19,7 +19,9 @@ from typing import Final
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError, NameTakenError, StartError
 from orchestrator.core.imported import Imported
+from orchestrator.core.locks import hold, is_held
 from orchestrator.core.logs.lines import LogTail
+from orchestrator.core.polling import poll_until
 from orchestrator.core.procfs import (
     VARIABLE,
     Process,
@@ -46,7 +48,6 @@ from orchestrator.runtimes.base import (
     Unit,
 )
 from orchestrator.runtimes.current_runs import RecordedRun, current_runs
-from orchestrator.runtimes.process.start_lock import await_handover, handing_over
 from orchestrator.runtimes.process.stop import ask, is_serving, quarantine_record, record_end, runs, terminate
 from orchestrator.runtimes.replicas import may_coexist, replica_number, run_root, with_roles
 from orchestrator.runtimes.saved_logs import supervised_log
@@ -64,6 +65,12 @@ from orchestrator.runtimes.supervisor.record import (
 from orchestrator.runtimes.supervisor.request import start_request
 
 SUPERVISOR: Final = "orchestrator.runtimes.supervisor.main"  # run as a program, once per server
+# The lock on a handover: from the decision to start a server until its record exists. The command that starts it holds
+# the lock, and so does the supervisor, which inherits it. If the command is killed in between, the lock stays, so the
+# next command waits for the record instead of finding no server.
+_START_LOCK: Final = ".start.lock"
+_HANDOVER: Final = 10.0  # maximum seconds for a handover, which takes less than one; after it, others continue
+_POLL: Final = 0.02
 
 
 class ProcessRuntime(Runtime):
@@ -96,7 +103,7 @@ class ProcessRuntime(Runtime):
         request = start_request(
             artifacts, name=name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=FILE
         )
-        with handing_over(self._home.make_runs(name)) as lock:
+        with hold(self._home.make_runs(name) / _START_LOCK, wait=True) as lock:
             found = _servers(self._home.runs / FileName(name))
             if not may_coexist(run_dir.absolute(), found):
                 raise NameTakenError(
@@ -119,7 +126,7 @@ class ProcessRuntime(Runtime):
         folders = [self._home.runs / FileName(each) for each in names]
         folders = [folder for folder in folders if not folder.is_symlink()]
         for folder in folders:
-            await_handover(folder)
+            _await_handover(folder / _START_LOCK)
         recorded = [server for folder in folders for server in _servers(folder)]
         deleted = [server for server in _deleted(self._home.runs) if name in {None, server.name}]
         return with_roles(replace(unit, state=self.state(unit)) for unit in (*recorded, *deleted))
@@ -187,6 +194,12 @@ class ProcessRuntime(Runtime):
         terminate(name, record.marks if record else ProcessMarkers(token=run_marker(run_dir)), grace=0)
         if record is not None:
             record_end(record, run_dir)
+
+
+def _await_handover(lock: Path) -> None:
+    """Wait until a start in progress has written its record; return at once if there is none."""
+    if is_held(lock):
+        poll_until(bool, lambda: not is_held(lock), within=_HANDOVER, pause=_POLL)
 
 
 def _running(unit: Unit) -> tuple[Process, ...]:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from orchestrator.core.errors import HostError
-from orchestrator.core.files import atomic_write, overwrite, read_private
-from orchestrator.core.record_version import RECORD_VERSION, read_versioned
+from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import NAME
+from orchestrator.runtimes.supervisor.record import read_fields, write_fields, write_stopped
 
 FILE: Final = "slurm.json"
 SERVER: Final = "job.json"  # the record of the server's processes, which the supervisor writes on the node
@@ -77,29 +76,18 @@ class Submission:
 
 def write_submission(run_dir: Path, submission: Submission) -> None:
     """Write the record atomically. Raises OSError."""
-    atomic_write(run_dir / FILE, json.dumps(dataclasses.asdict(submission), indent=2) + "\n", mode=0o600)
+    write_fields(run_dir / FILE, dataclasses.asdict(submission))
 
 
 def mark_stopped(run_dir: Path, submission: Submission) -> None:
     """Record that the end of a job was requested; works on a full disk too. Raises OSError."""
-    try:
-        write_submission(run_dir, dataclasses.replace(submission, stopped=True))
-    except OSError:
-        if not overwrite(run_dir / FILE, b'"stopped": false', b'"stopped": true '):
-            raise
+    write_stopped(run_dir / FILE, dataclasses.asdict(submission))
 
 
 def read_submission(run_dir: Path) -> Submission | None:
     """Return the job of a run, None if there was none. Raises HostError for an unreadable record."""
-    path = run_dir / FILE
-    try:
-        return read_versioned(parse_json(read_private(path)), _checked)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        hint = "`squeue --me` lists your jobs, and `scancel JOB` cancels one; then move its run directory away"
-        raise HostError(f"cannot read the record `{path}`: {reason}", hint=hint) from error
+    hint = "`squeue --me` lists your jobs, and `scancel JOB` cancels one; then move its run directory away"
+    return read_fields(run_dir / FILE, _checked, hint=hint)
 
 
 def _checked(data: dict[str, Any]) -> Submission:

@@ -3,7 +3,7 @@
 `python -m orchestrator.runtimes.supervisor.main LOCK` reads a request (JSON) from stdin and detaches a supervisor into
 its own session. It exits with 0 once the server runs, else with 1 and the reason on stderr. The request comes through a
 pipe because it may hold secrets; if the caller dies while writing it, nothing is started. LOCK is the descriptor of the
-lock on the handover (`process/start_lock.py`), held until the record exists. A job on a cluster node calls `serve`
+lock on the handover (`process/runtime.py`), held until the record exists. A job on a cluster node calls `serve`
 itself and stays in the foreground.
 
 ::

@@ -167,10 +167,7 @@ def sources_identity(python: str) -> str | None:
     found = find_sources(python)
     if "sglang" not in found:
         return None
-    total = hashlib.sha256(f"{python}\0{json.dumps(found, sort_keys=True)}".encode())
-    for stamp in sorted(_stamps(found["sglang"]["root"])):
-        total.update(stamp.encode("utf-8", "surrogateescape"))
-    return total.hexdigest()
+    return _sources_digest(python, found).hexdigest()
 
 
 def _run(
@@ -182,12 +179,19 @@ def _run(
 
 def _digest(python: str, sources: SourcePatches, found: Mapping[str, Any]) -> str:
     """Return a digest of the patches, the applier, and the sources with each file's size and time."""
-    total = hashlib.sha256(f"{python}\0{json.dumps(found, sort_keys=True)}\0{sources.manifest({})}".encode())
-    for content in (*(path.read_bytes() for path in program_paths()), *sources.tables.values()):
+    total = _sources_digest(python, found)
+    programs = (path.read_bytes() for path in program_paths())
+    for content in (sources.manifest({}).encode(), *programs, *sources.tables.values()):
         total.update(f"{len(content)}\0".encode() + content)
+    return total.hexdigest()
+
+
+def _sources_digest(python: str, found: Mapping[str, Any]) -> "hashlib._Hash":
+    """Digest the location of sglang's sources, and each file's size and time."""
+    total = hashlib.sha256(f"{python}\0{json.dumps(found, sort_keys=True)}\0".encode())
     for stamp in sorted(_stamps(found["sglang"]["root"])):
         total.update(stamp.encode("utf-8", "surrogateescape"))
-    return total.hexdigest()
+    return total
 
 
 def _stamps(root: str) -> Iterator[str]:

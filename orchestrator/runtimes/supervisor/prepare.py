@@ -10,7 +10,7 @@ from typing import Final
 from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, note, warn
-from orchestrator.core.errors import BuildError, HostError, KernelsError, StartError
+from orchestrator.core.errors import BuildError, HostError, KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import run
 from orchestrator.engine.gateway import LAUNCHER
@@ -118,7 +118,8 @@ def prepare(
             records={},
             engine=_engine_python(python, made, host_ref.home, identity=_identity(plan, python)),
         )
-    sources = sources_of(artifacts)
+    sources = artifacts.spec
+    assert isinstance(sources, SourcePatches)  # noqa: S101 - for the type: `rendered` puts it there
     copy = patched_copy(python, sources, packages or host_ref.home.packages)
     states = ", ".join(f"{record.id} {record.state}" for record in copy.receipt.patches)
     note(f"patched sglang {'made' if copy.made else 'found'} at {copy.folder}: {states}")
@@ -207,13 +208,6 @@ def own_tables(plan: Plan, home: Home) -> tuple[Path, ...]:
     if found is None or not (tables := tables_below(Path(found["root"]) / "configs")):
         raise KernelsError(f"`{python}` has no aiter with tuned tables", hint="use the interpreter of a ROCm image")
     return tables
-
-
-def sources_of(artifacts: Artifacts) -> SourcePatches:
-    """Return the source patches of artifacts that were rendered for a process. Raises StartError for others."""
-    if not isinstance(artifacts.spec, SourcePatches):
-        raise StartError(f"the plan of `{artifacts.plan.profile}` is not for the process runtime")
-    return artifacts.spec
 
 
 def _env(command: Command, sources: SourcePatches, copy: PatchedCopy) -> tuple[tuple[str, str], ...]:

@@ -5,9 +5,10 @@ import json
 import os
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import atomic_write, overwrite, read_private
@@ -16,6 +17,8 @@ from orchestrator.core.record_version import RECORD_VERSION, read_versioned
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.text import parse_json
 from orchestrator.runtimes.replicas import in_order, is_replica, run_root
+
+T = TypeVar("T")
 
 FILE: Final = "process.json"
 UNREADABLE: Final = FileName(f"{FILE}.unreadable")  # an unreadable record that was moved away
@@ -80,15 +83,25 @@ def is_copy(record: Record, run_dir: Path) -> bool:
 
 def write_record(run_dir: Path, record: Record, file: str = FILE) -> None:
     """Write the record atomically, readable by its owner only."""
-    atomic_write(run_dir / FileName(file), json.dumps(dataclasses.asdict(record), indent=2) + "\n", mode=0o600)
+    write_fields(run_dir / FileName(file), dataclasses.asdict(record))
 
 
 def mark_stopped(run_dir: Path, record: Record) -> None:
     """Record that the end of a run was requested; works on a full disk too. Raises OSError, HostError."""
+    write_stopped(run_dir / FileName(FILE), dataclasses.asdict(read_record(run_dir) or record))
+
+
+def write_fields(path: Path, fields: dict[str, Any]) -> None:
+    """Write the fields of a record atomically, readable by its owner only. Raises OSError."""
+    atomic_write(path, json.dumps(fields, indent=2) + "\n", mode=0o600)
+
+
+def write_stopped(path: Path, fields: dict[str, Any]) -> None:
+    """Write a record with its field `stopped` set; works on a full disk too. Raises OSError."""
     try:
-        write_record(run_dir, dataclasses.replace(read_record(run_dir) or record, stopped=True))
+        write_fields(path, fields | {"stopped": True})
     except OSError:
-        if not overwrite(run_dir / FileName(FILE), b'"stopped": false', b'"stopped": true '):
+        if not overwrite(path, b'"stopped": false', b'"stopped": true '):
             raise
 
 
@@ -98,22 +111,20 @@ def read_record(run_dir: Path, file: str = FILE) -> Record | None:
     Raises HostError for a record that is unreadable or written by another user: it may be the only trace of a running
     server.
     """
-    path = run_dir / FileName(file)
+    name = run_root(run_dir).parent.name
+    hint = f"`deploy down {name}` stops the known processes of the server; then move its run directory away"
+    return read_fields(run_dir / FileName(file), lambda data: _checked(data, owner=name), hint=hint)
+
+
+def read_fields(path: Path, checked: Callable[[dict[str, Any]], T], *, hint: str) -> T | None:
+    """Return the record in a file, made by `checked` from its fields, None if there is none. Raises HostError."""
     try:
-        return _record(parse_json(read_private(path)), owner=run_root(run_dir).parent.name)
+        return read_versioned(parse_json(read_private(path)), checked)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        name = run_root(run_dir).parent.name
-        raise HostError(
-            f"cannot read the record `{path}`: {reason}",
-            hint=f"`deploy down {name}` stops the known processes of the server; then move its run directory away",
-        ) from error
-
-
-def _record(data: object, *, owner: str) -> Record:
-    return read_versioned(data, lambda known: _checked(known, owner=owner))
+        raise HostError(f"cannot read the record `{path}`: {reason}", hint=hint) from error
 
 
 def _checked(data: dict[str, Any], *, owner: str) -> Record:
