@@ -160,10 +160,10 @@ def _effect(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) 
         covers = f"; {sources.coverage}" if sources.coverage else ""
         return f"Applied by this step: a table, sha256 {use.input_sha256}{covers}."
     if not use.expected:
-        released, version = patch.upstream.released, plan.engine.version
+        version = plan.engine.version
         why = f"Does not apply to sglang {version}"
-        if released and _is_at_least(version, released):
-            why = f"Upstream since sglang {released}, and this image has {version}"
+        if _is_upstream(plan, patch):
+            why = f"Upstream since sglang {patch.upstream.released}, and this image has {version}"
         return f"{why}: this step checks that in the sources."
     if isinstance(patch.apply, Diff):
         return f"Applied by this step, if the sources of sglang {plan.engine.version} need it."
@@ -180,16 +180,15 @@ def _state(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) -
             return f"needed: no {patch.apply.input}"
         return "; ".join(filter(None, [f"table, sha256 {use.input_sha256}", sources.coverage]))
     if not use.expected:
-        released, version = patch.upstream.released, plan.engine.version
-        fixed = released is not None and _is_at_least(version, released)
-        return f"{'upstream' if fixed else 'not applicable'} by its version {version}"
+        return f"{'upstream' if _is_upstream(plan, patch) else 'not applicable'} by its version {plan.engine.version}"
     return "applied or upstream" if isinstance(patch.apply, Diff) else "applied at startup or upstream"
 
 
-def _is_at_least(version: str, released: str) -> bool:
-    """Return whether a version is `released` or later; False for a text that is no version."""
+def _is_upstream(plan: Plan, patch: Patch) -> bool:
+    """Return whether the plan's version has the patch; False for a text that is no version."""
+    released = patch.upstream.released
     try:
-        return Version(version) >= Version(released)
+        return released is not None and Version(plan.engine.version) >= Version(released)
     except InvalidVersion:
         return False
 
