@@ -1,6 +1,7 @@
 """The TCP ports of a plan, and the process that listens on a port."""
 
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import PurePath
 from textwrap import shorten
@@ -16,7 +17,6 @@ _SHOWN = 60  # characters of a command line in a message
 class PortHolder:
     """The process that listens on a port; `pid` and `command` are None if another user owns it."""
 
-    port: int
     pid: int | None
     command: str | None
 
@@ -51,6 +51,13 @@ def plan_ports(plan: Plan, *, rank: int = 0) -> tuple[tuple[str, int], ...]:
     return (*named, *fixed_ports)
 
 
+def free_port() -> int:
+    """Return a TCP port that is free on this host's loopback interface."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def port_holder(port: int, runner: Runner = local) -> PortHolder | None:
     """Return the process that listens on TCP `port`; None if the port is free."""
     table = runner(("cat", "/proc/net/tcp", "/proc/net/tcp6")).stdout
@@ -63,6 +70,6 @@ def port_holder(port: int, runner: Runner = local) -> PortHolder | None:
     )
     pids = sorted({int(pid) for pid in re.findall(r"^/proc/(\d+)/fd/", found.stdout, re.MULTILINE)})
     if not pids:
-        return PortHolder(port=port, pid=None, command=None)
+        return PortHolder(pid=None, command=None)
     command = runner(("cat", f"/proc/{pids[0]}/cmdline")).stdout
-    return PortHolder(port=port, pid=pids[0], command=command.replace("\0", " ").strip() or None)
+    return PortHolder(pid=pids[0], command=command.replace("\0", " ").strip() or None)

@@ -6,7 +6,6 @@ with this process, even if it is killed: the remote command is `cat`, which exit
 
 import re
 import signal
-import socket
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from orchestrator.core.subprocesses import (
     run_or_127,
     start,
 )
+from orchestrator.hosts.ports import free_port
 
 # A host is a name, an address or an alias. A leading `-` is rejected: ssh would take it for an option.
 _URL: Final = re.compile(
@@ -159,7 +159,7 @@ class Tunnel:
         The first call for a port opens the forward. Raises HostError if ssh cannot open it.
         """
         if port not in self._ports:
-            local = _free_port()
+            local = free_port()
             result = self._ask("-O", "forward", "-L", f"127.0.0.1:{local}:127.0.0.1:{port}")
             if not result.ok:
                 raise HostError(
@@ -217,9 +217,3 @@ def _await_ready(program: Program) -> str | None:
 def _close(program: Program, temporary: tempfile.TemporaryDirectory[str]) -> None:
     program.end(signal.SIGTERM, grace=_GRACE)
     temporary.cleanup()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -79,24 +79,16 @@ def role_of(folder: str) -> Role:
 
 def with_roles(units: Iterable[Unit]) -> tuple[Unit, ...]:
     """Return units sorted for a list. A unit in the run directory itself is the gateway if its name has replicas."""
-    known = sorted(
-        units,
-        key=lambda unit: (
-            unit.name,
-            bool(replica_name(Path(unit.run_dir))),
-            in_order(Path(unit.run_dir).name),
-            unit.run_dir,
-        ),
-    )
-    several = {unit.name for unit in known if replica_name(Path(unit.run_dir))}
-    return tuple(
-        replace(unit, role=Role.GATEWAY)
-        if unit.name in several and unit.runtime_id and not replica_name(Path(unit.run_dir))
-        else replace(unit, role=role_of(replica_name(Path(unit.run_dir))))
-        if replica_name(Path(unit.run_dir))
-        else unit
-        for unit in known
-    )
+    folders = [(unit.name, Path(unit.run_dir).name, unit) for unit in units]
+    several = {name for name, folder, _ in folders if is_replica(folder)}
+
+    def role(name: str, folder: str, unit: Unit) -> Role:
+        if is_replica(folder):
+            return role_of(folder)
+        return Role.GATEWAY if name in several and unit.runtime_id else unit.role
+
+    folders.sort(key=lambda each: (each[0], is_replica(each[1]), in_order(each[1]), each[2].run_dir))
+    return tuple(replace(unit, role=role(name, folder, unit)) for name, folder, unit in folders)
 
 
 def may_coexist(run_dir: Path, others: Iterable[Unit]) -> bool:

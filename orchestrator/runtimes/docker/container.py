@@ -137,14 +137,11 @@ def ranked(artifacts: Artifacts, rank: int) -> Artifacts:
 def docker_run_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """Return `docker-run.sh`, the `docker run` command as a script; with replicas, one each and one for the gateway."""
     servers = (*artifacts.named_replicas, ("", artifacts))
+    head = f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_HERE}\n"
     return tuple(
-        _script(str(PurePosixPath(folder, "docker-run.sh")), docker_run_line(server, name, folder))
+        script_file(str(PurePosixPath(folder, "docker-run.sh")), per_node(head + docker_run_line(server, name, folder)))
         for folder, server in servers
     )
-
-
-def _script(path: str, line: str) -> RenderedFile:
-    return script_file(path, per_node(f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_HERE}\n{line}"))
 
 
 def container_spec(plan: Plan, image: str, found: DetectedPatches = NO_DETECTED_PATCHES) -> ContainerSpec:

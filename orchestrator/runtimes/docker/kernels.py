@@ -3,7 +3,7 @@
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -64,12 +64,8 @@ class KernelVolumes:
 
     def lack(self, _archive: KernelArchive) -> bool:
         """Return whether a volume is missing. Docker fills a new one from the image; later starts keep theirs."""
-        host = DockerHost(self.host_ref.home, self.host_ref.remote)
-        try:
-            with host.errors():
-                present = {volume.name for volume in host.client.volumes.list(filters={"name": "deploy-cache-"})}
-        finally:
-            host.close()
+        with closing(DockerHost(self.host_ref.home, self.host_ref.remote)) as host, host.errors():
+            present = {volume.name for volume in host.client.volumes.list(filters={"name": "deploy-cache-"})}
         return not {cache.name for cache in self.spec.caches} <= present
 
     def add(self, archive: KernelArchive) -> int:
@@ -94,9 +90,8 @@ class KernelVolumes:
     @contextmanager
     def _container(self) -> Iterator["Container"]:
         """Create a container with the volumes, and remove it. Raises HostError."""
-        host = DockerHost(self.host_ref.home, self.host_ref.remote)
         try:
-            with host.errors():
+            with closing(DockerHost(self.host_ref.home, self.host_ref.remote)) as host, host.errors():
                 mounts = cache_mounts(self.spec, self.artifacts)
                 container = host.client.containers.create(self.spec.image, ["true"], mounts=mounts)
                 try:
@@ -105,8 +100,6 @@ class KernelVolumes:
                     container.remove(force=True)
         except (docker.errors.APIError, docker.errors.ImageNotFound) as error:
             raise HostError(f"cannot read the cache volumes of `{self.spec.image}`", details=str(error)) from error
-        finally:
-            host.close()
 
 
 def _kernels(tar: tarfile.TarFile, folder: KernelFolder) -> Iterator[KernelFile]:

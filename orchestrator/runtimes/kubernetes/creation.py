@@ -14,9 +14,8 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.kubernetes.files import image_of_pods
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.manifests import Manifest, metadata, objects_of
-from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef
 from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
-from orchestrator.runtimes.kubernetes.record import object_name
+from orchestrator.runtimes.kubernetes.record import ReplicaRef, object_name
 from orchestrator.runtimes.labels import NAME, STARTER
 
 

@@ -7,8 +7,7 @@ from typing import Any, Final
 from orchestrator.core.errors import HostError
 from orchestrator.core.polling import poll_until
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.namespaces import replica_of
-from orchestrator.runtimes.kubernetes.record import object_name, selector
+from orchestrator.runtimes.kubernetes.record import object_name, replica_of, selector
 from orchestrator.runtimes.kubernetes.state import has_started, is_over
 
 # Objects of a start in addition to the Deployment. Claims are not among them: checkpoints are never deleted.

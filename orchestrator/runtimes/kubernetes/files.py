@@ -1,6 +1,6 @@
 """`kubernetes.yaml`: the input of `kubectl apply`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -12,10 +12,11 @@ from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Plan
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, RenderedFile
+from orchestrator.render.scripts import text_file
 from orchestrator.runtimes.kubernetes.autoscaling import autoscaling_notes, autoscaling_of
 from orchestrator.runtimes.kubernetes.checks import LWS_SITE
 from orchestrator.runtimes.kubernetes.claim import how_to_fill
-from orchestrator.runtimes.kubernetes.manifests import Manifest, objects_of
+from orchestrator.runtimes.kubernetes.manifests import objects_of
 from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
 from orchestrator.runtimes.kubernetes.security import required_level
 
@@ -34,7 +35,9 @@ def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     replicas = artifacts.named_replicas[: 1 if autoscaling_of(plan) else None]
     parts = (*replicas, ("", artifacts))
     found = chain.from_iterable(objects_of(each, image.reference, name, part) for part, each in parts)
-    return (_file("kubernetes.yaml", _head(plan, name), found),)
+    head = "".join(f"# {' '.join(printable(line).splitlines())}".rstrip() + "\n" for line in _head(plan, name))
+    documents = "---\n".join(dump_yaml(each, width=1000) for each in found)
+    return (text_file("kubernetes.yaml", f"{head}---\n{documents}"),)
 
 
 def image_of_pods(artifacts: Artifacts) -> PodImage:
@@ -78,9 +81,3 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
         argv += [f"--from-file={CONFIG}=/dev/stdin", *(["--context", cluster.context] if cluster.context else [])]
         yield f"before that, once: store the API key of ${variable}, without a file or an argument"
         yield f"""  printf '{{"{Meaning.API_KEY}": "%s"}}\\n' "${variable}" | {quote(argv)}"""
-
-
-def _file(path: str, head: Iterable[str], objects: Iterable[Manifest]) -> RenderedFile:
-    comments = "".join(f"# {' '.join(printable(line).splitlines())}".rstrip() + "\n" for line in head)
-    documents = (dump_yaml(each, width=1000) for each in objects)
-    return RenderedFile(path=path, content=(comments + "---\n" + "---\n".join(documents)).encode(), executable=False)

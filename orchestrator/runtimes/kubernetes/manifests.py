@@ -6,6 +6,7 @@ Equal plans give equal objects.
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -16,12 +17,12 @@ from orchestrator.engine import endpoints, gateway
 from orchestrator.engine.launch import HEAD_ADDRESS, NODE_RANK
 from orchestrator.plan.host_needs import host_needs, mebibytes
 from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.profiles.kubernetes import KubernetesSection
-from orchestrator.render.artifacts import Artifacts, Command
+from orchestrator.render.artifacts import Artifacts, Command, gateway_command
 from orchestrator.runtimes.kubernetes.arguments import argument_command, argument_files
 from orchestrator.runtimes.kubernetes.autoscaling import PART, autoscaling_of, scaled_object
 from orchestrator.runtimes.kubernetes.claim import how_to_fill
-from orchestrator.runtimes.kubernetes.gateway import command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import FOLDER, drain_hook, liveness_probe, programs, startup_probe
 from orchestrator.runtimes.kubernetes.pod import (
     CONFIG,
@@ -44,9 +45,10 @@ from orchestrator.runtimes.kubernetes.record import (
 )
 from orchestrator.runtimes.kubernetes.security import HOME, PodSecurity, level_of, pod_security
 from orchestrator.runtimes.kubernetes.startup import GATEWAY_LIMIT, startup_limit
-from orchestrator.runtimes.labels import GATEWAY
+from orchestrator.runtimes.labels import GATEWAY, NAME
 
 Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API
+ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - of a pod, which its NetworkPolicy protects
 
 _WORKER: Final = "leaderworkerset.sigs.k8s.io/worker-index"  # label of a pod, "0" for the leader
 # Variables of a pod of a LeaderWorkerSet (kubernetes-sigs/lws v0.7.0, api/leaderworkerset/v1/leaderworkerset_types.go).
@@ -110,6 +112,23 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
         "key_secret": secret_name(plan, name),
         "scaled_object": scaled_object(plan, name) if part == PART else None,
     }
+
+
+def command_of_gateway(plan: Plan, name: str) -> Command:
+    """Return the command of the gateway's pod, which discovers the pods of the replicas of that name.
+
+    Each replica is a Deployment with one pod, not one of several pods of a Deployment: each is started and verified
+    separately.
+    """
+    cluster, port = cluster_of(plan), replica_plans(plan)[0].server.port
+    command = gateway_command(
+        plan,
+        launcher=f"{gateway.IMAGE_DIR}/{gateway.LAUNCHER}",
+        host=ANY_ADDRESS,
+        metrics_host=ANY_ADDRESS if cluster.allowed_scrapers else LOOPBACK,
+        pods=gateway.PodDiscovery(namespace=cluster.namespace, labels={NAME: name, ROLE: REPLICA}, port=port),
+    )
+    return replace(command, env=(("PYTHONPATH", gateway.IN_IMAGE_PACKAGES),))
 
 
 def _of_gateway(plan: Plan, name: str) -> dict[str, object]:

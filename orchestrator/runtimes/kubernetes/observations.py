@@ -10,8 +10,7 @@ from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError
 from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, replica_of
-from orchestrator.runtimes.kubernetes.record import selector
+from orchestrator.runtimes.kubernetes.record import ReplicaRef, replica_of, selector
 from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 from orchestrator.runtimes.labels import NAME
 

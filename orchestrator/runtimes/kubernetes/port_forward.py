@@ -2,12 +2,12 @@
 
 import os
 import signal
-import socket
 import tempfile
 import time
 from typing import IO, Final
 
 from orchestrator.core.subprocesses import Program
+from orchestrator.hosts.ports import free_port
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 
 _HERE: Final = "127.0.0.1"  # only this address: else kubectl continues with ::1 alone if another process has the port
@@ -22,7 +22,7 @@ class Forward:
     def __init__(self, cluster: Cluster, port: int) -> None:
         """Prepare a tunnel to `port`, the server's port in its pod."""
         self._cluster, self._inside = cluster, port
-        self._local = _free_port()
+        self._local = free_port()  # the pod's own number would often collide with a server on this host
         self._program: Program | None = None
         self._said: IO[bytes] | None = None
         self._run = ""
@@ -54,10 +54,3 @@ class Forward:
         if self._said is not None:
             self._said.close()
         self._program = self._said = None
-
-
-def _free_port() -> int:
-    """Return a free port. The pod's port number would often collide with a server on this host."""
-    with socket.socket() as probe:
-        probe.bind((_HERE, 0))
-        return int(probe.getsockname()[1])

@@ -3,9 +3,11 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from orchestrator.plan.plan import Plan
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.labels import GATEWAY, NAME, PART, record_of
 from orchestrator.runtimes.replicas import replica_number
 
@@ -15,6 +17,19 @@ OURS: Final = "app.kubernetes.io/managed-by=deploy"
 _MANAGER: Final = "app.kubernetes.io/managed-by"
 # A DNS label has at most 63 characters, and a replica adds its part.
 _LONGEST: Final = 48
+
+
+@dataclass(frozen=True)
+class ReplicaRef:
+    """A server or a replica in a cluster; `part` is "" for a server without replicas."""
+
+    cluster: Cluster
+    part: str
+
+
+def replica_of(each: Mapping[str, Any]) -> str:
+    """Return the replica that an object belongs to, "" for a server without replicas."""
+    return str(each["metadata"]["labels"].get(PART, ""))
 
 
 def object_name(name: str, part: str = "") -> str:

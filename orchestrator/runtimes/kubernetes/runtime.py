@@ -23,9 +23,12 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import defer_signals
 from orchestrator.core.subprocesses import quote
+from orchestrator.plan.plan import NAME as SERVER_NAME
 from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts
+from orchestrator.runs.run_dir import runs_by_name
 from orchestrator.runtimes.base import (
+    EXIT_FILE,
     LOG,
     PartialResultError,
     Runtime,
@@ -37,11 +40,19 @@ from orchestrator.runtimes.kubernetes.creation import create_deployment, objects
 from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
-from orchestrator.runtimes.kubernetes.namespaces import ReplicaRef, known_namespaces, replica_of
 from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
 from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
 from orchestrator.runtimes.kubernetes.port_forward import Forward
-from orchestrator.runtimes.kubernetes.record import OURS, REPLICA, ROLE, deployment_name, object_name, selector
+from orchestrator.runtimes.kubernetes.record import (
+    OURS,
+    REPLICA,
+    ROLE,
+    ReplicaRef,
+    deployment_name,
+    object_name,
+    replica_of,
+    selector,
+)
 from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, server_state
 from orchestrator.runtimes.labels import GATEWAY, NAME, PLAN, PROFILE, RUN_DIR, STARTER, URL, is_record
 from orchestrator.runtimes.replicas import replica_name, replica_number
@@ -318,6 +329,23 @@ class KubernetesRuntime(Runtime):
         self._seen.forget(unit)
         if forward := self._forwards.get(unit.runtime_id):
             forward.close()
+
+
+def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]:
+    """Return the namespaces in which this home started servers, from the newest plan of each name.
+
+    For a name that this home knows, only its own namespace is returned, since another cluster may no longer exist.
+    Without a name, namespaces of servers that were stopped from here are omitted.
+    """
+    if name is not None and not SERVER_NAME.match(name):
+        return ()
+    known = runs_by_name(home)
+    newest = (runs[0] for runs in ([known[name]] if name in known else known.values()) if runs)
+    plans = (run.read_any("plan.json") for run in newest if name is not None or not (run.path / EXIT_FILE).is_file())
+    found = (plan["kubernetes"] for plan in plans if isinstance(plan.get("kubernetes"), dict))
+    return tuple(
+        sorted({Cluster(said.get("context") or "", said["namespace"]) for said in found if "namespace" in said})
+    )
 
 
 def _marks(each: Mapping[str, Any]) -> Mapping[str, str]:

@@ -16,8 +16,8 @@ from orchestrator.runtimes.base import HostRef, PodTargets, PreparedRun
 from orchestrator.runtimes.image import has_image, image_of
 from orchestrator.runtimes.kubernetes.autoscaling import autoscaling_of, autoscaling_problems
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, image_problems
-from orchestrator.runtimes.kubernetes.gateway import ANY_ADDRESS, command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
+from orchestrator.runtimes.kubernetes.manifests import ANY_ADDRESS, command_of_gateway
 from orchestrator.runtimes.kubernetes.pod import METRICS_PORT, PORT, cluster_of, model_path
 from orchestrator.runtimes.kubernetes.record import REPLICA, ROLE, object_name, selected
 from orchestrator.runtimes.labels import GATEWAY

@@ -13,9 +13,8 @@ from orchestrator.planner.planning import render_artifacts
 from orchestrator.runtimes.base import EXIT_FILE
 from orchestrator.runtimes.kubernetes.creation import create_deployment
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.namespaces import known_namespaces
 from orchestrator.runtimes.kubernetes.record import deployment_name, object_name
-from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
+from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime, known_namespaces
 from orchestrator.runtimes.labels import NAME, PLAN, PROFILE, RUN_DIR, URL
 
 RUNS = {"near": None, "blue": {"context": "one", "namespace": "web"}, "green": {"context": None, "namespace": "web"}}
@@ -66,7 +65,7 @@ def test_a_cluster_names_no_run_directory_of_a_server_that_was_just_started(
     done = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(made), stderr="")
     for verb in ("create", "apply", "change", "ask"):
         monkeypatch.setattr(Cluster, verb, lambda *_, **__: done)
-    monkeypatch.setattr("orchestrator.runtimes.kubernetes.port_forward._free_port", lambda: 1)
+    monkeypatch.setattr("orchestrator.runtimes.kubernetes.port_forward.free_port", lambda: 1)
     runtime, run_dir = KubernetesRuntime(Home(tmp_path)), tmp_path / "runs/owl/1"
     handle = runtime.start(render_artifacts(plan), name="owl", run_dir=run_dir, secrets={})
     assert (handle.name, handle.run_dir) == ("owl", str(run_dir))
