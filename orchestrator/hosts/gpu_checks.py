@@ -7,7 +7,7 @@ from itertools import groupby
 from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpus import VENDORS
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib, holders
-from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.hosts.report import Finding, fail, info, info_if, warn
 from orchestrator.plan.plan import Plan
 
 VRAM_IN_USE = "vram in use"  # name of the check that can pass later without any action
@@ -79,11 +79,9 @@ def compute_units(subject: CheckContext) -> Iterator[Finding]:
     if not needed or not known:
         return
     found = _each(known, [str(gpu.compute_units) for gpu in known])
-    if all(gpu.compute_units == needed for gpu in known):
-        yield info("compute units", found, str(needed))
-    else:
-        hint = "if the GPUs are partitioned: `sudo amd-smi set --compute-partition SPX`"
-        yield warn("compute units", found, str(needed), hint)
+    hint = "if the GPUs are partitioned: `sudo amd-smi set --compute-partition SPX`"
+    equal = all(gpu.compute_units == needed for gpu in known)
+    yield info_if(equal, warn, "compute units", found, str(needed), hint)
 
 
 def vram_size(subject: CheckContext) -> Iterator[Finding]:
@@ -91,11 +89,10 @@ def vram_size(subject: CheckContext) -> Iterator[Finding]:
     needed, known = subject.plan.hardware.vram_bytes, [gpu for gpu in subject.gpus if gpu.vram_bytes]
     if not known:
         return
-    found = _each(known, [gib(gpu.vram_bytes or 0) for gpu in known])
-    if min(gpu.vram_bytes or 0 for gpu in known) >= needed * _VRAM_TOLERANCE:
-        yield info("vram", found, gib(needed))
-    else:
-        yield fail("vram", found, gib(needed), "choose a profile for these GPUs, or undo their partition")
+    sizes = [gpu.vram_bytes or 0 for gpu in known]
+    hint = "choose a profile for these GPUs, or undo their partition"
+    enough = min(sizes) >= needed * _VRAM_TOLERANCE
+    yield info_if(enough, fail, "vram", _each(known, [gib(size) for size in sizes]), gib(needed), hint)
 
 
 def vram_use(subject: CheckContext) -> Iterator[Finding]:
@@ -125,11 +122,10 @@ def driver(subject: CheckContext) -> Iterator[Finding]:
     wanted = image_toolkit(subject.plan)
     if wanted is None or inventory.toolkit is None:
         yield info("driver", found)
-    elif carries(inventory.vendor, inventory.toolkit, wanted):
-        yield info("driver", found, f"{toolkit} {wanted} in the image")
     else:
         hint = f"install a driver for {toolkit} {wanted}, or choose an image for {toolkit} {inventory.toolkit}"
-        yield warn("driver", found, f"{toolkit} {wanted} in the image", hint)
+        supported = carries(inventory.vendor, inventory.toolkit, wanted)
+        yield info_if(supported, warn, "driver", found, f"{toolkit} {wanted} in the image", hint)
 
 
 def busy_gpus(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:

@@ -11,7 +11,7 @@ from orchestrator.engine.options import Meaning
 from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpus.inventory import GIB, gib
 from orchestrator.hosts.ports import plan_ports, port_holder
-from orchestrator.hosts.report import Finding, Level, fail, info, warn
+from orchestrator.hosts.report import Finding, Level, fail, info, info_if, warn
 from orchestrator.plan.host_needs import ranks_per_node
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
@@ -28,10 +28,9 @@ def devices(subject: CheckContext) -> Iterator[Finding]:
     found = subject.machine.devices
     listed = ", ".join(f"{device.path} ({device.group} {device.gid})" for device in found[:2])
     more = f" and {len(found) - 2} more" if len(found) > 2 else ""
-    if not any(device.path == "/dev/kfd" for device in found) or len(found) < 2:
-        yield fail("devices", listed or "none", "/dev/kfd and /dev/dri/renderD*", "`sudo modprobe amdgpu`")
-    else:
-        yield info("devices", listed + more, "/dev/kfd and /dev/dri/renderD*")
+    there = any(device.path == "/dev/kfd" for device in found) and len(found) > 1
+    needed = "/dev/kfd and /dev/dri/renderD*"
+    yield info_if(there, fail, "devices", listed + more or "none", needed, "`sudo modprobe amdgpu`")
 
 
 def memory(subject: CheckContext) -> Iterator[Finding]:
@@ -42,12 +41,8 @@ def memory(subject: CheckContext) -> Iterator[Finding]:
     copies = plan.replicas * (1 if plan.layout.dp_attention else plan.layout.dp)
     needed = plan.model.weight_bytes * copies
     shown = f"{gib(found.available)} available of {gib(found.total)}"
-    level = fail if needed > found.total else warn
-    if needed <= found.available:
-        yield info("memory", shown, f"{gib(needed)} for the weights")
-    else:
-        hint = "choose a smaller model or quantization, or another host"
-        yield level("memory", shown, f"{gib(needed)} for the weights", hint)
+    level, hint = fail if needed > found.total else warn, "choose a smaller model or quantization, or another host"
+    yield info_if(needed <= found.available, level, "memory", shown, f"{gib(needed)} for the weights", hint)
 
 
 def shared_memory(subject: CheckContext) -> Iterator[Finding]:
@@ -57,11 +52,8 @@ def shared_memory(subject: CheckContext) -> Iterator[Finding]:
     if plan.hardware.vendor == "cpu" or own or free is None:
         return
     needed = plan.hardware.container.shm_bytes or _SHM
-    if free >= needed:
-        yield info("shared memory", f"{gib(free)} free", gib(needed))
-    else:
-        hint = f"`sudo mount -o remount,size={needed // GIB}G /dev/shm`"
-        yield warn("shared memory", f"{gib(free)} free", gib(needed), hint)
+    hint = f"`sudo mount -o remount,size={needed // GIB}G /dev/shm`"
+    yield info_if(free >= needed, warn, "shared memory", f"{gib(free)} free", gib(needed), hint)
 
 
 def host_memory(subject: CheckContext) -> Iterator[Finding]:
@@ -106,10 +98,8 @@ def numa_balancing(subject: CheckContext) -> Iterator[Finding]:
     on = subject.machine.numa_balancing
     if subject.plan.hardware.vendor != "amd" or on is None:
         return
-    if on:
-        yield warn("numa balancing", "on", "off", "`echo 0 | sudo tee /proc/sys/kernel/numa_balancing`")
-    else:
-        yield info("numa balancing", "off", "off")
+    hint = "`echo 0 | sudo tee /proc/sys/kernel/numa_balancing`"
+    yield info_if(not on, warn, "numa balancing", "on" if on else "off", "off", hint)
 
 
 def kernel_options(subject: CheckContext) -> Iterator[Finding]:
@@ -118,11 +108,10 @@ def kernel_options(subject: CheckContext) -> Iterator[Finding]:
     if subject.plan.hardware.vendor != "amd" or not given:
         return
     missing = [option for option in ("iommu=pt", "pci=realloc=off") if option not in given]
-    if missing:
-        hint = f"add `{' '.join(missing)}` to GRUB_CMDLINE_LINUX, `sudo update-grub`, reboot"
-        yield warn("kernel options", f"without {' '.join(missing)}", "iommu=pt pci=realloc=off", hint)
-    else:
-        yield info("kernel options", "iommu=pt pci=realloc=off", "iommu=pt pci=realloc=off")
+    hint = f"add `{' '.join(missing)}` to GRUB_CMDLINE_LINUX, `sudo update-grub`, reboot"
+    needed = "iommu=pt pci=realloc=off"
+    found = f"without {' '.join(missing)}" if missing else needed
+    yield info_if(not missing, warn, "kernel options", found, needed, hint)
 
 
 def cpu_affinity(subject: CheckContext) -> Iterator[Finding]:
@@ -156,11 +145,8 @@ def disk_space(subject: CheckContext) -> Iterator[Finding]:
         disk, needed = disks[here[0].directory], sum(space.size for space in here)
         found = f"{gib(disk.free)} free on {disk.mount}"
         text = f"{gib(needed)} for {' and '.join(space.purpose for space in here)}"
-        if disk.free >= needed:
-            yield info("disk", found, text)
-        else:
-            hint = "free up space, or point `DEPLOY_HOME` at a larger disk"
-            yield fail("disk", found, text, hint)
+        hint = "free up space, or point `DEPLOY_HOME` at a larger disk"
+        yield info_if(disk.free >= needed, fail, "disk", found, text, hint)
 
 
 def ports(subject: CheckContext) -> Iterator[Finding]:
@@ -261,6 +247,5 @@ def _first(error: CheckpointError) -> str:
 
 
 def _variable(check: str, name: str, subject: CheckContext, what: str) -> Finding:
-    if subject.access.environ.get(name, "").strip():
-        return info(check, f"{name} is set", what)
-    return fail(check, f"{name} is not set", what, f"`export {name}=…`")
+    is_set = bool(subject.access.environ.get(name, "").strip())
+    return info_if(is_set, fail, check, f"{name} is {'set' if is_set else 'not set'}", what, f"`export {name}=…`")

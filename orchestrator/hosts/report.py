@@ -1,6 +1,6 @@
 """The preflight report: a table for people, JSON data for programs."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -51,6 +51,18 @@ def warn(check: str, found: str, needed: str, hint: str) -> Finding:
 def fail(check: str, found: str, needed: str, hint: str) -> Finding:
     """Return a finding that keeps the server from starting or serving."""
     return Finding(check=check, level=Level.FAIL, found=found, needed=needed, hint=expand_commands(hint))
+
+
+def info_if(
+    ok: bool,  # noqa: FBT001 - a condition, not a flag
+    otherwise: Callable[[str, str, str, str], Finding],
+    check: str,
+    found: str,
+    needed: str,
+    hint: str,
+) -> Finding:
+    """Return a finding that needs no action if `ok`, else that of `otherwise` (`warn` or `fail`) with its hint."""
+    return info(check, found, needed) if ok else otherwise(check, found, needed, hint)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from orchestrator.core.errors import HostError
-from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.hosts.report import Finding, fail, info, info_if, warn
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
@@ -80,11 +80,9 @@ def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
     needed = f"{count} {resource} on one node" if count else "a node"
     needed += f", {plan.replicas} times" if plan.replicas > 1 else ""
     found = f"{len(fitting)} of {len(nodes)} nodes" + (f" with `{selector}`" if selector else "")
-    if fitting and (not count or sum(gpus // count for gpus in fitting) >= plan.replicas):
-        yield info("nodes", found, needed)
-    else:
-        shown = cluster.shown("describe", "nodes")
-        yield warn("nodes", found, needed, f"{shown} shows their device plugin, labels and taints")
+    enough = bool(fitting) and (not count or sum(gpus // count for gpus in fitting) >= plan.replicas)
+    hint = f"{cluster.shown('describe', 'nodes')} shows their device plugin, labels and taints"
+    yield info_if(enough, warn, "nodes", found, needed, hint)
 
 
 def _there(cluster: Cluster, kind: str, name: str) -> Finding:

@@ -5,7 +5,7 @@ from typing import Final
 
 from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpus.inventory import gib
-from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.hosts.report import Finding, fail, info_if, warn
 from orchestrator.runtimes.supervisor.interpreter import compiler, interpreter
 
 
@@ -25,11 +25,10 @@ def locked_memory(subject: CheckContext) -> Iterator[Finding]:
     limit = subject.machine.memlock
     if subject.plan.hardware.vendor == "cpu" or limit is None:
         return
-    if limit == float("inf"):
-        yield info("memlock", "unlimited", "unlimited")
-    else:
-        hint = f"`echo '{subject.machine.user} - memlock unlimited' | sudo tee -a /etc/security/limits.conf`"
-        yield warn("memlock", gib(limit), "unlimited", f"{hint}, then log in again")
+    unlimited = limit == float("inf")
+    hint = f"`echo '{subject.machine.user} - memlock unlimited' | sudo tee -a /etc/security/limits.conf`"
+    found = "unlimited" if unlimited else gib(limit)
+    yield info_if(unlimited, warn, "memlock", found, "unlimited", f"{hint}, then log in again")
 
 
 CHECKS: Final = (device_access, locked_memory, interpreter, compiler)

@@ -8,7 +8,7 @@ from orchestrator.core.text import parse_json
 from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpu_checks import carries
 from orchestrator.hosts.gpus import VENDORS
-from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.hosts.report import Finding, fail, info, info_if, warn
 from orchestrator.hosts.venvs.venv import built_interpreter
 from orchestrator.plan.plan import Plan
 
@@ -52,11 +52,9 @@ def interpreter(subject: CheckContext) -> Iterator[Finding]:
         yield fail("interpreter", found, "a Python that has sglang", "choose another: `--set engine.python=PATH`")
         return
     shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    if versions["sglang"] == engine.version:
-        yield info("interpreter", shown, f"sglang {engine.version}")
-    else:
-        hint = "the plan is for another version: `--set engine.version=…`, or choose another interpreter"
-        yield fail("interpreter", shown, f"sglang {engine.version}", hint)
+    hint = "the plan is for another version: `--set engine.version=…`, or choose another interpreter"
+    same = versions["sglang"] == engine.version
+    yield info_if(same, fail, "interpreter", shown, f"sglang {engine.version}", hint)
     yield from _torch(subject, versions)
 
 
@@ -73,14 +71,9 @@ def compiler(subject: CheckContext) -> Iterator[Finding]:
     """Check for `nvcc`: flashinfer compiles its sampling kernels at their first use."""
     if subject.plan.hardware.vendor != "nvidia":
         return
-    found = subject.access.runner(("sh", "-c", _NVCC)).stdout.strip()
-    needed = "to compile kernels at their first use"
-    if found:
-        yield info("nvcc", found.splitlines()[-1], needed)
-    else:
-        yield warn(
-            "nvcc", "neither on the PATH nor in CUDA_HOME", needed, "install the CUDA toolkit, or `export CUDA_HOME=…`"
-        )
+    path = subject.access.runner(("sh", "-c", _NVCC)).stdout.strip().rpartition("\n")[2]
+    found, needed = path or "neither on the PATH nor in CUDA_HOME", "to compile kernels at their first use"
+    yield info_if(bool(path), warn, "nvcc", found, needed, "install the CUDA toolkit, or `export CUDA_HOME=…`")
 
 
 def _torch(subject: CheckContext, versions: Mapping[str, str | None]) -> Iterator[Finding]:
