@@ -24,7 +24,7 @@ def server_state(inspected: Mapping[str, Any]) -> ServerState:  # Any: JSON of t
         restarts=inspected["RestartCount"],
         started_at=state["StartedAt"] if started else None,
         ended_at=state["FinishedAt"] if started and not alive else None,
-        detail=_running(inspected) if alive else _ended(inspected),
+        detail=_detail(inspected),
     )
 
 
@@ -49,37 +49,28 @@ def state_of_ranks(ranks: Sequence[tuple[str, ServerState]]) -> ServerState:
     return replace(state, status=Status.EXITED, started_at=first.started_at, detail=detail)
 
 
-def _again(inspected: Mapping[str, Any]) -> str:
+def _detail(inspected: Mapping[str, Any]) -> str:
+    state, restarts = inspected["State"], inspected["RestartCount"]
     limit = inspected["HostConfig"]["RestartPolicy"]["MaximumRetryCount"]
-    return f"restarted {inspected['RestartCount']} of {limit} times"
-
-
-def _restarts(inspected: Mapping[str, Any]) -> bool:
-    return bool(inspected["HostConfig"]["RestartPolicy"]["MaximumRetryCount"])
-
-
-def _running(inspected: Mapping[str, Any]) -> str:
-    state = inspected["State"]
-    if state["Status"] == "running":
-        return _again(inspected) if inspected["RestartCount"] else ""
-    if not _restarts(inspected):
-        return str(state["Status"])
-    return f"{state['Status']}, {_again(inspected)}, last exit code {state['ExitCode']}"
-
-
-def _ended(inspected: Mapping[str, Any]) -> str:
-    state = inspected["State"]
-    if state["Status"] == "created":
-        return "created and never started"
-    if state["OOMKilled"]:
-        return f"killed: the host ran out of memory, {_again(inspected)}"
-    if state["ExitCode"] == 0:
-        return "exited with code 0"
-    if not _restarts(inspected):
-        return describe_exit(state["ExitCode"])
-    if inspected["RestartCount"] >= inspected["HostConfig"]["RestartPolicy"]["MaximumRetryCount"]:
-        return f"reached the restart limit ({_again(inspected)}), last exit code {state['ExitCode']}"
-    # Docker restarts a failed container unless it was asked to stop, so an exit below the limit was requested. A clean
-    # stop of sglang exits with 137: after the drain it kills its own process tree (0.5.14,
-    # tokenizer_manager.py:2612-2656).
-    return f"stopped by a command or with the Docker daemon, exit code {state['ExitCode']}"
+    again, code = f"restarted {restarts} of {limit} times", state["ExitCode"]
+    match state["Status"]:
+        case "running":
+            detail = again if restarts else ""
+        case "restarting" | "paused" as status:
+            detail = f"{status}, {again}, last exit code {code}" if limit else status
+        case "created":
+            detail = "created and never started"
+        case _ if state["OOMKilled"]:
+            detail = f"killed: the host ran out of memory, {again}"
+        case _ if code == 0:
+            detail = "exited with code 0"
+        case _ if not limit:
+            detail = describe_exit(code)
+        case _ if restarts >= limit:
+            detail = f"reached the restart limit ({again}), last exit code {code}"
+        # Docker restarts a failed container unless it was asked to stop, so an exit below the limit was requested. A
+        # clean stop of sglang exits with 137: after the drain it kills its own process tree (0.5.14,
+        # tokenizer_manager.py:2612-2656).
+        case _:
+            detail = f"stopped by a command or with the Docker daemon, exit code {code}"
+    return detail
