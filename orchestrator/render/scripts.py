@@ -54,7 +54,9 @@ def server_script(artifacts: Artifacts) -> str:
     """Return the shell script that starts a server; comments at its top name the origin of each setting."""
     plan = artifacts.plan
     lines = ["#!/bin/sh", _comment(f"{plan.profile}: {plan.description}"), "#"]
-    lines += [*origin_lines(plan), *warning_lines(plan), "set -eu"]
+    settings: list[tuple[str, Flag | EnvVar]] = [(" ".join(flag.argv), flag) for flag in plan.flags]
+    settings += [(f"{variable.name}={variable.value}", variable) for variable in plan.env]
+    lines += [*_origins(settings), *warning_lines(plan), "set -eu"]
     if artifacts.command.in_home:
         lines += [f"CDPATH= cd -- {SHELL_HOME}", "export PYTHONSAFEPATH=1  # nothing in that folder is imported"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
@@ -102,17 +104,8 @@ def _executed(artifacts: Artifacts) -> Iterator[str]:
     yield f"exec {command}\n"
 
 
-def origin_lines(plan: Plan) -> Iterator[str]:
-    """Yield one comment per setting: its origin, the setting, its source."""
-    return _origins(
-        [
-            *((" ".join(flag.argv), flag) for flag in plan.flags),
-            *((f"{variable.name}={variable.value}", variable) for variable in plan.env),
-        ]
-    )
-
-
 def _origins(settings: Sequence[tuple[str, Flag | EnvVar]]) -> Iterator[str]:
+    """Yield one comment per setting: its origin, the setting, its source."""
     width = max((len(text) for text, _ in settings), default=0)
     for text, setting in settings:
         yield _comment(f"{setting.origin:<9}  {text:<{width}}  {setting.source}").rstrip()

@@ -8,7 +8,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.core.text import parse_json
 from orchestrator.hosts.context import CheckContext, DiskNeed
-from orchestrator.hosts.report import Finding, fail, info, warn
+from orchestrator.hosts.report import Finding, fail, info, info_if, warn
 from orchestrator.hosts.survey import Runner
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.plan.networks import NO_RDMA, ranks_use_rdma, transfer_uses_rdma
@@ -47,9 +47,9 @@ def image(subject: CheckContext) -> Iterator[Finding]:
         return
     if plan.prebuilt_image:
         pushed = f"`deploy build PROFILE --tag {name.partition('@')[0]} --push` builds it"
-        yield info("image", "there", name) if digests else fail("image", "no such image", name, pushed)
-        return
-    yield from _base_found(engine, name, digests)
+        yield info_if(bool(digests), fail, "image", "there" if digests else "no such image", name, pushed)
+    else:
+        yield _base_found(engine, name, digests)
 
 
 def _not_queried(subject: CheckContext, name: str, error: str) -> Finding:
@@ -67,20 +67,16 @@ def _not_queried(subject: CheckContext, name: str, error: str) -> Finding:
     return warn("image", f"cannot query the registry: {why}", name, hint)
 
 
-def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Iterator[Finding]:
+def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Finding:
+    if not digests and not engine.image_digest and engine.image_fallbacks:
+        return warn("image", "no such tag", name, f"`{'`, then `'.join(engine.image_fallbacks)}` is tried instead")
     if not digests:
-        others = () if engine.image_digest else engine.image_fallbacks
-        hint = "dated tags get deleted: pin another tag in the engine's file"
-        if others:
-            yield warn("image", "no such tag", name, f"`{'`, then `'.join(others)}` is tried instead")
-        else:
-            yield fail("image", "no such tag", name, hint)
-    elif engine.image_digest and engine.image_digest not in digests:
+        return fail("image", "no such tag", name, "dated tags get deleted: pin another tag in the engine's file")
+    if engine.image_digest and engine.image_digest not in digests:
         hint = "the tag has moved: pin the tested digest, or test the new image and pin its digest in the engine's file"
         level = fail if len(digests) == 1 else warn  # the digest of a multi-platform index is not reported
-        yield level("image", f"{min(digests)[:19]}…", f"{engine.image_digest[:19]}…", hint)
-    else:
-        yield info("image", "there", name)
+        return level("image", f"{min(digests)[:19]}…", f"{engine.image_digest[:19]}…", hint)
+    return info("image", "there", name)
 
 
 def rdma(subject: CheckContext) -> Iterator[Finding]:

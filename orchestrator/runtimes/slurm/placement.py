@@ -59,7 +59,8 @@ def wait_for_node(
             f"{pending_reason(job)}; gave up after {limit:g} s", hint="; ".join(filter(None, [longer, hint]))
         )
     if not job.node:
-        raise StartError(f"job {number} ended before it started: {exit_reason(job) or job.state}", hint=_show(number))
+        hint = f"`scontrol show job {number}` shows details"
+        raise StartError(f"job {number} ended before it started: {exit_reason(job) or job.state}", hint=hint)
     note(f"job {number} is running on {job.node}")
     return job
 
@@ -71,7 +72,3 @@ def _known(number: str) -> Job:
             f"job {number} disappeared from Slurm before it started", hint="`sacct` may have a record of the job"
         )
     return job
-
-
-def _show(number: str) -> str:
-    return f"`scontrol show job {number}` shows details"
