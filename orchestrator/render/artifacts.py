@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from orchestrator.engine.disaggregation import gateway_words
-from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, PodDiscovery, gateway_argv, worker_words
+from orchestrator.engine.gateway import (
+    IMAGE_DIR,
+    IN_IMAGE_PACKAGES,
+    LAUNCHER,
+    GatewayLaunch,
+    PodDiscovery,
+    gateway_argv,
+    worker_words,
+)
 from orchestrator.engine.launch import Launch, launch_argv
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Gateway, Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
@@ -114,9 +122,11 @@ def gateway_command(
     host: str | None = None,
     metrics_host: str | None = None,
     pods: PodDiscovery | None = None,
+    in_image: bool = False,
 ) -> Command:
     """Return the command that starts the gateway of a plan, which routes to the replicas or to discovered `pods`.
 
+    `in_image` means that the launcher and the gateway's packages are those of the plan's image.
     By default, metrics are served on the loopback interface only, because the gateway's metrics port needs no API key.
     Raises ValueError if the plan has no gateway.
     """
@@ -132,7 +142,9 @@ def gateway_command(
         options=[option.argv for option in plan.gateway.options],
         pods=pods,
     )
-    return Command(argv=gateway_argv(launch, python=python, launcher=launcher), env=(), in_home=False)
+    launcher = f"{IMAGE_DIR}/{LAUNCHER}" if in_image else launcher
+    env = (("PYTHONPATH", IN_IMAGE_PACKAGES),) if in_image else ()
+    return Command(argv=gateway_argv(launch, python=python, launcher=launcher), env=env, in_home=False)
 
 
 def _workers(plan: Plan) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ STEPS = (
     "files.remove_file(here / 'a')",
     "subprocesses.follow(['true'], str)",
     "subprocesses.run_attached(['true'])",
-    "patched_copies._remove(here / 'folder', here, ())",
+    "patched._remove(here / 'folder', here, ())",
 )
 
 
@@ -69,9 +69,7 @@ STEPS = (
 def test_what_cannot_be_undone_says_so_itself(gone: int, tmp_path: Path, step: str) -> None:
     """No command has to; a cache is made again by the next one."""
     (tmp_path / "folder").mkdir()
-    known = (
-        "from orchestrator.core import files, subprocesses; from orchestrator.runtimes.supervisor import patched_copies"
-    )
+    known = "from orchestrator.core import files, subprocesses; from orchestrator.runtimes.supervisor import patched"
     done = run(f"from pathlib import Path; here = Path({str(tmp_path)!r}); {known}\n{step}; {WRITE}", stdout=gone)
     assert done.returncode == (0 if step in STEPS else 141), done.stderr
 

@@ -54,12 +54,13 @@ class _Recipe:
     shim: tuple[Path, ...]
 
     @classmethod
-    def read(cls, requirements: Path, shim: Path) -> "_Recipe":
+    def read(cls, requirements: Path, shim: Path | None = None) -> "_Recipe":
         try:
             torch = _TORCH.search(requirements.read_text())
         except FileNotFoundError as error:
             raise BuildError(f"no requirement file `{requirements.name}` found", location=str(requirements)) from error
         on_cpu = torch is not None and torch["platform"] == "cpu"
+        shim = shim or data_root() / "images" / _SHIM
         files = sorted(file for file in shim.iterdir() if file.is_file()) if on_cpu else []
         return cls(requirements=requirements, torch=torch, shim=tuple(files))
 
@@ -102,21 +103,23 @@ def built_interpreter(engine: Engine, home: Home) -> str | None:
 
     An interpreter named in the engine's file comes first.
     """
-    if engine.python is not None or engine.requirements is None:
+    if engine.python is not None:
         return engine.python
-    requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements)
-    if requirements is None:
+    if (recipe := _recipe(engine, home)) is None:
         return None
-    folder = _folder(_Recipe.read(requirements, data_root() / "images" / _SHIM), home)
+    folder = _folder(recipe, home)
     return str(folder / "bin" / "python") if _complete(folder) else None
 
 
 def bytes_to_install(engine: Engine, home: Home) -> int | None:
     """Return the size of the engine's missing environment; 0 if its file does not state it, None if none is missing."""
+    recipe = _recipe(engine, home)
+    return None if recipe is None or built_interpreter(engine, home) is not None else recipe.installed_bytes
+
+
+def _recipe(engine: Engine, home: Home) -> _Recipe | None:
     requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements) if engine.requirements else None
-    if requirements is None or built_interpreter(engine, home) is not None:
-        return None
-    return _Recipe.read(requirements, data_root() / "images" / _SHIM).installed_bytes
+    return _Recipe.read(requirements) if requirements else None
 
 
 def ensure_venv(requirements: Path, *, home: Home, progress: Progress, shim: Path | None = None) -> Venv:
@@ -126,7 +129,7 @@ def ensure_venv(requirements: Path, *, home: Home, progress: Progress, shim: Pat
     Concurrent builds of one environment wait for each other. A failed or interrupted build leaves no files behind.
     Raises HostError if the disk has no room for it, and BuildError with the last lines of uv if the build fails.
     """
-    recipe = _Recipe.read(requirements, shim or data_root() / "images" / _SHIM)
+    recipe = _Recipe.read(requirements, shim)
     digest, folder = recipe.digest, _folder(recipe, home)
     environment = Venv(python=folder / "bin" / "python", digest=digest, built=False)
     if _complete(folder):

@@ -10,7 +10,6 @@ from typing import Final
 from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import StartError
 from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
-from orchestrator.engine.gateway import IMAGE_DIR, IN_IMAGE_PACKAGES, LAUNCHER
 from orchestrator.engine.launch import rank_argv
 from orchestrator.plan.networks import ranks_use_rdma, transfer_uses_rdma
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
@@ -70,11 +69,11 @@ class ContainerSpec:
 
     image: str
     needs: ContainerRequirements
-    mounts: tuple[Mount, ...]
-    caches: tuple[CacheVolume, ...]
-    publish: tuple[str, int, int] | None  # host address, host port, container port; None: host network
-    restarts: int  # restarts after a failure
     stop_grace: int  # seconds
+    mounts: tuple[Mount, ...] = ()
+    caches: tuple[CacheVolume, ...] = ()
+    publish: tuple[str, int, int] | None = None  # host address, host port, container port; None: host network
+    restarts: int = MAX_RESTARTS  # restarts after a failure
     rank_hosts: tuple[str, ...] = ()  # ssh URLs of the hosts of ranks 1, 2, …; the same container starts on each
     head_address: str = ""  # of the host of rank 0, as these reach it
     interfaces: tuple[str, ...] = ()  # of each rank: the one from which it reaches that address, "" if unknown
@@ -99,19 +98,8 @@ def render(
 
 
 def _gateway(plan: Plan, image: str) -> Artifacts:
-    spec = ContainerSpec(
-        image=image,
-        needs=_NOTHING,
-        mounts=(),
-        caches=(),
-        publish=None,
-        restarts=MAX_RESTARTS,
-        stop_grace=plan.timeouts.termination_grace,
-    )
-    command = replace(
-        gateway_command(plan, launcher=f"{IMAGE_DIR}/{LAUNCHER}"), env=(("PYTHONPATH", IN_IMAGE_PACKAGES),)
-    )
-    return Artifacts(plan=plan, command=command, build=None, spec=spec)
+    spec = ContainerSpec(image=image, needs=_NOTHING, stop_grace=plan.timeouts.termination_grace)
+    return Artifacts(plan=plan, command=gateway_command(plan, in_image=True), build=None, spec=spec)
 
 
 def spec_of(artifacts: Artifacts) -> ContainerSpec:

@@ -6,7 +6,6 @@ Equal plans give equal objects.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -121,14 +120,13 @@ def command_of_gateway(plan: Plan, name: str) -> Command:
     separately.
     """
     cluster, port = cluster_of(plan), replica_plans(plan)[0].server.port
-    command = gateway_command(
+    return gateway_command(
         plan,
-        launcher=f"{gateway.IMAGE_DIR}/{gateway.LAUNCHER}",
+        in_image=True,
         host=ANY_ADDRESS,
         metrics_host=ANY_ADDRESS if cluster.allowed_scrapers else LOOPBACK,
         pods=gateway.PodDiscovery(namespace=cluster.namespace, labels={NAME: name, ROLE: REPLICA}, port=port),
     )
-    return replace(command, env=(("PYTHONPATH", gateway.IN_IMAGE_PACKAGES),))
 
 
 def _of_gateway(plan: Plan, name: str) -> dict[str, object]:

@@ -52,7 +52,7 @@ from orchestrator.runtimes.process.stop import ask, is_serving, quarantine_recor
 from orchestrator.runtimes.replicas import may_coexist, replica_number, run_root, with_roles
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.supervisor.main import StartRequest
-from orchestrator.runtimes.supervisor.patched_copies import copies
+from orchestrator.runtimes.supervisor.patched import copies
 from orchestrator.runtimes.supervisor.record import (
     FILE,
     Record,
@@ -83,7 +83,7 @@ class ProcessRuntime(Runtime):
     render = Imported("orchestrator.runtimes.supervisor.prepare:rendered")
     files = Imported("orchestrator.runtimes.supervisor.prepare:launcher_files")
     prepare = Imported("orchestrator.runtimes.supervisor.prepare:prepare")
-    kernel_store = Imported("orchestrator.runtimes.supervisor.kernels:kernel_store")
+    kernel_store = Imported("orchestrator.runtimes.supervisor.prepare:kernel_store")
     builtin_tables = Imported("orchestrator.runtimes.supervisor.prepare:own_tables")
 
     @classmethod

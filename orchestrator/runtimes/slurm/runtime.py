@@ -57,7 +57,7 @@ from orchestrator.runtimes.slurm.record import (
 )
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_name, job_of, job_options, job_script
 from orchestrator.runtimes.slurm.state import is_stale, kept_state, state_of
-from orchestrator.runtimes.supervisor.patched_copies import copies
+from orchestrator.runtimes.supervisor.patched import copies
 from orchestrator.runtimes.supervisor.record import CONFIG, read_record
 from orchestrator.runtimes.supervisor.request import start_request
 
@@ -83,7 +83,7 @@ class SlurmRuntime(Runtime):
     files = Imported("orchestrator.runtimes.slurm.spec:files")
     prepare = Imported("orchestrator.runtimes.slurm.spec:prepare")
     # The nodes share this user's home directory, or keep caches of their own.
-    kernel_store = Imported("orchestrator.runtimes.supervisor.kernels:kernel_store")
+    kernel_store = Imported("orchestrator.runtimes.supervisor.prepare:kernel_store")
     builtin_tables = Imported("orchestrator.runtimes.slurm.spec:tables")
     external_image = Imported("orchestrator.runtimes.slurm.spec:external_image")
     saved_state = staticmethod(kept_state)

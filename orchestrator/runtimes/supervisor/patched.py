@@ -1,4 +1,4 @@
-"""A patched copy of an interpreter's sglang, first on PYTHONPATH.
+"""Patched copies of an interpreter's sglang, first on PYTHONPATH, and the servers that run from them.
 
 Every process of the server imports it, and its JIT compiles the sources in it. The installation is not changed, and
 other packages are imported from there.
@@ -14,8 +14,10 @@ other packages are imported from there.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -24,12 +26,16 @@ from orchestrator.core.errors import BuildError, PatchError
 from orchestrator.core.files import atomic_write, copy_tree, remove_file, remove_tree
 from orchestrator.core.locks import file_lock
 from orchestrator.core.safe_paths import FileName
+from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.core.subprocesses import CompletedProgram, run
 from orchestrator.core.text import parse_json
 from orchestrator.images.receipt import ImageReceipt, parse_receipt
 from orchestrator.images.sources import program_paths
 from orchestrator.patches.ledger import manifest
 from orchestrator.patches.schema import AddedFile, Diff, Patch
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.runtimes.base import Cache, Runtime, Status
+from orchestrator.runtimes.replicas import run_root
 
 _FINDS: Final = 60.0  # seconds for an interpreter to report its imports; another program might never end
 _RECEIPT: Final = "receipt.json"
@@ -213,3 +219,61 @@ def receipt_of(folder: Path) -> ImageReceipt | None:
     except (OSError, ValueError):
         return None
     return receipt if whole else None
+
+
+def copies(packages: Path, runtime: Runtime) -> tuple[Cache, ...]:
+    """Return the copies below a folder, sorted by name; only servers of that runtime run from them.
+
+    Raises HostError if its servers cannot be listed.
+    """
+    if not packages.is_dir():
+        return ()
+    used = list(_used(runtime))
+    folders = sorted(path for path in packages.iterdir() if path.is_dir())
+    return tuple(_copy(folder, packages, tuple(name for name, at in used if at == str(folder))) for folder in folders)
+
+
+def _copy(folder: Path, packages: Path, servers: tuple[str, ...]) -> Cache:
+    """Return a copy with its own disk usage and its servers."""
+    receipt = receipt_of(folder)
+    source = receipt.sources.get("sglang") if receipt else None
+    version = source.version if source else None
+    patches = (record.id for record in receipt.patches if record.files) if receipt else ()
+    return Cache(
+        kind="patched copy",
+        place=str(folder),
+        made_for={"sglang": version or "not whole", "patches": ", ".join(patches)},
+        size=sum(_own_bytes(folder)),
+        used_by=servers,
+        remove=partial(_remove, folder, packages, servers),
+    )
+
+
+def _remove(folder: Path, packages: Path, servers: Sequence[str]) -> bool:
+    """Remove a copy that no server runs from, once no command is making it."""
+    if servers:
+        return False
+    ignore_sigpipe()
+    with file_lock(folder.with_suffix(".lock"), Progress()):
+        remove_tree(folder, within=packages, ignore_errors=False)
+    return True
+
+
+def _own_bytes(folder: Path) -> Iterator[int]:
+    """Yield the size of each file with a single link; the others are shared with the installation."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # a server that writes bytecode renames temporary files
+                status = os.lstat(f"{place}/{name}")
+                if status.st_nlink == 1:
+                    yield status.st_size
+
+
+def _used(runtime: Runtime) -> Iterator[tuple[str, str]]:
+    """Yield the name of each running or pending server with its copy."""
+    for unit in runtime.find():
+        if unit.state.status not in {Status.RUNNING, Status.PENDING}:
+            continue
+        with suppress(KeyError, TypeError):  # a run without patches has no receipt
+            receipt = RunDir(run_root(Path(unit.run_dir))).read_any("patches.json")
+            yield unit.name, str(Path(receipt["sources"]["sglang"]["root"]).parents[1])

@@ -1,9 +1,11 @@
 """The preparation of a process: a Python with the engine, and its sources with the plan's patches."""
 
+import json
 import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -13,11 +15,14 @@ from orchestrator.core.console import Progress, note, warn
 from orchestrator.core.errors import BuildError, HostError, KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import run
+from orchestrator.core.text import parse_json
 from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.hosts.venvs.venv import engine_python, ensure_venv
 from orchestrator.images.patch_drift import found_at_start, unexpected_patches
 from orchestrator.images.sources import carried_patches
+from orchestrator.kernels.disk.archive import KernelStore
 from orchestrator.kernels.disk.files import tables_below
+from orchestrator.kernels.disk.kernel_folders import KernelFolders
 from orchestrator.patches.ledger import read_diffs
 from orchestrator.patches.schema import AddedFile
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, DetectedPatches, Gateway, Plan
@@ -42,6 +47,22 @@ from orchestrator.runtimes.supervisor.patched import (
 _PATH: Final = "PYTHONPATH"
 _ANSWERS: Final = 300.0  # seconds for a program in the interpreter: imports take 9 s, 35 s on a busy host
 _ASKED: Final = "$PATCHED_SGLANG"  # a placeholder in scripts
+# What compiles, and what is compiled in: a kernel of another version is stale, and ninja's records have the prefix.
+_PACKAGES: Final = (
+    *("sglang", "sglang-kernel", "sgl-kernel", "torch", "triton", "pytorch-triton-rocm", "apache-tvm-ffi", "tilelang"),
+    *("flashinfer-python", "flashinfer-cubin", "deep-gemm", "amd-aiter", "aiter", "flydsl"),
+)
+_VERSIONS: Final = """
+import json, platform, sys
+from importlib.metadata import PackageNotFoundError, version
+found = {"python": platform.python_version(), "prefix": sys.prefix}
+for name in json.load(sys.stdin):
+    try:
+        found[name] = version(name)
+    except PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -> Artifacts:
@@ -215,3 +236,23 @@ def _env(command: Command, sources: SourcePatches, copy: PatchedCopy) -> tuple[t
     env = {name: table_in(copy.folder, value) if value in sources.tables else value for name, value in command.env}
     before = env.get(_PATH, os.environ.get(_PATH))
     return tuple(sorted({**env, _PATH: os.pathsep.join(filter(None, [copy.python_path, before]))}.items()))
+
+
+def kernel_store(prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:  # noqa: ARG001 - of this user
+    """Return the folders of the server; None if its interpreter is on its node only."""
+    if prepared.engine is None:
+        return None
+    first = next(iter(prepared.artifacts.replicas), prepared.artifacts)
+    tree = first.plan.engine.aiter_dir  # in a pod that is the image
+    return KernelFolders.of(
+        dict(first.command.env),
+        partial(_package_versions, prepared.engine),
+        aiter_dir=tree if tree is not None and Path(tree).is_dir() else None,
+    )
+
+
+def _package_versions(engine: EnginePython) -> Mapping[str, str]:
+    done = engine.run(_VERSIONS, json.dumps(_PACKAGES))
+    if not done.ok:
+        raise HostError("cannot read the versions of the engine's packages", details=done.stderr.strip())
+    return {str(name): str(value) for name, value in parse_json(done.stdout.splitlines()[-1]).items()}

@@ -1,0 +1,153 @@
+"""Environments of engines: their keys, what is refused before a build, what uv says and is told. Nothing is built."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError, HostError
+from orchestrator.core.paths import Home, data_root
+from orchestrator.hosts.venvs.installer import _run, hint, pip_settings_for_uv
+from orchestrator.hosts.venvs.venv import _Recipe, ensure_venv
+
+CPU = "torch==2.13.0+cpu\nsglang==0.5.14\n"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A requirement file and a shim."""
+    (tmp_path / "cpu_shim").mkdir()
+    (tmp_path / "cpu_shim/shim.py").write_text("")
+    (tmp_path / "engine.txt").write_text(CPU)
+    return tmp_path
+
+
+def test_shipped_list_pins_every_package_and_asks_for_the_cpu_build_of_torch() -> None:
+    lines = (data_root() / "images/sglang-cpu-0.5.14.txt").read_text().splitlines()
+    packages = [line for line in lines if line and not line.startswith("#")]
+
+    assert "torch==2.13.0+cpu" in packages
+    assert "sglang==0.5.14" in packages
+    assert all(package.count("==") == 1 for package in packages)
+
+
+def test_key_changes_with_the_list_and_with_the_shim(images: Path) -> None:
+    first = _Recipe.read(images / "engine.txt", images / "cpu_shim").digest
+    (images / "cpu_shim/shim.py").write_text("changed")
+    second = _Recipe.read(images / "engine.txt", images / "cpu_shim").digest
+    (images / "engine.txt").write_text(CPU + "h11==0.16.0\n")
+    third = _Recipe.read(images / "engine.txt", images / "cpu_shim").digest
+
+    assert len({first, second, third}) == 3
+
+
+def test_shim_belongs_to_a_cpu_torch_only(images: Path) -> None:
+    (images / "engine.txt").write_text("torch==2.13.0+cu130\n")
+
+    assert _Recipe.read(images / "engine.txt", images / "cpu_shim").shim == ()
+
+
+def test_finished_environment_is_reused(images: Path, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    folder = home.environments / _Recipe.read(images / "engine.txt", images / "cpu_shim").digest[:16]
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/python").write_text("")
+    (folder / "environment.json").write_text("{}")
+
+    environment = ensure_venv(images / "engine.txt", home=home, progress=Progress(), shim=images / "cpu_shim")
+
+    assert (environment.python, environment.built) == (folder / "bin/python", False)
+
+
+def test_list_that_is_not_there_is_named(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"no requirement file `other\.txt`"):
+        ensure_venv(images / "other.txt", home=Home(tmp_path), progress=Progress())
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("Because there is no version of torch==2.13.0+cpu and you require torch==2.13.0+cpu", "PIP_FIND_LINKS"),
+        ("Caused by: No space left on device (os error 28)", "DEPLOY_HOME"),
+        ("Because there is no version of orjson==3 and you require orjson==3", "PIP_INDEX_URL"),
+    ],
+)
+def test_hint_follows_from_what_uv_said(said: str, advice: str) -> None:
+    assert advice in hint(said)
+
+
+def test_an_environment_that_the_disk_cannot_hold_is_refused_before_it_is_begun(tmp_path: Path) -> None:
+    requirements = tmp_path / "engine-1.txt"
+    requirements.write_text("# Installed size: 900,000,000 MB (an engine of tomorrow)\npackaging==26.0\n")
+    home = Home(tmp_path / "home")
+    with pytest.raises(HostError, match=r"not enough disk space: 900000\.0 GB needed, [\d.]+ GB free") as refused:
+        ensure_venv(requirements, home=home, progress=Progress())
+    assert "DEPLOY_HOME" in refused.value.hint
+    assert [path.suffix for path in home.environments.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("engine", ["sglang-cpu-0.5.14", "sglang-cuda-0.5.16", "lm-eval-0.4.13", "smg-1.13.0"])
+def test_a_shipped_requirement_file_names_its_size(engine: str) -> None:
+    assert "\n# Installed size: " in (data_root() / "images" / f"{engine}.txt").read_text()
+
+
+# Recorded, shortened: uv 0.13.9 with its output in a pipe.
+UV = """\
+Using Python 3.11.7 environment at: 4f799c5ef15ade56
+Resolved 101 packages in 238ms
+Downloading scipy (33.7MiB)
+Downloading sentencepiece (1.6MiB)
+Downloading hf-xet (4.1MiB)
+ Downloaded sentencepiece
+Prepared 101 packages in 3.44s
+ + scipy==1.17.1"""
+
+
+class Recording(Progress):
+    """Keeps what a log and what a terminal would show."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.beside: list[str] = []
+
+    def update(self, text: str, *, stage: str | None = None, transient: str = "") -> None:  # noqa: ARG002 - recorded alone
+        if text not in self.lines:
+            self.lines.append(text)
+        self.beside.append(transient)
+
+
+def test_what_uv_does_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def follow(_argv: object, take: object, **_: object) -> int:
+        assert callable(take)
+        for line in UV.splitlines():
+            take(line)
+        return 0
+
+    monkeypatch.setattr("orchestrator.core.subprocesses.follow", follow)
+    progress = Recording()
+    _run("installing", ["uv"], Path("sglang.txt"), progress, cwd=Path(), env={})
+
+    assert progress.lines == ["environment `sglang`: installing"]
+    assert "Downloading scipy (33.7MiB)" in progress.beside
+
+
+def test_uv_is_told_what_pip_knows_of_indexes_and_certificates() -> None:
+    listed = """\
+:env:.index-url='https://mirror.example/simple'
+global.cert='/etc/ssl/certs/ca-certificates.crt'
+global.extra-index-url='https://a.example/simple https://b.example/simple'
+global.index-url='https://old.example/simple'
+global.timeout='60'
+install.find-links='\\n/opt/wheels\\n/opt/more'"""
+    assert pip_settings_for_uv(listed, {}) == {
+        "UV_DEFAULT_INDEX": "https://mirror.example/simple",
+        "UV_INDEX": "https://a.example/simple https://b.example/simple",
+        "UV_FIND_LINKS": "/opt/wheels,/opt/more",
+        "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt",
+    }
+
+
+def test_what_uv_is_told_itself_stands() -> None:
+    listed = "global.index-url='https://mirror.example/simple'"
+    assert pip_settings_for_uv(listed, {"UV_DEFAULT_INDEX": "https://own.example"}) == {}
+    assert pip_settings_for_uv("", {}) == {}
