@@ -51,11 +51,13 @@ def state_of_ranks(ranks: Sequence[tuple[str, ServerState]]) -> ServerState:
 
 def _detail(inspected: Mapping[str, Any]) -> str:
     state, restarts = inspected["State"], inspected["RestartCount"]
+    if state["Status"] == "running" and not restarts:
+        return ""
     limit = inspected["HostConfig"]["RestartPolicy"]["MaximumRetryCount"]
     again, code = f"restarted {restarts} of {limit} times", state["ExitCode"]
     match state["Status"]:
         case "running":
-            detail = again if restarts else ""
+            detail = again
         case "restarting" | "paused" as status:
             detail = f"{status}, {again}, last exit code {code}" if limit else status
         case "created":
