@@ -149,6 +149,7 @@ def test_the_whole_line(deploy: CommandLine, up_real: list[str], port: int) -> N
     shown = status(deploy)
     assert (shown["runtime"], shown["status"], shown["health"]) == ("docker", "running", "healthy")
     assert shown["url"] == result["url"] == f"http://127.0.0.1:{port}"
+    assert {"starting", "smoke test"} <= {*dict(shown["startup"])}  # type: ignore[call-overload]
     assert "The server is fired up and ready to roll" in deploy.run("logs", NAME).stdout
     with deploy.running("logs", NAME, "--follow") as following:
         assert deploy.run("ask", NAME, "Once upon a time", "--tokens", "12").stdout.strip()
