@@ -4,21 +4,27 @@ There is no login, so a private image can be read only after a pull. The protoco
 1.1; names without a registry are served by registry-1.docker.io.
 """
 
+from __future__ import annotations
+
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
-
-import httpx
 
 from orchestrator.core.errors import BuildError
 from orchestrator.core.http import Deadline, iter_capped
+from orchestrator.core.imported import ImportedModule
 from orchestrator.core.safe_paths import ImageReference, UnsafeValueError
 from orchestrator.core.text import parse_json
 from orchestrator.images.config import ImageConfig
+
+if TYPE_CHECKING:
+    import httpx
+else:  # it takes 25 ms to import, and commands that decide plans import this module
+    httpx = ImportedModule("httpx")
 
 _HUB: Final = ("docker.io", "registry-1.docker.io")
 _MAX_BYTES: Final = 8 << 20  # of a manifest or configuration; ROCm images have about 100 kB
@@ -51,7 +57,7 @@ class Registry:
             return repository.artifact()
 
     @contextmanager
-    def _repository(self, reference: str) -> Iterator["_Repository"]:
+    def _repository(self, reference: str) -> Iterator[_Repository]:
         try:
             name = ImageReference(reference).parts
         except UnsafeValueError as error:

@@ -1,10 +1,11 @@
-"""How long `deploy --help` and `deploy render` take, beside `python -c pass` and a bare typer + pydantic program.
+"""How long `deploy --help`, `render` and `status` take, beside `python -c pass` and a bare typer + pydantic program.
 
     python tests/benchmarks/startup.py [ROUNDS]
 
-All alternate in one run; medians of wall-clock seconds, and their ratios.
+All alternate in one run; medians of CPU and wall-clock time, and ratios of CPU time.
 """
 
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,21 +31,27 @@ PROGRAMS = {
     "deploy --help": [sys.executable, "-m", "orchestrator", "--help"],
     "deploy render": RENDER,
     "deploy render --runtime kubernetes": [*RENDER, *TO_PODS],
+    "deploy status": [sys.executable, "-m", "orchestrator", "status"],
 }
 
 
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main(rounds: int) -> None:
-    taken: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in PROGRAMS}
     for _ in range(rounds):
         for name, argv in PROGRAMS.items():
-            start = time.perf_counter()
+            cpu, start = cpu_seconds(), time.perf_counter()
             subprocess.run(argv, check=True, capture_output=True)
-            taken[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
-    python, bare = medians["python -c pass"], medians["bare typer + pydantic, run"]
-    for name, seconds in medians.items():
-        ratios = f"{seconds / python:5.1f} x python  {seconds / bare:5.2f} x bare program"
-        print(f"{name:30} {seconds * 1000:7.0f} ms  {ratios}")
+            taken[name].append((cpu_seconds() - cpu, time.perf_counter() - start))
+    medians = {name: [statistics.median(each) for each in zip(*seen, strict=True)] for name, seen in taken.items()}
+    python, bare = medians["python -c pass"][0], medians["bare typer + pydantic, run"][0]
+    for name, (cpu, wall) in medians.items():
+        ratios = f"{cpu / python:5.1f} x python  {cpu / bare:5.2f} x bare program"
+        print(f"{name:34} CPU {cpu * 1000:5.0f} ms  wall {wall * 1000:5.0f} ms  {ratios}")
 
 
 if __name__ == "__main__":
