@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch_forks
+from command_line import commands_forked
+from forked import Forks, forking
 from hypothesis import settings
 from json_schemas import check_each_output
 from kubernetes_runs import MARKER, record_run
@@ -30,6 +33,7 @@ os.environ.setdefault("ATTACK_SEED", str(random.SystemRandom().randrange(1_000_0
 # `python3`, by which the scripted engine begins, may be a shim of pyenv, which takes as long as the engine itself.
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
+FORKED_RANKS = Path(__file__).parent / "support/forked_ranks"
 STARTED = pytest.StashKey[float]()
 SERVERS = pytest.StashKey[RealServers]()
 
@@ -148,6 +152,25 @@ def pytest_terminal_summary(
     if config.getoption("--fail-on-needless-skips"):
         for test in skipped:
             terminalreporter.write_line(f"FAILED: skipped, and could have run on this machine: {test}")
+
+
+@pytest.fixture(scope="session")
+def forked_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let real servers fork their processes: a start costs a third of the CPU time of one that spawns them."""
+    run, folder = os.getpid(), tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        run, folder = os.getppid(), folder.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(FORKED_RANKS), prepend=os.pathsep)
+        patch.setenv(torch_forks.FOLDER, str(folder / f"torch-{run}"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def forks(forked_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:  # noqa: ARG001
+    """Fork the commands of `CommandLine` from one process: begun by no test, it outlives each of them."""
+    with forking(tmp_path_factory.mktemp("forks")) as running, commands_forked(running):
+        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,8 @@ from pathlib import Path
 
 import pytest
 from deployment import Deployments
-from forked import Forks, forking
+from forked import Forks
 from rounds import outcomes
-
-
-@pytest.fixture(scope="session")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with forking(tmp_path_factory.mktemp("forks")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from changing_commands import CHANGING, Changing, Place, a_place, made, words_of
 from deployment import Deployment
 from forked import Ended, Forks
 from gateway_pair import NAME, pair_in
-from patience import PATIENCE, wait_for
+from patience import wait_for
 from ports import free_port
 
 pytestmark = pytest.mark.attack
@@ -149,8 +149,8 @@ def test_a_disk_that_fills_up_while_a_replica_stops_leaves_every_replica_running
         with pair.deploy.running("restart", NAME) as restart:
             restart.wait_for("draining")
             fill(disk)
-            _, said = restart.process.communicate(timeout=PATIENCE)
-        assert (restart.process.returncode, "No space left on device" in said) == (4, True), said
+            code, _, said = restart.wait()
+        assert (code, "No space left on device" in said) == (4, True), said
         assert pair.deploy.run("status", NAME).returncode == 0
 
 

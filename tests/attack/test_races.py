@@ -12,7 +12,7 @@ from rounds import attack
 
 pytestmark = pytest.mark.attack
 
-ROUNDS = 14  # each scene twice
+ROUNDS = 7  # each scene
 APART = 0.8  # seconds at most between the first and the last
 REFUSED = (4, 6)  # another command works on the name, it runs already, there is none, its port is taken
 

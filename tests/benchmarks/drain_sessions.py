@@ -17,7 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
+from command_line import commands_forked  # noqa: E402
 from cpu_server import CpuEngine  # noqa: E402
+from forked import forking  # noqa: E402
 from gateway_pair import NAME, Pair, pair_in  # noqa: E402
 
 from orchestrator.core.paths import Home  # noqa: E402
@@ -75,7 +77,12 @@ def main() -> None:
     parser.add_argument("--down", type=int, default=5)
     parser.add_argument("--concurrency", type=int, default=12)
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, pair_in(Path(name)) as pair:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        forking(Path(name)) as forks,
+        commands_forked(forks),
+        pair_in(Path(name)) as pair,
+    ):
         made = pair
         if chosen.python is not None:
             made = pair.with_real(CpuEngine(home=Home.from_environment(), python=chosen.python))
@@ -108,7 +115,7 @@ def main() -> None:
             change(made, *made.words(*settings, "env.OTHER=1"), "--replace")
             time.sleep(10)
             change(made, "down", NAME, "--drain", str(chosen.down))
-            bench.process.communicate(timeout=600)
+            bench.wait()
         report(folder)
 
 

@@ -11,12 +11,10 @@ from tempfile import TemporaryDirectory
 import own_cluster
 import own_node
 import pytest
-import torch_forks
 from cluster_server import ClusterEngine
-from command_line import commands_forked
 from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
-from forked import forking
+from forked import Forks
 from left_running import MARK, end_containers, end_marked
 from loopback_registry import serving
 from schedule import group_of
@@ -33,26 +31,11 @@ from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.planner.planning import load
 
 IMAGES = data_root() / "images"
-FORKED_RANKS = Path(__file__).parents[1] / "support/forked_ranks"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let real servers fork their processes: a start costs a third of the CPU time of one that spawns them."""
-    run, folder = os.getpid(), tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        run, folder = os.getppid(), folder.parent
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(FORKED_RANKS), prepend=os.pathsep)
-        patch.setenv(torch_forks.FOLDER, str(folder / f"torch-{run}"))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def forked_commands(forked_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:  # noqa: ARG001
-    """Fork the commands of `CommandLine.run` from one process: begun by no test, it outlives each of them."""
-    with forking(tmp_path_factory.mktemp("forks")) as forks, commands_forked(forks):
-        yield
+def forked_commands(forks: Forks) -> None:
+    """Each test may start commands; `forks` begins before any of them."""
 
 
 @pytest.fixture(autouse=True)

@@ -214,7 +214,7 @@ def test_a_closed_terminal_ends_nothing_that_runs_under_nohup(tmp_path: Path) ->
 
     with scripted(Script(answer=answer)) as server:
         words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))
-        with CommandLine(Home(tmp_path / "home")).running(*words, ignores=("HUP",)) as bench:
+        with CommandLine(Home(tmp_path / "home")).running(*words, ignores=[signal.SIGHUP]) as bench:
             assert asked.wait(timeout=PATIENCE)
             code, said = bench.end(signal.SIGHUP)
     assert code == 0, said
@@ -239,9 +239,9 @@ def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, n
         words = ("bench", server.url, "--workload", str(workload), "--output", str(kept_in))
         with CommandLine(Home(tmp_path / "home")).running(*words) as bench:
             assert silence.wait(timeout=PATIENCE)
-            bench.process.send_signal(number)
-            out, err = bench.process.communicate(timeout=PATIENCE)
-    assert bench.process.returncode == 130
+            bench.send(number)
+            code, out, err = bench.wait()
+    assert code == 130
     assert "Traceback" not in err
     assert "--resume" in err
     assert re.search(r"NOT COMPARABLE \(.*incomplete at 21", out)

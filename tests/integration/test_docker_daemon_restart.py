@@ -9,7 +9,7 @@ import pytest
 from command_line import CommandLine
 from docker_server import DockerEngine
 from own_daemon import OwnDaemon, own_daemon, unavailable
-from patience import PATIENCE, wait_for
+from patience import wait_for
 
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.docker.runtime import DockerRuntime
@@ -62,10 +62,9 @@ def test_a_server_is_there_again_and_known(daemon: OwnDaemon, docker_engine: Doc
         started = runtime.state(server.handle).started_at
 
         with deploy.running("logs", name, "--follow", *there) as following:
-            assert following.process.stdout is not None
-            assert "Serving HTTP" in following.process.stdout.readline()
+            assert "Serving HTTP" in following.line()
             daemon.stop()
-            following.process.communicate(timeout=PATIENCE)
+            following.wait()
         for command in ("status", "down"):
             unknown = deploy.run(command, name, *there)
             assert unknown.returncode == 4, "it may well run"

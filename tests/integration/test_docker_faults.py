@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -16,11 +15,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from command_line import CommandLine
 from cpu_server import CpuServer
 from docker_server import DockerEngine
 from patience import PATIENCE, wait_for
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.core.paths import Home
 from orchestrator.plan.plan import ContainerRequirements, Ulimit
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Cache, Status
@@ -94,9 +95,8 @@ def test_the_image_is_not_there(docker_engine: DockerEngine) -> None:
     assert "deploy/never-built:1" in refused(docker_engine, missing, StartError).message
 
 
-def test_the_daemon_cannot_be_reached() -> None:
-    argv = [sys.executable, "-m", "orchestrator", "prune", "--caches", "--host", "unix:///no/such.sock"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+def test_the_daemon_cannot_be_reached(tmp_path: Path) -> None:
+    done = CommandLine(Home(tmp_path)).run("prune", "--caches", "--host", "unix:///no/such.sock")
     assert done.returncode == HostError.exit_code
     assert "error: the Docker daemon at `unix:///no/such.sock` does not answer" in done.stderr
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from command_line import CommandLine
 from loopback_ssh import needs_sshd, ssh_server
-from patience import PATIENCE, wait_for
+from patience import wait_for
 from ports import free_port
 from standin import AITER, PACKAGE, engine_image, packages_of
 
@@ -179,8 +179,8 @@ def test_a_rank_that_ends_or_cannot_start_is_named_and_leaves_nothing(
     with deploy.running(*up_scripted, *both) as command:
         command.wait_for("started `")
         docker("kill", RANK_1)
-        _, said = command.process.communicate(timeout=PATIENCE)
-    assert command.process.returncode == 7
+        code, _, said = command.wait()
+    assert code == 7
     assert f"rank 1 on {hosts[1]} ended first: killed by SIGKILL" in said
     assert is_clean()
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from cpu_server import processes_in
 from gateway_pair import KEY, NAME, Pair, pair_in
-from patience import PATIENCE, wait_for
+from patience import wait_for
 from ports import free_port
 from steady_load import complete, load
 
@@ -188,7 +188,7 @@ def test_up_waits_for_a_replica_that_is_not_healthy_yet_and_says_how_many_are(pa
         again.wait_for("waiting for `pair`: 1 of 2 replicas healthy")
         unhealthy.unlink()
         again.wait_for("`pair` is already up")
-        assert again.process.wait(PATIENCE) == 0
+        assert again.wait()[0] == 0
 
 
 def test_up_refuses_a_running_server_that_does_not_become_healthy_in_time(pair: Pair, tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_ctrl_c_leaves_nothing_behind(pair: Pair, stage: str) -> None:
     slow = ("env.SCRIPTED_PAUSE=0.2",) if stage != "the gateway" else ()
     with pair.deploy.running(*pair.words(*slow)) as command:
         command.wait_for(stage)
-        command.process.send_signal(signal.SIGINT)
-        assert command.process.wait(PATIENCE) == 130
+        command.send(signal.SIGINT)
+        assert command.wait()[0] == 130
     pair.nothing_left()
 
 
@@ -247,7 +247,7 @@ def test_two_starts_of_one_name_leave_one_of_them(pair: Pair) -> None:
         second = pair.deploy.run(*pair.words("env.SCRIPTED_PAUSE=0.2"))
         assert second.returncode != 0
         assert "another `deploy` command is working on `pair`" in second.stderr
-        assert first.process.wait(PATIENCE) == 0
+        assert first.wait()[0] == 0
     assert count_workers(pair.url) == 2
     found = pair.runtime.find(NAME)
     assert [len(handle.replicas) for handle in found] == [2]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import slow_build
+from command_line import CommandLine
 from kernel_samples import FUSED_TP8, HEADER, UNFUSED_TP8, line
 from patience import PATIENCE, wait_for
 from slow_build import with_step
@@ -84,9 +85,7 @@ def nothing_half_made(docker: DockerCli) -> Iterator[None]:
 
 
 def deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "orchestrator", *arguments], capture_output=True, text=True, check=False
-    )
+    return CommandLine(Home.from_environment()).run(*arguments)
 
 
 def test_the_receipt_says_what_is_in_the_image(docker: DockerCli, image: str) -> None:

@@ -1,13 +1,11 @@
 """`deploy up` and the rest against a real API server, scheduler and controllers; what a kubelet says, the tests say."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from threading import Barrier
@@ -17,7 +15,7 @@ import pytest
 from cluster_samples import cluster_plan
 from command_line import CommandLine, Running
 from own_cluster import OwnCluster, own_cluster, unavailable
-from patience import PATIENCE, wait_for
+from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.paths import Home
@@ -67,21 +65,12 @@ def environ_of(cluster: OwnCluster) -> dict[str, str]:
     return {"KUBECONFIG": str(cluster.config), "SGLANG_KEY": KEY}
 
 
-def command(cluster: OwnCluster, home: Home, *words: str) -> "subprocess.Popen[str]":
-    """A `deploy` of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "orchestrator", *words],
-        env={**os.environ, "DEPLOY_HOME": str(home.root), **environ_of(cluster)},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def ended(program: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """Its exit code and what it wrote."""
-    out, errors = program.communicate(timeout=PATIENCE)
-    return program.returncode, out, errors
+@pytest.fixture
+def command(cluster: OwnCluster, home: Home) -> Iterator[Callable[..., Running]]:
+    """Start a `deploy` in the background."""
+    line = CommandLine(home, environ_of(cluster))
+    with ExitStack() as last:
+        yield lambda *words: last.enter_context(line.running(*words))
 
 
 def deploy(cluster: OwnCluster, home: Home, *words: str) -> tuple[int, str, str]:
@@ -203,19 +192,23 @@ def test_a_claim_that_does_not_bind_is_said(cluster: OwnCluster, home: Home, nam
     assert "unbound immediate PersistentVolumeClaims" in errors
 
 
-def test_an_image_that_cannot_be_pulled_is_said(cluster: OwnCluster, home: Home, namespace: str) -> None:
-    starting = command(cluster, home, *up_words(namespace, *HOST_PATH))
+def test_an_image_that_cannot_be_pulled_is_said(
+    cluster: OwnCluster, namespace: str, command: Callable[..., Running]
+) -> None:
+    starting = command(*up_words(namespace, *HOST_PATH))
     waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{IMAGE}"'}
     container_says(cluster, namespace, {"waiting": waiting})
-    wait_for(lambda: ends_pods(cluster, namespace) and starting.poll() is not None)
-    code, _, errors = ended(starting)
+    wait_for(lambda: ends_pods(cluster, namespace) and starting.over)
+    code, _, errors = starting.wait()
     assert code == 7
     assert f'cannot pull its image: Back-off pulling image "{IMAGE}"' in errors
 
 
-def test_a_volume_that_cannot_be_mounted_is_said(cluster: OwnCluster, home: Home, namespace: str) -> None:
+def test_a_volume_that_cannot_be_mounted_is_said(
+    cluster: OwnCluster, namespace: str, command: Callable[..., Running]
+) -> None:
     """As kubelet 1.20 says it of a directory that is not there."""
-    starting = command(cluster, home, *up_words(namespace, *HOST_PATH))
+    starting = command(*up_words(namespace, *HOST_PATH))
     pod = the_pod(cluster, namespace)["metadata"]
     about = {"kind": "Pod", "namespace": namespace, "name": pod["name"], "uid": pod["uid"]}
     event = {
@@ -228,30 +221,34 @@ def test_a_volume_that_cannot_be_mounted_is_said(cluster: OwnCluster, home: Home
         "message": "MountVolume.SetUp failed for volume models: hostPath: /srv/models is not a directory",
     }
     cluster.kubectl("create", "--filename", "-", stdin=json.dumps(event))
-    wait_for(lambda: ends_pods(cluster, namespace) and starting.poll() is not None)
-    code, _, errors = ended(starting)
+    wait_for(lambda: ends_pods(cluster, namespace) and starting.over)
+    code, _, errors = starting.wait()
     assert code == 7
     assert "cannot mount a volume" in errors
     assert "/srv/models is not a directory" in errors
 
 
-def test_a_crash_loop_is_a_server_that_died(cluster: OwnCluster, home: Home, namespace: str) -> None:
-    starting = command(cluster, home, *up_words(namespace, *HOST_PATH))
+def test_a_crash_loop_is_a_server_that_died(
+    cluster: OwnCluster, namespace: str, command: Callable[..., Running]
+) -> None:
+    starting = command(*up_words(namespace, *HOST_PATH))
     the_pod(cluster, namespace)
     last = {"exitCode": 1, "reason": "Error", "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
     container_says(cluster, namespace, waiting, restartCount=1, lastState={"terminated": last})
-    wait_for(lambda: ends_pods(cluster, namespace) and starting.poll() is not None)
-    code, _, errors = ended(starting)
+    wait_for(lambda: ends_pods(cluster, namespace) and starting.over)
+    code, _, errors = starting.wait()
     assert code == 7
     assert "died while" in errors
 
 
-def test_the_life_of_a_server_that_waits(cluster: OwnCluster, home: Home, namespace: str) -> None:
+def test_the_life_of_a_server_that_waits(
+    cluster: OwnCluster, home: Home, namespace: str, command: Callable[..., Running]
+) -> None:
     """Found, told, refused a second time, and gone; the key is in its Secret and nowhere else."""
-    starting = command(cluster, home, *up_words(namespace, *HOST_PATH, "--keep-failed", patience=0))
+    starting = command(*up_words(namespace, *HOST_PATH, "--keep-failed", patience=0))
     container_says(cluster, namespace, {"waiting": {"reason": "ErrImagePull", "message": "not found"}})
-    code, _, errors = ended(starting)
+    code, _, errors = starting.wait()
     assert code == 7
     assert "`boxed` is kept" in errors
 
@@ -273,9 +270,9 @@ def test_the_life_of_a_server_that_waits(cluster: OwnCluster, home: Home, namesp
     written = [path for path in home.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     assert not written
 
-    stopping = command(cluster, home, "down", "boxed")
-    wait_for(lambda: ends_pods(cluster, namespace) and stopping.poll() is not None)
-    assert ended(stopping)[0] == 0
+    stopping = command("down", "boxed")
+    wait_for(lambda: ends_pods(cluster, namespace) and stopping.over)
+    assert stopping.wait()[0] == 0
     assert not listed(cluster, home)
 
 
@@ -316,21 +313,22 @@ def test_of_several_starts_at_once_one_wins_and_the_others_touch_nothing(
         stopping.get()
 
 
-def test_an_api_server_that_is_gone_for_a_while_is_waited_for(cluster: OwnCluster, home: Home, namespace: str) -> None:
+def test_an_api_server_that_is_gone_for_a_while_is_waited_for(
+    cluster: OwnCluster, home: Home, namespace: str, command: Callable[..., Running]
+) -> None:
     """What a start that is interrupted meanwhile cannot remove is said, with the command that does."""
-    starting = command(cluster, home, *up_words(namespace, *HOST_PATH, patience=600))
-    said = Running(starting)
+    starting = command(*up_words(namespace, *HOST_PATH, patience=600))
     container_says(cluster, namespace, {"waiting": {"reason": "ContainerCreating"}})
-    said.wait_for("waiting for its image and volumes on node-a")
+    starting.wait_for("waiting for its image and volumes on node-a")
     cluster.end_api()
-    assert "retrying for 5 min" in said.wait_for("the kubeconfig's current context does not answer")
+    assert "retrying for 5 min" in starting.wait_for("the kubeconfig's current context does not answer")
     code, _, errors = deploy(cluster, home, "status")
     assert (code, "the kubeconfig's current context does not answer" in errors) == (4, True)
     cluster.start_api()
-    said.wait_for("the cluster answers again")
+    starting.wait_for("the cluster answers again")
     cluster.end_api()
-    said.wait_for("does not answer")
-    code, errors = said.end(signal.SIGINT)
+    starting.wait_for("does not answer")
+    code, errors = starting.end(signal.SIGINT)
     assert code == 130
     assert "warning: `boxed` may still run: the cluster of the kubeconfig's current context does not answer" in errors
     assert "hint: `deploy down boxed` stops it" in errors
@@ -339,23 +337,25 @@ def test_an_api_server_that_is_gone_for_a_while_is_waited_for(cluster: OwnCluste
     (pod,) = cluster.get("pods", "--namespace", namespace)
     cluster.say(pod["metadata"]["name"], namespace, phase="Failed", reason="Evicted", message="low on memory")
     wait_for(lambda: "was evicted from node-a: low on memory" in listed(cluster, home)[0]["detail"])
-    stopping = command(cluster, home, "down", "boxed")
-    wait_for(lambda: ends_pods(cluster, namespace) and stopping.poll() is not None)
-    assert ended(stopping)[0] == 0
+    stopping = command("down", "boxed")
+    wait_for(lambda: ends_pods(cluster, namespace) and stopping.over)
+    assert stopping.wait()[0] == 0
 
 
 @pytest.mark.parametrize("after", ["started", "placed"])
-def test_an_interrupted_start_leaves_nothing(cluster: OwnCluster, home: Home, namespace: str, after: str) -> None:
-    starting = command(cluster, home, *up_words(namespace, *HOST_PATH, patience=600))
+def test_an_interrupted_start_leaves_nothing(
+    cluster: OwnCluster, namespace: str, command: Callable[..., Running], after: str
+) -> None:
+    starting = command(*up_words(namespace, *HOST_PATH, patience=600))
     if after == "placed":
         the_pod(cluster, namespace)
     else:
         wait_for(
             lambda: bool(cluster.get("deployments,secrets", "--namespace", namespace, "--selector", "deploy.name"))
         )
-    starting.send_signal(signal.SIGINT)
-    wait_for(lambda: ends_pods(cluster, namespace) and starting.poll() is not None)
-    assert ended(starting)[0] == 130
+    starting.send(signal.SIGINT)
+    wait_for(lambda: ends_pods(cluster, namespace) and starting.over)
+    assert starting.wait()[0] == 130
 
 
 def test_a_cluster_that_does_not_answer_is_said(cluster: OwnCluster, home: Home, tmp_path: Path) -> None:

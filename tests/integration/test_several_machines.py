@@ -2,23 +2,16 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from command_line import processes_with
+from command_line import CommandLine, processes_with
 from loopback_ssh import needs_sshd, ssh_server
-from patience import PATIENCE, wait_for
+from patience import wait_for
 
 from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
 from orchestrator.hosts import head_address
-
-DEPLOY = [sys.executable, "-P", "-m", "orchestrator"]
-
-
-def deploy(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*DEPLOY, *words], capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 @pytest.mark.docker
@@ -32,10 +25,10 @@ def test_each_machine_is_asked_and_one_that_is_not_there_stops_no_other(
     with ssh_server(folder, deploy_home=home, monkeypatch=monkeypatch) as url:
         known = (folder / "known").read_text()
         (folder / "known").write_text(known + known.replace("127.0.0.1", "localhost"))
-        monkeypatch.setenv("DEPLOY_HOME", str(home))
+        deploy = CommandLine(Home(home))
         hosts = ["--host", url, "--host", url.replace("127.0.0.1", "localhost"), "--host", "ssh://nowhere.invalid"]
         port = url.rpartition(":")[2]
-        found = deploy("status", *hosts, "--json")
+        found = deploy.run("status", *hosts, "--json")
         told = json.loads(found.stdout)
         assert list(told) == [f"127-0-0-1-{port}", f"localhost-{port}", "nowhere-invalid"]
         assert [isinstance(told[name], list) for name in told] == [True, True, True]
@@ -44,7 +37,7 @@ def test_each_machine_is_asked_and_one_that_is_not_there_stops_no_other(
         outcomes = [line.split()[0] for line in found.stderr.splitlines()[-4:]]
         assert outcomes == ["node", *told]
 
-        shown = deploy("status", *hosts[:4])
+        shown = deploy.run("status", *hosts[:4])
         assert shown.returncode == 0, shown.stderr
         for name in list(told)[:2]:  # of these machines' one Docker another worker may have servers now: they are shown
             assert f"{name}: no server" in shown.stderr or f"{name}: " in shown.stdout
@@ -58,12 +51,10 @@ def test_ctrl_c_ends_the_command_on_every_machine(tmp_path: Path, monkeypatch: p
     ssh.write_text(f"#!/bin/sh\nexec /bin/sh {mark}\n")
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(ssh.parent), prepend=":")
-    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
-    words = [*DEPLOY, "status", "--host", "ssh://one.invalid", "--host", "ssh://two.invalid"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+    words = ("status", "--host", "ssh://one.invalid", "--host", "ssh://two.invalid")
+    with CommandLine(Home(tmp_path / "home")).running(*words) as command:
         wait_for(lambda: len(processes_with(mark)) == 2)
-        command.send_signal(signal.SIGTERM)
-        assert command.wait(PATIENCE) == 130
+        assert command.end(signal.SIGTERM)[0] == 130
     wait_for(lambda: processes_with(mark) == [])
     assert processes_with("ssh://one.invalid") == []
 

@@ -166,7 +166,7 @@ def test_what_waits_says_why_and_is_cancelled_by_ctrl_c(
         asked = deploy.run("status", "queued")
         assert (asked.returncode, "is pending: " in asked.stderr) == (6, True)
         twin = deploy.run(*up)
-        assert (twin.returncode, f"pid {first.process.pid}" in twin.stderr) == (6, True)
+        assert (twin.returncode, f"pid {first.pid}" in twin.stderr) == (6, True)
         code, said = first.end(signal.SIGINT)
         assert (code, "Traceback" in said) == (130, False), said
         assert len(slurm_cluster.queue()) == len(NODES)
@@ -182,8 +182,8 @@ def test_a_place_that_comes_free_is_taken_and_a_killed_up_leaves_its_job_to_be_f
     up = with_gpus("patient", gpu_python)
     with taken(slurm_cluster, NODES), deploy.running(*up) as command:
         command.wait_for(r"\(Resources\)")
-        command.process.send_signal(signal.SIGKILL)
-        command.process.wait()
+        command.send(signal.SIGKILL)
+        command.wait()
         twin = deploy.run(*up)
         assert (twin.returncode, "is pending:" in twin.stderr) == (6, True)
         refused = deploy.run(*with_gpus("patient", gpu_python))
@@ -199,8 +199,8 @@ def test_a_place_that_comes_free_is_taken_and_a_killed_up_leaves_its_job_to_be_f
 def test_a_job_that_waits_is_cancelled_by_down(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     with taken(slurm_cluster, NODES), deploy.running(*scripted("waiting")) as command:
         command.wait_for("job .* is pending")
-        command.process.send_signal(signal.SIGKILL)
-        command.process.wait()
+        command.send(signal.SIGKILL)
+        command.wait()
         assert deploy.run("down", "waiting").returncode == 0
         assert len(slurm_cluster.queue()) == len(NODES)
 

@@ -1,7 +1,6 @@
 """Several servers as jobs of a real Slurm, and the real gateway as one more; the servers are the scripted engine."""
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import pytest
 from command_line import CommandLine, processes_with
 from cpu_server import CpuEngine
 from own_profiles import add_profiles
-from patience import PATIENCE, wait_for
+from patience import wait_for
 from ports import free_port
 from proc_files import environ_of
 from slurm_cluster import GPU_TYPE, SlurmCluster
@@ -172,8 +171,8 @@ def test_jobs_are_replaced_one_after_the_other_and_back_without_a_lost_answer(pa
 def test_ctrl_c_cancels_every_job(pair: Pair, stage: str) -> None:
     with pair.deploy.running(*pair.words("env.SCRIPTED_PAUSE=0.2")) as command:
         command.wait_for(stage)
-        os.kill(command.process.pid, signal.SIGINT)
-        assert command.process.wait(PATIENCE) == 130
+        command.send(signal.SIGINT)
+        assert command.wait()[0] == 130
     assert not pair.cluster.queue()
     assert SlurmRuntime(pair.deploy.home).find(NAME) == ()
 
@@ -187,7 +186,7 @@ def test_a_server_that_ends_while_another_waits_for_a_node_ends_the_start(pair: 
         command.wait_for("job .* is pending: no node has enough free resources")
         [first] = set(pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split()) - {*others}
         pair.cluster.run("scancel", first)
-        assert command.process.wait(PATIENCE) == 7
+        assert command.wait()[0] == 7
     assert sorted(pair.cluster.queue()) == sorted(others)
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from types import ModuleType
 
 import pytest
 from checkpoint_samples import write_checkpoint
-from command_line import processes_with
+from command_line import CommandLine, processes_with
 from kernel_samples import WHOLE_CONFIG
 from loopback_hub import COMMIT, Hub, serve
 from loopback_ssh import needs_sshd, ssh_server
@@ -27,6 +26,7 @@ from orchestrator.checkpoints.receipt import read_receipt, receipt_path
 from orchestrator.checkpoints.verify import VerifiedCheckpoint, verify_checkpoint
 from orchestrator.core import safe_paths
 from orchestrator.core.errors import CheckpointModifiedError, CheckpointNotFoundError
+from orchestrator.core.paths import Home
 from orchestrator.images.client import DockerCli
 from orchestrator.planner.planning import load
 
@@ -50,31 +50,24 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name in [name for name in os.environ if name.startswith("HF_")]:
+        monkeypatch.delenv(name)
     source = write_checkpoint(tmp_path / "hub", size=100_000, layers=4, mtp_layer=78)
     with serve(Hub(repository="amd/GLM-5.2-MXFP4", directory=source)) as running:
         yield running
 
 
-def command(far: str, there: Path) -> list[str]:
-    words = ["stage", "--profile", "mi355x-tp8", "--host", far, "--dir", str(there)]
-    return [sys.executable, "-m", "orchestrator", *words]
+def words_of(far: str, tmp_path: Path) -> list[str]:
+    return ["stage", "--profile", "mi355x-tp8", "--host", far, "--dir", str(tmp_path / "glm")]
 
 
-def environment(hub: Hub, tmp_path: Path, **more: str) -> dict[str, str]:
-    base = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    return {**base, "HF_ENDPOINT": hub.url, "DEPLOY_HOME": str(tmp_path / "here"), "HF_HOME": str(tmp_path), **more}
+def deploy(hub: Hub, tmp_path: Path) -> CommandLine:
+    return CommandLine(Home(tmp_path / "here"), {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)})
 
 
 def stage(hub: Hub, tmp_path: Path, far: str, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*command(far, tmp_path / "glm"), *words],
-        env=environment(hub, tmp_path, **more),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    return deploy(hub, tmp_path).run(*words_of(far, tmp_path), *words, **more)
 
 
 def test_a_checkpoint_arrives_whole_over_there_and_the_token_is_seen_by_nobody(
@@ -182,10 +175,7 @@ def test_up_looks_at_the_machine_before_it_stages_there(
     base = base_image(wheel("0.5.16"), docker=docker_daemon.program)
     image = ("--set", f"engine.image={base}", "--profile", "mi355x-tp8", "--allow-untuned")
     with ssh_server(ssh, deploy_home=home, monkeypatch=monkeypatch) as url:
-        done = subprocess.run(
-            [sys.executable, "-m", "orchestrator", "up", "--host", url, *image],
-            env=environment(hub, tmp_path), capture_output=True, text=True, check=False, timeout=PATIENCE,
-        )  # fmt: skip
+        done = deploy(hub, tmp_path).run("up", "--host", url, *image)
     assert "error: the host is not ready for `mi355x-tp8`" in done.stderr
     assert (hub.sent, (home / "models").exists()) == ({}, False)
     assert not (tmp_path / "here/models").exists()
@@ -208,16 +198,13 @@ def test_ctrl_c_ends_it_on_both_machines(hub: Hub, far: str, tmp_path: Path) -> 
         go_on.wait(PATIENCE)
 
     hub.before_body = hold
-    argv = command(far, tmp_path / "glm")
-    with subprocess.Popen(argv, env=environment(hub, tmp_path), stderr=subprocess.DEVNULL) as started:
+    with deploy(hub, tmp_path).running(*words_of(far, tmp_path)) as started:
         try:
             assert reached.wait(PATIENCE)
-            started.send_signal(signal.SIGINT)
-            assert started.wait(PATIENCE / 2) == 130  # while the hub holds the file back
+            assert started.end(signal.SIGINT)[0] == 130  # while the hub holds the file back
             wait_for(lambda: not processes_with("sent to a far machine as text"))
         finally:
             go_on.set()
-            started.kill()
 
 
 def test_a_machine_that_cannot_be_reached_is_told(hub: Hub, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_samples import write_checkpoint
+from command_line import CommandLine
 from loopback_hub import COMMIT, Hub, serve
 from patience import PATIENCE
 
@@ -36,26 +37,23 @@ CHUNK = 10 << 20  # huggingface_hub writes a file in pieces of this size
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name in [name for name in os.environ if name.startswith("HF_")]:
+        monkeypatch.delenv(name)
     source = write_checkpoint(tmp_path / "hub", size=SIZE, layers=4, mtp_layer=78)
     with serve(Hub(repository=REPOSITORY, directory=source)) as running:
         yield running
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "orchestrator", "stage", "--profile", "mi355x-tp8", *arguments]
+STAGE = ("stage", "--profile", "mi355x-tp8")
 
 
-def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
-    base = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    return {**base, "HF_ENDPOINT": hub.url, "DEPLOY_HOME": str(home), "HF_HOME": str(home / "hf"), **more}
+def deploy(hub: Hub, home: Path) -> CommandLine:
+    return CommandLine(Home(home), {"HF_ENDPOINT": hub.url, "HF_HOME": str(home / "hf")})
 
 
 def stage(hub: Hub, home: Path, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
-    argv = command("--dir", str(home / "glm"), *arguments)
-    return subprocess.run(
-        argv, env=environment(hub, home, **more), capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    return deploy(hub, home).run(*STAGE, "--dir", str(home / "glm"), *arguments, **more)
 
 
 def test_a_checkpoint_arrives_whole_and_is_not_fetched_twice(hub: Hub, tmp_path: Path) -> None:
@@ -105,20 +103,12 @@ def test_ctrl_c_ends_it_at_once_and_leaves_no_process(hub: Hub, tmp_path: Path) 
         go_on.wait(PATIENCE)
 
     hub.before_body = hold
-    started = subprocess.Popen(
-        command("--dir", str(tmp_path / "glm")),
-        env=environment(hub, tmp_path),
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        assert reached.wait(PATIENCE)
-        started.send_signal(signal.SIGINT)
-        assert started.wait(PATIENCE / 2) == 130  # while the hub holds the file back
-    finally:
-        go_on.set()
-        started.kill()
-        started.wait()
+    with deploy(hub, tmp_path).running(*STAGE, "--dir", str(tmp_path / "glm")) as started:
+        try:
+            assert reached.wait(PATIENCE)
+            assert started.end(signal.SIGINT)[0] == 130  # while the hub holds the file back
+        finally:
+            go_on.set()
     with pytest.raises(ProcessLookupError):
         os.killpg(started.pid, 0)
 
@@ -248,8 +238,9 @@ def test_a_local_set_of_50_gb_and_one_of_10000_files_in_bounded_memory(hub: Hub,
     many = write_checkpoint(tmp_path / "many", shards=10_000, size=100, mtp_layer=78)
     for directory in (big, many):
         origin = ["--set", "model.checkpoint.source=local", "--set", f"model.checkpoint.path={directory}"]
-        argv = [sys.executable, "-c", WITH_PEAK, *command(*origin)[3:]]
-        done = subprocess.run(argv, env=environment(hub, tmp_path), capture_output=True, text=True, check=False)
+        argv = [sys.executable, "-c", WITH_PEAK, *STAGE, *origin]
+        environ = {**os.environ, "HF_ENDPOINT": hub.url, "DEPLOY_HOME": str(tmp_path)}
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert int(done.stdout.split()[-2]) < 200 << 10  # KiB
         assert read_receipt(directory) is not None

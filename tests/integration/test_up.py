@@ -213,7 +213,7 @@ def test_ctrl_c_while_it_loads_and_another_up_is_refused(deploy: CommandLine) ->
         first.wait_for("connecting ranks")
         second = deploy.run(*words)
         assert second.returncode == 6
-        assert f"pid {first.process.pid}" in second.stderr
+        assert f"pid {first.pid}" in second.stderr
         ctrl_c(first, deploy, "twin", port)
 
 
@@ -221,9 +221,9 @@ def test_ctrl_c_while_it_loads_and_another_up_is_refused(deploy: CommandLine) ->
 def test_ctrl_c_in_the_smoke_test_and_a_closed_terminal_that_ends_nothing_under_nohup(deploy: CommandLine) -> None:
     port = free_port()
     slow = up_scripted("nohup", port, "SCRIPTED_STEP=1", "--set", "env.SCRIPTED_PAUSE=0.1")
-    with deploy.running(*slow, ignores=["HUP"]) as command:
+    with deploy.running(*slow, ignores=[signal.SIGHUP]) as command:
         command.wait_for("started `")
-        command.process.send_signal(signal.SIGHUP)
+        command.send(signal.SIGHUP)
         command.wait_for("smoke test")
         ctrl_c(command, deploy, "nohup", port)
 
@@ -233,7 +233,7 @@ def test_a_second_ctrl_c_while_it_gives_up(deploy: CommandLine, pause: float) ->
     port = free_port()
     with deploy.running(*up_scripted("impatient", port, "SCRIPTED_PAUSE=0,300")) as command:
         command.wait_for("started `")
-        command.process.send_signal(signal.SIGINT)
+        command.send(signal.SIGINT)
         time.sleep(pause)
         code, said = command.end(signal.SIGINT)
     assert code == 130 or (code == -signal.SIGINT and "error: interrupted" in said), said  # it had given up by then
@@ -244,8 +244,8 @@ def test_a_server_whose_command_was_killed_is_found_again(deploy: CommandLine) -
     port = free_port()
     with deploy.running(*up_scripted("orphan", port, "SCRIPTED_PAUSE=0,300")) as command:
         command.wait_for("started `")
-        command.process.send_signal(signal.SIGKILL)
-        command.process.wait()
+        command.send(signal.SIGKILL)
+        command.wait()
     assert status(deploy, "orphan")["status"] == "running"
     assert deploy.run("down", "orphan").returncode == 0
     is_clean(deploy, "orphan", port)

@@ -19,7 +19,7 @@ import pytest
 from command_line import CommandLine
 from cpu_server import healthy
 from loopback_ssh import needs_sshd, ssh_server, tunnels
-from patience import PATIENCE, wait_for
+from patience import wait_for
 from ports import free_port
 from standin import AITER, PACKAGE, engine_image, packages_of
 
@@ -161,8 +161,8 @@ def test_the_whole_line(deploy: CommandLine, up_real: list[str], port: int) -> N
 
         down = deploy.run("down", NAME)
         assert down.returncode == 0, down.stderr
-        followed, _ = following.process.communicate(timeout=PATIENCE)
-    assert following.process.returncode == 0
+        code, followed, _ = following.wait()
+    assert code == 0
     assert "POST /v1/completions" in followed
     assert "Draining requests and shutting down" in kept_log(deploy)
     is_clean(deploy, port)
@@ -183,9 +183,9 @@ def test_docker_starts_again_what_dies_up_to_the_limit(deploy: CommandLine, up: 
         for deaths in range(2, 5):
             wait_for(lambda: healthy(url))
             kill_server(deaths=deaths)
-        followed, _ = following.process.communicate(timeout=PATIENCE)
+        code, followed, _ = following.wait()
     assert followed.count("The server is fired up and ready to roll") == 4
-    assert following.process.returncode == 0
+    assert code == 0
     shown = status(deploy)
     assert (shown["status"], shown["exit_code"], shown["restarts"]) == ("exited", 137, 3)
     assert shown["detail"] == "reached the restart limit (restarted 3 of 3 times), last exit code 137"
@@ -220,8 +220,8 @@ def test_a_container_is_removed_during_the_wait(deploy: CommandLine, up: list[st
     with deploy.running(*up, *LOADS_FOR_EVER) as command:
         command.wait_for("started `")
         docker("rm", "--force", f"deploy-{NAME}")
-        _, said = command.process.communicate(timeout=PATIENCE)
-    assert command.process.returncode == 7
+        code, _, said = command.wait()
+    assert code == 7
     ends = "is gone|exited with code 137|was removed by another program"  # by what of the removal is seen first
     assert re.search(f"error: the server ({ends})", said), said
     is_clean(deploy, port)
@@ -230,8 +230,8 @@ def test_a_container_is_removed_during_the_wait(deploy: CommandLine, up: list[st
 def test_a_server_outlives_the_command_that_started_it(deploy: CommandLine, up: list[str], port: int) -> None:
     with deploy.running(*up, *LOADS_FOR_EVER) as command:
         command.wait_for("started `")
-        command.process.send_signal(signal.SIGKILL)
-        command.process.wait()
+        command.send(signal.SIGKILL)
+        command.wait()
     assert status(deploy)["status"] == "running"
     assert deploy.run("down", NAME).returncode == 0
     is_clean(deploy, port)

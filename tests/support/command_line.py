@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, TextIO
 
-from forked import Forks
+from forked import Command, Forks
 from json_schemas import check_stdout
 from patience import PATIENCE
 from proc_files import proc_files
@@ -28,14 +28,12 @@ _at_start: dict[str, str] = {}  # the environment in which it began
 
 @contextmanager
 def commands_forked(forks: Forks) -> Iterator[None]:
-    """Let `CommandLine.run` fork its commands for the length of a block, begun in the environment `forks` began in."""
+    """Let `CommandLine` fork its commands for the length of a block, begun in the environment `forks` began in."""
     _at_start.update(_start_environ(os.environ))
     _forks.append(forks)
-    try:
-        yield
-    finally:
-        _forks.clear()
-        _at_start.clear()
+    yield
+    _forks.clear()
+    _at_start.clear()
 
 
 def _start_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -51,34 +49,27 @@ class CommandLine:
     fresh: bool = False  # each command is a program of its own, as a user's is, and never forked
 
     def run(self, *words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        """Run to the end; forked, which costs a tenth of a program, where its environment allows that."""
-        env = self._env(environ)
-        if self.fresh or not _forks or _start_environ(env) != _at_start:
-            done = subprocess.run(
-                self.argv(*words), env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
-            )
-            check_stdout(words, done.stdout)
-            return done
-        with TemporaryDirectory() as output:
-            command = _forks[0].start(words, env=env, output=Path(output), cwd=Path.cwd())
-            if not command.ends_within(PATIENCE):
-                command.send(signal.SIGKILL)
-                raise subprocess.TimeoutExpired(words, PATIENCE)
-            ended = command.wait()
-        assert ended.code is not None
-        check_stdout(words, ended.stdout)
-        return subprocess.CompletedProcess(self.argv(*words), ended.code, ended.stdout, ended.stderr)
+        """Run to the end."""
+        with self.running(*words, **environ) as command:
+            code, stdout, stderr = command.wait()
+        check_stdout(words, stdout)
+        return subprocess.CompletedProcess(self.argv(*words), code, stdout, stderr)
 
     @contextmanager
-    def running(self, *words: str, ignores: Sequence[str] = (), **environ: str) -> Iterator["Running"]:
-        """Run in the background; killed at the end, if it is still there. `ignores`: as under nohup, such as "HUP"."""
-        deaf = ["sh", "-c", f"trap '' {' '.join(ignores)}; exec \"$@\"", "sh"] if ignores else []
-        argv, env = [*deaf, *self.argv(*words)], self._env(environ)
-        with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    def running(self, *words: str, ignores: Sequence[signal.Signals] = (), **environ: str) -> Iterator["Running"]:
+        """Run in the background; killed at the end, if it is still there. `ignores`: as under nohup, SIGHUP say.
+
+        Forked, which costs a tenth of a program, where its environment allows that.
+        """
+        env = self._env(environ)
+        fresh = self.fresh or _start_environ(env) != _at_start
+        with TemporaryDirectory() as output:
+            command = _forks[0].start(words, env=env, output=Path(output), cwd=Path.cwd(), fresh=fresh, ignores=ignores)
             try:
-                yield Running(process)
+                yield Running(command)
             finally:
-                process.kill()
+                command.send(signal.SIGKILL)
+                command.wait()
 
     def argv(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "orchestrator", *words]
@@ -87,34 +78,56 @@ class CommandLine:
         return {**os.environ, "DEPLOY_HOME": str(self.home.root), **self.environ, **more}
 
 
-@dataclass(frozen=True)
 class Running:
     """A `deploy` command in the background."""
 
-    process: "subprocess.Popen[str]"
+    def __init__(self, command: Command) -> None:
+        self.pid, self.send, self._command = command.pid, command.send, command
+        self._stdout, self._stderr = command.open("stdout"), command.open("stderr")
 
     def wait_for(self, pattern: str) -> str:
         """The first line of stderr that matches."""
-        assert self.process.stderr is not None
         seen = []
-        deadline = time.monotonic() + PATIENCE
-        for line in self.process.stderr:
+        while line := self._line(self._stderr):
             seen.append(line)
             if re.search(pattern, line):
                 return line
-            assert time.monotonic() < deadline, f"no line with {pattern!r} in time"
         raise AssertionError(f"ended without a line with {pattern!r}:\n{''.join(seen)}")
 
     def line(self) -> str:
-        """The next line of stdout."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
+        """The next line of stdout; empty where it has ended."""
+        return self._line(self._stdout)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._command.ends_within(0)
+
+    def wait(self) -> tuple[int, str, str]:
+        """Its exit code, -N where signal N ended it, and what it printed and said from here on."""
+        assert self._command.ends_within(PATIENCE), self._command.stderr
+        ended = self._command.wait()
+        assert ended.code is not None
+        return ended.code, self._stdout.read(), self._stderr.read()
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
         """Send a signal; the exit code and what was said from here on."""
-        self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, said
+        self.send(number)
+        code, _, said = self.wait()
+        return code, said
+
+    def _line(self, file: TextIO) -> str:
+        line, deadline = "", time.monotonic() + PATIENCE
+        while not line.endswith("\n"):
+            over = self.over
+            piece = file.readline()
+            line += piece
+            if over and not piece:
+                break
+            if not piece:
+                assert time.monotonic() < deadline, f"no line in time: {self._command.stderr}"
+                self._command.ends_within(0.02)
+        return line
 
 
 def processes_with(text: str) -> list[str]:

@@ -18,11 +18,11 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TextIO, TypeAlias
 
 from orchestrator.core import subprocesses
 
@@ -83,6 +83,7 @@ class Command:
     def __init__(self, words: tuple[str, ...], stream: socket.socket, output: Path) -> None:
         """`stream` tells its pid and its end; it writes below `output`."""
         self._words, self._stream, self._output = words, stream, output
+        self._ended: Ended | None = None
         weakref.finalize(self, stream.close)  # of a test that failed: an open socket would fail a later one as well
         self.pid = int(_line(stream))
 
@@ -98,15 +99,26 @@ class Command:
 
     def send(self, number: signal.Signals) -> None:
         """A signal, where it still runs."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+        if self._ended is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def ends_within(self, seconds: float) -> bool:
         """Wait so long for its end."""
-        return bool(select.select([self._stream], [], [], seconds)[0])
+        return self._ended is not None or bool(select.select([self._stream], [], [], seconds)[0])
 
     def wait(self) -> Ended:
         """How it ended; it is killed where that takes too long."""
+        self._ended = self._ended or self._wait()
+        return self._ended
+
+    def open(self, name: Literal["stdout", "stderr"]) -> TextIO:
+        """What it prints, to be read as it comes."""
+        file = (self._output / name).open(errors="replace")
+        weakref.finalize(self, file.close)
+        return file
+
+    def _wait(self) -> Ended:
         if hangs := not self.ends_within(BOUND):
             self.send(signal.SIGKILL)
         line = _line(self._stream)
@@ -138,17 +150,19 @@ class Forks:
         cwd: Path | None = None,
         fresh: bool = False,
         broken: Mapping[int, Fault] | None = None,
+        ignores: Sequence[signal.Signals] = (),
     ) -> Command:
         """Start `deploy` with these words, in `cwd` or beside its output; `fresh`: with an interpreter of its own.
 
-        The descriptors that are `broken` go to a full disk, nowhere, or into a pipe that nobody reads.
+        The descriptors that are `broken` go to a full disk, nowhere, or into a pipe that nobody reads. The signals that
+        it `ignores` are those a program under nohup does.
         """
         folder = output / str(time.monotonic_ns())
         folder.mkdir(parents=True)
         stream = socket.socket(socket.AF_UNIX)
         stream.connect(str(self.address))
         request = {"words": words, "env": env, "output": str(folder), "cwd": str(cwd or folder), "fresh": fresh}
-        request["broken"] = tuple((broken or {}).items())
+        request["broken"], request["ignores"] = tuple((broken or {}).items()), tuple(ignores)
         stream.sendall(json.dumps(request).encode() + b"\n")
         return Command(words, stream, folder)
 
@@ -203,6 +217,8 @@ def _become(request: dict[str, Any], begins: int) -> NoReturn:
     os.chdir(request["cwd"])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for ignored in request["ignores"]:
+        signal.signal(ignored, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(request["env"])
     words = request["words"]

@@ -42,6 +42,7 @@ _UNUSED = ("sglang", "pip", "torch/include", "torch/share")
 # Debian's Python reads .pth files here: the image's own sources come first, then the mounted packages with their .pth.
 _PATHS = f"/sgl-workspace/sglang/python\n/sgl-workspace/aiter\nimport site; site.addsitedir('{ENGINE_PACKAGES}')\n"
 
+_TAG = Path("/usr/bin/python3").resolve().name.replace("python", "cpython-").replace(".", "")  # in names of .pyc
 _SUPPORT = Path(__file__).parent
 _FORKED = (_SUPPORT / "forked_ranks/sitecustomize.py").read_bytes()
 _LAUNCHER = b"""
@@ -118,7 +119,8 @@ def _is_used(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 def _imported(repository: str, told: list[str], fill: Callable[[tarfile.TarFile], None], *, docker: str) -> str:
     """The tag of an image that is known by what it is made of, `told`; made of the tar that `fill` writes."""
-    tag = f"{repository}:{hashlib.sha256(chr(10).join(sorted(told)).encode()).hexdigest()[:12]}"
+    made_of = chr(10).join(sorted([*told, _TAG]))
+    tag = f"{repository}:{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
     if subprocess.run([docker, "image", "inspect", tag], capture_output=True, check=False).returncode == 0:
         return tag
     path = "ENV PATH=/usr/local/bin:/usr/bin:/usr/sbin"
@@ -211,5 +213,14 @@ def _files_of(packages: list[str]) -> list[str]:
         ["dpkg-query", "-L", *names], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     real = {str(Path(os.path.realpath(Path(path).parent)) / Path(path).name) for path in listed if path.startswith("/")}
-    kept = (path for path in real if Path(path).parent != Path("/") and not path.startswith(_LEFT_OUT))
+    kept = {path for path in real if Path(path).parent != Path("/") and not path.startswith(_LEFT_OUT)}
+    kept |= {_compiled(path) for path in kept if path.endswith(".py")}
     return sorted(path for path in kept if Path(path).is_symlink() or Path(path).is_file())
+
+
+def _compiled(path: str) -> str:
+    """Where Debian's Python keeps what it has compiled of a module: dpkg does not list it.
+
+    Without it each Python of a container compiles what it imports, 0.2 s of CPU time and more.
+    """
+    return f"{Path(path).parent}/__pycache__/{Path(path).stem}.{_TAG}.pyc"
