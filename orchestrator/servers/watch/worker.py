@@ -8,10 +8,12 @@
 import json
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
 from orchestrator.core.streams import drop_when_stalled, ignore_sigpipe, take_streams, write
+from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
 
 _INTERRUPTED: Final = 130  # `core.errors.Interrupted`
 
@@ -27,12 +29,19 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from orchestrator.core.errors import Interrupted  # noqa: PLC0415
     from orchestrator.core.paths import Home  # noqa: PLC0415
-    from orchestrator.servers.watch.recovery import restart_dead, take_snapshot  # noqa: PLC0415
 
+    program: Callable[..., RestartResult | ServerSnapshot | SnapshotFailure]
+    if what == "restart":
+        from orchestrator.servers.watch.restarts import restart_dead  # noqa: PLC0415
+
+        program = restart_dead
+    else:
+        from orchestrator.servers.watch.recovery import take_snapshot  # noqa: PLC0415
+
+        program = take_snapshot
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        home = Home.from_environment()
-        result = restart_dead(home, *words) if what == "restart" else take_snapshot(home, *words)
+        result = program(Home.from_environment(), *words)
     except (Interrupted, KeyboardInterrupt):
         return _INTERRUPTED
     write(sys.stdout, json.dumps(asdict(result)) + "\n")  # lost if the watcher is dead; the records remain

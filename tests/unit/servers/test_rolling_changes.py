@@ -21,7 +21,7 @@ from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, join_replicas
 from orchestrator.servers.rollout import update
 from orchestrator.servers.servers import replicas_on_other_plan
-from orchestrator.servers.watch.recovery import _is_wanted
+from orchestrator.servers.watch.recovery import is_wanted
 from orchestrator.verify.report import CheckResult, SmokeReport, Verdict
 
 
@@ -176,7 +176,7 @@ def test_a_failed_last_check_of_a_run_that_only_removed_replicas_is_no_end_of_th
     with pytest.raises(SmokeError):
         rollout.start(new, *same, rollout.replica(3, of=planned(3)))
     whole = join_replicas(rollout.gateway, same)
-    assert (whole.run.path.name, _is_wanted(whole.run, whole)) == ("3", True)
+    assert (whole.run.path.name, is_wanted(whole.run, whole)) == ("3", True)
 
 
 def test_a_failure_before_any_report_is_recorded(rollout: Rollout) -> None:

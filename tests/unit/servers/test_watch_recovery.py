@@ -22,7 +22,7 @@ from orchestrator.servers.exit_record import STOPPED_FOR_RESTART, UP_FAILED, fai
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.request import UpRequest
-from orchestrator.servers.watch import recovery
+from orchestrator.servers.watch import recovery, restarts
 
 
 class Recorded:
@@ -144,7 +144,7 @@ def test_a_healing_starts_the_plan_of_the_last_start_and_is_on_record_before_any
 ) -> None:
     home = Home(tmp_path)
     run = started(home)
-    healed = recovery.restart_dead(home, "owl", run.path.name, "killed")
+    healed = restarts.restart_dead(home, "owl", run.path.name, "killed")
     assert (healed.outcome, healed.message) == ("failed", "not ready")
     assert [(each.by_watch, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
     assert run.read("restarts.json")["restarts"][0]["why"] == "killed"  # type: ignore[index]
@@ -159,7 +159,7 @@ def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: l
         record_exit(dead, "stopped", KILLED)
     else:
         started(home, 2)
-    healed = recovery.restart_dead(home, "owl", dead.path.name, "killed")
+    healed = restarts.restart_dead(home, "owl", dead.path.name, "killed")
     assert (healed.outcome, asked) == ("superseded", [])
     assert not dead.read("restarts.json")
 
@@ -170,7 +170,7 @@ def test_a_restart_leaves_alone_the_disk_space_that_another_command_holds(
     home = Home(tmp_path)
     dead = started(home)
     with name_lock(home, "owl"), reserved_room(home, "owl"):
-        recovery.restart_dead(home, "owl", dead.path.name, "killed")
+        restarts.restart_dead(home, "owl", dead.path.name, "killed")
         assert list(home.runs.glob("owl/.reserved-*/0"))
     assert len(asked) == 1
 
@@ -188,8 +188,8 @@ def test_a_restart_is_postponed_without_disk_space_for_every_replica(
             raise HostError("no space")
         yield
 
-    monkeypatch.setattr(recovery, "reserved_room", room_for_one)
-    restarted = recovery.restart_dead(home, "owl", dead.path.name, "killed")
+    monkeypatch.setattr(restarts, "reserved_room", room_for_one)
+    restarted = restarts.restart_dead(home, "owl", dead.path.name, "killed")
     assert (restarted.message, restarted.outcome, asked) == ("no space", "postponed", [])
 
 

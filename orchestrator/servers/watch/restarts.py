@@ -1,0 +1,70 @@
+"""Restarts for `deploy watch`."""
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError
+from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
+from orchestrator.core.secrets import redact
+from orchestrator.runs.run_dir import RunDir, latest_run, name_lock, read_plan, reserved_room
+from orchestrator.servers.exit_record import RESTARTS_FILE
+from orchestrator.servers.rollback import restart
+from orchestrator.servers.servers import Servers
+from orchestrator.servers.watch.recovery import is_wanted, newest, saved_restarts
+from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult
+
+
+def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
+    """Restart `name`, unless another command has acted since run `dead` exited."""
+    begun = False
+
+    def on_locked(servers: Servers) -> None:
+        nonlocal begun
+        run, handle = newest(servers, name)
+        if run is None or run.path.name != dead or not is_wanted(run, handle):
+            raise NameTakenError(f"another command has started or stopped `{name}`")
+        record = {"at": datetime.now(UTC).isoformat(), "why": redact(why)}
+        run.save_state(RESTARTS_FILE, {"restarts": [*saved_restarts(run), record]})
+        begun = True
+
+    if full := _disk_full(home, name):
+        return RestartResult(outcome=RestartOutcome.POSTPONED, message=full)
+    try:
+        done = restart(name, home, on_locked=on_locked)
+    except Interrupted:
+        raise
+    except (DeployError, OSError) as error:
+        no_room = _disk_full(home, name)
+        if no_room and begun:
+            _forget_attempt(home, name, dead)
+        if no_room or (not begun and isinstance(error, (HostError, OSError))):
+            outcome = RestartOutcome.POSTPONED
+        elif begun:
+            outcome = RestartOutcome.FAILED
+        else:
+            outcome = RestartOutcome.SUPERSEDED if isinstance(error, NameTakenError) else RestartOutcome.REFUSED
+        return RestartResult(outcome=outcome, message=no_room or str(error))
+    seconds = "" if done.seconds is None else f", ready after {done.seconds:.1f} s"
+    message, run = f"verified at {done.handle.url}{seconds}", Path(done.handle.run_dir).name
+    return RestartResult(outcome=RestartOutcome.VERIFIED, message=message, run=run)
+
+
+def _disk_full(home: Home, name: str) -> str:
+    """Return why the disk has no room for a start of `name`; "" if it has."""
+    plan = read_plan(latest_run(home, name))
+    try:
+        with name_lock(home, name), reserved_room(home, name, replicas=plan.replicas if plan else 1):
+            return ""
+    except NameTakenError:  # that command holds disk space of its own
+        return ""
+    except HostError as error:
+        return error.message
+
+
+def _forget_attempt(home: Home, name: str, dead: str) -> None:
+    """Remove the record of a restart that a full disk prevented, if the disk takes even that."""
+    run = RunDir(home.runs / FileName(name) / FileName(dead))
+    with suppress(HostError):
+        run.save_state(RESTARTS_FILE, {"restarts": saved_restarts(run)[:-1]})
