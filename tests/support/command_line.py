@@ -63,7 +63,7 @@ class CommandLine:
         """
         env = self._env(environ)
         fresh = self.fresh or _start_environ(env) != _at_start
-        with TemporaryDirectory() as output:
+        with TemporaryDirectory(dir=_forks[0].address.parent) as output:
             command = _forks[0].start(words, env=env, output=Path(output), cwd=Path.cwd(), fresh=fresh, ignores=ignores)
             try:
                 yield Running(command)
