@@ -10,7 +10,6 @@ import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -256,13 +255,12 @@ def test_a_pod_is_not_ready_before_it_has_answered_a_sampled_request(
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         return done.returncode == 0 and "fired up" in deploy.run("logs", NAME).stdout
 
-    with deploy.running(*words, *hangs) as up, ThreadPool(1) as pool:
-        said = pool.apply_async(up.process.communicate)
+    with deploy.running(*words, *hangs) as up:
         wait_for(asks)
         for _ in range(5):
             assert (container()["started"], container()["ready"]) == (False, False)
             time.sleep(1)
         (models / "samples").touch()
         wait_for(lambda: container()["ready"])
-        _, errors = said.get(PATIENCE)
-    assert up.process.returncode == 0, errors
+        code, _, errors = up.wait()
+    assert code == 0, errors
