@@ -88,6 +88,7 @@ class EngineApi:
     aborts_above: int | None = None  # tokens of a prompt that end it
     drafts_wear_out: bool = False  # after 8 requests
     keeps_tokens: bool = False  # of the cache in use after requests have ended
+    others: int = 0  # requests of other clients that run
     tiers: Mapping[str, int] | None = None  # cached tokens by tier
     keeps: Sequence[str] = ()  # what the device evicts: "host", and "storage", which a flush leaves alone
     loses_bits: str = ""  # a tier whose tokens make other answers
@@ -164,7 +165,7 @@ class EngineApi:
             f"sglang:{name}_total{source if name == 'cached_tokens' else labels} {float(value)}"
             for name, value in self.counts.items()
         ]
-        lines += [f"sglang:num_{state}_reqs{labels} 0.0" for state in ("queue", "running")]
+        lines += [f"sglang:num_queue_reqs{labels} 0.0", f"sglang:num_running_reqs{labels} {self.others}.0"]
         held = self.counts["num_requests"] * self.keeps_tokens
         lines += [f"sglang:num_used_tokens{labels} {held}.0", f"sglang:max_total_num_tokens{labels} {_POOL}.0"]
         lines += [f"sglang:fwd_occupancy{labels} NaN"]

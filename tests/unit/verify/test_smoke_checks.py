@@ -414,6 +414,15 @@ def test_a_soak_reports_its_load() -> None:
     assert found.evidence.endswith("; memory not watched: the host of a URL is unknown")
 
 
+def test_a_soak_beside_other_requests_tells_that_it_compares_no_cache_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "_DRAIN_SECONDS", 0.1)
+    found = soaked(engine(dp=2, keeps_tokens=True, others=1))
+    assert (found.verdict, "cache tokens in use not compared: other requests run" in found.evidence) == (
+        Verdict.PASSED,
+        True,
+    )
+
+
 def test_a_soak_fails_if_memory_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "MIN_SECONDS", 0.1)
     monkeypatch.setattr(soak, "_TICK", 0.02)
