@@ -130,7 +130,7 @@ def test_the_commands_of_the_page_run_in_their_order(tmp_path: Path, monkeypatch
         }  # fmt: skip
         try:
             done = subprocess.run(
-                ["timeout", str(PATIENCE / 2), "bash", "-c", page_script(local, port)],  # and what it began
+                ["timeout", "450", "bash", "-c", page_script(local, port)],  # and what it began
                 cwd=clone, env=environ, capture_output=True, text=True, check=False, timeout=PATIENCE,
             )  # fmt: skip
         finally:

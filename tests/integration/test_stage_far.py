@@ -195,7 +195,7 @@ def test_ctrl_c_ends_it_on_both_machines(hub: Hub, far: str, tmp_path: Path) -> 
 
     def hold() -> None:
         reached.set()
-        go_on.wait(PATIENCE)
+        go_on.wait()
 
     hub.before_body = hold
     with deploy(hub, tmp_path).running(*words_of(far, tmp_path)) as started:

@@ -100,7 +100,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_no_process(hub: Hub, tmp_path: Path) 
 
     def hold() -> None:
         reached.set()
-        go_on.wait(PATIENCE)
+        go_on.wait()
 
     hub.before_body = hold
     with deploy(hub, tmp_path).running(*STAGE, "--dir", str(tmp_path / "glm")) as started:

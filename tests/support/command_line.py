@@ -87,8 +87,8 @@ class Running:
 
     def wait_for(self, pattern: str) -> str:
         """The first line of stderr that matches."""
-        seen = []
-        while line := self._line(self._stderr):
+        seen, deadline = [], time.monotonic() + PATIENCE
+        while line := self._line(self._stderr, deadline):
             seen.append(line)
             if re.search(pattern, line):
                 return line
@@ -96,7 +96,7 @@ class Running:
 
     def line(self) -> str:
         """The next line of stdout; empty where it has ended."""
-        return self._line(self._stdout)
+        return self._line(self._stdout, time.monotonic() + PATIENCE)
 
     @property
     def over(self) -> bool:
@@ -116,16 +116,16 @@ class Running:
         code, _, said = self.wait()
         return code, said
 
-    def _line(self, file: TextIO) -> str:
-        line, deadline = "", time.monotonic() + PATIENCE
+    def _line(self, file: TextIO, deadline: float) -> str:
+        line = ""
         while not line.endswith("\n"):
             over = self.over
             piece = file.readline()
             line += piece
             if over and not piece:
                 break
+            assert time.monotonic() < deadline, f"no line in time: {self._command.stderr}"
             if not piece:
-                assert time.monotonic() < deadline, f"no line in time: {self._command.stderr}"
                 self._command.ends_within(0.02)
         return line
 

@@ -98,8 +98,8 @@ class Command:
         return (self._output / "stderr").read_text(errors="replace")
 
     def send(self, number: signal.Signals) -> None:
-        """A signal, where it still runs."""
-        if self._ended is None:
+        """A signal, where it still runs: once it has ended, another process may have its pid."""
+        if not self.ends_within(0):
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-PATIENCE = 900  # seconds
+PATIENCE = 600  # seconds; a third of the timeout of a test
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

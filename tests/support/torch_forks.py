@@ -26,6 +26,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final, TypeVar
 
+from patience import PATIENCE
+
 IMPORTED: Final = ("torch", "torchvision.io", "transformers.modeling_layers", "openai")
 # What these read from the environment when they are imported, and what a program has unless it says otherwise.
 _ENVIRON: Final = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
@@ -65,26 +67,38 @@ def run_forked(
 def run(
     python: str, program: str, argv: "tuple[str, ...]", *, environ: Mapping[str, str], streams: "tuple[int, int, int]"
 ) -> int:
-    """The exit code of one program, with these descriptors as its standard streams; -N where signal N ended it."""
+    """The exit code of one program, with these descriptors as its standard streams; -N where signal N ended it.
+
+    A program that takes too long is killed, and TimeoutError is raised.
+    """
     request = {"program": program, "argv": argv, "environ": dict(environ), "cwd": os.getcwd()}  # noqa: PTH109
     with _connected(python) as connection:
         socket.send_fds(connection, [b"."], streams)
         connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile() as answer:
-            return int(answer.readline())
+            code = answer.readline()
+    assert code, f"no answer of the process with torch:\n{_address(python).with_suffix('.log').read_text()[-3000:]}"
+    return int(code)
+
+
+def _address(python: str) -> Path:
+    return Path(os.environ[FOLDER], Path(python).parent.parent.name)
 
 
 def _connected(python: str) -> socket.socket:
-    """A connection to the process of this interpreter, which is started where there is none."""
-    folder = Path(os.environ[FOLDER])
-    folder.mkdir(exist_ok=True)
-    address = folder / Path(python).parent.parent.name
-    with open(folder / "lock", "w") as lock:  # noqa: PTH123
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not address.exists():
-            _start(python, address)
+    """A connection to the process of this interpreter, which is started where none listens."""
+    address = _address(python)
+    address.parent.mkdir(exist_ok=True)
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(address))
+    with open(address.parent / "lock", "w") as lock:  # noqa: PTH123
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            connection.connect(str(address))
+        except (FileNotFoundError, ConnectionRefusedError):
+            address.unlink(missing_ok=True)
+            _start(python, address)
+            connection.connect(str(address))
+    connection.settimeout(PATIENCE)  # not before: it would not wait for its turn to connect
     return connection
 
 
