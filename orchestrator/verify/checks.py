@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from typing import Final
 
 from orchestrator.core.secrets import excerpt
@@ -20,7 +19,7 @@ from orchestrator.verify.client import NotOfferedError, SmokeClient
 from orchestrator.verify.long_prompts import fact_found, long_prefill
 from orchestrator.verify.parser_checks import reasoning_separated, tool_call_parsed
 from orchestrator.verify.questions import is_correct
-from orchestrator.verify.report import CheckOutcome, causes_of, differs, failed, passed, skipped, warning
+from orchestrator.verify.report import CheckOutcome, causes_of, compare_ids, differs, failed, passed, skipped, warning
 from orchestrator.verify.soak import soak
 from orchestrator.verify.target import Target
 from orchestrator.verify.tier_checks import cache_tiers
@@ -80,12 +79,8 @@ def greedy_deterministic(client: SmokeClient) -> CheckOutcome:
     """
     tokens = 32
     _, first, second = (client.generate(PROMPT, tokens=tokens) for _ in range(3))
-    if first.ids != second.ids:
-        pairs = zip_longest(first.ids, second.ids)  # one may be shorter: it differs from where it ends
-        same = next(place for place, (a, b) in enumerate(pairs) if a != b)
-        evidence = f"two greedy answers differ at token {same}"
-        same_length = len(first.ids) == len(second.ids)
-        return differs(evidence, client.target.nondeterministic if same_length else ())
+    if difference := compare_ids(first.ids, second.ids, "two greedy answers differ", client.target.nondeterministic):
+        return difference
     if len(first.ids) != tokens:
         return failed(f"{len(first.ids)} tokens instead of {tokens}")
     return passed(f"the same {tokens} tokens in two requests")

@@ -120,15 +120,19 @@ def _right_model(client: EngineClient, target: Target) -> CheckOutcome:
 def _stream_agrees(client: EngineClient, target: Target) -> CheckOutcome:
     """It cuts, doubles or holds back what a server streams; or a server answers otherwise than the others."""
     body = completion_body(target.served_name, PROMPT, tokens=_TOKENS, ignore_eos=True)
-    whole = _text([json.dumps(client.post(endpoints.COMPLETIONS, body)).encode()])
+    whole, reason = _answer([json.dumps(client.post(endpoints.COMPLETIONS, body)).encode()])
     events = list(client.events(endpoints.COMPLETIONS, body))
-    if not whole or _text(events) != whole:
-        evidence = f"streaming gives {len(_text(events))} characters, not streaming {len(whole)}"
-        return differs(evidence, target.nondeterministic if whole else ())
+    streamed, stream_reason = _answer(events)
+    if not whole or streamed != whole:
+        evidence = f"streaming gives {len(streamed)} characters, not streaming {len(whole)}"
+        complete = whole and streamed and stream_reason == reason
+        return differs(evidence, target.nondeterministic if complete else ())
     if len(events) < 2:
         return failed(f"{_TOKENS} tokens came in {len(events)} chunk: the response is not streamed")
     return passed(f"the same {len(whole)} characters, in {len(events)} chunks")
 
 
-def _text(events: Sequence[bytes]) -> str:
-    return "".join(read_completion_event(event)[0] for event in events)
+def _answer(events: Sequence[bytes]) -> tuple[str, str | None]:
+    """Return the text and the finish reason, which an answer that was cut lacks."""
+    read = [read_completion_event(event) for event in events]
+    return "".join(text for text, _ in read), next((reason for _, reason in read if reason), None)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Final
 
 from pydantic import computed_field
@@ -128,6 +129,20 @@ def warning(evidence: str, *, causes: tuple[str, ...] = ()) -> CheckOutcome:
 def skipped(evidence: str) -> CheckOutcome:
     """The profile does not have the feature."""
     return CheckOutcome(verdict=Verdict.SKIPPED, evidence=evidence)
+
+
+def compare_ids(
+    first: Sequence[int], second: Sequence[int], subject: str, nondeterministic: Sequence[PlanWarning]
+) -> CheckOutcome | None:
+    """Return how the token ids of two greedy answers differ, None if they do not; another length is always a fault.
+
+    `subject` begins the evidence: "two greedy answers differ".
+    """
+    pairs = zip_longest(first, second)  # one may be shorter: it differs from where it ends
+    place = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+    if place is None:
+        return None
+    return differs(f"{subject} at token {place}", nondeterministic if len(first) == len(second) else ())
 
 
 def differs(evidence: str, nondeterministic: Sequence[PlanWarning]) -> CheckOutcome:

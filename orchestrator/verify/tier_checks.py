@@ -8,7 +8,7 @@ from orchestrator.engine import endpoints
 from orchestrator.engine.cache_tiers import HOST, STORAGE
 from orchestrator.engine.responses import GenerateResponse
 from orchestrator.verify.client import TOKEN_IDS, SmokeClient
-from orchestrator.verify.report import CheckOutcome, differs, failed, passed, skipped, warning
+from orchestrator.verify.report import CheckOutcome, compare_ids, failed, passed, skipped, warning
 
 _PROMPT: Final = 1024  # tokens; sglang reads no less than 256 from storage (0.5.14, managers/cache_controller.py)
 _ANSWER: Final = 16  # tokens
@@ -84,13 +84,8 @@ def _from_storage(client: SmokeClient) -> CheckOutcome:
 
 def _same(client: SmokeClient, tier: str, before: GenerateResponse, after: GenerateResponse) -> CheckOutcome | None:
     """Return a failure if the answer after the tier's tokens differs: or a warning, where no two are the same."""
-    if before.ids == after.ids:
-        return None
-    place = next(
-        (place for place, pair in enumerate(zip(before.ids, after.ids, strict=False)) if len(set(pair)) > 1), 0
-    )
-    evidence = f"with the tokens from {tier}, the answer differs at token {place}"
-    return differs(evidence, client.target.nondeterministic)
+    subject = f"with the tokens from {tier}, the answer differs"
+    return compare_ids(before.ids, after.ids, subject, client.target.nondeterministic)
 
 
 def _sources(answer: GenerateResponse) -> str:

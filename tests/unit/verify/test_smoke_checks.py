@@ -22,6 +22,7 @@ from orchestrator.plan.plan import PlanWarning, SmokeQuestion
 from orchestrator.planner.planning import load
 from orchestrator.verify import memory, smoke, soak, tier_checks
 from orchestrator.verify.client import SmokeClient
+from orchestrator.verify.gateway import _stream_agrees
 from orchestrator.verify.memory import MemoryGauge
 from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, Verdict
 from orchestrator.verify.target import Target, target_of
@@ -372,6 +373,13 @@ def test_a_tier_is_proven_by_what_the_device_evicted(
     assert (found.verdict, evidence in found.evidence) == (verdict, True), found
 
 
+def test_an_answer_that_a_tier_cuts_is_a_fault_whatever_kernels_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_checks, "_ANSWER", 32)  # tokens of the answers that the server cuts
+    found = named(run(engine(keeps=("host",), gives_fewer_tokens_each_time=True), UNSURE), "cache tiers")
+    assert found.verdict is Verdict.FAILED
+    assert "with the tokens from host, the answer differs at token" in found.evidence
+
+
 def test_storage_is_read_without_a_flush_if_it_has_the_prompt_of_an_earlier_run() -> None:
     server = engine(keeps=("host", "storage"))
     run(server, TIERED)
@@ -608,6 +616,25 @@ def test_a_plan_says_whether_its_server_samples(engine: str | None, greedy: bool
 def test_fewer_tokens_are_a_fault_whatever_kernels_do() -> None:
     report = run(engine(gives_fewer_tokens_each_time=True), dataclasses.replace(TARGET, nondeterministic=(CAUSE,)))
     assert list(failures(report)) == ["greedy deterministic"]
+
+
+@pytest.mark.parametrize(
+    ("streamed", "reason", "verdict"),
+    [("ab", "length", Verdict.PASSED), ("ac", "length", Verdict.WARNING), ("ac", None, Verdict.FAILED)],
+)
+def test_a_stream_that_a_gateway_cuts_is_a_fault_whatever_kernels_do(
+    streamed: str, reason: str | None, verdict: Verdict
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        stream = json.loads(request.content).get("stream")
+        pieces = streamed if stream else ["ab"]
+        reasons = [*[None] * (len(pieces) - 1), reason if stream else "length"]
+        choices = [{"text": text, "finish_reason": end} for text, end in zip(pieces, reasons, strict=True)]
+        events = [json.dumps({"choices": [choice]}) for choice in choices]
+        return httpx.Response(200, text="".join(f"data: {e}\n\n" for e in [*events, "[DONE]"]) if stream else events[0])
+
+    with EngineClient(UNSURE.url, key=None, transport=httpx.MockTransport(answer)) as client:
+        assert _stream_agrees(client, UNSURE).verdict is verdict
 
 
 def test_an_open_server_that_was_to_be_closed() -> None:
