@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial
 
-T = TypeVar("T")
 _STUDY: Final = "sweep"
 _OUTCOME: Final = "outcome"  # trial attribute: the outcome
 _IDENTITY: Final = "begun"  # study attribute: the data that identifies the sweep
@@ -111,7 +110,10 @@ class Search:
     def __init__(
         self, journal: Path, space: SearchSpace, goal: Goal, *, seed: int, begun: Mapping[str, object]
     ) -> None:
-        """Open or create the journal; `begun` identifies the sweep. Raises UsageError for another sweep's journal."""
+        """Open or create the journal; `begun` identifies the sweep.
+
+        Raises UsageError for a journal of another sweep, or of another version of this tool.
+        """
         self._optuna, self._space, self._goal, self._seed = load_optuna(), space, goal, seed
         self._study = self._open(journal)
         identity = dict(begun)
@@ -120,6 +122,7 @@ class Search:
             hint = "repeat the options of the first run, or use another `--output`"
             message = f"this sweep was started with another {', '.join(changed)}"
             raise UsageError(message, location=str(journal), hint=hint)
+        self._require_readable(journal)
         self._study.set_user_attr(_IDENTITY, identity)
         self._distributions = {knob.key: self._distribution(knob) for knob in space.knobs}
         self._random = random.Random(seed + len(self._study.trials))  # noqa: S311 - not for security
@@ -145,6 +148,13 @@ class Search:
             ) from error
         return study
 
+    def _require_readable(self, journal: Path) -> None:
+        try:
+            _ = self.trials, self.confirmations
+        except ValidationError as error:
+            message, hint = "the journal was written by another version of this tool", "use another `--output`"
+            raise UsageError(message, location=str(journal), hint=hint) from error
+
     def _distribution(self, knob: SweepParameter) -> "BaseDistribution":
         distributions, count = self._optuna.distributions, len(knob.values)
         found: BaseDistribution = (
@@ -165,15 +175,15 @@ class Search:
 
     @property
     def trials(self) -> tuple[SweepTrial, ...]:
-        """All trials with an outcome, in order of completion. Raises UsageError for an invalid record."""
+        """All trials with an outcome, in order of completion."""
         ended = [trial for trial in self._study.get_trials(deepcopy=False) if _OUTCOME in trial.user_attrs]
         ended.sort(key=lambda trial: trial.datetime_complete or datetime.max)  # noqa: DTZ901 - Optuna's times have no zone
         return tuple(map(_outcome, ended))
 
     def ask(self, own: Point | None) -> Suggestion | None:
         """Return an untried point, starting with `own`, that of the original profile; None if all were tried."""
-        done = [trial.point for trial in self.trials if trial.outcome is not TrialOutcome.INTERRUPTED]
         with defer_signals():  # a signal must not interrupt a write to the journal
+            done = [trial.point for trial in self.trials if trial.outcome is not TrialOutcome.INTERRUPTED]
             if own is not None and own not in done:
                 self._study.enqueue_trial(dict(own))
             for _ in range(_MAX_SUGGESTIONS):
@@ -215,8 +225,8 @@ class Search:
 
     @property
     def confirmations(self) -> tuple[SweepTrial, ...]:
-        """The repeated runs, in order. Raises UsageError for an invalid record."""
-        return _read(_CONFIRMATIONS, self._study.user_attrs.get(_CONFIRMED, []))
+        """The repeated runs, in order."""
+        return _CONFIRMATIONS.validate_python(self._study.user_attrs.get(_CONFIRMED, []))
 
     def confirm(self, ended: SweepTrial) -> None:
         """Record a repeated run of a trial."""
@@ -255,15 +265,8 @@ _CONFIRMATIONS: Final = TypeAdapter(tuple[SweepTrial, ...])
 
 
 def _outcome(trial: "FrozenTrial") -> SweepTrial:
-    """Return the recorded outcome of a trial. Raises UsageError for an invalid record."""
-    return _read(_TRIAL, trial.user_attrs[_OUTCOME])
-
-
-def _read(adapter: TypeAdapter[T], record: object) -> T:
-    try:
-        return adapter.validate_python(record)
-    except ValidationError as error:
-        raise UsageError("the journal has a trial of another program", hint="use another `--output`") from error
+    """Return the recorded outcome of a trial."""
+    return _TRIAL.validate_python(trial.user_attrs[_OUTCOME])
 
 
 def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its attributes

@@ -158,6 +158,23 @@ def test_a_journal_of_others_is_told(tmp_path: Path, written: str) -> None:
         search(tmp_path)
 
 
+@pytest.mark.parametrize("record", ["outcome", "confirmed"])
+def test_a_record_of_another_version_is_refused_before_a_trial(tmp_path: Path, record: str) -> None:
+    first = search(tmp_path)
+    go(first, 1)
+    old = {"number": 1, "outcome": "measured", "values": [1.0]}  # without the point
+    if record == "confirmed":
+        first._study.set_user_attr(record, [old])
+    else:
+        asked = first.ask(None)
+        assert asked is not None
+        assert asked.trial is not None
+        asked.trial.set_user_attr(record, old)
+    with pytest.raises(UsageError, match="written by another version") as error:
+        search(tmp_path)
+    assert error.value.hint == "use another `--output`"
+
+
 def test_without_optuna_it_is_said_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UsageError, match="not installed") as error:
