@@ -7,6 +7,7 @@ subagents; it hides queueing. A request without an arrival is sent some time aft
 
 import asyncio
 import gc
+from array import array
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -216,7 +217,7 @@ class _Sender:
             scheduled_s=scheduled,
             started_s=started,
             ended_s=ended,
-            chunk_s=[at - self.measured_from for at in response.chunk_s],
+            chunk_s=array("d", [at - self.measured_from for at in response.chunk_s]),
             chunk_tokens=_complete(response.chunk_tokens),
             prompt_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
@@ -230,10 +231,10 @@ class _Sender:
         )
 
 
-def _complete(counts: Sequence[int | None]) -> Sequence[int]:
+def _complete(counts: Sequence[int | None]) -> "array[int]":
     """Return cumulative counts; none if one is missing."""
-    found = [each for each in counts if each is not None]
-    return found if len(found) == len(counts) else ()
+    found = array("i", [each for each in counts if each is not None])
+    return found if len(found) == len(counts) else array("i")
 
 
 def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage | None:

@@ -164,7 +164,7 @@ def _percentile_of(
 
 
 def _per_user(percentile: Literal["p50", "p90"]) -> Callable[[Point], float | None]:
-    """Return a function from a point to tokens/s per user: the inverse of the median TPOT.
+    """Return a function from a point to tokens/s per user: the inverse of this percentile of TPOT.
 
     With `p90` it is the rate that 90 % of the answers reach, the interactivity of InferenceX.
     """

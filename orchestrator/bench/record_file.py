@@ -1,20 +1,20 @@
-"""The measured requests of a load in a temporary file: memory does not grow with the length of the load."""
+"""The measured requests of a load in a temporary file: memory holds a few numbers of each, whatever its length."""
 
 import marshal
 import os
 import tempfile
 import weakref
 from array import array
-from collections.abc import Collection, Iterator, Sequence
-from operator import eq
+from collections.abc import Collection, Iterator
 from typing import IO, NamedTuple
 
 
 class RequestRecord(NamedTuple):
     """One request as measured by the client; times in seconds after the begin of the measured window."""
 
-    chunk_s: Sequence[float]  # arrival times of the chunks with tokens
-    chunk_tokens: Sequence[int]  # cumulative output tokens; empty if not reported with each chunk
+    # The arrays come first: they are read apart from the other fields.
+    chunk_s: "array[float]"  # of type "d": arrival times of the chunks with tokens
+    chunk_tokens: "array[int]"  # of type "i": cumulative output tokens; empty if not reported with each chunk
     index: int  # type: ignore[assignment]  # in the order of sending; hides the method of a tuple
     scheduled_s: float
     started_s: float
@@ -48,10 +48,7 @@ class RecordFile(Collection[RequestRecord]):
 
     def add(self, record: RequestRecord) -> None:
         """Save a request; it stays in memory if the disk is full."""
-        times, counts, *others = record
-        one_each = len(counts) == len(times) and all(map(eq, counts, range(1, len(times) + 1)))  # mostly
-        saved_counts = None if one_each else array("q", counts).tobytes()
-        content = marshal.dumps([array("d", times).tobytes(), saved_counts, *others])
+        content = marshal.dumps([*record])  # arrays as bytes
         self._places.extend([0] * (2 * record.index + 2 - len(self._places)))
         self._places[2 * record.index : 2 * record.index + 2] = array("q", [self._end, len(content)])
         self._count += 1
@@ -87,6 +84,4 @@ class RecordFile(Collection[RequestRecord]):
 
 def _record(content: bytes) -> RequestRecord:
     times, counts, *others = marshal.loads(content)  # noqa: S302 - of this process
-    chunk_s = memoryview(times).cast("d")
-    chunk_tokens = range(1, len(chunk_s) + 1) if counts is None else memoryview(counts).cast("q")
-    return RequestRecord(chunk_s, chunk_tokens, *others)
+    return RequestRecord(array("d", times), array("i", counts), *others)

@@ -43,7 +43,8 @@ class IssueKind(StrEnum):
     RANDOM_PROMPTS = "random-prompts"  # with speculation on, which they do not measure
     ANOTHER_CLIENT = "another-client"  # whose figures have other definitions
     CHANGED_WORKLOAD = "changed-workload"  # requests or duration were overridden on the command line
-    ANOTHER_WORKLOAD = "another-workload"  # this one and the following: than the published measurement, in a comparison
+    # The next four are found when comparing, and are never in a result.
+    ANOTHER_WORKLOAD = "another-workload"
     ANOTHER_MACHINE = "another-machine"
     UNKNOWN_HARDWARE = "unknown-hardware"
     ABLATION = "ablation"

@@ -89,7 +89,7 @@ def on_each(
             print_data(f"{each.node.label}: {line}")
     report = None
     if verb == "preflight":
-        from orchestrator.cli.fabric import fabric_of_hosts  # noqa: PLC0415 - as above
+        from orchestrator.cli.fabric import fabric_of_hosts  # noqa: PLC0415 - slow, and for one command
 
         report = fabric_of_hosts(results, params)
     if as_json:

@@ -307,7 +307,7 @@ def run_eval(
 def require_gsm8k(target: BenchTarget, *, minimum: float, name: str, folder: Path, home: Home) -> None:
     """Run GSM8K with the published number of questions, and save the result in `folder`.
 
-    Raises SmokeError if the score is below `least`, and what `run_eval` raises.
+    Raises SmokeError if the score is below `minimum`, and what `run_eval` raises.
     """
     command = f"deploy up --min-gsm8k {minimum:g}"
     limit = next(line.items for line in published_evals() if line.suite == "gsm8k")

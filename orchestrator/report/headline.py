@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.confidence import Estimate, change
@@ -19,8 +20,8 @@ from orchestrator.report.side_by_side import (
     signed,
 )
 
-_ACCEPTED_UNIT = "accepted tokens a step"  # prefix of the unit of a reference with acceptance lengths
-_JUDGED = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
+_ACCEPTED_UNIT: Final = "accepted tokens a step"  # prefix of the unit of a reference with acceptance lengths
+_JUDGED: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 
 
 def title_of(comparisons: tuple[Comparison, ...], published: str | None) -> str:

@@ -73,7 +73,7 @@ def make_report(
     measured = tuple(load_result(path) for path in results)
     _require_one_acceptance(measured, results)
     evals = details.evals if details else ()
-    if published is None:
+    if not published:
         known = _of_the_same(measured) if measured else _of_suites(evals)
     else:
         known = None if published == "none" else load_published(published)

@@ -1,6 +1,7 @@
 """Figures by the field's definitions, from requests whose times are known."""
 
 import tracemalloc
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -42,8 +43,8 @@ def request(
         scheduled_s=at,
         started_s=at + late,
         ended_s=times[-1],
-        chunk_s=times,
-        chunk_tokens=tuple(range(1, 12)),
+        chunk_s=array("d", times),
+        chunk_tokens=array("i", range(1, 12)),
         prompt_tokens=100,
         output_tokens=11,
         cached_tokens=60,

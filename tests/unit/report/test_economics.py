@@ -88,7 +88,8 @@ def test_what_is_not_known_is_not_measured_and_never_zero(tmp_path: Path) -> Non
 def test_a_single_stream_has_no_knee_and_no_cost(tmp_path: Path) -> None:
     save(single_stream(), tmp_path / "one")
 
-    assert make_report([tmp_path / "one" / "result.json"], published=None, prices=()).costs is None
+    for published in (None, ""):
+        assert make_report([tmp_path / "one" / "result.json"], published=published, prices=()).costs is None
 
 
 def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
