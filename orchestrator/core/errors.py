@@ -11,7 +11,8 @@
     │       ├── CheckpointModifiedError  4   a checkpoint that was complete before
     │       └── CheckpointMismatchError  4   a checkpoint that disagrees with the profile or its own config
     ├── BuildError           5   a failed build of an image or an environment
-    │   └── PatchError       5   a required patch that neither applies nor is present
+    │   ├── PatchError       5   a required patch that neither applies nor is present
+    │   └── PathNotFoundError  5   a path that an image does not have
     ├── StartError           6   no such server, not started, or exited
     │   └── NameTakenError   6   the name is in use
     ├── NotReadyError        7   the server started and never became ready
@@ -148,6 +149,10 @@ class BuildError(DeployError):
 
 class PatchError(BuildError):
     """A required patch neither applies nor is present."""
+
+
+class PathNotFoundError(BuildError):
+    """An image does not have the path."""
 
 
 class StartError(DeployError):

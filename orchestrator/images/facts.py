@@ -1,10 +1,11 @@
 """The sglang, aiter and torch of an image, located by the image's own Python. No server is started."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.errors import BuildError
+from orchestrator.core.errors import BuildError, PathNotFoundError
 from orchestrator.core.paths import data_root
 from orchestrator.core.text import parse_json
 from orchestrator.images.client import DockerCli
@@ -13,6 +14,8 @@ from orchestrator.images.receipt import SourceRecord
 from orchestrator.images.sources import program_paths
 
 _PROGRAM: Final = data_root() / "images" / "image_facts.py"
+# Docker clients 28.2 and 20.10; the last is of a path below a file.
+_NOT_FOUND: Final = re.compile(r"Could not find the file|No such container:path|: not a directory$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +51,19 @@ def read_facts(docker: DockerCli, image: str) -> ImageFacts:
 
 
 def copy_from_image(docker: DockerCli, image: str, path: str, folder: Path) -> None:
-    """Copy a file or a directory from an image into `folder`, under its own name.
+    """Copy a file or a directory from an image into `folder`, under its own name; a link is followed in the image.
 
-    No process runs in the image. Raises BuildError if the image or the path cannot be read.
+    No process runs in the image. Raises PathNotFoundError without the path, BuildError if it cannot be read or written.
     """
     created = docker.run("create", "--entrypoint", "true", image)
     if not created.ok:
         raise BuildError(f"cannot create a container of `{image}`", details=created.stderr.strip())
     container = created.stdout.strip()
     try:
-        copied = docker.run("cp", f"{container}:{path}", str(folder))
+        copied = docker.run("cp", "--follow-link", f"{container}:{path}", str(folder))
     finally:
         docker.run("rm", "--force", container)
     if not copied.ok:
-        raise BuildError(f"cannot copy `{path}` from `{image}`", details=copied.stderr.strip())
+        reason = copied.stderr.strip()
+        fault = PathNotFoundError if _NOT_FOUND.search(reason) else BuildError
+        raise fault(f"cannot copy `{path}` from `{image}`", details=reason)

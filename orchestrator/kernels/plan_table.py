@@ -66,7 +66,8 @@ def build_table(plan: Plan, sources: RowSources, home: Home, *, upstream: bool) 
 
     Rows come from the image, by default the profile's (pulled if missing), or from copies of its tables; from the store
     of measured rows; and with `upstream` from the pinned upstream table. The image's rows are required, because the
-    server reads no other file. Raises KernelsError if the plan uses no table, BuildError if the image cannot be pulled.
+    server reads no other file. Raises KernelsError if the plan uses no table, BuildError if the image cannot be pulled
+    or read, ProfileError as `read_pins`.
     """
     require_moe(plan)
     commit = plan.engine.aiter_commit

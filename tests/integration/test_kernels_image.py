@@ -11,8 +11,9 @@ from command_line import CommandLine
 from docker.errors import DockerException
 from kernel_samples import FUSED_TP8
 
-from orchestrator.core.errors import KernelsError
+from orchestrator.core.errors import BuildError, KernelsError
 from orchestrator.core.paths import Home
+from orchestrator.images.client import find_docker
 from orchestrator.kernels.disk.files import read_tables
 from orchestrator.kernels.disk.image import read_image
 from orchestrator.kernels.rows import RowOrigin
@@ -54,6 +55,42 @@ def test_an_image_without_tables_and_one_that_is_not_there_are_told(engine: dock
     with pytest.raises(KernelsError) as caught:
         read_image("deploy-kernels-test:none", AITER)
     assert caught.value.hint.startswith("`docker pull deploy-kernels-test:none`")
+
+
+def test_a_failed_copy_is_no_missing_table(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = tmp_path / "docker"
+    fails = '[ "$1" = cp ] && echo "no space left" >&2 && exit 1'
+    client.write_text(f'#!/bin/sh\n{fails}\nexec {find_docker().program} "$@"\n')
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match="cannot copy") as caught:
+        read_image(image, AITER)
+    assert caught.value.details == "no space left"
+
+
+def test_links_are_followed_inside_an_image_and_never_on_this_host(
+    engine: docker.DockerClient, tmp_path: Path
+) -> None:
+    own = tmp_path / "tuned_fmoe.csv"
+    own.write_text("a file of this host")
+    links = {
+        "aiter/configs/model_configs/near_tuned_fmoe.csv": "../tuned_fmoe.csv",
+        "aiter/configs/model_configs/far_tuned_fmoe.csv": str(own),
+        "aiter/configs/model_configs/round_tuned_fmoe.csv": "round_tuned_fmoe.csv",
+        "linked/aiter/configs": f"{AITER}/aiter/configs",
+        "linked/.git": f"{AITER}/.git",
+    }
+    with imported(engine, links) as name:
+        for place in (AITER, f"{AITER}/linked"):
+            found = read_image(name, place)
+            assert (found.files, found.aiter_commit) == (3, COMMIT)
+            assert sorted(row.key.token for row in found.rows) == [16, 16, 32]
+
+
+def test_a_git_file_is_no_commit(engine: docker.DockerClient) -> None:
+    links = {"of_submodule/.git": f"{AITER}/aiter/configs/tuned_fmoe.csv", "of_submodule/aiter": f"{AITER}/aiter"}
+    with imported(engine, links) as name:
+        assert read_image(name, f"{AITER}/of_submodule").aiter_commit is None
 
 
 PINNED = ("--set", f"engine.image_digest=sha256:{'0' * 64}")

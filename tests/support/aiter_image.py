@@ -3,8 +3,9 @@
 import io
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Final
 
 import docker
@@ -24,14 +25,18 @@ FILES: Final = {
 
 
 @contextmanager
-def imported(engine: docker.DockerClient) -> Iterator[str]:
-    """The image's name, until the end of the block."""
+def imported(engine: docker.DockerClient, links: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """The image's name, until the end of the block; `links` are targets by path below `AITER`."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         for path, text in FILES.items():
             member = tarfile.TarInfo(f"{AITER.lstrip('/')}/{path}")
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
+        for path, target in links.items():
+            member = tarfile.TarInfo(f"{AITER.lstrip('/')}/{path}")
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            archive.addfile(member)
     repository = f"deploy-kernels-test-{os.getpid()}"  # two runs of the tests on one machine have one each
     engine.api.import_image_from_data(content.getvalue(), repository=repository, tag="1")
     yield f"{repository}:1"

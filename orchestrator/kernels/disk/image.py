@@ -1,5 +1,6 @@
 """Tables inside an image, copied from a container that is never started."""
 
+import os
 import re
 import tempfile
 from collections.abc import Iterable
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.errors import BuildError, KernelsError, Problem
+from orchestrator.core.errors import KernelsError, PathNotFoundError, Problem
 from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.facts import copy_from_image
 from orchestrator.kernels.disk.files import require_readable, tables_below
@@ -31,23 +32,25 @@ class ImageTables:
 def read_image(image: str, aiter_dir: str, remote: str | None = None) -> ImageTables:
     """Read the tables of `image` with aiter's sources in `aiter_dir`; `remote` (`ssh://user@host`) names its host.
 
-    Raises HostError without a Docker engine, KernelsError if the image is missing or has no tables.
+    Raises HostError without a Docker engine, KernelsError if the image is missing or has no tables, BuildError if it
+    cannot be read.
     """
     docker = find_docker(remote)
     digest = _digest(docker, image)
     none = f"no tuned fused-MoE table found in `{image}` under `{aiter_dir}/{_CONFIGS}`"
     with tempfile.TemporaryDirectory(prefix="deploy-tables-") as name:
-        folder, commit = Path(name), None
+        folder = Path(name)
+        head = folder / "HEAD"
         try:
             copy_from_image(docker, image, f"{aiter_dir}/{_CONFIGS}", folder)
-        except BuildError as error:
+        except PathNotFoundError as error:
             raise KernelsError(none, details=error.details) from error
-        with suppress(BuildError):  # no git directory
+        with suppress(PathNotFoundError):  # no git directory
             copy_from_image(docker, image, f"{aiter_dir}/.git/HEAD", folder)
-            commit = _COMMIT.fullmatch(_text(folder / "HEAD").strip())  # HEAD is detached in images
-        if not (tables := tables_below(folder / "configs")):
+        if not (tables := [path for path in tables_below(folder / "configs") if _is_copied(path, folder)]):
             raise KernelsError(none)
         rows = tuple(_rows(tables, folder))
+        commit = _COMMIT.fullmatch(_text(head).strip()) if _is_copied(head, folder) else None  # detached in images
     return ImageTables(rows=rows, files=len(tables), digest=digest, aiter_commit=commit and commit[0])
 
 
@@ -75,6 +78,11 @@ def _rows(tables: Iterable[Path], folder: Path) -> list[TunedRow]:
     return rows
 
 
+def _is_copied(path: Path, folder: Path) -> bool:
+    """Return whether a path is a file in the copy; a link may lead out of it, to a file of this host."""
+    file = Path(os.path.realpath(path))  # `resolve` fails on links in a circle (Python before 3.13)
+    return file.is_relative_to(os.path.realpath(folder)) and file.is_file()
+
+
 def _text(path: Path) -> str:
-    """Return the text of a copied file; a link, which might lead out of the copy, has none."""
-    return "" if path.is_symlink() else path.read_bytes().decode(errors="replace")
+    return path.read_bytes().decode(errors="replace")
