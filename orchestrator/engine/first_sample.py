@@ -1,4 +1,4 @@
-"""The startup probe of a server: it is healthy, and has answered one sampled request.
+"""The startup probe of a server: it is healthy, and each rank has answered a sampled request.
 
 For the first request that samples, sglang compiles kernels: 96 to 115 s on one H100 or H200 (0.5.16). Until the probe
 succeeds, a cluster sends the pod no requests, so no user waits for the compiler.
@@ -6,13 +6,14 @@ succeeds, a cluster sends the pod no requests, so no user waits for the compiler
 This file is also a program, in a server's container in a cluster, beside `liveness.py`. It runs with the engine's own
 Python (3.10 in AMD's images) and the standard library only.
 
-    python3 -I -S first_sample.py PORT [CONFIG]
+    python3 -I -S first_sample.py PORT RANKS [CONFIG]
 """
 
 import http.client
 import json
 import sys
-from contextlib import closing, suppress
+import time
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,29 +24,38 @@ else:
     from liveness import GENERATE, HEALTH, key_in, question, send  # type: ignore[import-not-found, no-redef]
 
 HEALTH_LIMIT: Final = 25  # seconds; behind a long prefill it answers after 20 (sglang, SGLANG_HEALTH_CHECK_TIMEOUT)
-SAMPLE_LIMIT: Final = 600  # seconds
+SAMPLE_LIMIT: Final = 600  # seconds, of all ranks together
 _SAMPLING: Final = {"temperature": 1.0, "top_p": 0.95, "top_k": 50, "max_new_tokens": 2, "ignore_eos": True}
 
 
-def main(port: str, *config: str) -> str:
-    """Send the request once the server is healthy; return why it is not, or "".
+def main(port: str, ranks: str, *config: str) -> str:
+    """Send a request to each data-parallel rank once the server is healthy; return why it is not, or "".
 
-    Whatever the request's answer is: the smoke test and the liveness probe judge the server.
+    Whatever the answers are: the smoke test and the liveness probe judge the server.
     """
     key = key_in(Path(config[0]).read_text(encoding="utf-8")) if config else ""
 
-    def status(method: str, path: str, content: "bytes | None", seconds: float) -> int:
-        with closing(send(("127.0.0.1", int(port)), method, path, content, key=key, seconds=seconds)) as connection:
-            return int(connection.getresponse().status)
+    def sent(method: str, path: str, content: "bytes | None", seconds: float) -> http.client.HTTPConnection:
+        return send(("127.0.0.1", int(port)), method, path, content, key=key, seconds=seconds)
 
     try:
-        health = status("GET", HEALTH, None, HEALTH_LIMIT)
+        with closing(sent("GET", HEALTH, None, HEALTH_LIMIT)) as connection:
+            health = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         return f"no answer: {type(error).__name__}"
     if health != http.client.OK:
         return f"{HEALTH} answers {health}"
-    with suppress(OSError, http.client.HTTPException):
-        status("POST", GENERATE, json.dumps({**question(0), "sampling_params": _SAMPLING}).encode(), SAMPLE_LIMIT)
+    end = time.monotonic() + SAMPLE_LIMIT
+    with ExitStack() as opened:
+        connections = []
+        for rank in range(int(ranks)):  # all at once: the ranks compile at the same time
+            content = json.dumps({**question(rank), "sampling_params": _SAMPLING}).encode()
+            with suppress(OSError):
+                connections.append(opened.enter_context(closing(sent("POST", GENERATE, content, SAMPLE_LIMIT))))
+        for connection in connections:
+            with suppress(OSError, http.client.HTTPException):
+                connection.sock.settimeout(max(end - time.monotonic(), 0.1))
+                connection.getresponse()
     return ""
 
 

@@ -1,6 +1,6 @@
 """The programs of a server's container: startup probe, liveness probe and drain.
 
-The startup probe, `engine.first_sample`, succeeds after the first sampled request. The liveness probe,
+The startup probe, `engine.first_sample`, succeeds after the first sampled request of each rank. The liveness probe,
 `engine.liveness`, checks each rank, with the same rule as `deploy watch`; a cluster then restarts a hung server.
 `/health` would not do: it succeeds as soon as any rank emits anything, and fails during a chunk of prefill that takes
 longer than 20 s. `engine.drain` is the preStop hook: a pod that is deleted gets no new requests, and SIGTERM when those
@@ -51,9 +51,10 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
 
 
 def startup_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
-    """Return a probe that succeeds once the server is healthy and has answered a sampled request."""
+    """Return a probe that succeeds once the server is healthy and each rank has answered a sampled request."""
+    asked = (str(plan.server.port), str(plan.layout.dp), *config_words[1:])
     return {
-        "exec": {"command": [*_PYTHON, f"{FOLDER}/{_FIRST_SAMPLE}", str(plan.server.port), *config_words[1:]]},
+        "exec": {"command": [*_PYTHON, f"{FOLDER}/{_FIRST_SAMPLE}", *asked]},
         "timeoutSeconds": first_sample.HEALTH_LIMIT + first_sample.SAMPLE_LIMIT + _STARTUP_PERIOD,
         "periodSeconds": _STARTUP_PERIOD,
         "failureThreshold": math.ceil(startup_limit(plan) / _STARTUP_PERIOD),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.engine import liveness
+from orchestrator.engine import first_sample, liveness
 from orchestrator.engine.liveness import RankProgress, key_in, makes_progress, unresponsive_ranks
 
 IDLE = RankProgress({0: 10.0, 1: 10.0}, {0: 5.0, 1: 5.0}, 3.0)
@@ -113,6 +113,16 @@ def test_where_nothing_can_be_written_a_server_that_answers_lives(
     monkeypatch.setattr("tempfile.gettempdir", no_room)
     assert liveness.main(["30000", "2", "2"]) == ""
     assert len(sent) == 2
+
+
+def test_each_rank_is_sampled_once_before_a_pod_gets_requests(sent: list[socket.socket]) -> None:
+    assert first_sample.main("30000", "3") == ""
+    health, *questions = (end.recv(1 << 16).decode() for end in sent)
+    assert health.startswith("GET /health ")
+    bodies = [json.loads(text.partition("\r\n\r\n")[2]) for text in questions]
+    assert [(body["routed_dp_rank"], body["sampling_params"]["temperature"]) for body in bodies] == [
+        (rank, 1.0) for rank in range(3)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_pod_gets_no_request_before_the_first_sampled_one_has_compiled_its_ker
     plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY")
     probe = pod(plan)["containers"][0]["startupProbe"]
     path, *words = probe["exec"]["command"][3:]
-    assert words == [str(plan.server.port), "/run/secrets/deploy/config.yaml"]
+    assert words == [str(plan.server.port), "2", "/run/secrets/deploy/config.yaml"]
     assert path == "/run/deploy/first_sample.py"
     assert objects(plan)["ConfigMap"]["data"]["first_sample.py"] == Path(first_sample.__file__).read_text()
     assert probe["timeoutSeconds"] > first_sample.HEALTH_LIMIT + first_sample.SAMPLE_LIMIT
