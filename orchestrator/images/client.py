@@ -52,11 +52,13 @@ class DockerCli:
         name, (program, *arguments) = f"deploy-ask-{uuid.uuid4().hex[:12]}", command
         variables = (word for variable, value in env for word in ("--env", f"{variable}={value}"))
         options = ("--rm", "--interactive", "--name", name, "--network", "none", *variables, "--entrypoint", program)
+        result = None
         try:
-            return self.run("run", *options, image, *arguments, stdin=stdin)
-        except BaseException:  # Ctrl-C ends only the client, not the container
-            self.run("rm", "--force", name)
-            raise
+            result = self.run("run", *options, image, *arguments, stdin=stdin)
+        finally:
+            if result is None or not result.ok:  # Ctrl-C, or a lost connection, ends only the client, not the container
+                self.run("rm", "--force", name)
+        return result
 
 
 def find_docker(host: str | None = None) -> DockerCli:

@@ -1,0 +1,28 @@
+"""A container of one command does not outlive a client that failed."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.core.subprocesses import CompletedProgram
+from orchestrator.images import client
+from orchestrator.images.client import DockerCli
+
+
+@pytest.mark.parametrize("code", [0, 255])
+def test_a_container_is_removed_unless_its_command_succeeded(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that loses its connection leaves the container running."""
+    commands: list[Sequence[str]] = []
+
+    def run(argv: Sequence[str], **_: object) -> CompletedProgram:
+        commands.append(argv)
+        return CompletedProgram(argv=tuple(argv), code=code, stdout="", stderr="")
+
+    monkeypatch.setattr(client, "run", run)
+    docker = DockerCli(program="docker", version="28.2.2", builder="buildkit", host="unix:///none")
+
+    assert docker.run_inside("image:1", "true").code == code
+
+    first, *others = commands
+    name = first[first.index("--name") + 1]
+    assert others == ([["docker", "rm", "--force", name]] if code else [])
