@@ -1,8 +1,8 @@
 """Attributes, each named as `module:attribute`, and modules that are imported at their first use.
 
-Imports stand at the top of modules, with four exceptions: commands (`cli/commands.py`); what a runtime does with a
-plan, which `deploy status` does not need; the Docker SDK (`runtimes/docker/sdk.py`); and single imports inside
-functions, each with its cost or its reason (`noqa: PLC0415`).
+Imports stand at the top of modules, with five exceptions: commands (`cli/commands.py`); what a runtime does with a
+plan, which `deploy status` does not need; the Docker SDK (`runtimes/docker/sdk.py`); httpx in `images/registry.py`; and
+single imports inside functions, each with its cost or its reason (`noqa: PLC0415`).
 """
 
 from functools import cache

@@ -71,12 +71,13 @@ def plan_lines(plan: Plan) -> dict[str, str]:
 def parse_lock(document: Document, tool: str) -> Lock:
     """Parse a lock.
 
-    Raises ProfileError with the line if it was edited, or was written by another version of deploy.
+    Raises ProfileError with the edited sections and their lines, or if another version of deploy wrote it.
     """
     data, name = document.data, document.name
-    if data.get("lock") != FORMAT:
-        hint = "`deploy lock PROFILE` writes one"
-        raise ProfileError(f"not a lock of format {FORMAT}", location=document.location(("lock",)), hint=hint)
+    if (found := data.get("lock")) != FORMAT:
+        age = "an older" if isinstance(found, int) and found < FORMAT else "a newer"
+        what = f"a lock of format {found}, of {age} version of deploy" if isinstance(found, int) else "not a lock"
+        raise ProfileError(what, location=document.location(("lock",)), hint="`deploy lock PROFILE` writes a new one")
     if data.get("tool") != tool:
         raise ProfileError(
             f"the lock was written by deploy {data.get('tool')}; this is deploy {tool}",

@@ -175,11 +175,19 @@ def test_a_lock_that_was_edited_is_refused_at_its_section(home: Home, old: str, 
     assert [problem.location for problem in caught.value.problems] == [f"{path}:{line}"]
 
 
-@pytest.mark.parametrize(("old", "new"), [("lock: 3", "lock: 2"), (f"tool: {__version__}", "tool: 99.0")])
-def test_a_lock_of_another_version_is_refused_with_its_line(home: Home, old: str, new: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("lock: 3", "lock: 2", "a lock of format 2, of an older version of deploy"),
+        ("lock: 3", "lock: 4", "a lock of format 4, of a newer version of deploy"),
+        ("lock: 3", "lock: none", "not a lock"),
+        (f"tool: {__version__}", "tool: 99.0", "the lock was written by deploy 99.0"),
+    ],
+)
+def test_a_lock_of_another_version_is_refused_with_its_line(home: Home, old: str, new: str, said: str) -> None:
     path = written(home, "cpu-tiny")
     line = edit(path, old, new)
-    with pytest.raises(ProfileError) as caught:
+    with pytest.raises(ProfileError, match=said) as caught:
         locked(path, home)
     assert caught.value.location == f"{path}:{line}"
 
