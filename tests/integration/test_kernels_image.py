@@ -68,9 +68,7 @@ def test_a_failed_copy_is_no_missing_table(image: str, tmp_path: Path, monkeypat
     assert caught.value.details == "no space left"
 
 
-def test_links_are_followed_inside_an_image_and_never_on_this_host(
-    engine: docker.DockerClient, tmp_path: Path
-) -> None:
+def test_links_are_followed_inside_an_image_and_never_on_this_host(engine: docker.DockerClient, tmp_path: Path) -> None:
     own = tmp_path / "tuned_fmoe.csv"
     own.write_text("a file of this host")
     links = {
