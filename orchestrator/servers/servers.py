@@ -16,7 +16,7 @@ from orchestrator.core.secrets import SAFE_LENGTH, Secret, register_env_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.launch import process_names
-from orchestrator.plan.plan import Plan
+from orchestrator.plan.plan import NAME, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runs.run_dir import (
     RunDir,
@@ -168,7 +168,7 @@ class Servers:
         """
         section = server.run.read("plan.json").get("server")
         name = section.get("gateway") if isinstance(section, Mapping) else None
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not NAME.match(name):  # an edited plan has no gateway
             return None
         found = self.find(name) if listed is None else (each for each in listed if each.name == name)
         return next((each for each in found if each.replicas and each.state.status is Status.RUNNING), None)

@@ -10,21 +10,22 @@ from orchestrator.runs.run_dir import RESULTS_FILE, SMOKE_FILE, SOAKED, STARTUP,
 from orchestrator.verify.report import SmokeReport, Verdict
 
 
-def save_report(run: RunDir, report: SmokeReport) -> None:
-    """Save a smoke test; the seconds of the first one, which belongs to the start, are kept.
+def save_report(run: RunDir, report: SmokeReport, *, of_start: bool = False) -> None:
+    """Save a smoke test; `of_start` saves its seconds as a part of the start, and later tests keep them.
 
     A test without a soak keeps what is known of the last one; a failed soak removes it.
     """
     soaks = [each for each in report.checks if each.name.endswith("soak") and each.verdict is not Verdict.SKIPPED]
     saved = run.read(SMOKE_FILE)
-    checked = sum(check.seconds for check in report.checks)
-    startup = saved.get(STARTUP, {"first sampled request": report.first_sample_seconds, "smoke test": checked})
-    soaked = saved.get(SOAKED)
+    kept: dict[str, object] = {key: saved[key] for key in (SOAKED, STARTUP) if key in saved}
+    if of_start:
+        checked = sum(check.seconds for check in report.checks)
+        kept[STARTUP] = {"first sampled request": report.first_sample_seconds, "smoke test": checked}
     if soaks:
         ended = datetime.now(UTC).isoformat(timespec="seconds")
         done = all(check.verdict is Verdict.PASSED for check in soaks)
-        soaked = {"seconds": min(check.seconds for check in soaks), "ended_at": ended} if done else None
-    run.save(SMOKE_FILE, {**report.to_dict(), SOAKED: soaked, STARTUP: startup})
+        kept[SOAKED] = {"seconds": min(check.seconds for check in soaks), "ended_at": ended} if done else None
+    run.save(SMOKE_FILE, {**report.to_dict(), **kept})
 
 
 def knee_requests(run: RunDir) -> float | None:

@@ -30,7 +30,7 @@ from orchestrator.servers.watch.recovery import snapshot_of
 from orchestrator.servers.watch.systemd import unit_text
 from orchestrator.servers.watch.watch import LiveBackend
 
-EVENT = {"name": "owl", "event": "died", "detail": "killed by SIGKILL"}
+EVENT = {"name": "owl", "event": "died", "detail": "killed by SIGKILL \udcff"}  # a byte of a log that is no UTF-8
 
 
 @pytest.fixture

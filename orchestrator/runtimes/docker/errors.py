@@ -133,10 +133,10 @@ _CAUSES: Final = (
 )
 
 
-def start_error(said: str, artifacts: Artifacts, *, host: str, port_holder: Callable[[int], object]) -> DeployError:
+def start_error(said: str, artifacts: Artifacts, *, host: str, port_holder: Callable[[int], str | None]) -> DeployError:
     """Return the error for the daemon's message `said` about a container, by the first cause that matches it.
 
-    `host` is the URL of the daemon; `port_holder` returns who holds a port of its host, None if unknown.
+    `host` is the URL of the daemon; `port_holder` returns who listens on a port of its host, None if nothing does.
     """
     for cause in _CAUSES:
         if match := re.search(cause.pattern, said, re.IGNORECASE):
@@ -151,7 +151,7 @@ def start_error(said: str, artifacts: Artifacts, *, host: str, port_holder: Call
 
 
 def _facts(
-    groups: dict[str, str | None], artifacts: Artifacts, port_holder: Callable[[int], object]
+    groups: dict[str, str | None], artifacts: Artifacts, port_holder: Callable[[int], str | None]
 ) -> dict[str, str | None]:
     """Return the values for an error message: the groups of the pattern, and data of the container."""
     spec = spec_of(artifacts)

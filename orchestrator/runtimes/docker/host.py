@@ -74,11 +74,12 @@ class DockerHost:
         result = self._run(["getent", "group", name])
         return result.stdout.split(":")[2] if result.ok else None
 
-    def port_holder(self, port: int) -> object:
-        """Return who listens on a port of that host, as text: a container, else a process; None if unknown."""
+    def port_holder(self, port: int) -> str | None:
+        """Return who listens on a port of that host: a container, else a process; None if nothing listens."""
         for container in self.client.containers.list(filters={"publish": str(port)}):
             return f"container `{container.name}`"
-        return ports.port_holder(port, self._run)
+        holder = ports.port_holder(port, self._run)
+        return None if holder is None else str(holder)
 
     def close(self) -> None:
         """Close the connections; containers continue to run."""

@@ -61,16 +61,15 @@ class Cluster:
         """
         with _kubectl_needed():
             done = run(self.argv(_timeout(within), *words), stdin=stdin, timeout=within + _BESIDE)
-        self._require_answer(done)
+        self.require_answer(done)
         return done
 
     def json(self, *words: str, within: float = _ASKED) -> Mapping[str, Any]:
-        """Return kubectl's JSON output. Raises HostError if the cluster rejects the request."""
+        """Return kubectl's JSON output. Raises HostError if the cluster does not answer or rejects the request."""
         return self.read(self.ask(*words, *(() if "--raw" in words else ("--output", "json")), within=within))
 
     def read(self, done: CompletedProgram) -> Mapping[str, Any]:
-        """Parse kubectl's JSON output. Raises HostError if the cluster did not answer or rejected the request."""
-        self._require_answer(done)
+        """Parse the JSON output of an answer. Raises HostError if the cluster rejected the request."""
         if not done.ok:
             raise self.refused(done)
         found: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
@@ -104,7 +103,8 @@ class Cluster:
             details=said,
         )
 
-    def _require_answer(self, done: CompletedProgram) -> None:
+    def require_answer(self, done: CompletedProgram) -> None:
+        """Raise HostError if the cluster is unreachable or rejects the login."""
         if done.ok or (done.code != 124 and not _UNREACHED.search(done.stderr)):
             return
         context = f"context `{self.context}`" if self.context else "the kubeconfig's current context"
@@ -124,6 +124,7 @@ def ask_each(clusters: Sequence[Cluster], *words: str) -> Iterator[Mapping[str, 
             answers = run_together(argvs, timeout=_BRIEFLY + _ASIDE)
         for cluster, done in zip(batch, answers, strict=True):
             try:
+                cluster.require_answer(done)
                 yield cluster.read(done)
             except HostError as error:
                 yield error

@@ -51,7 +51,10 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
 
 
 def startup_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
-    """Return a probe that succeeds once the server is healthy and each rank has answered a sampled request."""
+    """Return a probe that succeeds once the server is healthy and each rank has answered a sampled request.
+
+    Its failures limit only the time until the server is healthy: it does not fail during the requests.
+    """
     asked = (str(plan.server.port), str(plan.layout.dp), *config_words[1:])
     return {
         "exec": {"command": [*_PYTHON, f"{FOLDER}/{_FIRST_SAMPLE}", *asked]},

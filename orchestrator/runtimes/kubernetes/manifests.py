@@ -43,7 +43,7 @@ from orchestrator.runtimes.kubernetes.record import (
     selected,
 )
 from orchestrator.runtimes.kubernetes.security import HOME, PodSecurity, level_of, pod_security
-from orchestrator.runtimes.kubernetes.startup import GATEWAY_LIMIT, startup_limit
+from orchestrator.runtimes.kubernetes.startup import GATEWAY_LIMIT, progress_limit
 from orchestrator.runtimes.labels import GATEWAY, NAME
 
 Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API
@@ -101,7 +101,7 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
         "metrics_port": plan.gateway.metrics_port if plan.gateway else plan.server.port,
         "service_type": "ClusterIP" if behind else cluster.service_type,
         "port": plan.server.port,
-        "startup_limit": startup_limit(plan),
+        "progress_limit": progress_limit(plan),
         "gateway_limit": GATEWAY_LIMIT,
         "timeouts": plan.timeouts,
         "node_selector": pairs(cluster.node_selector),

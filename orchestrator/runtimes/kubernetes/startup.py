@@ -3,6 +3,7 @@
 import math
 from typing import Final
 
+from orchestrator.engine.first_sample import SAMPLE_LIMIT
 from orchestrator.plan.plan import Plan
 
 GATEWAY_LIMIT: Final = 60  # seconds; it loads nothing, and takes up to 4 s if the image is present
@@ -12,5 +13,10 @@ _LEAST: Final = 480  # minimum seconds: kernels are compiled and graphs captured
 
 
 def startup_limit(plan: Plan) -> int:
-    """Return the seconds for a pod to become ready: the slowest load of its weights, plus `progress_deadline`."""
+    """Return the seconds until a server is healthy: the slowest load of its weights, plus `progress_deadline`."""
     return max(math.ceil(plan.model.weight_bytes / _SLOWEST), _LEAST) + plan.timeouts.progress_deadline
+
+
+def progress_limit(plan: Plan) -> int:
+    """Return the seconds for a pod to become ready: its sampled requests come after `startup_limit`."""
+    return startup_limit(plan) + SAMPLE_LIMIT + plan.timeouts.progress_deadline

@@ -92,7 +92,7 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
                 update.remove_replica(server)
                 update.record_ended_runs()
             report = update.report(update.remaining_checks())
-            save_report(run, report)
+            save_report(run, report, of_start=True)
             report.require()
     except BaseException as error:
         update.explain(error)
@@ -235,7 +235,7 @@ class _RollingUpdate:
         timeout = self.start.request.timeout
         self.seconds += wait_for_server(new, self.runtime, plan=replica.plan, key=key, timeout=timeout)
         report = run_smoke_test(new, self.runtime, plan=replica.plan, key=key)
-        save_report(RunDir(folder), report)
+        save_report(RunDir(folder), report, of_start=True)
         report.require()
         self._require_score(new, number)
         strict = self.start.request.strict_kernels

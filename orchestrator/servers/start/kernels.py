@@ -19,6 +19,7 @@ from orchestrator.core.errors import BuildError, DeployError, KernelsError
 from orchestrator.core.files import atomic_write, private_dir
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
+from orchestrator.core.subprocesses import quote
 from orchestrator.engine.kernel_caches import ROOT_HOME, kernel_folders
 from orchestrator.hosts.gpus import read_gpus
 from orchestrator.images.base import known_digests
@@ -42,7 +43,7 @@ from orchestrator.servers.start.host import runner_for
 
 OCI: Final = "oci://"
 _LABEL: Final = "deploy.kernels"  # the digest of the archive whose kernels an image has
-_WITHOUT: Final = "omit `engine.compiled_kernels`: the server then compiles its own, and `deploy up` saves them"
+_WITHOUT: Final = "omit `engine.compiled_kernels`: the server then compiles its own"
 _DOWNLOAD: Final = 600.0  # seconds
 
 
@@ -126,7 +127,7 @@ class StartKernels:
             return
         if self.store is None:
             if not runtime_class(self.plan.runtime).cluster_managed:  # `require_archive` has read the image of a pod
-                note(f"`{reference}` is not unpacked: the image of the job has its kernels")
+                note(f"`{reference}` is not unpacked: the image of the job must have its kernels; this is not checked")
             return
         archive = named_archive(reference, self.host_ref)
         driver = self._use.driver if self._knows_node else archive.receipt.driver
@@ -180,15 +181,21 @@ def _require_match(archive: KernelArchive, use: KernelUse) -> None:
         raise KernelsError(f"the kernels of `{archive.path}` are not for this start", problems=problems, hint=_WITHOUT)
 
 
-def require_archive(plan: Plan, host_ref: HostRef, *, offline: bool = False) -> None:
+def require_archive(plan: Plan, host_ref: HostRef, *, decided: bool = False, offline: bool = False) -> None:
     """Raise KernelsError, before any build or download, if the named archive is missing, damaged or for another GPU.
 
     Not for one in a registry, nor for a job in a container, whose image may have the kernels. That of a pod must have
-    them; `offline` compares only an image that is known.
+    them: without them, a `decided` plan (of a run) still starts, with a warning. `offline` compares only an image that
+    is known.
     """
     reference = plan.engine.compiled_kernels
     if reference is not None and runtime_class(plan.runtime).cluster_managed:
-        _require_in_image(plan, reference, host_ref.home, offline=offline)
+        try:
+            _require_in_image(plan, reference, host_ref.home, offline=offline)
+        except KernelsError as error:
+            if not decided:
+                raise
+            warn(f"{error.message}; the server compiles its own")
         return
     in_container = plan.slurm and plan.slurm.container != "none"
     if reference is None or reference.startswith(OCI) or plan.prebuilt_image or in_container:
@@ -202,14 +209,20 @@ def require_archive(plan: Plan, host_ref: HostRef, *, offline: bool = False) -> 
 def _require_in_image(plan: Plan, reference: str, home: Home, *, offline: bool) -> None:
     """Raise KernelsError if the image of the pods lacks these kernels; warn if it cannot be read."""
     image = image_of(plan) or ""
+    if plan.kubernetes is not None and plan.kubernetes.image_pull_policy == "Never":
+        note(f"`{image}` is on the nodes only; its kernels are not compared with `{reference}`")
+        return
     try:
         found = known_config(image, home) if offline else asked_config(image, home, Registry())
     except BuildError as error:
         warn(f"cannot check that the image has the kernels of `{reference}`: {error.message}", hint=error.hint)
         return
-    if found is not None and found.labels.get(_LABEL) != reference.rpartition("@")[2]:
+    if found is None:
+        note(f"`{image}` is not known here; `deploy up` checks that it has the kernels of `{reference}`")
+    elif found.labels.get(_LABEL) != reference.rpartition("@")[2]:
         message = f"a pod takes compiled kernels from its image; `{image}` does not have those of `{reference}`"
-        build = f"deploy build {plan.profile} --set engine.compiled_kernels={reference} --tag NAME --push"
+        setting = f"engine.compiled_kernels={reference}"
+        build = quote(["deploy", "build", plan.profile, "--set", setting, "--tag", "NAME", "--push"])
         raise KernelsError(message, hint=f"`{build}` adds them and prints the image for `--image`; or {_WITHOUT}")
 
 

@@ -68,7 +68,7 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
                     seconds = replicas.start_servers()
                     handle = replicas.start_gateway()
                     report = replicas.report
-                save_report(run, report)
+                save_report(run, report, of_start=True)
                 report.require()
                 logged = runtime.logs(handle, follow=False)
                 kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)

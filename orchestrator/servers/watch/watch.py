@@ -296,9 +296,12 @@ def _parse_snapshot(data: dict[str, Any]) -> ServerSnapshot | SnapshotFailure:
 
 
 def _parse_restart(data: dict[str, Any]) -> RestartResult:
-    return _parse(RestartResult, {**data, "outcome": RestartOutcome(data["outcome"])})
+    """Parse a result; an outcome that only a newer version has is a failure. The next snapshot shows what it did."""
+    known = data["outcome"] in [*RestartOutcome]
+    outcome = RestartOutcome(data["outcome"]) if known else RestartOutcome.FAILED
+    return _parse(RestartResult, {**data, "outcome": outcome})
 
 
 def _parse(kind: type[T], data: dict[str, Any]) -> T:
-    """Parse the result of a worker; drop fields that a newer version adds."""
+    """Parse the fields of a result; drop fields that a newer version adds. Raises TypeError if one is missing."""
     return kind(**{each.name: data[each.name] for each in fields(cast("Any", kind)) if each.name in data})

@@ -57,8 +57,11 @@ def _post(url: str, event: object) -> int:
     from orchestrator.servers.watch.alerts import TIMEOUT  # noqa: PLC0415
 
     verify = ssl.create_default_context()  # the certificates of this machine
+    content, headers = json.dumps(event), {"Content-Type": "application/json"}  # ASCII: a log may have lone surrogates
     try:
-        with httpx.stream("POST", url, json=event, timeout=TIMEOUT, trust_env=False, verify=verify) as answer:
+        with httpx.stream(
+            "POST", url, content=content, headers=headers, timeout=TIMEOUT, trust_env=False, verify=verify
+        ) as answer:
             return 0 if answer.is_success else 1
     except (httpx.HTTPError, httpx.InvalidURL):
         return 1

@@ -189,6 +189,12 @@ def test_a_gateway_that_cannot_route_to_the_server_is_refused_before_its_start(
     assert caught.value.hint
 
 
+def test_an_edited_plan_with_an_impossible_name_has_no_gateway(world: World) -> None:
+    second = world.add("second", *JOINS)
+    (Path(second.run_dir) / "plan.json").write_text('{"server": {"gateway": "../pair"}}')
+    assert world.servers.gateway_of(second) is None
+
+
 def test_no_server_joins_its_own_gateway(world: World) -> None:
     world.pair()
     with pytest.raises(StartError, match="it is this server"):

@@ -6,15 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cluster_samples import HOST_PATH, IMAGE, cluster_plan
 
 from orchestrator.core.errors import HostError, KernelsError, ProfileError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.engine.kernel_caches import FOLDERS
+from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.disk.archive import KernelStore, KernelUse, read_archive, write_archive
 from orchestrator.kernels.disk.kernel_folders import KernelFolders
 from orchestrator.plan.lock import plan_lines
 from orchestrator.plan.plan import Plan
+from orchestrator.planner import image_env
+from orchestrator.planner.image_env import keep_config
 from orchestrator.planner.planning import load
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.render.artifacts import Artifacts, Command
@@ -191,9 +195,30 @@ def test_in_a_cluster_the_driver_of_the_node_is_not_compared(plan: Plan, tmp_pat
         kernels(replace(slurm, runtime="process"), tmp_path, caches(tmp_path / "third")).take()
 
 
-def test_the_image_of_a_job_has_its_kernels(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_image_of_a_job_is_not_checked_for_its_kernels(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kernels(named(replace(plan, runtime="slurm"), f"/x@sha256:{'0' * 64}"), tmp_path, None).take()
-    assert "the image of the job has its kernels" in capsys.readouterr().err
+    assert "the image of the job must have its kernels; this is not checked" in capsys.readouterr().err
+
+
+def test_only_a_new_plan_for_pods_is_refused_for_an_image_without_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(image_env, "local_config", lambda _: None)
+    host_ref = HostRef(home=Home(tmp_path))
+    keep_config(ImageConfig(reference=IMAGE, digest="", env={}, labels={}), host_ref.home)
+    pod = named(cluster_plan("cpu-tiny", HOST_PATH), f"oci://me/my kernels@sha256:{'0' * 64}")
+    with pytest.raises(KernelsError, match="a pod takes compiled kernels from its image") as refused:
+        require_archive(pod, host_ref, offline=True)
+    assert "--set 'engine.compiled_kernels=oci://me/my kernels@sha256:" in (refused.value.hint or "")
+    require_archive(pod, host_ref, decided=True, offline=True)  # `restart` cannot change the plan of a run
+    assert "warning: a pod takes compiled kernels from its image" in capsys.readouterr().err
+    require_archive(replace(pod, prebuilt_image="me/unknown:1"), host_ref, offline=True)
+    assert "note: `me/unknown:1` is not known here" in capsys.readouterr().err
+    on_nodes = named(cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.image_pull_policy=Never"), "k@sha256:0")
+    require_archive(on_nodes, host_ref)
+    assert f"note: `{IMAGE}` is on the nodes only" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(("runtime", "has_folders"), [("process", True), ("slurm", True), ("kubernetes", False)])

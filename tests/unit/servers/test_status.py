@@ -54,10 +54,14 @@ def test_the_stages_of_a_start_are_shown_with_their_shares(tmp_path: Path) -> No
         json.dumps({"stages": {"loading weights": 10.0, "capturing graphs": 55.04, "answering": 0.0}})
     )
     checks = [CheckResult(name=name, verdict=Verdict.PASSED, evidence="", seconds=5.0) for name in ("one", "two")]
-    for sampled in (25.0, 0.3):  # `deploy smoke` later: it is no part of the start
-        report = SmokeReport(url="", served_name="", checks=tuple(checks), first_sample_seconds=sampled)
-        save_report(RunDir(tmp_path), report)
-        checks.pop()
+    reports = [
+        SmokeReport(url="", served_name="", checks=tuple(checks[:count]), first_sample_seconds=sampled)
+        for count, sampled in ((2, 25.0), (1, 0.3))
+    ]
+    save_report(RunDir(tmp_path), reports[1])  # `deploy smoke`: no part of the start, before it or later
+    assert startup_seconds(RunDir(tmp_path)).keys() == {"loading weights", "capturing graphs"}
+    save_report(RunDir(tmp_path), reports[0], of_start=True)
+    save_report(RunDir(tmp_path), reports[1])
     found = startup_seconds(RunDir(tmp_path))
     assert found == {
         "loading weights": 10.0,

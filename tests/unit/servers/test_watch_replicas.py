@@ -6,7 +6,8 @@ from watched_world import HEALTHY, UNHEALTHY, World
 
 from orchestrator.engine.liveness import RankProgress
 from orchestrator.servers.watch.events import EventKind
-from orchestrator.servers.watch.watch import LiveBackend, _combine
+from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult
+from orchestrator.servers.watch.watch import LiveBackend, _combine, _parse_restart
 from orchestrator.servers.watch.watcher import GATEWAY, Watcher
 
 REPLICATED = replace(
@@ -65,3 +66,10 @@ def test_a_role_is_asked_with_a_bootstrap_room_which_it_refuses_to_do_without() 
     backend = LiveBackend()
     assert backend._client(replace(REPLICATED, has_roles=True), 0).alone
     assert not backend._client(REPLICATED, 0).alone
+
+
+def test_an_outcome_of_a_newer_version_is_a_failure_with_its_message() -> None:
+    """After an upgrade, a watch that still runs starts workers of the new version."""
+    made = _parse_restart({"outcome": "half-verified", "message": "one of two", "run": "", "ranks": 2})
+    assert made == RestartResult(outcome=RestartOutcome.FAILED, message="one of two")
+    assert _parse_restart({"outcome": "postponed", "message": ""}).outcome is RestartOutcome.POSTPONED
