@@ -75,8 +75,9 @@ def parse_lock(document: Document, tool: str) -> Lock:
     """
     data, name = document.data, document.name
     if (found := data.get("lock")) != FORMAT:
-        age = "an older" if isinstance(found, int) and found < FORMAT else "a newer"
-        what = f"a lock of format {found}, of {age} version of deploy" if isinstance(found, int) else "not a lock"
+        what = "not a lock"
+        if isinstance(found, int) and not isinstance(found, bool):
+            what = f"a lock of format {found}, of {'an older' if found < FORMAT else 'a newer'} version of deploy"
         raise ProfileError(what, location=document.location(("lock",)), hint="`deploy lock PROFILE` writes a new one")
     if data.get("tool") != tool:
         raise ProfileError(

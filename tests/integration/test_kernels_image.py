@@ -68,7 +68,9 @@ def test_a_failed_copy_is_no_missing_table(image: str, tmp_path: Path, monkeypat
     assert caught.value.details == "no space left"
 
 
-def test_links_are_followed_inside_an_image_and_never_on_this_host(engine: docker.DockerClient, tmp_path: Path) -> None:
+def test_links_are_followed_inside_an_image_and_never_on_this_host(
+    engine: docker.DockerClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = tmp_path / "tuned_fmoe.csv"
     own.write_text("a file of this host")
     links = {
@@ -83,6 +85,9 @@ def test_links_are_followed_inside_an_image_and_never_on_this_host(engine: docke
             found = read_image(name, place)
             assert (found.files, found.aiter_commit) == (3, COMMIT)
             assert sorted(row.key.token for row in found.rows) == [16, 16, 32]
+            told = capsys.readouterr().err
+            assert "`configs/model_configs/far_tuned_fmoe.csv` links to a file outside `aiter/configs`" in told
+            assert "near_tuned_fmoe.csv" not in told
 
 
 def test_a_git_file_is_no_commit(engine: docker.DockerClient) -> None:

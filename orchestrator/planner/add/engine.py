@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.catalog import Catalog, EntryKind
-from orchestrator.core.errors import KernelsError, Problem, ProfileError
+from orchestrator.core.errors import BuildError, KernelsError, Problem, ProfileError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.core.yaml_document import Data
@@ -175,7 +175,7 @@ def _shipped(source: EngineSource) -> tuple[ImageTables | None, tuple[str, ...]]
     """Return the engine's own tables, and a note if its aiter has no readable tables."""
     try:
         return source.tables(), ()
-    except KernelsError as error:
+    except (KernelsError, BuildError) as error:
         return None, (f"{error.message}: its tuned kernels are unknown",)
 
 

@@ -181,19 +181,18 @@ def _require_match(archive: KernelArchive, use: KernelUse) -> None:
         raise KernelsError(f"the kernels of `{archive.path}` are not for this start", problems=problems, hint=_WITHOUT)
 
 
-def require_archive(plan: Plan, host_ref: HostRef, *, decided: bool = False, offline: bool = False) -> None:
+def require_archive(plan: Plan, host_ref: HostRef, *, of_run: bool = False, offline: bool = False) -> None:
     """Raise KernelsError, before any build or download, if the named archive is missing, damaged or for another GPU.
 
     Not for one in a registry, nor for a job in a container, whose image may have the kernels. That of a pod must have
-    them: without them, a `decided` plan (of a run) still starts, with a warning. `offline` compares only an image that
-    is known.
+    them; with the plan of an earlier run (`of_run`), a warning. `offline` compares only an image that is known.
     """
     reference = plan.engine.compiled_kernels
     if reference is not None and runtime_class(plan.runtime).cluster_managed:
         try:
             _require_in_image(plan, reference, host_ref.home, offline=offline)
         except KernelsError as error:
-            if not decided:
+            if not of_run:
                 raise
             warn(f"{error.message}; the server compiles its own")
         return

@@ -65,7 +65,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
         artifacts = decide_beforehand(request, source, host_ref, offline=True)
         files = rendered_files(artifacts, request.name)
     plan = artifacts.plan
-    require_archive(plan, host_ref, decided=source.decided, offline=True)
+    require_archive(plan, host_ref, of_run=request.run is not None, offline=True)
     if not plan.prebuilt_image and not request.allow_untuned:
         _require_tuned(plan, home)
     capacity = source.valid.shown_capacity if isinstance(source, ProfileSource) and not source.decided else None

@@ -82,7 +82,7 @@ def up(
         on_locked(servers)
         if (already := _already_up(servers, name, plan=plan, request=request)) is not None:
             return already
-        require_archive(plan, host_ref, decided=source.decided)
+        require_archive(plan, host_ref, of_run=request.run is not None)
         running = _server_to_roll(servers, name, plan=plan, request=request)
         before = require_host(plan, servers, name, host_ref, stage=request.stage)
         prepared = prepare_start(request, source, first, host_ref)

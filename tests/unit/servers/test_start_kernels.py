@@ -212,7 +212,7 @@ def test_only_a_new_plan_for_pods_is_refused_for_an_image_without_its_kernels(
     with pytest.raises(KernelsError, match="a pod takes compiled kernels from its image") as refused:
         require_archive(pod, host_ref, offline=True)
     assert "--set 'engine.compiled_kernels=oci://me/my kernels@sha256:" in (refused.value.hint or "")
-    require_archive(pod, host_ref, decided=True, offline=True)  # `restart` cannot change the plan of a run
+    require_archive(pod, host_ref, of_run=True, offline=True)  # `restart` cannot change the plan of a run
     assert "warning: a pod takes compiled kernels from its image" in capsys.readouterr().err
     require_archive(replace(pod, prebuilt_image="me/unknown:1"), host_ref, offline=True)
     assert "note: `me/unknown:1` is not known here" in capsys.readouterr().err
