@@ -1,8 +1,8 @@
-"""Attributes, each named as `module:attribute`, and modules that are imported at their first use.
+"""Lazy imports: attributes named as `module:attribute`, and whole modules.
 
-Imports stand at the top of modules, with five exceptions: commands (`cli/commands.py`); what a runtime does with a
-plan, which `deploy status` does not need; the Docker SDK (`runtimes/docker/sdk.py`); httpx in `images/registry.py`; and
-single imports inside functions, each with its cost or its reason (`noqa: PLC0415`).
+All other imports are at the top of a module. Lazy are: commands (`cli/commands.py`); the parts of a runtime that
+`deploy status` does not need; the Docker SDK (`runtimes/docker/sdk.py`); httpx in `images/registry.py`; and imports
+inside functions, each with its reason (`noqa: PLC0415`).
 """
 
 from functools import cache

@@ -80,7 +80,7 @@ class Fabric:
 
     @property
     def uses_rdma(self) -> bool:
-        """Whether NICs were found and the ranks or roles of the plan communicate over RDMA."""
+        """Whether NICs were found and the plan's ranks or roles use RDMA."""
         return len(self.all_nics) > 0 and (ranks_use_rdma(self.plan) or transfer_uses_rdma(self.plan))
 
     @property

@@ -1,4 +1,4 @@
-"""Which runs of a name its server consists of, for the runtimes that keep their record in the run directories."""
+"""The current runs of a server, for the runtimes that record units in run directories."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class RecordedRun:
 
 
 def current_runs(newest_first: Iterable[RecordedRun], live: Collection[Path]) -> list[RecordedRun]:
-    """Return the runs that may be alive, whose folders are `live`; if none is, the last run unless it was stopped.
+    """Return the runs whose folder is in `live`; if `live` is empty, the newest run unless it was stopped.
 
-    Later runs may have replaced some replicas, so runs of replicas count as well, down to that of their gateway. Of
-    `newest_first` no more are read than needed.
+    A rolling update records replaced replicas in later runs, so unstopped runs of replicas are also returned, back to
+    the run of their gateway. `newest_first` is read only as far as needed.
     """
     left, found = set(live), list[RecordedRun]()
     for run in newest_first:

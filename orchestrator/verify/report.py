@@ -14,7 +14,7 @@ from orchestrator.core.errors import Problem, SmokeError
 from orchestrator.core.secrets import excerpt
 from orchestrator.plan.plan import PlanWarning
 
-_MOST_EVIDENCE: Final = 500  # characters: what a server answers is not for a terminal to drown in
+_MOST_EVIDENCE: Final = 500  # characters; a server's response can be very long
 
 
 class Verdict(StrEnum):

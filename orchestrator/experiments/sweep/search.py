@@ -52,7 +52,7 @@ class TrialOutcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepTrial:
-    """One trial, or a repeated run of it, as saved in the journal."""
+    """A trial, or a repeated run of a trial, as the journal records it."""
 
     number: int  # from 1, in order of completion
     point: Mapping[str, int]

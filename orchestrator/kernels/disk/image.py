@@ -83,7 +83,7 @@ def _rows(tables: Iterable[Path], folder: Path) -> list[TunedRow]:
 
 
 def _is_copied(path: Path, folder: Path) -> bool:
-    """Return whether a path is a file in the copy; a link may lead out of it, to a file of this host."""
+    """Return whether a path resolves to a file in the copied folder; a symlink may point to a file of this host."""
     file = Path(os.path.realpath(path))  # `resolve` fails on links in a circle (Python before 3.13)
     return file.is_relative_to(os.path.realpath(folder)) and file.is_file()
 
