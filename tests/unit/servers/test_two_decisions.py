@@ -135,6 +135,20 @@ def test_a_run_that_is_repeated_is_not_decided_at_all(
     assert (plan.server.port, decided) == (7, [])
 
 
+def test_only_the_plan_of_a_run_is_one_that_cannot_change(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+
+    def require_archive(*_: object, of_run: bool, **__: object) -> None:
+        told.append(of_run)
+        raise Reached
+
+    monkeypatch.setattr(up, "require_archive", require_archive)
+    for request in (request_of(), request_of(run=str(past_run(home, 1, "server.port=7").path))):
+        with pytest.raises(Reached):
+            brought_up(request, home, monkeypatch)
+    assert told == [False, True]
+
+
 def test_a_missing_archive_is_refused_before_the_host_is_inspected_and_not_for_a_server_that_runs(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
