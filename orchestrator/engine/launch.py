@@ -35,6 +35,9 @@ PROFILE_KEYS: Final[Mapping[str, tuple[str, str]]] = {
 # Words of a launch line that differ between the nodes of a server: `rank_argv` and each runtime replace them.
 NODE_RANK: Final = "$(NODE_RANK)"
 HEAD_ADDRESS: Final = "$(HEAD_ADDRESS)"
+# The variable with the address at which other nodes reach a rank; without it sglang takes that of the default route, or
+# of the host's name (`get_local_ip_auto` in srt/utils/network.py, sglang 0.5.14 to 0.5.23).
+HOST_ADDRESS: Final = "SGLANG_HOST_IP"
 _OURS: Final = (
     "sglang::"  # scheduler_DP1_TP0, detokenizer, data_parallel_controller (0.5.14, managers/scheduler.py:4148)
 )

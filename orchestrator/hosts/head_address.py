@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import Program
@@ -35,8 +35,8 @@ while True:
     peer.sendall(sys.argv[1].encode())
     peer.close()
 """
-# Prints those of the addresses at which the listener sends its word, each with a comma and the name of the interface
-# from which it was reached. 0x8915 is SIOCGIFADDR, see netdevice(7).
+# Prints those of the addresses at which the listener sends its word, each with the address and the name of the
+# interface from which it was reached, after commas. 0x8915 is SIOCGIFADDR, see netdevice(7).
 _CONNECT: Final = """
 import fcntl, socket, struct, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -54,19 +54,27 @@ def reached(address):
     with suppress(OSError):
         with socket.create_connection((address, int(port)), 5) as peer:
             if peer.recv(99).decode() == word:
-                return address + "," + interface(peer.getsockname()[0])
+                own = peer.getsockname()[0]
+                return ",".join((address, own, interface(own)))
     return ""
 with ThreadPoolExecutor(len(addresses)) as pool:
     print(*pool.map(reached, addresses))
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankNetwork:
-    """The address of the first host, and the interface from which each host reaches it, "" if it has no name."""
+class Interface(NamedTuple):
+    """The address and the name of a network interface; the name is "" if unknown."""
 
     address: str
-    interfaces: tuple[str, ...]
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankNetwork:
+    """The address of the first host, and the interface from which each host reaches it."""
+
+    address: str
+    interfaces: tuple[Interface, ...]
 
 
 def head_address(first: str, others: Sequence[str]) -> str:
@@ -113,12 +121,12 @@ def _listening(listener: Program, host: str, stderr: IO[bytes]) -> tuple[str, li
     raise _no_python(host, stderr.read().decode(errors="replace").strip())
 
 
-def _reached(host: str, argv: Sequence[str]) -> dict[str, str]:
+def _reached(host: str, argv: Sequence[str]) -> dict[str, Interface]:
     """Return the interfaces by address."""
     done = ssh_runner(host)([*_PYTHON, _CONNECT, *argv])
     if not done.ok:
         raise _no_python(host, done.stderr.strip())
-    return {address: interface for address, _, interface in (word.partition(",") for word in done.stdout.split())}
+    return {address: Interface(own, name) for address, own, name in (word.split(",") for word in done.stdout.split())}
 
 
 def _no_python(host: str, details: str = "") -> HostError:

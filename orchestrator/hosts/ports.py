@@ -1,14 +1,19 @@
 """The TCP ports of a plan, and the process that listens on a port."""
 
+from __future__ import annotations
+
 import re
 import socket
 from dataclasses import dataclass
 from pathlib import PurePath
 from textwrap import shorten
+from typing import TYPE_CHECKING
 
 from orchestrator.hosts.survey import Runner, local
-from orchestrator.plan.plan import Plan
 from orchestrator.plan.units import Role
+
+if TYPE_CHECKING:  # `deploy watch` needs no plan, which takes 15 MB to import
+    from orchestrator.plan.plan import Plan
 
 _SHOWN = 60  # characters of a command line in a message
 

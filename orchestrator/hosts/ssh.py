@@ -16,6 +16,7 @@ from typing import IO, Final
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.files import open_new
 from orchestrator.core.subprocesses import (
+    DEVNULL,
     PIPE,
     CompletedProgram,
     Program,
@@ -109,6 +110,16 @@ def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
         return start([*_ssh(far, None, *_ALIVE), quote(argv)], stdin=PIPE, output=PIPE, errors=errors, tied=True)
     except ProgramMissingError as error:
         raise _no_ssh() from error
+
+
+def ssh_forward(url: str, port: int) -> tuple[Program, int]:
+    """Forward a local port to 127.0.0.1:`port` of a remote host. Return ssh, not yet connected, and the local port.
+
+    ssh ends with this process. Raises UsageError if `url` is no valid ssh URL.
+    """
+    local = free_port()
+    options = (*_ALIVE, "-N", "-L", f"127.0.0.1:{local}:127.0.0.1:{port}")
+    return start(_ssh(SshHost.parse(url), None, *options), output=DEVNULL, tied=True), local
 
 
 class Tunnel:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # a supervisor imports this module and runs as long as its se
     from orchestrator.engine.server_args import ArgumentRefusal
     from orchestrator.hosts.context import Check, DiskNeed
     from orchestrator.hosts.fabric_measure import FabricNode
+    from orchestrator.hosts.head_address import Interface
     from orchestrator.hosts.report import Finding
     from orchestrator.hosts.survey import Runner
     from orchestrator.images.config import ImageConfig
@@ -143,7 +144,7 @@ class HostRef:
     remote: str | None = None
     rank_hosts: tuple[str, ...] = ()  # of ranks 1, 2, …
     head_address: str = ""
-    interfaces: tuple[str, ...] = ()  # of each rank: the one from which it reaches that address, "" if unknown
+    interfaces: tuple[Interface, ...] = ()  # of each rank: the one from which it reaches that address
 
     @property
     def nodes(self) -> tuple[HostRef, ...]:

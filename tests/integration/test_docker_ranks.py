@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from standin import AITER, PACKAGE, engine_image, packages_of
 from orchestrator.core.paths import Home
 from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.images.client import DockerCli
+from orchestrator.servers.watch.recovery import take_snapshot
+from orchestrator.servers.watch.snapshot import ServerSnapshot
+from orchestrator.servers.watch.watch import LiveBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker, needs_sshd]
 
@@ -137,22 +141,50 @@ def is_clean() -> bool:
     return docker("ps", "--all", "--quiet", "--filter", f"name={NAME}") == ""
 
 
-def test_a_dead_rank_is_named_and_a_restart_needs_no_host(
+def test_watch_restarts_a_dead_rank_through_ssh_and_rollback_undoes_a_failed_replacement(
     deploy: CommandLine, hosts: tuple[str, str], up_ready: list[str]
 ) -> None:
     first, second = hosts
-    started = deploy.run(*up_ready, "--host", first, "--host", second)
+    both = ("--host", first, "--host", second)
+    started = deploy.run(*up_ready, *both)
     assert started.returncode == 0, started.stderr
     run = Path(status(deploy, first)["run_dir"])
-    docker("kill", RANK_1)  # rank 0 still runs
-    shown = status(deploy, first)
-    assert (shown["status"], shown["detail"]) == ("exited", f"rank 1 on {second} ended first: killed by SIGKILL")
-    again = deploy.run("restart", NAME)
-    assert again.returncode == 0, again.stderr
+    is_reached_while_ssh_runs(deploy.home, first)
+    with deploy.running("watch", NAME, "--json") as watch:
+        assert json.loads(watch.line())["event"] == "watching"
+        docker("kill", RANK_1)  # rank 0 still runs
+        shown = status(deploy, first)
+        assert (shown["status"], shown["detail"]) == ("exited", f"rank 1 on {second} ended first: killed by SIGKILL")
+        docker("kill", RANK_0)  # as sglang ends, which the scripted engine does not
+        while (event := json.loads(watch.line()))["event"] == "unhealthy":
+            pass
+        assert (event["event"], f"rank 1 on {second} ended first: " in event["detail"]) == ("died", True), event
+        assert json.loads(watch.line())["event"] == "restarted"
+        assert watch.end(signal.SIGINT)[0] == 130
     assert (run / "rank-1/server.log").is_file()
+    failed = deploy.run(*up_ready, *both, "--set", "env.SCRIPTED_BROKEN=1", "--replace")
+    assert failed.returncode == 7, failed.stderr
+    assert is_clean()
+    back = deploy.run("rollback", NAME)
+    assert back.returncode == 0, back.stderr
     assert status(deploy, first)["health"] == "healthy"
     assert deploy.run("down", NAME, "--host", first).returncode == 0
     assert is_clean()
+
+
+def is_reached_while_ssh_runs(home: Home, host: str) -> None:
+    """The watcher reaches a server through an ssh of its own; after its end, the next snapshot brings another."""
+    backend, before = LiveBackend(), take_snapshot(home, NAME)
+    assert isinstance(before, ServerSnapshot), before
+    assert before.host == host
+    wait_for(lambda: backend.listens(before))
+    [forward] = backend._forwards.values()
+    forward.program.end(signal.SIGKILL)
+    assert not backend.listens(before)
+    after = replace(before, run=before.run)
+    wait_for(lambda: backend.listens(after))
+    [forward] = backend._forwards.values()
+    forward.program.end(signal.SIGKILL)
 
 
 def test_ctrl_c_leaves_nothing_on_any_host(deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str]) -> None:

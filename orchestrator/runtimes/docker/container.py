@@ -10,7 +10,8 @@ from typing import Final
 from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import StartError
 from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
-from orchestrator.engine.launch import rank_argv
+from orchestrator.engine.launch import HOST_ADDRESS, rank_argv
+from orchestrator.hosts.head_address import Interface
 from orchestrator.plan.networks import ranks_use_rdma, transfer_uses_rdma
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
 from orchestrator.plan.units import Role
@@ -76,7 +77,7 @@ class ContainerSpec:
     restarts: int = MAX_RESTARTS  # restarts after a failure
     rank_hosts: tuple[str, ...] = ()  # ssh URLs of the hosts of ranks 1, 2, …; the same container starts on each
     head_address: str = ""  # of the host of rank 0, as these reach it
-    interfaces: tuple[str, ...] = ()  # of each rank: the one from which it reaches that address, "" if unknown
+    interfaces: tuple[Interface, ...] = ()  # of each rank: the one from which it reaches that address
 
 
 def render(
@@ -117,9 +118,10 @@ def ranked(artifacts: Artifacts, rank: int) -> Artifacts:
     """
     given = spec_of(artifacts)
     argv = rank_argv(artifacts.command.argv, rank=rank, head=given.head_address)
-    interface = {_GLOO_INTERFACE: given.interfaces[rank]} if any(given.interfaces[rank : rank + 1]) else {}
-    env = tuple((interface | dict(artifacts.command.env)).items())  # the plan's own value wins
-    return replace(artifacts, command=replace(artifacts.command, argv=argv, env=env))
+    address, interface = given.interfaces[rank] if given.interfaces else ("", "")
+    found = {HOST_ADDRESS: address, _GLOO_INTERFACE: interface}
+    env = {name: value for name, value in found.items() if value} | dict(artifacts.command.env)  # the plan's wins
+    return replace(artifacts, command=replace(artifacts.command, argv=argv, env=tuple(env.items())))
 
 
 def docker_run_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:

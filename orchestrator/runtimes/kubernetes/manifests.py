@@ -13,7 +13,7 @@ import yaml
 
 from orchestrator.core.templates import render_template
 from orchestrator.engine import endpoints, gateway
-from orchestrator.engine.launch import HEAD_ADDRESS, NODE_RANK
+from orchestrator.engine.launch import HEAD_ADDRESS, HOST_ADDRESS, NODE_RANK
 from orchestrator.plan.host_needs import host_needs, mebibytes
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
@@ -180,11 +180,10 @@ def _command(plan: Plan, command: Command, security: PodSecurity) -> dict[str, o
     words = [_literal(word) for word in (*command.argv, *_config_words(plan))]
     for known, variable in _OF_GROUP.items():
         words = [word.replace(_literal(known), variable) for word in words]
-    return {
-        "security": security,
-        "args": words,
-        "env": [{"name": variable, "value": _literal(env[variable])} for variable in sorted(env)],
-    }
+    listed: list[Manifest] = [{"name": variable, "value": _literal(env[variable])} for variable in sorted(env)]
+    if plan.layout.nodes > 1 and HOST_ADDRESS not in env:
+        listed += [{"name": HOST_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    return {"security": security, "args": words, "env": listed}
 
 
 def _literal(text: str) -> str:

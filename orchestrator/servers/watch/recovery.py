@@ -4,6 +4,7 @@ Run directories hold what must outlive the watcher: who stopped a run (`exit.jso
 and when it was restarted (`restarts.json`, in the run that died).
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -35,8 +36,8 @@ from orchestrator.servers.watch.snapshot import ServerSnapshot, SnapshotFailure
 _NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
 
 
-def snapshot_of(servers: Servers, name: str) -> ServerSnapshot:
-    """Take a snapshot of the newest server of a name.
+def snapshot_of(servers: Servers, name: str, host: str | None = None) -> ServerSnapshot:
+    """Take a snapshot of the newest server of a name. `host` is the host that its newest run names.
 
     Raises StartError if none was started from this home, HostError if a runtime does not answer.
     """
@@ -55,7 +56,8 @@ def snapshot_of(servers: Servers, name: str) -> ServerSnapshot:
     return ServerSnapshot(
         name=name,
         run=run.path.name,
-        url=handle.url if handle else plan.server.url,
+        url=(handle.service_url or handle.url) if handle else plan.server.url,
+        host=runtime_class(plan.runtime).resolve_host(host, os.environ) or "",
         model=plan.model.served_name,
         processes=tuple(filter(is_identity, (unit.runtime_id for unit in handle.units))) if handle else (),
         status=state.status,
@@ -79,7 +81,8 @@ def snapshot_of(servers: Servers, name: str) -> ServerSnapshot:
 
 def _replica_urls(plan: Plan, handle: RunningServer | None) -> Iterator[str]:
     """Yield the URLs of the replicas: as found, else as planned."""
-    found = {Path(server.run_dir).name: server.url for server in handle.replicas} if handle else {}
+    replicas = handle.replicas if handle else ()
+    found = {Path(server.run_dir).name: server.service_url or server.url for server in replicas}
     for folder, each in zip(plan.server_names, replica_plans(plan), strict=True):
         yield found.get(folder) or each.server.url
 
@@ -92,9 +95,10 @@ def require_watchable(home: Home, names: Sequence[str]) -> None:
     for name in names:  # needs no answer from the cluster
         if (plan := read_plan(latest_run(home, name))) is not None:
             require_not_cluster_managed(plan, name)
-    with open_servers(home) as servers:
-        for name in names:
-            api_key(snapshot_of(servers, name).api_key_env)
+    for name in names:
+        host = _host_of(home, name)
+        with open_servers(home, host) as servers:
+            api_key(snapshot_of(servers, name, host).api_key_env)
 
 
 def require_not_cluster_managed(plan: Plan, name: str) -> None:
@@ -127,8 +131,20 @@ def is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
 
 
 def _started_by_watch(run: RunDir) -> bool:
+    return _requested(run, "by_watch") is True
+
+
+def _host_of(home: Home, name: str) -> str | None:
+    """Return the remote host on which the newest run of a name was started with `--host`."""
+    require_name(name)
+    run = latest_run(home, name)
+    host = _requested(run, "host") if run else None
+    return host if isinstance(host, str) else None
+
+
+def _requested(run: RunDir, key: str) -> object:
     request = run.read(REQUEST_FILE).get("request")
-    return isinstance(request, dict) and request.get("by_watch") is True
+    return request.get(key) if isinstance(request, dict) else None
 
 
 def _restart_times(home: Home, name: str) -> Iterator[float]:
@@ -150,7 +166,8 @@ def saved_restarts(run: RunDir) -> list[dict[str, object]]:
 def take_snapshot(home: Home, name: str) -> ServerSnapshot | SnapshotFailure:
     """Return the snapshot of a server, or why none could be taken."""
     try:
-        with open_servers(home) as servers:
-            return snapshot_of(servers, name)
+        host = _host_of(home, name)
+        with open_servers(home, host) as servers:
+            return snapshot_of(servers, name, host)
     except DeployError as error:
         return SnapshotFailure(message=error.message, hint=error.hint, code=error.exit_code)

@@ -47,7 +47,7 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
             outcome = RestartOutcome.SUPERSEDED if isinstance(error, NameTakenError) else RestartOutcome.REFUSED
         return RestartResult(outcome=outcome, message=no_room or str(error))
     seconds = "" if done.seconds is None else f", ready after {done.seconds:.1f} s"
-    message, run = f"verified at {done.handle.url}{seconds}", Path(done.handle.run_dir).name
+    message, run = f"verified at {done.handle.service_url or done.handle.url}{seconds}", Path(done.handle.run_dir).name
     return RestartResult(outcome=RestartOutcome.VERIFIED, message=message, run=run)
 
 

@@ -10,7 +10,8 @@ class ServerSnapshot:
 
     name: str
     run: str  # the name of its run directory
-    url: str
+    url: str  # as reached on `host`
+    host: str  # ssh URL; "" for this host
     model: str  # its served name
     processes: tuple[str, ...]  # their `procfs.process_identity`; only those on this machine
     status: str  # `runtimes.Status`

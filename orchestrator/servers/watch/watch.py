@@ -36,6 +36,7 @@ from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.health import HealthClient
 from orchestrator.engine.liveness import RankProgress, read_work
 from orchestrator.engine.responses import NoResponseError
+from orchestrator.hosts.ssh import ssh_forward
 from orchestrator.servers.watch.alerts import Alerts
 from orchestrator.servers.watch.events import EventKind, PendingEvent, WatchEvent
 from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult, ServerSnapshot, SnapshotFailure
@@ -92,12 +93,22 @@ class _Worker(Generic[T]):
             return self._broken(f"the worker exited with {self.program.code}")
 
 
+@dataclass(frozen=True)
+class _Forward:
+    """A local port that ssh forwards to a server."""
+
+    program: Program
+    port: int
+    snapshot: ServerSnapshot  # the newest at its start
+
+
 @dataclass
 class LiveBackend:
     """The backend of a real watcher, see `WatchBackend`."""
 
     restarts: list[Program] = field(default_factory=list)
     keys: dict[str, Secret] = field(default_factory=dict)
+    _forwards: dict[tuple[str, int], "_Forward"] = field(default_factory=dict)  # by remote host and port
 
     def listens(self, snapshot: ServerSnapshot) -> bool:
         """See `WatchBackend.listens`."""
@@ -161,7 +172,17 @@ class LiveBackend:
         ):  # a later start may use another key: its server rejects requests, and the others stay watched
             key = self.api_key_for(snapshot.api_key_env)
         url = snapshot.url if server is None or not snapshot.replica_urls else snapshot.replica_urls[server]
-        return HealthClient(url=url, key=key, model=snapshot.model, alone=snapshot.has_roles)
+        local = self._forwarded(url, snapshot) if snapshot.host else url
+        return HealthClient(url=local, key=key, model=snapshot.model, alone=snapshot.has_roles)
+
+    def _forwarded(self, url: str, snapshot: ServerSnapshot) -> str:
+        """Return the URL on this host. An ssh that ended is started again when a new snapshot has reached the host."""
+        host, port = snapshot.host, int(url.rpartition(":")[2])
+        known = self._forwards.get((host, port))
+        if known is None or (known.program.code is not None and known.snapshot is not snapshot):
+            known = _Forward(*ssh_forward(host, port), snapshot)
+            self._forwards[host, port] = known
+        return f"http://127.0.0.1:{known.port}"
 
 
 def _work_of(client: HealthClient) -> RankProgress:

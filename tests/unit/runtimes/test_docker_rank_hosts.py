@@ -16,6 +16,7 @@ from orchestrator.core.errors import HostError, NameTakenError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.context import HostAccess
+from orchestrator.hosts.head_address import Interface
 from orchestrator.hosts.ports import plan_ports
 from orchestrator.hosts.report import PreflightReport
 from orchestrator.hosts.survey import Runner
@@ -73,10 +74,16 @@ def test_a_rank_has_its_number_and_the_address_of_the_first_host(plan: Plan) -> 
     words = container_argv(ranked(placed, 1), config=False)
     assert words[words.index("--node-rank") :] == ("--node-rank", "1", "--dist-init-addr", "10.0.0.1:32000")
     assert "GLOO_SOCKET_IFNAME" not in dict(ranked(placed, 1).command.env)
-    found = replace(placed, spec=replace(spec_of(placed), interfaces=("eth0", "ens1")))
-    assert [dict(ranked(found, rank).command.env)["GLOO_SOCKET_IFNAME"] for rank in (0, 1)] == ["eth0", "ens1"]
+    found = replace(
+        placed, spec=replace(spec_of(placed), interfaces=(Interface("10.0.0.1", "eth0"), Interface("10.0.0.2", "")))
+    )
     own = replace(found, command=replace(found.command, env=(("GLOO_SOCKET_IFNAME", "bond0"),)))
-    assert dict(ranked(own, 1).command.env) == {"GLOO_SOCKET_IFNAME": "bond0"}
+    assert [dict(ranked(own, rank).command.env) for rank in (0, 1)] == [
+        {"SGLANG_HOST_IP": "10.0.0.1", "GLOO_SOCKET_IFNAME": "bond0"},
+        {"SGLANG_HOST_IP": "10.0.0.2", "GLOO_SOCKET_IFNAME": "bond0"},
+    ]
+    found = replace(found, command=replace(found.command, env=()))
+    assert [dict(ranked(found, rank).command.env).get("GLOO_SOCKET_IFNAME") for rank in (0, 1)] == ["eth0", None]
     [script] = [each.content.decode() for each in docker_run_files(artifacts, "owl")]
     assert '--node-rank "${NODE_RANK:?' in script
     assert "--restart no" in script

@@ -63,6 +63,7 @@ def test_the_ranks_are_on_nodes_of_their_own_in_the_network_of_these() -> None:
         assert apart["labelSelector"]["matchLabels"].items() <= template[name]["metadata"]["labels"].items()
         assert {"name": "infiniband", "hostPath": {"path": "/dev/infiniband", "type": "Directory"}} in spec["volumes"]
         assert server["resources"]["limits"]["amd.com/gpu"] == "8"
+        assert server["env"][-1]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}  # of SGLANG_HOST_IP
         words = server["args"]
         assert words[words.index("--node-rank") + 1] == "$(LWS_WORKER_INDEX)"
         assert words[words.index("--dist-init-addr") + 1] == "$(LWS_LEADER_ADDRESS):31000"

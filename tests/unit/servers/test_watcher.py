@@ -297,6 +297,21 @@ def test_a_daemon_that_does_not_answer_is_no_death() -> None:
     assert [kind for _, kind in world.alerted] == ["unhealthy"]
 
 
+def test_a_host_that_is_reached_again_did_not_die_meanwhile() -> None:
+    """Its ranks are asked after the first snapshot, and count as hung only if they then do not answer."""
+    world = World()
+    watcher = world.watcher()
+    asked = world.probe_rank
+    world.snapshot_error = "cannot connect to `n1` with ssh"
+    world.probe_rank = lambda *_: Later(world, world.now, lambda: "Connection refused")  # type: ignore[method-assign, assignment]
+    world.pass_by(watcher, 3600)
+    world.snapshot_error = ""
+    world.pass_by(watcher, UNHEALTHY / 2)
+    world.probe_rank = asked  # type: ignore[method-assign]
+    world.pass_by(watcher, 3600)
+    assert world.restarted_at == []
+
+
 def test_a_daemon_that_is_slow_once_alerts_nobody() -> None:
     world = World()
     watcher = world.watcher()

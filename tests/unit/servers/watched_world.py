@@ -16,6 +16,7 @@ HEALTHY = ServerSnapshot(
     name="owl",
     run="run-1",
     url="http://127.0.0.1:1",
+    host="",
     model="tiny",
     processes=(),
     status="running",
