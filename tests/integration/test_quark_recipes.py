@@ -1,7 +1,7 @@
 """What sglang's own classes make of what Quark writes, recipe by recipe, beside what this tool says of it beforehand.
 
-Checkpoints are those of `quark_samples`, of 4 layers and, so that sglang would fuse them, 256 experts. Draft and target
-are built and loaded, up to the weights, on a CPU.
+Checkpoints are those of `quark_samples`, of 4 layers, the last one with experts: 256, so that sglang would fuse them.
+Draft and target are built and loaded, up to the weights, on a CPU.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One by each recipe, and its overlay beside it."""
     folder = tmp_path_factory.mktemp("recipes")
     for recipe in RECIPES:
-        write_tiny(folder / recipe, *Tiny(experts=256).quantized(recipe))
+        write_tiny(folder / recipe, *Tiny(dense=3, experts=256).quantized(recipe))
         write_overlay(folder / recipe, folder / f"{recipe}-ours", ["mtp-exclude"])
     return folder
 

@@ -3,7 +3,7 @@
     make DIR bf16|mxfp4   78 layers in name, the MTP layer's tensors with shrunken dimensions, its experts in that dtype
     load DIR...           config -> QuarkConfig -> sglang's draft class -> its load_weights, on CPU
     target on|off DIR...  the same for the target's class, which is let believe that a gfx950 is there: the shared
-                          experts fused as the class decides it, or not
+                          experts fused as the class decides it, or not; of its exceptions only the first
 
 Several of them follow one another, a `--` between; each is carried out in a fork of the process that has imported
 torch and sglang. `load` and `target` print one JSON line a checkpoint: the class that was loaded, or sglang's own
@@ -158,8 +158,9 @@ def _load_one(folder: Path, *, drafts: bool) -> dict[str, object]:
             parameter.fill_(_UNTOUCHED)
     try:
         model.load_weights(_weights(folder))
-    except _FAILURES:
-        return {**built, "loaded": None, "errors": _errors(model, folder)}
+    except _FAILURES as error:
+        errors = _errors(model, folder) if drafts else {"": f"{type(error).__name__}: {error}"}
+        return {**built, "loaded": None, "errors": errors}
     untouched = [name for name, parameter in parameters.items() if bool((parameter == _UNTOUCHED).all())]
     return {**built, "loaded": type(model).__name__, "untouched": untouched}
 
