@@ -17,6 +17,7 @@ from docker_server import DockerEngine
 from forked import Forks
 from left_running import MARK, end_containers, end_marked
 from loopback_registry import serving
+from own_cluster import OwnCluster
 from schedule import group_of
 from slurm_cluster import MISSING, PACKAGES, SlurmCluster, SlurmEngine, slurm_running
 from standin import base_image, packages_of, scripted_sources
@@ -60,7 +61,7 @@ def leaves_nothing_running(request: pytest.FixtureRequest, monkeypatch: pytest.M
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """What a group of files shares ends with the group: idle, a Kubernetes takes a fifth of a core from the others."""
     if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
-        for name in ("server", "cluster_of_tests"):
+        for name in ("server", "cluster_without_node"):
             for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
                 if fixture.scope == "session":
                     fixture.finish(item._request)  # type: ignore[attr-defined]
@@ -187,12 +188,21 @@ def cluster_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.fixture(scope="session")
-def cluster_of_tests(cluster_home: Home) -> Iterator[ClusterEngine]:
-    """A real Kubernetes with this machine as its node, for all tests that start something in one."""
-    if why := own_cluster.unavailable() or own_node.unavailable():
+def cluster_without_node() -> Iterator[OwnCluster]:
+    """A real Kubernetes that schedules and has no node; `schedule.GROUPS` puts its tests before those with a node."""
+    if why := own_cluster.unavailable():
         pytest.skip(f"a real Kubernetes {why}")
-    with own_cluster.own_cluster() as cluster, own_node.own_node(cluster) as node:
-        yield ClusterEngine(home=cluster_home, cluster=cluster, node=node)
+    with own_cluster.own_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def cluster_of_tests(cluster_home: Home, cluster_without_node: OwnCluster) -> Iterator[ClusterEngine]:
+    """The same with this machine as its node, for all tests that start something in one."""
+    if why := own_node.unavailable():
+        pytest.skip(f"a real Kubernetes {why}")
+    with own_node.own_node(cluster_without_node) as node:
+        yield ClusterEngine(home=cluster_home, cluster=cluster_without_node, node=node)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from cluster_samples import cluster_plan
 from command_line import CommandLine, Running
-from own_cluster import OwnCluster, own_cluster, unavailable
+from own_cluster import OwnCluster, unavailable
 from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
@@ -36,11 +36,11 @@ HOST_PATH: Final = ("--set", "kubernetes.weights.host_path=/srv/models")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[OwnCluster]:
+def cluster(cluster_without_node: OwnCluster) -> Iterator[OwnCluster]:
     """One cluster with one node of eight GPUs."""
-    with own_cluster() as made:
-        made.node("node-a", amd_com__gpu="8")
-        yield made
+    cluster_without_node.node("node-a", amd_com__gpu="8")
+    yield cluster_without_node
+    cluster_without_node.kubectl("delete", "node", "node-a")
 
 
 @pytest.fixture

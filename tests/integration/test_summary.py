@@ -19,7 +19,7 @@ SHARED = {
     "real server": re.compile(
         r"^(?:def test_\w+|@pytest\.fixture[^\n]*\ndef \w+)\([^)]*\bserver: CpuServer", re.MULTILINE
     ),
-    "Kubernetes": re.compile(r"\b(?:cluster_engine|cluster_of_tests)\b"),
+    "Kubernetes": re.compile(r"\b(?:cluster_engine|cluster_of_tests|cluster_without_node)\b"),
 }
 RUN = """
 import pytest

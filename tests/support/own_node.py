@@ -61,6 +61,7 @@ class OwnNode:
         self.pods = f"10.198.{os.getpid() % 256}.0/24"  # other runs of the tests may have a node on this machine too
         self.host = self.pods.replace(".0/24", ".1")  # this machine, as its pods reach it
         self._programs: list[Program] = []
+        self._system: dict[str, object] = {}  # the descriptor of the layer that all images have
 
     @property
     def _socket(self) -> str:
@@ -86,7 +87,7 @@ class OwnNode:
             "containerd", "--config", str(self.folder / "containerd.toml"),
         )  # fmt: skip
         wait_for(self._answers)
-        self.load(_PAUSE, lambda _: None, of=("/usr/bin/sleep", "infinity"))
+        self.load(_PAUSE, of=("/usr/bin/sleep", "infinity"))
         (self.folder / "kubelet.yaml").write_text(json.dumps(self._kubelet()))
         self._run(
             "kubelet", *self._inside, str(PROGRAMS / "kubelet"), "--config", str(self.folder / "kubelet.yaml"),
@@ -94,32 +95,45 @@ class OwnNode:
             f"unix://{self._socket}", "--root-dir", str(self.folder / "kubelet"), "--cert-dir",
             str(self.folder / "pki"), "--hostname-override", self.name,
         )  # fmt: skip
-        self.load(PYTHON_IMAGE, lambda _: None)
+        self.load(PYTHON_IMAGE)
         wait_for(self._is_ready)
 
     def load(
-        self, tag: str, fill: Callable[[tarfile.TarFile], None], *, of: Sequence[str] = (), env: Sequence[str] = ()
+        self,
+        tag: str,
+        fill: Callable[[tarfile.TarFile], None] | None = None,
+        *,
+        of: Sequence[str] = (),
+        env: Sequence[str] = (),
     ) -> None:
-        """Give the node an image: a system with Python and a shell, and what `fill` puts into it."""
-        layer = self.folder / "layer.tar"
-        with tarfile.open(layer, "w") as tar:
-            add_system(tar, closure(SEED))
-            fill(tar)
-        with layer.open("rb") as written:
-            digest = hashlib.file_digest(written, "sha256").hexdigest()
-        settings = {"Env": ["PATH=/usr/local/bin:/usr/bin:/usr/sbin", *env], "Entrypoint": list(of)}
-        config = {"architecture": "amd64", "os": "linux", "config": settings}
-        config["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{digest}"]}
-        listed = [{"Config": "config.json", "RepoTags": [tag], "Layers": ["layer.tar"]}]
-        (self.folder / "config.json").write_text(json.dumps(config))
-        (self.folder / "manifest.json").write_text(json.dumps(listed))
+        """Give the node an image: a system with Python and a shell, and above it a layer that `fill` writes.
+
+        The archive is an OCI image layout. The layer of the system is in the first one only: containerd keeps it.
+        """
         archive = self.folder / "image.tar"
         with tarfile.open(archive, "w") as tar:
-            for name in ("manifest.json", "config.json", "layer.tar"):
-                tar.add(self.folder / name, arcname=name)
+            self._system = self._system or self._add_layer(tar, lambda layer: add_system(layer, closure(SEED)))
+            layers = [self._system] + ([self._add_layer(tar, fill)] if fill else [])
+            settings = {"Env": ["PATH=/usr/local/bin:/usr/bin:/usr/sbin", *env], "Entrypoint": list(of)}
+            config: dict[str, object] = {"architecture": "amd64", "os": "linux", "config": settings}
+            config["rootfs"] = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
+            image = {"schemaVersion": 2, "config": _add_json(tar, "config", config), "layers": layers}
+            manifest = _add_json(tar, "manifest", image) | {"annotations": {"io.containerd.image.name": tag}}
+            add_file(tar, "index.json", json.dumps({"schemaVersion": 2, "manifests": [manifest]}).encode())
+            add_file(tar, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
         self.ctr("images", "import", str(archive))
         archive.unlink()
-        layer.unlink()
+
+    def _add_layer(self, tar: tarfile.TarFile, fill: Callable[[tarfile.TarFile], None]) -> dict[str, object]:
+        path = self.folder / "layer.tar"
+        with tarfile.open(path, "w") as layer:
+            fill(layer)
+        with path.open("rb") as written:
+            digest = hashlib.file_digest(written, "sha256").hexdigest()
+        size = tar.gettarinfo(path).size
+        tar.add(path, arcname=f"blobs/sha256/{digest}")
+        path.unlink()
+        return _descriptor("layer.v1.tar", digest, size)
 
     def show(self, place: Path, location: Path) -> None:
         """Show a directory of this machine to its pods at another place, which nobody else sees there."""
@@ -189,6 +203,18 @@ conf_dir = "{self.folder}/cni"
 
     def _run(self, name: str, *argv: str) -> None:
         self._programs.append(lasting(self.folder / f"{name}.log", *argv))
+
+
+def _add_json(tar: tarfile.TarFile, kind: str, value: object) -> dict[str, object]:
+    """Add a document to an OCI image layout; its descriptor."""
+    content = json.dumps(value).encode()
+    digest = hashlib.sha256(content).hexdigest()
+    add_file(tar, f"blobs/sha256/{digest}", content)
+    return _descriptor(f"{kind}.v1+json", digest, len(content))
+
+
+def _descriptor(kind: str, digest: str, size: int) -> dict[str, object]:
+    return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": size}
 
 
 def load_engine(node: OwnNode) -> str:

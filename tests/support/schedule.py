@@ -20,7 +20,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "test_bench_sessions.py",
         "test_bench_aiperf.py",
     ),
-    "Kubernetes": ("test_gateway_node.py", "test_kubernetes_node.py", "test_runtime_contract.py"),
+    "Kubernetes": ("test_kubernetes.py", "test_gateway_node.py", "test_kubernetes_node.py", "test_runtime_contract.py"),
 }
 # By their measured time. A long file that begins last would keep one worker busy while the others have ended.
 LONGEST: Final = (
@@ -39,7 +39,6 @@ LONGEST: Final = (
     "test_gateway.py",
     "test_up_docker.py",
     "test_process_patched_server.py",
-    "test_kubernetes.py",
     "test_full_disks.py",
     "test_scripted_engine.py",
     "test_watched_impostors.py",
