@@ -19,7 +19,7 @@ import pytest
 from changing_commands import CHANGING as MAKING
 from changing_commands import Place, a_place
 from deployment import Deployment, Deployments
-from forked import Fault
+from forked import Fault, Forks
 from parts import pids_of
 from patience import wait_for
 from survivors import listens
@@ -57,7 +57,6 @@ READERS = (
     ("profiles",),
     ("show", "cpu-tiny"),
     ("render", "cpu-tiny", "--json"),
-    ("profiles", "--format", "github-matrix"),
     ("status", "--json"),
     ("status", "target"),
     ("logs", "target"),
@@ -84,10 +83,17 @@ def serving(deployment: Deployment) -> tuple[int, ...]:
     return tuple(pids_of(deployment, "server"))
 
 
+@pytest.fixture(scope="module")
+def deployment(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One server for all that only read."""
+    made = Deployments(forks, tmp_path_factory.mktemp("read"), [])(0)
+    assert not list(made.run(*made.up()).faults(0))
+    yield made
+    made.end()
+
+
 @each(*BREAKAGES)
-def test_a_command_that_only_reads_tells_that_its_result_was_lost(deployments: Deployments, name: str) -> None:
-    deployment = deployments(0)
-    assert not list(deployment.run(*deployment.up()).faults(0))
+def test_a_command_that_only_reads_tells_that_its_result_was_lost(deployment: Deployment, name: str) -> None:
     # as an interpreter finds its descriptors when it starts
     fresh = {("--version",), ("profiles",)} if "closed" in name else set()
     table = {" ".join(each): code_of(deployment, BREAKAGES[name], *each, fresh=each in fresh) for each in READERS}

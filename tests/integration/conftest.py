@@ -59,9 +59,9 @@ def leaves_nothing_running(request: pytest.FixtureRequest, monkeypatch: pytest.M
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a group of files shares ends with the group: idle, a Kubernetes takes a fifth of a core from the others."""
+    """What a group of files shares ends with the group: idle, a Kubernetes or a Slurm takes CPU time from others."""
     if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
-        for name in ("server", "cluster_without_node"):
+        for name in ("server", "cluster_without_node", "slurm_daemons"):
             for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
                 if fixture.scope == "session":
                     fixture.finish(item._request)  # type: ignore[attr-defined]

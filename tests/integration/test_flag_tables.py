@@ -100,6 +100,8 @@ def test_the_command_writes_the_table_that_ships(
     cpu_environment: Venv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flag_tables, "fetch_wheel", lambda version, _: wheel(version))
+    kept = unpacked("0.5.16") / "sglang"  # with what Python has compiled of it
+    monkeypatch.setattr(flag_tables, "unpack_package", lambda _, folder: (folder / "sglang").symlink_to(kept))
     path = flag_tables.write_flag_table("0.5.16", Home(tmp_path), python=cpu_environment.python)
     assert path.read_text() == (FLAGS / "0.5.16.json").read_text()
 

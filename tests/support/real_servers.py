@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_INTERVAL_S: Final = 1.0  # a real server needs 10 s and more until it serves
+_INTERVAL_S: Final = 3.0  # a real server needs 10 s and more until it serves; a look takes 10 ms of CPU time
 _LAUNCHES: Final = b"\0sglang.launch_server\0"
 
 

@@ -2,7 +2,7 @@
 
 They spawn their processes, and each imports torch and all else anew: here they fork them. sglang's controller of data
 parallelism asks for requests without a pause, and a prefill or decode server for the end of a transfer: here they wait.
-Its check of arguments is a fork of `torch_forks`.
+Its check of arguments is a fork of `torch_forks`. With SPAWNED_RANKS in its environment a server is as it always is.
 
 Python imports this module where its directory is on PYTHONPATH (docs: `site`). `standin` puts it into the images that
 serve real sglang, where each check of arguments is a process of its own.
@@ -13,7 +13,7 @@ import sys
 
 CHECK = "check_server_args.py QUESTION"  # in the text of that program
 program = sys.orig_argv[1:3]
-if program == ["-m", "sglang.launch_server"]:  # not the scripted engine
+if program == ["-m", "sglang.launch_server"] and "SPAWNED_RANKS" not in os.environ:  # not the scripted engine
     import multiprocessing
     import time
     from multiprocessing.process import BaseProcess
