@@ -83,7 +83,8 @@ class Endpoint:
     async def generate_one(self, prompt: str | Sequence[int], *, timeout_s: float) -> tuple[int, bytearray]:
         """Request one token after a prompt; return status and body. Raises NoResponseError."""
         api, model = Api(self.facts.api), self.facts.served_model
-        body = generate_body(prompt, tokens=1) if api is Api.GENERATE else completion_body(model, prompt, tokens=1)
+        of_api = generate_body if api is Api.GENERATE else completion_body
+        body = of_api(prompt=prompt, tokens=1, model=model)
         return await self.connections.fetch("POST", api.path, content=json.dumps(body).encode(), timeout_s=timeout_s)
 
     async def metrics(self) -> Metrics | None:

@@ -26,8 +26,6 @@ _RDMA: Final = re.compile(r"installTransport, type=rdma")  # of Mooncake
 
 # Of a prefill server: its transfers to decode servers, without health checks (0.5.14 and 0.5.16 with Mooncake, seen).
 TRANSFERS: Final = "sglang:kv_transfer_latency_ms_count"
-# sglang's own health check of a role uses this bootstrap address: nothing is transferred (0.5.14, http_server.py).
-_FAKE_HOST: Final = "2.2.2.2"
 
 
 def refuses_alone(role: str) -> tuple[str, str]:
@@ -49,11 +47,6 @@ def worker_fields(role: str, bootstrap_port: int | None) -> dict[str, object]:
     """Return the fields that tell the gateway the role of a worker that is added."""
     port = {} if bootstrap_port is None else {"bootstrap_port": bootstrap_port}
     return {"worker_type": role, **port}
-
-
-def fake_bootstrap() -> dict[str, object]:
-    """Return the request fields that let a single role answer; sglang's health check sends the same."""
-    return {"bootstrap_host": _FAKE_HOST, "bootstrap_room": 0}
 
 
 def transfer_fault(log: Iterable[str], *, backend: str, tcp: bool) -> str:

@@ -6,7 +6,7 @@ succeeds, a cluster sends the pod no requests, so no user waits for the compiler
 This file is also a program, in a server's container in a cluster, beside `liveness.py`. It runs with the engine's own
 Python (3.10 in AMD's images) and the standard library only.
 
-    python3 -I -S first_sample.py PORT RANKS [CONFIG]
+    python3 -I -S first_sample.py PORT RANKS [--alone] [CONFIG]
 """
 
 import http.client
@@ -18,21 +18,29 @@ from pathlib import Path
 from typing import Final
 
 if __package__:
-    from orchestrator.engine.liveness import GENERATE, HEALTH, key_in, question, send
+    from orchestrator.engine.liveness import ALONE, GENERATE, HEALTH, key_in, question, send
 else:
     sys.path.append(str(Path(__file__).parent))
-    from liveness import GENERATE, HEALTH, key_in, question, send  # type: ignore[import-not-found, no-redef]
+    from liveness import (  # type: ignore[import-not-found, no-redef]
+        ALONE,
+        GENERATE,
+        HEALTH,
+        key_in,
+        question,
+        send,
+    )
 
 HEALTH_LIMIT: Final = 25  # seconds; behind a long prefill it answers after 20 (sglang, SGLANG_HEALTH_CHECK_TIMEOUT)
 SAMPLE_LIMIT: Final = 600  # seconds, of all ranks together
 _SAMPLING: Final = {"temperature": 1.0, "top_p": 0.95, "top_k": 50, "max_new_tokens": 2, "ignore_eos": True}
 
 
-def main(port: str, ranks: str, *config: str) -> str:
+def main(port: str, ranks: str, *words: str) -> str:
     """Send a request to each data-parallel rank once the server is healthy; return why it is not, or "".
 
     Whatever the answers are: the smoke test and the liveness probe judge the server.
     """
+    config, alone = [word for word in words if word != ALONE], ALONE in words
     key = key_in(Path(config[0]).read_text(encoding="utf-8")) if config else ""
 
     def sent(method: str, path: str, content: "bytes | None", seconds: float) -> http.client.HTTPConnection:
@@ -49,7 +57,7 @@ def main(port: str, ranks: str, *config: str) -> str:
     with ExitStack() as opened:
         connections = []
         for rank in range(int(ranks)):  # all at once: the ranks compile at the same time
-            content = json.dumps({**question(rank), "sampling_params": _SAMPLING}).encode()
+            content = json.dumps({**question(rank, alone=alone), "sampling_params": _SAMPLING}).encode()
             with suppress(OSError):
                 connections.append(opened.enter_context(closing(sent("POST", GENERATE, content, SAMPLE_LIMIT))))
         for connection in connections:

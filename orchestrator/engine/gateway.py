@@ -42,7 +42,15 @@ _RESERVED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("pd-disaggregation", "prefill", "decode"), "layout.prefill` and `layout.decode"),
     "prometheus-port": "server.port",
     **dict.fromkeys(
-        ("service-discovery", "selector", "service-discovery-port", "service-discovery-namespace"), "runtime"
+        (
+            "service-discovery",
+            "selector",
+            "prefill-selector",
+            "decode-selector",
+            "service-discovery-port",
+            "service-discovery-namespace",
+        ),
+        "runtime",
     ),
     "prometheus-host": "server.host",
     "shutdown-grace-period-secs": "timeouts.termination_grace",
@@ -121,8 +129,14 @@ class PodDiscovery:
     """
 
     namespace: str
-    labels: Mapping[str, str]
-    port: int
+    labels: Mapping[str, Mapping[str, str]]  # by role; those of equal servers by ""
+    port: int  # of a pod without `pod_annotations`
+
+
+def pod_annotations(port: int, bootstrap_port: int | None) -> dict[str, str]:
+    """Return the annotations of a prefill or decode pod from which a gateway that discovers it reads its ports."""
+    bootstrap = {} if bootstrap_port is None else {"sglang.ai/bootstrap-port": str(bootstrap_port)}
+    return {"smg.ai/worker-ports": str(port), **bootstrap}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +166,10 @@ def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str = LAUNCHER
     else:
         argv += ["--service-discovery", "--service-discovery-namespace", launch.pods.namespace]
         argv += ["--service-discovery-port", str(launch.pods.port)]
-        argv += ["--selector", *(f"{label}={value}" for label, value in launch.pods.labels.items())]
+        argv += ["--pd-disaggregation"] if "" not in launch.pods.labels else []
+        for role, labels in launch.pods.labels.items():
+            option = f"--{role}-selector" if role else "--selector"
+            argv += [option, *(f"{label}={value}" for label, value in labels.items())]
     argv += ["--prometheus-host", launch.metrics_host, "--prometheus-port", str(launch.metrics_port)]
     argv += ["--shutdown-grace-period-secs", str(launch.grace)]
     return (*argv, *(word for option in launch.options for word in option))

@@ -11,7 +11,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from orchestrator.core.secrets import Secret
-from orchestrator.engine.disaggregation import fake_bootstrap
 from orchestrator.engine.endpoints import GENERATE, METRICS, MODELS, authorization
 from orchestrator.engine.gateway import LIVENESS
 from orchestrator.engine.liveness import MOST_METRICS_BYTES, RankProgress, question, read_work
@@ -58,7 +57,7 @@ class HealthClient:
         status, content = self._request(
             "POST",
             GENERATE,
-            json.dumps(question(rank) | (fake_bootstrap() if self.alone else {})).encode(),
+            json.dumps(question(rank, alone=self.alone)).encode(),
             timeout=timeout,
         )
         if status == http.client.OK:

@@ -10,10 +10,10 @@
 This file is also a program, which a server's container in a cluster runs repeatedly with the engine's own Python (3.10
 in AMD's images) and the standard library only. Therefore it imports nothing of this project.
 
-    python3 -I -S liveness.py PORT RANKS SECONDS [CONFIG]
+    python3 -I -S liveness.py PORT RANKS SECONDS [--alone] [CONFIG]
 
-SECONDS is the time limit of the check, CONFIG is sglang's config file with the API key. If a rank is unresponsive, the
-program names it and exits with 1.
+SECONDS is the time limit of the check, CONFIG is sglang's config file with the API key. With `--alone` it is a prefill
+or a decode server. If a rank is unresponsive, the program names it and exits with 1.
 """
 
 import http.client
@@ -41,6 +41,10 @@ REQUESTS: Final = "sglang:num_requests_total"
 _EMITTED: Final = frozenset({f"{FIRST_TOKENS}_count", f"{LATER_TOKENS}_count", REQUESTS})
 MOST_METRICS_BYTES: Final = 8 << 20
 SLOW_AFTER_S: Final = 3.0  # seconds without a response before the counters are read
+# sglang's own health check of a prefill or decode server uses this address: nothing is transferred, and without one the
+# server refuses the request (0.5.14, http_server.py).
+FAKE_BOOTSTRAP: Final[Mapping[str, object]] = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
+ALONE: Final = "--alone"
 REJECTED: Final = range(400, 500)  # a rejected request also shows that the rank is alive
 _PROMPT: Final = (100, 101, 102)  # token ids of every tokenizer; in the prefix cache after the first check
 _LAST: Final = 2.0  # seconds for a request at the end of a check
@@ -66,10 +70,14 @@ class RankProgress:
     emitted: float | None  # first and later tokens and finished requests, after the detokenizer; None: not counted
 
 
-def question(rank: int) -> dict[str, object]:
-    """Return the body of a request for one token of a rank, excluded from request metrics (`log_metrics`)."""
+def question(rank: int, *, alone: bool = False) -> dict[str, object]:
+    """Return the body of a request for one token of a rank, excluded from request metrics (`log_metrics`).
+
+    `alone` is for a prefill or decode server, which otherwise needs the other one.
+    """
     sampling = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
-    return {"input_ids": _PROMPT, "sampling_params": sampling, RANK_FIELD: rank, "log_metrics": False}
+    body = {"input_ids": _PROMPT, "sampling_params": sampling, RANK_FIELD: rank, "log_metrics": False}
+    return {**body, **(FAKE_BOOTSTRAP if alone else {})}
 
 
 def samples(content: bytes | bytearray, names: Collection[str]) -> Iterator[tuple[str, str, float]]:
@@ -128,14 +136,14 @@ def output_stalled(before: RankProgress | None, work: RankProgress) -> bool:
 class LivenessCheck:
     """One check of a server on a port of this host. It starts with concurrent requests to all ranks."""
 
-    def __init__(self, port: int, ranks: int, *, key: str, seconds: float) -> None:
+    def __init__(self, port: int, ranks: int, *, key: str, seconds: float, alone: bool = False) -> None:
         """Send a request to each rank. `seconds` is the time limit; `key` is "" if the server has no API key."""
         self._port, self._key, self._end = port, key, time.monotonic() + seconds
         self._asked: dict[int, http.client.HTTPConnection] = {}
         self.silent: dict[int, str] = {}  # the reason, by rank without a response
         for rank in range(ranks):
             try:
-                self._asked[rank] = self._sent("POST", GENERATE, json.dumps(question(rank)).encode())
+                self._asked[rank] = self._sent("POST", GENERATE, json.dumps(question(rank, alone=alone)).encode())
                 self.silent[rank] = f"no answer within {seconds:g} s"
             except OSError as error:
                 self.silent[rank] = _why(error)
@@ -255,9 +263,9 @@ def key_in(config: str) -> str:
 
 def main(words: Sequence[str]) -> str:
     """Check once and return a message that names the unresponsive ranks; "" if there are none."""
-    port, ranks, seconds, *config = words
+    port, ranks, seconds, *config = (word for word in words if word != ALONE)
     key = key_in(Path(config[0]).read_text(encoding="utf-8")) if config else ""
-    check = LivenessCheck(int(port), int(ranks), key=key, seconds=float(seconds))
+    check = LivenessCheck(int(port), int(ranks), key=key, seconds=float(seconds), alone=ALONE in words)
     try:
         silent = unresponsive_ranks(check, Path(_STATE_DIR, f"deploy-life-{port}.json"))
     finally:

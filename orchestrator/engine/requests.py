@@ -26,14 +26,15 @@ class Api(StrEnum):
         return GENERATE if self is Api.GENERATE else COMPLETIONS
 
 
-def generate_body(prompt: str | Sequence[int], *, tokens: int, rank: int = 0, **more: object) -> Body:
+def generate_body(prompt: str | Sequence[int], *, tokens: int, model: str = "", rank: int = 0, **more: object) -> Body:
     """Return the body that requests exactly `tokens` tokens after a text or token ids, from one data-parallel rank.
 
-    For sglang's own API. Decoding is greedy, unless `more` sets sampling parameters: `temperature=1.0, top_p=0.9`.
+    For sglang's own API, which ignores `model`: a gateway that discovers its servers requires it (smg 1.13.0). Decoding
+    is greedy, unless `more` sets sampling parameters: `temperature=1.0, top_p=0.9`.
     """
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **more}
     key = "text" if isinstance(prompt, str) else "input_ids"
-    return {key: prompt, "sampling_params": sampling, RANK_FIELD: rank}
+    return {key: prompt, "sampling_params": sampling, RANK_FIELD: rank, **({"model": model} if model else {})}
 
 
 def scoring_body(prompts: Sequence[Sequence[int]], *, top: int, tokens: int, start: int = 0, rank: int = 0) -> Body:
@@ -95,7 +96,8 @@ def benchmark_body(
     """
     sampling: Body = {"temperature": temperature, "ignore_eos": True}
     if api is Api.GENERATE:
-        settings = {"sampling_params": {**sampling, "max_new_tokens": tokens}, "stream": True, **more}
+        sampling["max_new_tokens"] = tokens
+        settings = {"model": model, "sampling_params": sampling, "stream": True, **more}
         name = "text" if text else "input_ids"
     else:
         # continuous_usage_stats: every chunk counts the output tokens, as with speculation a chunk may hold several

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.engine.cache_tiers import DEFAULT_RATIO, CacheTiers
+from orchestrator.engine.disaggregation import BOOTSTRAP_PORT
 from orchestrator.engine.flags import FlagValue, flag_words
 from orchestrator.engine.memory import DSA_PAGE, WINDOW_RATIO
 from orchestrator.engine.request_memory import DSV4_PAGE, STATE_RATIO, StateOptions
@@ -25,7 +26,7 @@ _WHOLE_PREFILL: Final = 16384  # default of `max_prefill_tokens`: tokens of a pr
 # Default steps/top-k/draft tokens: 3/1/4 for GLM, DeepSeek and most others (arg_groups/speculative_hook.py:512-542,
 # the same in 0.5.16 and 0.5.23). The 5/4/8 of Llama and Grok is left out, as these have no MTP layer.
 _STEPS: Final = 3
-_PORTS: Final = ("nccl-port", "dist-init-addr", "disaggregation-bootstrap-port")  # a port, or host:port
+_PORTS: Final = ("nccl-port", "dist-init-addr", BOOTSTRAP_PORT)  # a port, or host:port
 _HOST_CACHES: Final = ("enable-hierarchical-cache", "enable-hicache", "enable-hisparse")
 _LARGEST: Final = 2**63
 # Second names of options used in this module; the same in every version that has them.
@@ -105,6 +106,7 @@ class ServingFacts:
     tiers: CacheTiers | None  # behind the KV cache of the device
     binds_memory: bool  # each rank to a NUMA node
     ports: tuple[FixedPort, ...]
+    bootstrap_port: int | None  # at which decode servers find a prefill server
     paths: tuple[str, ...]  # values that may name a repository of the hub
 
     @property
@@ -166,6 +168,7 @@ def serving_facts(
         tiers=_tiers(given),
         binds_memory=given.has("numa-node"),
         ports=tuple(_ports(flags)),
+        bootstrap_port=given.count(BOOTSTRAP_PORT),
         paths=tuple(word for name in flags if name.endswith(("-path", "-paths")) for word in flag_words(flags[name])),
     )
 

@@ -57,7 +57,12 @@ def _objects(server: MonitoredServer, pods: PodTargets, groups: list[dict[str, A
 
     Series are labeled with the name of the server, since the name and address of a pod change with each start.
     """
-    objects = [("PodMonitor", pods.called, _monitor(server, SCRAPED, pods.labels, pods.port, pods.replica))]
+    monitor = _monitor(server, SCRAPED, pods.labels, pods.port, pods.replica)
+    if pods.one_of:
+        monitor["selector"]["matchExpressions"] = [
+            {"key": label, "operator": "In", "values": list(values)} for label, values in pods.one_of.items()
+        ]
+    objects = [("PodMonitor", pods.called, monitor)]
     if pods.gateway is not None:
         gateway = _monitor(server, SCRAPED_GATEWAY, pods.gateway, pods.gateway_port, None)
         objects.append(("PodMonitor", f"{pods.called}--gateway", gateway))
@@ -85,7 +90,7 @@ def _objects(server: MonitoredServer, pods: PodTargets, groups: list[dict[str, A
 
 def _monitor(
     server: MonitoredServer, job: str, labels: Mapping[str, str], port: str, replica: str | None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the spec of a PodMonitor, with the labels of the server; it selects pods of its own namespace only."""
     written, name = ESCAPED
     own = {"server": server.name, "profile": server.plan.profile, "job": job, "instance": server.name}

@@ -52,7 +52,7 @@ def nodes_share_the_ranks(context: "RuleContext") -> Iterator[Problem]:
 
 def runs_on_one_node(context: "RuleContext") -> Iterator[Problem]:
     """Check that the server and its replicas fit on one node, for a runtime that starts them on one node."""
-    if (nodes := _max_nodes(context)) > 1:
+    if (nodes := max_nodes(context)) > 1:
         yield Problem(
             f"the {context.profile.runtime} runtime starts a server on one node, not on {nodes}",
             context.location("layout", "nodes"),
@@ -64,7 +64,7 @@ def runs_on_one_node(context: "RuleContext") -> Iterator[Problem]:
 
 def replicas_run_on_one_node(context: "RuleContext") -> Iterator[Problem]:
     """Check that several servers fit on one node, for a runtime that starts only a single server on several."""
-    if _max_nodes(context) == 1:
+    if max_nodes(context) == 1:
         yield from fits_node(context)
     elif (count := server_count(context.profile)) > 1:
         yield Problem(
@@ -74,7 +74,8 @@ def replicas_run_on_one_node(context: "RuleContext") -> Iterator[Problem]:
         )
 
 
-def _max_nodes(context: "RuleContext") -> int:
+def max_nodes(context: "RuleContext") -> int:
+    """Return the nodes of a server, with roles of the one that has most."""
     return max(each.layout.nodes.value for each in (context.profile, *role_profiles(context.profile).values()))
 
 
@@ -91,16 +92,6 @@ def fits_node(context: "RuleContext") -> Iterator[Problem]:
             f"{shares or f'{count} replicas of {gpus}'} GPUs need {used} GPUs; the node has {profile.hardware.gpus}",
             context.location("layout" if roles else "replicas"),
             "lower `replicas`, or `layout.tp`",
-        )
-
-
-def servers_are_equal(context: "RuleContext") -> Iterator[Problem]:
-    """Refuse prefill and decode apart, for a runtime that starts equal servers only."""
-    if role_profiles(context.profile):
-        yield Problem(
-            f"the {context.profile.runtime} runtime does not start prefill and decode apart",
-            context.location("layout"),
-            "`--set runtime=docker` or `--set runtime=process`, on one node",
         )
 
 

@@ -188,6 +188,7 @@ class PodTargets:
 
     namespace: str
     labels: Mapping[str, str]
+    one_of: Mapping[str, Sequence[str]]  # values that a pod may have of further labels
     port: str  # the name of the port in the pod
     called: str  # the name of the Kubernetes objects
     replica: str | None  # Prometheus's label of a discovered pod that distinguishes replicas

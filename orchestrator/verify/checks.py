@@ -262,7 +262,7 @@ def overlong_prompt_rejected(client: SmokeClient) -> CheckOutcome:
     if not client.target.context_length:
         raise NotOfferedError(f"{client.engine} reports no context length")
     prompt = client.fresh_ids(client.target.context_length + 1)
-    own = {endpoints.GENERATE: generate_body(prompt, tokens=1)}
+    own = {endpoints.GENERATE: generate_body(prompt, tokens=1, model=client.target.served_name)}
     bodies: dict[str, Body] = {
         **(own if client.is_sglang else {}),
         endpoints.COMPLETIONS: completion_body(client.target.served_name, prompt, tokens=1),

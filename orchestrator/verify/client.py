@@ -68,7 +68,7 @@ class SmokeClient:
         Raises NotOfferedError if the engine returns no token ids.
         """
         if self.is_sglang:
-            body = generate_body(prompt, tokens=tokens, rank=rank, **more)
+            body = generate_body(prompt, tokens=tokens, model=self.target.served_name, rank=rank, **more)
             return read_generated(self.server.post(endpoints.GENERATE, body))
         if (returns_ids := foreign.RETURNS_IDS.get(self.target.engine)) is None:
             raise NotOfferedError(f"{self.engine} has no `{endpoints.GENERATE}` and returns no token ids")

@@ -12,8 +12,8 @@ from typing import Final
 from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, Timeouts
-from orchestrator.engine.disaggregation import TRANSFERS, fake_bootstrap, transfer_fault
-from orchestrator.engine.liveness import samples
+from orchestrator.engine.disaggregation import TRANSFERS, transfer_fault
+from orchestrator.engine.liveness import FAKE_BOOTSTRAP, samples
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.requests import generate_body
 from orchestrator.engine.responses import read_generated
@@ -32,6 +32,7 @@ class Pair:
     """A gateway and the servers of both roles behind it. `logs` has those of each server; None without logs."""
 
     gateway: str
+    model: str  # served name
     prefill: Sequence[str]
     decode: Sequence[str]
     key: Secret | None
@@ -52,18 +53,18 @@ def pair_checks(pair: Pair) -> Iterator[CheckResult]:
         router = stack.enter_context(EngineClient(pair.gateway, key=pair.key, limits=_LIMITS))
         prefill = [stack.enter_context(EngineClient(url, key=pair.key, limits=_LIMITS)) for url in pair.prefill]
         checks: tuple[tuple[str, Callable[[], CheckOutcome]], ...] = (
-            ("KV cache transferred", lambda: _transferred(router, prefill)),
-            ("answer of one server", lambda: _undivided(router, prefill[0], on_gpu=pair.on_gpu)),
+            ("KV cache transferred", lambda: _transferred(router, prefill, pair.model)),
+            ("answer of one server", lambda: _undivided(router, prefill[0], pair)),
             ("network", lambda: _network(pair)),
         )
         for name, check in checks:
             yield carry_out(f"pair: {name}", check)
 
 
-def _transferred(router: EngineClient, prefill: Sequence[EngineClient]) -> CheckOutcome:
+def _transferred(router: EngineClient, prefill: Sequence[EngineClient], model: str) -> CheckOutcome:
     """The decode server computes the prompt itself, or nothing arrives: only the counters of transfers tell."""
     before = _transfers(prefill)
-    read_generated(router.post(endpoints.GENERATE, generate_body(PROMPT, tokens=2)))
+    read_generated(router.post(endpoints.GENERATE, generate_body(PROMPT, tokens=2, model=model)))
     end = time.monotonic() + _WITHIN
     while (after := _transfers(prefill)) is not None and after <= (before or 0) and time.monotonic() < end:
         time.sleep(0.2)
@@ -79,25 +80,26 @@ def _transfers(prefill: Sequence[EngineClient]) -> float | None:
     return sum(counts) if counts else None
 
 
-def _undivided(router: EngineClient, prefill: EngineClient, *, on_gpu: bool) -> CheckOutcome:
+def _undivided(router: EngineClient, prefill: EngineClient, pair: Pair) -> CheckOutcome:
     """The KV cache arrives damaged: a prefill server that reads the whole text itself would go on otherwise.
 
     It is asked for one token after the prompt and each beginning of the pair's answer.
     """
     prompt = list(range(100, 137))
-    answer = read_generated(router.post(endpoints.GENERATE, generate_body(prompt, tokens=_TOKENS))).ids
+    body = generate_body(prompt, tokens=_TOKENS, model=pair.model)
+    answer = read_generated(router.post(endpoints.GENERATE, body)).ids
     own = [_alone(prefill, [*prompt, *answer[:count]], 1)[:1] for count in range(len(answer))]
     wrong = sum((token,) != alone for token, alone in zip(answer, own, strict=True))
     if len(answer) != _TOKENS:
         return failed(f"{len(answer)} tokens instead of {_TOKENS}")
     if wrong == 0:
         return passed(f"the same {_TOKENS} tokens as one server that does both")
-    conclude = warning if on_gpu and wrong <= _TIES * _TOKENS else failed
+    conclude = warning if pair.on_gpu and wrong <= _TIES * _TOKENS else failed
     return conclude(f"{wrong} of {_TOKENS} tokens differ from those of one server that does both")
 
 
 def _alone(server: EngineClient, prompt: str | list[int], tokens: int) -> tuple[int, ...]:
-    body = {**generate_body(prompt, tokens=tokens), **fake_bootstrap()}
+    body = {**generate_body(prompt, tokens=tokens), **FAKE_BOOTSTRAP}
     return read_generated(server.post(endpoints.GENERATE, body)).ids
 
 

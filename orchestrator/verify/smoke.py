@@ -66,7 +66,8 @@ def _sample_once(client: SmokeClient, shown: Progress, *, clock: Callable[[], fl
     Meanwhile a server fails its health checks. A gateway then answers 503, and for some seconds after the kernels are
     there: the request is repeated until it is answered at once. The checks find every other fault.
     """
-    body = generate_body(client.fresh_ids(37), tokens=2, rank=0, temperature=1.0, top_p=0.95, top_k=50)
+    model = client.target.served_name
+    body = generate_body(client.fresh_ids(37), tokens=2, model=model, temperature=1.0, top_p=0.95, top_k=50)
 
     def is_compiled() -> bool:
         began = clock()

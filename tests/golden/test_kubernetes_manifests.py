@@ -16,7 +16,7 @@ from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import data_root
-from orchestrator.engine import drain, liveness
+from orchestrator.engine import drain, first_sample, liveness
 from orchestrator.planner.planning import load, profile_names
 
 FOLDER = Path(__file__).parent / "kubernetes"
@@ -27,7 +27,8 @@ FIT = [name for name, plan in SHIPPED.items() if plan.engine.image and not overl
 
 
 # In a ConfigMap of each case.
-PROGRAMS = (data_root() / "images" / "check_server_args.py", Path(liveness.__file__), Path(drain.__file__))
+CARRIED = (liveness, drain, first_sample)
+PROGRAMS = (data_root() / "images" / "check_server_args.py", *(Path(each.__file__) for each in CARRIED))
 DIFFERENCES = {"b200-tp8": "mi355x-tp4dp2"}  # a case, and the one that it is compared with
 
 

@@ -86,10 +86,10 @@ def api_within_reach(engine: ClusterEngine) -> Iterator[None]:
         yield
 
 
-def up_words(node: OwnNode, image: str, port: int) -> tuple[str, ...]:
+def up_words(node: OwnNode, image: str, port: int, profile: str = "cpu-tiny") -> tuple[str, ...]:
     (node.folder / "checkpoints/tiny").mkdir(parents=True, exist_ok=True)
     settings = (
-        "replicas=2",
+        *(["replicas=2"] if profile == "cpu-tiny" else []),
         f"server.port={port}",
         "kubernetes.image_pull_policy=Never",
         "kubernetes.cpu=0.1",
@@ -101,7 +101,7 @@ def up_words(node: OwnNode, image: str, port: int) -> tuple[str, ...]:
         "restart_policy.unhealthy_after=12",
     )
     sets = [word for setting in settings for word in ("--set", setting)]
-    return ("up", "cpu-tiny", "--name", NAME, "--runtime", "kubernetes", "--image", image, *sets)
+    return ("up", profile, "--name", NAME, "--runtime", "kubernetes", "--image", image, *sets)
 
 
 def pods(cluster: OwnCluster, *parts: str) -> list[Mapping[str, Any]]:
@@ -228,6 +228,38 @@ def test_the_gateway_finds_its_servers_and_they_come_back_to_it(
     assert down.returncode == 0, down.stderr
     assert not cluster.get(KINDS, "--selector", f"deploy.name={NAME}")
     assert KEY not in "".join(path.read_text() for path in deploy.home.runs.rglob("*") if path.is_file())
+
+
+def test_the_gateway_finds_the_servers_of_each_role_and_those_that_come_later(
+    deploy: CommandLine, image: str, cluster_engine: ClusterEngine
+) -> None:
+    """Two servers read prompts, one generates; the cluster replaces one of each."""
+    cluster, names = cluster_engine.cluster, ("prefill-1", "prefill-2", "decode-1")
+    words = up_words(cluster_engine.node, image, free_port(), "cpu-tiny-1p1d")
+    done = deploy.run(*words, "--set", "layout.prefill.replicas=2", "--json")
+    assert done.returncode == 0, done.stderr
+    verdicts = {check["name"]: check["verdict"] for check in json.loads(done.stdout)["smoke"]["checks"]}
+    for name in ("pair: KV cache transferred", "pair: answer of one server", "gateway: replicas registered"):
+        assert verdicts[name] == "passed"
+    assert "is already up" in deploy.run(*words, "--set", "layout.prefill.replicas=2").stderr
+    (whole,) = json.loads(deploy.run("status", NAME, "--json").stdout)
+    assert [each["name"] for each in whole["replicas"]] == [f"{NAME}/{name}" for name in names]
+
+    before = {pod["metadata"]["name"] for pod in pods(cluster, *names)}
+    for name in ("decode-1", "prefill-2"):
+        (pod,) = pods(cluster, name)
+        cluster.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=1")
+    wait_for(lambda: before.isdisjoint(pod["metadata"]["name"] for pod in pods(cluster, "decode-1", "prefill-2")))
+    wait_for(lambda: deploy.run("status", NAME).returncode == 0)
+    again = deploy.run(*words, "--set", "layout.prefill.replicas=2", "--replace")
+    assert again.returncode == 0, again.stderr
+    assert all(f"started {name} 1 of" in again.stderr for name in ("prefill", "decode"))
+    other = deploy.run(*words, "--replace")
+    assert "prefill and decode servers of two plans do not understand each other" in other.stderr
+
+    down = deploy.run("down", NAME)
+    assert down.returncode == 0, down.stderr
+    assert not cluster.get(KINDS, "--selector", f"deploy.name={NAME}")
 
 
 def test_a_pod_is_not_ready_before_it_has_answered_a_sampled_request(

@@ -23,7 +23,8 @@ Json = dict[str, Any]
 Way = str  # how a request for log-probabilities looks: alone, again, batch, cached
 
 VERSION = "0.5.14"
-OPEN_TO_ALL = {"/health", "/metrics"}
+OPEN_TO_ALL = {"/health", "/health_generate", "/metrics"}
+GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
 _COLD = 0.1  # a temperature at which the likeliest token is taken
 _KEPT = 20  # prompts in the prefix cache
 _POOL = 65536  # tokens in it
@@ -63,6 +64,7 @@ class EngineApi:
     page: object = 1  # tokens of a page of the cache
     dp: int = 1
     key: str = ""
+    role: str = ""  # "prefill" or "decode", where they are apart
     dtype: str = "auto"
     speculative_algorithm: str | None = None
     accept_length: float | None = None  # 1.0: no draft is accepted; None: no speculation
@@ -128,6 +130,7 @@ class EngineApi:
         self._kept: dict[str, list[tuple[int, list[int]]]] = {tier: [] for tier in self.keeps}
         self._sources: dict[str, int] = {}  # of the cached tokens of the last request
         self._greedy_answers = self._rolled = 0
+        self.transfers = 0  # of a KV cache to a decode server
         self.open = self.aborts = 0  # requests for tokens that are not answered yet; calls that abort all of them
         self.counts = dict.fromkeys(("prompt_tokens", "generation_tokens", "cached_tokens", "num_requests"), 0)
         self.scored: set[tuple[int, ...]] = set()  # prompts of which log-probabilities were asked
@@ -144,13 +147,23 @@ class EngineApi:
         if path not in _ROUTES:
             return Answer(404, [{"detail": "Not Found"}])
         try:
-            return _ROUTES[path](self, json.loads(content) if content else {})
+            body = json.loads(content) if content else {}
+            self._require_the_other_role(path, body)
+            return _ROUTES[path](self, body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             overlong = isinstance(error, OverLongError)
             self.alive = self.dies_of != ("over-long" if overlong else "malformed")
             message = f"{type(error).__name__}: {error}{self.echo}"
             status = self.overlong_status if overlong else self.malformed_status
             return Answer(status, [{"object": "error", "message": message, "code": status}])
+
+    def _require_the_other_role(self, path: str, body: Json) -> None:
+        """A prefill or decode server answers what names both; a health check names nobody."""
+        if not self.role or path not in GENERATING:
+            return
+        if "bootstrap_room" not in body:
+            raise ValueError("Disaggregated request received without bootstrap room id")
+        self.transfers += self.role == "prefill" and body["bootstrap_host"] != "2.2.2.2"
 
     def _health(self, _: Json) -> Answer:
         self._generated([1], 1, dice=False)
@@ -169,6 +182,8 @@ class EngineApi:
         held = self.counts["num_requests"] * self.keeps_tokens
         lines += [f"sglang:num_used_tokens{labels} {held}.0", f"sglang:max_total_num_tokens{labels} {_POOL}.0"]
         lines += [f"sglang:fwd_occupancy{labels} NaN"]
+        if self.role == "prefill":
+            lines += [f"sglang:kv_transfer_latency_ms_count{labels} {self.transfers}.0"]
         for mode, name in (("prefill_compute", "prompt_tokens"), ("decode", "generation_tokens")):
             of_mode = labels.replace("}", f',mode="{mode}"}}')
             lines += [f"sglang:realtime_tokens_total{of_mode} {float(self.counts[name])}"]
@@ -213,6 +228,7 @@ class EngineApi:
     def _server_info(self, _: Json) -> Answer:
         info = {"version": VERSION, "page_size": self.page, "dp_size": self.dp, "api_key": self.key}
         info |= {"max_total_num_tokens": _POOL, "max_req_input_len": self.context - 6}
+        info |= {"disaggregation_mode": self.role or "null"}
         info |= {"enable_cache_report": True, "dtype": self.dtype, "speculative_algorithm": self.speculative_algorithm}
         return Answer(200, [info])
 
@@ -384,8 +400,13 @@ class EngineApi:
             return ids, cached
 
     def _ids(self, prompt: list[int], count: int, *, dice: bool) -> list[int]:
-        """So many ids, the same in every run."""
+        """So many ids, the same in every run; of a role, each follows from those before it, whoever read them."""
         self._rolled += dice
+        if self.role and not dice:
+            made: list[int] = []
+            for _ in range(count):
+                made.append(random.Random(str([*prompt, *made])).randrange(100, 200))
+            return made
         source = random.Random(f"{prompt}, roll {self._rolled}" if dice else str(prompt))
         return source.choices(range(100, 200), k=count)
 
@@ -464,7 +485,7 @@ def _words(ids: Sequence[int]) -> list[str]:
 
 
 _ROUTES: Mapping[str, Callable[[EngineApi, Json], Answer]] = {
-    "/health": EngineApi._health,
+    **dict.fromkeys(("/health", "/health_generate"), EngineApi._health),
     "/metrics": EngineApi._metrics,
     "/get_load": EngineApi._load,
     "/abort_request": EngineApi._abort,

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import quote
 
-from engine_api import Answer, EngineApi
+from engine_api import GENERATING, Answer, EngineApi
 
 UNHEALTHY = os.environ.get("SCRIPTED_UNHEALTHY", "")
-GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
 ENCODINGS: dict[str, Callable[[str], str]] = {
     "plain": str,
     "base64": lambda key: base64.b64encode(key.encode()).decode(),
@@ -207,6 +206,7 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
         model=options["served-model-name"],
         model_path=options["model-path"],
         key=key,
+        role=options.get("disaggregation-mode", ""),
         echo=echo,
         refuses_to_generate=bool(environ.get("SCRIPTED_REFUSE")),
         wait_for_detokenizer=lambda: wait_while_stopped(children[-1]),

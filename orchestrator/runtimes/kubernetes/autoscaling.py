@@ -69,7 +69,10 @@ def autoscaling_problems(context: "RuleContext") -> Iterator[Problem]:
     if section is None:
         return
     location = context.location("kubernetes", "autoscaling")
-    if profile.replicas == 1 or profile.layout.nodes.value > 1:
+    if profile.layout.prefill or profile.layout.decode:
+        hint = "`--set kubernetes.autoscaling=null`; `layout.prefill.replicas` and `layout.decode.replicas` are fixed"
+        yield Problem("autoscaling needs equal replicas; prefill and decode are apart", location, hint)
+    elif profile.replicas == 1 or profile.layout.nodes.value > 1:
         hint = "`--set replicas=2`; the autoscaler replaces the number"
         yield Problem("autoscaling needs replicas of one node behind a gateway", location, hint)
     if section.floor > section.max:

@@ -1,6 +1,7 @@
 """Preflight checks of a cluster without a survey of its nodes: kubectl, permissions, nodes, claims, Secrets."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from orchestrator.core.errors import HostError
@@ -22,7 +23,7 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
     try:
         version = cluster.json("get", "--raw", "/version").get("gitVersion", "")
         yield info("cluster", str(version), "a cluster that responds")
-        if plan.layout.nodes > 1:
+        if any(each.layout.nodes > 1 for each in replica_plans(plan)):
             yield _leader_worker_set(cluster, plan)
         yield from _rights(cluster, plan)
         yield from _nodes(cluster, plan)
@@ -74,15 +75,28 @@ def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
         nodes = cluster.json("get", "nodes", *(["--selector", selector] if selector else []))["items"]
     except HostError:  # without the permission to list nodes
         return
-    resource, count = gpus_asked(replica_plans(plan)[0])
+    asked = Counter(gpus_asked(each) for each in replica_plans(plan) for _ in range(each.layout.nodes))
+    resource, most = max(asked)
     free = [int(node["status"].get("allocatable", {}).get(resource, 0)) for node in nodes]
-    fitting = [gpus for gpus in free if gpus >= count]
-    needed = f"{count} {resource} on one node" if count else "a node"
-    needed += f", {plan.replicas} times" if plan.replicas > 1 else ""
-    found = f"{len(fitting)} of {len(nodes)} nodes" + (f" with `{selector}`" if selector else "")
-    enough = bool(fitting) and (not count or sum(gpus // count for gpus in fitting) >= plan.replicas)
+    fitting = sum(gpus >= most for gpus in free)
+    needed = " and ".join(
+        (f"{count} {resource} on one node" if count else "a node") + (f", {times} times" if times > 1 else "")
+        for (_, count), times in asked.items()
+    )
+    found = f"{fitting} of {len(nodes)} nodes" + (f" with `{selector}`" if selector else "")
+    enough = fitting > 0 and _all_fit(free, sorted((count for _, count in asked.elements()), reverse=True))
     hint = f"{cluster.shown('describe', 'nodes')} shows their device plugin, labels and taints"
     yield info_if(enough, warn, "nodes", found, needed, hint)
+
+
+def _all_fit(free: list[int], counts: Iterable[int]) -> bool:
+    """Return whether nodes with so many free GPUs hold the pods, the largest first, each on the fullest that fits."""
+    left = list(free)
+    for count in counts:
+        if (room := min((gpus for gpus in left if gpus >= count), default=None)) is None:
+            return False
+        left[left.index(room)] -= count
+    return True
 
 
 def _there(cluster: Cluster, kind: str, name: str) -> Finding:

@@ -10,6 +10,7 @@ from orchestrator.core.text import printable
 from orchestrator.core.yaml_document import dump_yaml
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import replica_plans
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.render.scripts import text_file
@@ -66,7 +67,7 @@ def image_problems(cluster: KubernetesSection, image: str | None) -> Iterator[Pr
 def _head(plan: Plan, name: str) -> Iterator[str]:
     yield f"{plan.profile}: {plan.description}"
     yield "`kubectl apply --server-side -f kubernetes.yaml` starts it"
-    if plan.layout.nodes > 1:
+    if any(each.layout.nodes > 1 for each in replica_plans(plan)):
         yield f"the cluster needs LeaderWorkerSet 0.6 or newer ({LWS_SITE})"
     yield from autoscaling_notes(plan)
     level, why = required_level(plan)

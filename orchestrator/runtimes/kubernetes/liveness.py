@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from orchestrator.engine import drain, first_sample, liveness
 from orchestrator.plan.plan import Plan
+from orchestrator.plan.units import Role
 from orchestrator.runtimes.kubernetes.startup import startup_limit
 
 FOLDER: Final = "/run/deploy"
@@ -41,7 +42,8 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     """
     between = _between(plan)
     seconds = max(between * 2 // 3, 1)
-    asked = (str(plan.server.port), str(plan.layout.dp), str(seconds), *config_words[1:])
+    port, ranks, *alone = _asked(plan)
+    asked = (port, ranks, str(seconds), *alone, *config_words[1:])
     return {
         "exec": {"command": [*_PYTHON, f"{FOLDER}/{_PROGRAM}", *asked]},
         "timeoutSeconds": max(between * 5 // 6, 1),
@@ -55,7 +57,7 @@ def startup_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
 
     Its failures limit only the time until the server is healthy: it does not fail during the requests.
     """
-    asked = (str(plan.server.port), str(plan.layout.dp), *config_words[1:])
+    asked = (*_asked(plan), *config_words[1:])
     return {
         "exec": {"command": [*_PYTHON, f"{FOLDER}/{_FIRST_SAMPLE}", *asked]},
         "timeoutSeconds": first_sample.HEALTH_LIMIT + first_sample.SAMPLE_LIMIT + _STARTUP_PERIOD,
@@ -74,6 +76,12 @@ def programs() -> dict[str, str]:
     """Return the programs for the ConfigMap mounted at `FOLDER`."""
     sources = {_PROGRAM: liveness, _DRAIN: drain, _FIRST_SAMPLE: first_sample}
     return {name: inspect.getsource(module) for name, module in sources.items()}
+
+
+def _asked(plan: Plan) -> tuple[str, ...]:
+    """Return the port and the ranks of a server; of a prefill or decode server, one rank answers for all."""
+    port = str(plan.server.port)
+    return (port, str(plan.layout.dp)) if plan.role is Role.SERVER else (port, "1", liveness.ALONE)
 
 
 def _between(plan: Plan) -> int:

@@ -17,6 +17,7 @@ from orchestrator.engine.launch import HEAD_ADDRESS, HOST_ADDRESS, NODE_RANK
 from orchestrator.plan.host_needs import host_needs, mebibytes
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
+from orchestrator.plan.units import Role
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, Command, gateway_command
 from orchestrator.runtimes.kubernetes.arguments import argument_command, argument_files
@@ -42,7 +43,7 @@ from orchestrator.runtimes.kubernetes.record import (
     pairs,
     selected,
 )
-from orchestrator.runtimes.kubernetes.security import HOME, PodSecurity, level_of, pod_security
+from orchestrator.runtimes.kubernetes.security import HOME, PodSecurity, level_of, pod_security, uses_host_network
 from orchestrator.runtimes.kubernetes.startup import GATEWAY_LIMIT, progress_limit
 from orchestrator.runtimes.labels import GATEWAY, NAME
 
@@ -81,9 +82,12 @@ def _quoted(value: object) -> str:
 def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
     """Return the template values that all units have."""
     cluster, nodes = cluster_of(plan), 1 if part == GATEWAY else plan.layout.nodes
+    of_role, bootstrap = plan.role is not Role.SERVER, plan.serving.bootstrap_port
+    ports = gateway.pod_annotations(plan.server.port, bootstrap) if of_role else {}
     behind = part not in {"", GATEWAY}  # only the gateway may reach a replica
     beyond = cluster.service_type != "ClusterIP"  # clients outside the cluster have no labels
-    clients = selected(name, GATEWAY) if behind else None if beyond else pairs(cluster.allowed_clients)
+    own = selected(name, "" if of_role else GATEWAY)  # the KV cache crosses at ports that sglang chooses
+    clients = own if behind else None if beyond else pairs(cluster.allowed_clients)
     is_open = not part and beyond  # every client may connect, so scrapers need no rule of their own
     return {
         "gateway": part == GATEWAY,
@@ -92,11 +96,16 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
         "cluster": cluster,
         "labels": labels(name, part),
         "annotations": annotations(plan, name, cluster.namespace, part),
+        "of_pod": annotations(plan, name, cluster.namespace, part) | ports,
         "selected": selected(name, part),
         "nodes": nodes,
         "serving": selected(name, part) | ({_WORKER: "0"} if nodes > 1 else {}),
-        "apart": selected(name) | ({ROLE: REPLICA} if behind else {}),
+        "host_network": part != GATEWAY and uses_host_network(plan),
+        # Equal servers have the same port, those of roles have their own.
+        "apart": selected(name, part) if of_role else selected(name) | ({ROLE: REPLICA} if behind else {}),
         "clients": clients,
+        "of_role": of_role,
+        "bootstrap_port": bootstrap,
         "scrapers": pairs(cluster.allowed_scrapers) if cluster.allowed_scrapers and not is_open else None,
         "metrics_port": plan.gateway.metrics_port if plan.gateway else plan.server.port,
         "service_type": "ClusterIP" if behind else cluster.service_type,
@@ -119,13 +128,18 @@ def command_of_gateway(plan: Plan, name: str) -> Command:
     Each replica is a Deployment with one pod, not one of several pods of a Deployment: each is started and verified
     separately.
     """
-    cluster, port = cluster_of(plan), replica_plans(plan)[0].server.port
+    cluster, servers = cluster_of(plan), replica_plans(plan)
+    labels = {}
+    for each in servers:
+        role = "" if each.role is Role.SERVER else each.role.value
+        leader = {_WORKER: "0"} if each.layout.nodes > 1 else {}
+        labels[role] = {NAME: name, ROLE: role or REPLICA, **leader}
     return gateway_command(
         plan,
         in_image=True,
         host=ANY_ADDRESS,
         metrics_host=ANY_ADDRESS if cluster.allowed_scrapers else LOOPBACK,
-        pods=gateway.PodDiscovery(namespace=cluster.namespace, labels={NAME: name, ROLE: REPLICA}, port=port),
+        pods=gateway.PodDiscovery(namespace=cluster.namespace, labels=labels, port=servers[0].server.port),
     )
 
 
@@ -151,7 +165,7 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
     mounts = {"models": models_at, **_home_mount(security)}
     if needs.shm_bytes is not None or needs.ipc is not None:
         mounts["shm"] = "/dev/shm"  # noqa: S108 - the pod's
-    if plan.layout.nodes > 1 and plan.gpus:
+    if uses_host_network(plan) and plan.gpus:
         mounts["infiniband"] = "/dev/infiniband"
     claim = None if directory else cluster.weights.pvc
     missing = f"claim `{claim}` has no `{plan.model.name}`; {how_to_fill(plan)}" if claim else ""
@@ -181,7 +195,8 @@ def _command(plan: Plan, command: Command, security: PodSecurity) -> dict[str, o
     for known, variable in _OF_GROUP.items():
         words = [word.replace(_literal(known), variable) for word in words]
     listed: list[Manifest] = [{"name": variable, "value": _literal(env[variable])} for variable in sorted(env)]
-    if plan.layout.nodes > 1 and HOST_ADDRESS not in env:
+    others = plan.layout.nodes > 1 or plan.role is not Role.SERVER  # reach it at its address
+    if others and HOST_ADDRESS not in env:
         listed += [{"name": HOST_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     return {"security": security, "args": words, "env": listed}
 

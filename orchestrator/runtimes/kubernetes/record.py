@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orchestrator.plan.plan import Plan
+from orchestrator.plan.units import Role
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.labels import GATEWAY, NAME, PART, record_of
-from orchestrator.runtimes.replicas import replica_number
+from orchestrator.runtimes.replicas import in_order, role_of
 
 ROLE: Final = "deploy.role"
-REPLICA: Final = "replica"  # the role of all units but the gateway
+REPLICA: Final = "replica"  # the role of equal servers behind a gateway
 OURS: Final = "app.kubernetes.io/managed-by=deploy"
 _MANAGER: Final = "app.kubernetes.io/managed-by"
 # A DNS label has at most 63 characters, and a replica adds its part.
@@ -54,13 +55,18 @@ def deployment_name(name: str, part: str = "") -> str:
     """
     if part == GATEWAY:
         return f"{object_name(name)}--{GATEWAY}"
-    return object_name(name) if replica_number(part) == 1 else object_name(name, part)
+    is_first = in_order(part) == (False, 1)  # of replicas, or of prefill before decode
+    return object_name(name) if is_first else object_name(name, part)
 
 
 def labels(name: str, part: str = "") -> dict[str, str]:
     """Return the labels of every object of a server or of a replica."""
-    role = GATEWAY if part == GATEWAY else REPLICA
-    return {NAME: name, _MANAGER: "deploy"} | ({PART: part, ROLE: role} if part else {})
+    return {NAME: name, _MANAGER: "deploy"} | ({PART: part, ROLE: role_label(part)} if part else {})
+
+
+def role_label(part: str) -> str:
+    """Return the role in the labels of the gateway, a replica, or a prefill or decode server."""
+    return GATEWAY if part == GATEWAY else REPLICA if role_of(part) is Role.SERVER else role_of(part).value
 
 
 def selected(name: str, part: str = "") -> dict[str, str]:

@@ -45,17 +45,17 @@ from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
 from orchestrator.runtimes.kubernetes.port_forward import Forward
 from orchestrator.runtimes.kubernetes.record import (
     OURS,
-    REPLICA,
     ROLE,
     ReplicaRef,
     deployment_name,
     object_name,
     replica_of,
+    role_label,
     selector,
 )
 from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, server_state
 from orchestrator.runtimes.labels import GATEWAY, NAME, PLAN, PROFILE, RUN_DIR, STARTER, URL, is_record
-from orchestrator.runtimes.replicas import replica_name, replica_number
+from orchestrator.runtimes.replicas import replica_name, replica_number, role_of
 from orchestrator.runtimes.saved_logs import kept_log
 
 _APPEARS: Final = 10.0  # seconds for the pod of a new Deployment to appear
@@ -137,7 +137,7 @@ class KubernetesRuntime(Runtime):
         units = [unit for each in found if not isinstance(each, HostError) for unit in each]
         if name is not None:
             units = [self._reached(unit) for unit in units]
-        units.sort(key=lambda unit: (unit.name, unit.role is not Role.GATEWAY, unit.number))
+        units.sort(key=lambda unit: (unit.name, unit.role is not Role.GATEWAY, unit.role is Role.DECODE, unit.number))
         if silent := [each for each in found if isinstance(each, HostError)]:
             said = "; ".join(dict.fromkeys(error.message for error in silent))
             raise PartialResultError(said, found=tuple(units), hint=silent[0].hint, details=silent[0].details)
@@ -202,7 +202,7 @@ class KubernetesRuntime(Runtime):
         """
         seat = self._seats[unit.runtime_id]
         asked = ("pods", "--selector", selector(unit.name, seat.part))
-        label = f"{ROLE}={REPLICA}" if routable else f"{ROLE}-"
+        label = f"{ROLE}={role_label(seat.part)}" if routable else f"{ROLE}-"
 
         def labeled() -> bool:  # a new Deployment has no pod yet, and a pod may be replaced meanwhile
             done = seat.cluster.ask("label", *asked, label, "--overwrite")
@@ -220,7 +220,7 @@ class KubernetesRuntime(Runtime):
 
     def is_routable(self, unit: Unit) -> bool:
         view = self._look(unit)[1]
-        return view is not None and view.pod["metadata"]["labels"].get(ROLE) == REPLICA
+        return view is not None and ROLE in view.pod["metadata"]["labels"]
 
     def is_ready(self, unit: Unit) -> bool:
         return (view := self._look(unit)[1]) is not None and view.ready
@@ -311,7 +311,7 @@ class KubernetesRuntime(Runtime):
             url=self._forwards[identity].url if identity in self._forwards else said[URL],
             run_dir=said.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
             runtime_id=identity,
-            role=Role.GATEWAY if seat.part == GATEWAY else Role.SERVER,
+            role=Role.GATEWAY if seat.part == GATEWAY else role_of(seat.part),
             number=replica_number(seat.part) or 1,
             service_url=said[URL],
             forward_command=quote(cluster.argv("port-forward", f"service/{object_name(name, seat.part)}", port)),

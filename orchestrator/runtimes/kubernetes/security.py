@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from orchestrator.plan.networks import transfer_uses_rdma
 from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.units import Role
 from orchestrator.runtimes.kubernetes.pod import cluster_of, node_checkpoint
 
 LEVELS: Final = ("privileged", "baseline", "restricted")
@@ -32,9 +35,14 @@ class PodSecurity:
         return 0o444 if self.env else 0o400
 
 
+def uses_host_network(plan: Plan) -> bool:
+    """Return whether a server is in the network of its nodes: its ranks are on several, or its KV cache uses RDMA."""
+    return plan.layout.nodes > 1 or (plan.role is not Role.SERVER and transfer_uses_rdma(plan))
+
+
 def level_of(plan: Plan) -> str:
     """Return the Pod Security Standard of a plan's containers."""
-    if plan.layout.nodes > 1 and plan.gpus:
+    if uses_host_network(plan) and plan.gpus:
         return "privileged"
     return cluster_of(plan).pod_security or ("baseline" if plan.hardware.vendor == "amd" else "restricted")
 
@@ -42,8 +50,9 @@ def level_of(plan: Plan) -> str:
 def required_level(plan: Plan) -> tuple[str, str]:
     """Return the level that the namespace has to admit, and why."""
     level = level_of(plan)
-    if plan.layout.nodes > 1:
-        return "privileged", "the network of the node, and with GPUs /dev/infiniband: the ranks are on several nodes"
+    if any(map(uses_host_network, replica_plans(plan))):
+        why = "the KV cache crosses by RDMA" if plan.roles else "the ranks are on several nodes"
+        return "privileged", f"the network of the node, and with GPUs /dev/infiniband: {why}"
     if level != "privileged" and (node_checkpoint(plan) or cluster_of(plan).weights.host_path):
         return "privileged", f"the checkpoint is in a directory of the node (hostPath); with a claim it is {level}"
     reasons = {
@@ -63,7 +72,7 @@ def pod_security(plan: Plan, level: str) -> PodSecurity:
     if level == "privileged":
         if "seccomp=unconfined" in needs.security_opt:
             pod["seccompProfile"] = {"type": "Unconfined"}
-        if plan.layout.nodes > 1:  # a device of a hostPath is open to no other container
+        if uses_host_network(plan):  # a device of a hostPath is open to no other container
             return PodSecurity(pod=pod, container={"privileged": True}, env={})
         return PodSecurity(pod=pod, container={"capabilities": {"add": needs.cap_add}} if needs.cap_add else {}, env={})
     if level == "baseline":

@@ -7,8 +7,9 @@ from typing import Final
 from orchestrator.core.errors import Problem
 from orchestrator.plan.build import RuntimeSettings
 from orchestrator.plan.patches import profile_patches
-from orchestrator.plan.placement import joins_no_gateway, servers_are_equal
+from orchestrator.plan.placement import joins_no_gateway
 from orchestrator.plan.plan import Gateway, Plan
+from orchestrator.plan.roles import role_profiles
 from orchestrator.plan.rules import KEY_HINT, RuleContext
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, render_units, server_command
@@ -48,12 +49,22 @@ def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
             context.location("kubernetes", "service_type"),
             KEY_HINT,
         )
-    elif context.profile.layout.nodes.value > 1 and server.api_key_env is None and not server.allow_unauthenticated:
-        yield Problem(
-            "a server on several nodes is open to the network of the nodes and has no API key",
-            context.location("layout", "nodes"),
-            KEY_HINT,
-        )
+    elif server.api_key_env is None and not server.allow_unauthenticated:
+        if section := _ranks_on_nodes(context.profile):
+            what, key = "a server on several nodes", section.split(".")
+        elif (transfer := context.profile.layout.transfer) is not None and transfer.network != "tcp":
+            what, key = "a server that sends its KV cache by RDMA", ["layout", "transfer"]
+        else:
+            return
+        problem = f"{what} is open to the network of the nodes and has no API key"
+        yield Problem(problem, context.location(*key), KEY_HINT)
+
+
+def _ranks_on_nodes(profile: Profile) -> str:
+    """Return the key that spreads a server over several nodes; "" if none does."""
+    roles = role_profiles(profile)
+    spread = [f"layout.{name}.nodes" for name, each in roles.items() if each.layout.nodes.value > 1]
+    return next(iter(spread), "") if roles else "layout.nodes" * (profile.layout.nodes.value > 1)
 
 
 def user_can_open_the_gpus(context: RuleContext) -> Iterator[Problem]:
@@ -91,7 +102,6 @@ RULES: Final = (
     image_can_be_pulled,
     config_is_unchanged,
     user_can_open_the_gpus,
-    servers_are_equal,
     joins_no_gateway,
     autoscaling_problems,
 )
@@ -107,14 +117,17 @@ def start_problems(profile: Profile) -> Iterator[Problem]:
     if profile.kubernetes.autoscaling is not None:
         hint = "`deploy render` with `--output keda`, then `kubectl apply --server-side -f keda/kubernetes.yaml`"
         yield Problem("`up` starts no autoscaled replicas, whose number KEDA decides", "kubernetes.autoscaling", hint)
-    if profile.layout.nodes.value > 1:
+    if key := _ranks_on_nodes(profile):
         hint = "`deploy render` with `--output lws`, then `kubectl apply --server-side -f lws/kubernetes.yaml`"
-        yield Problem("`up` starts no LeaderWorkerSet, which a server on several nodes is", "layout.nodes", hint)
+        yield Problem("`up` starts no LeaderWorkerSet, which a server on several nodes is", key, hint)
 
 
 def settings(profile: Profile) -> RuntimeSettings:
-    """Return the settings from the profile's section. Each pod has its own ports and GPUs."""
-    return RuntimeSettings(kubernetes=profile.kubernetes, one_node=False, same_port=True)
+    """Return the settings from the profile's section. Each pod has its own GPUs, and its own ports.
+
+    Pods of prefill and decode may share the network of a node.
+    """
+    return RuntimeSettings(kubernetes=profile.kubernetes, one_node=False, same_port=not role_profiles(profile))
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
@@ -139,15 +152,17 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:  # noqa: AR
 
 
 def monitoring_targets(plan: Plan, name: str) -> PodTargets:
-    """Return the pods of the replicas, not of the gateway: the replicas share the role label.
+    """Return the pods of the servers, not of the gateway, which has a role label of its own.
 
     Autoscaled replicas are the pods of one Deployment, so only their names differ.
     """
     several, autoscaling = plan.gateway is not None, autoscaling_of(plan)
+    roles = tuple(role.role.value for role in plan.roles)
     label = _POD_NAME if autoscaling else _POD_REPLICA
     return PodTargets(
         namespace=cluster_of(plan).namespace,
-        labels=selected(name) | ({ROLE: REPLICA} if several else {}),
+        labels=selected(name) | ({ROLE: REPLICA} if several and not roles else {}),
+        one_of={ROLE: roles} if roles else {},
         port=PORT,
         called=object_name(name),
         replica=label if several else None,

@@ -7,7 +7,8 @@ from typing import Final
 from orchestrator.core.errors import Problem
 from orchestrator.core.secrets import looks_secret
 from orchestrator.plan.build import RuntimeSettings
-from orchestrator.plan.placement import joins_no_gateway, servers_are_equal
+from orchestrator.plan.placement import joins_no_gateway, max_nodes
+from orchestrator.plan.replicas import server_count
 from orchestrator.plan.rules import KEY_HINT, RuleContext
 from orchestrator.profiles.schema import Profile
 from orchestrator.profiles.slurm import SlurmSection
@@ -43,7 +44,7 @@ def has_engine(context: RuleContext) -> Iterator[Problem]:
                 "`--set slurm.container=apptainer`, or pyxis",
             )
         return
-    if section.container == "pyxis" and context.profile.layout.nodes.value > 1:
+    if section.container == "pyxis" and max_nodes(context) > 1:
         yield Problem(
             "cannot start a server on several nodes with pyxis: it needs the job step that starts each rank",
             context.location("slurm", "container"),
@@ -83,12 +84,12 @@ def address_is_routable(context: RuleContext) -> Iterator[Problem]:
 
 def no_requeue_with_replicas(context: RuleContext) -> Iterator[Problem]:
     """Forbid `requeue` with replicas: on another node, the gateway would not find a replica."""
-    profile = context.profile
-    if profile.replicas > 1 and profile.slurm.requeue:
+    count = server_count(context.profile)
+    if count > 1 and context.profile.slurm.requeue:
         yield Problem(
-            f"`slurm.requeue` needs 1 replica, not {profile.replicas}: the gateway cannot follow it to another node",
+            f"`slurm.requeue` needs a single server, not {count}: the gateway cannot follow it to another node",
             context.location("slurm", "requeue"),
-            "remove it: `deploy watch` restarts an exited replica as a new job and registers it at the gateway",
+            "remove it: `deploy watch` restarts an exited server as a new job and registers it at the gateway",
         )
 
 
@@ -112,6 +113,5 @@ RULES: Final = (
     address_is_routable,
     options_are_free,
     no_requeue_with_replicas,
-    servers_are_equal,
     joins_no_gateway,
 )

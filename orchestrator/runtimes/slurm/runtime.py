@@ -179,7 +179,7 @@ class SlurmRuntime(Runtime):
             )
             for folder in ranks
         }
-        job_called = job_name(comment.name, plan, replica_number(run_dir.name))
+        job_called = job_name(comment.name, plan, replica_name(run_dir))
         written = {SCRIPT: job_script(plan, job_called), **argument_files(artifacts)}
         try:
             for folder, request in requests.items():

@@ -34,9 +34,9 @@ def job_of(plan: Plan) -> SlurmSection:
     return plan.slurm
 
 
-def job_name(name: str, plan: Plan, replica: int = 0) -> str:
-    """Return the name of the job of a server, of its replica with that number, or of its gateway."""
-    return f"{name}-gateway" if plan.gateway else f"{name}-{replica}" if replica else name
+def job_name(name: str, plan: Plan, part: str = "") -> str:
+    """Return the name of the job of a server, of the replica or role `part` of it, or of its gateway."""
+    return "-".join(filter(None, (name, "gateway" if plan.gateway else part.removeprefix("replica-"))))
 
 
 def takes_node(plan: Plan) -> bool:
@@ -122,8 +122,8 @@ def _needed_by_hand(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the variables that a script needs where `deploy up` does not run it, each with its content."""
     if plan.gateway:
         yield "PATH", f"a python3 that has smg {plan.gateway.version} comes first"
-        for number, replica in enumerate(replica_plans(plan), start=1):
-            yield f"REPLICA_{number}", f"http://NODE:{replica.server.port}, the node of its job (squeue)"
+        for number, (part, each) in enumerate(zip(plan.server_names, replica_plans(plan), strict=True), start=1):
+            yield f"REPLICA_{number}", f"http://NODE:{each.server.port}, the node of {part} (squeue)"
     else:
         source, models = plan.model.checkpoint.source, f", with the checkpoint at models/{plan.model.name}"
         staged = f" (`deploy stage {plan.profile}`)" if source == "hub" else ""

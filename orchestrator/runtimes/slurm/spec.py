@@ -77,8 +77,8 @@ def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     plan = artifacts.plan
     own = (script_file(SCRIPT, job_script(plan, job_name(name, plan))), *supervisor.launcher_files(artifacts, name))
     return own + tuple(
-        script_file(f"{folder}/{SCRIPT}", job_script(each.plan, job_name(name, each.plan, number)))
-        for number, (folder, each) in enumerate(artifacts.named_replicas, start=1)
+        script_file(f"{folder}/{SCRIPT}", job_script(each.plan, job_name(name, each.plan, folder)))
+        for folder, each in artifacts.named_replicas
     )
 
 

@@ -193,6 +193,7 @@ def _pair_report(
 
     pair = Pair(
         gateway=handle.url,
+        model=plan.model.served_name,
         prefill=prefill,
         decode=decode,
         key=key,
@@ -289,7 +290,7 @@ def _smoke_pair_url(
     with EngineClient(decode[0], key=key) as server:
         target = target_from_server_info(server, url=url, api_key=key)
     report = smoke_test(_of_pair(_with_soak(target, soak), decode), faults=None)
-    pair = Pair(gateway=url, prefill=prefill, decode=decode, key=key, on_gpu=False)
+    pair = Pair(gateway=url, model=target.served_name, prefill=prefill, decode=decode, key=key, on_gpu=False)
     return replace(report, checks=(*report.checks, *pair_checks(pair)))
 
 

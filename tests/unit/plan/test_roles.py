@@ -90,8 +90,6 @@ def test_the_transfer_brings_its_environment_with_its_source() -> None:
         ),
         (CPU, ("replicas=2",), "`replicas` is for equal servers", "layout.prefill.replicas"),
         (GPUS, (*PAIR, SAID, "layout.decode.tp=8"), FULL, "lower"),
-        (CPU, ("runtime=slurm",), "the slurm runtime does not start prefill and decode apart", "runtime=docker"),
-        (CPU, ("runtime=kubernetes",), "the kubernetes runtime does not start prefill and decode apart", "docker"),
     ],
 )  # fmt: skip
 def test_what_fails_silently_is_refused_with_its_remedy(

@@ -106,7 +106,7 @@ def test_ports_beyond_the_last_one_are_refused() -> None:
 
 def test_slurm_moves_none_of_several_servers() -> None:
     job = ("runtime=slurm", "engine.python=/python", "server.api_key_env=THE_KEY", "slurm.requeue=true")
-    message = "`slurm.requeue` needs 1 replica, not 2: the gateway cannot follow it to another node"
+    message = "`slurm.requeue` needs a single server, not 2: the gateway cannot follow it to another node"
     assert refused("cpu-tiny", "replicas=2", *job) == {message: "--set slurm.requeue"}
 
 

@@ -91,6 +91,22 @@ def test_a_gateway_is_a_job_without_gpus_beside_those_of_its_servers() -> None:
     assert "--host 0.0.0.0" in written["gateway.sh"]
 
 
+def test_prefill_and_decode_are_jobs_whose_ports_the_gateway_is_told() -> None:
+    settings = (*KEYED, "layout.prefill.replicas=2", "server.port=21000")
+    artifacts = render_artifacts(plan_on_slurm("cpu-tiny-1p1d", *settings))
+    written = {file.path: file.content.decode() for file in rendered_files(artifacts, "apart")}
+    scripts = [path for path in written if path.endswith("job.sh")]
+    names = {path: re.findall("--job-name=(.*)", written[path]) for path in scripts}
+    assert names == {
+        "job.sh": ["apart-gateway"],
+        **{f"{part}/job.sh": [f"apart-{part}"] for part in ("prefill-1", "prefill-2", "decode-1")},
+    }
+    lines = re.findall(r"--(?:prefill|decode) .*", re.sub(r'"\$\{(\w+):[^}]*\}"', r"\1", written["gateway.sh"]))
+    asked = [line.removesuffix(" \\") for line in lines]
+    assert asked == ["--prefill REPLICA_1 21032", "--prefill REPLICA_2 21033", "--decode REPLICA_3"]
+    assert "http://NODE:21024, the node of decode-1 (squeue)" in written["job.sh"]
+
+
 def test_what_a_profile_does_not_say_the_cluster_decides() -> None:
     text = script("cpu-tiny", *KEYED, "slurm.exclusive=false")
     for option in ("partition", "account", "qos", "time", "gres", "exclusive", "mem"):

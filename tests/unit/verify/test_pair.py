@@ -59,6 +59,7 @@ def verdicts(
     monkeypatch.setattr(checked, "EngineClient", Client)
     monkeypatch.setattr(checked, "_WITHIN", 0)
     pair = Pair(
+        model="tiny",
         gateway="gateway",
         prefill=["prefill"],
         decode=["decode"],

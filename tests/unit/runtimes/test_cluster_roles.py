@@ -1,0 +1,204 @@
+"""Prefill and decode apart in a cluster: the pods of each role, how the gateway finds them, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from cluster_samples import HOST_PATH, all_objects, cluster_plan, manifest_texts
+from crd_schemas import check_crd
+
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import CompletedProgram
+from orchestrator.monitoring.files import monitoring_files
+from orchestrator.monitoring.request import MonitoringRequest, monitored
+from orchestrator.planner.planning import load
+from orchestrator.runtimes.kubernetes.checks import cluster_findings
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
+from orchestrator.runtimes.kubernetes.spec import start_problems
+
+KEY = "server.api_key_env=SGLANG_KEY"
+CLAIM = "kubernetes.weights.pvc=models"
+CPU, RDMA = "cpu-tiny-1p1d", "mi355x-1p1d"
+SCALED = tuple(
+    f"kubernetes.autoscaling.{setting}"
+    for setting in ("max=2", "prometheus=http://p", "start_seconds=60", "growth_rps_per_minute=1", "replica_rps=1")
+)
+PARTS = ("prefill-1", "prefill-2", "decode-1")
+
+
+def found_of(profile: str, *settings: str) -> dict[tuple[str, str], Any]:
+    """Every object by its kind and its part."""
+    found = all_objects(cluster_plan(profile, *settings), "apart")
+    return {(each["kind"], each["metadata"]["labels"]["deploy.part"]): each for each in found}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[tuple[str, str], Any]:
+    """Of two prefill servers and one decode server over TCP."""
+    return found_of(CPU, HOST_PATH, "layout.prefill.replicas=2")
+
+
+def pod_of(found: dict[tuple[str, str], Any], part: str) -> Any:  # noqa: ANN401 - JSON of the API's shape
+    return found["Deployment", part]["spec"]["template"]
+
+
+def container(found: dict[tuple[str, str], Any], part: str) -> Any:  # noqa: ANN401 - as above
+    return pod_of(found, part)["spec"]["containers"][0]
+
+
+def selected_by(args: list[str], option: str) -> dict[str, str]:
+    after = args[args.index(option) + 1 :]
+    end = next(place for place, word in enumerate(after) if word.startswith("--"))
+    return dict(word.split("=") for word in after[:end])
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.32", "1.36"])
+@pytest.mark.parametrize(("profile", "settings"), [(CPU, (HOST_PATH,)), (RDMA, (CLAIM, KEY))])
+def test_every_object_is_what_that_kubernetes_takes(profile: str, settings: tuple[str, ...], version: str) -> None:
+    for each in found_of(profile, *settings).values():
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_the_gateway_selects_the_pods_of_each_role(found: dict[tuple[str, str], Any]) -> None:
+    args = container(found, "gateway")["args"]
+    assert "--pd-disaggregation" in args
+    assert not {"--selector", "--worker-urls", "--prefill", "--decode"} & set(args)
+    labels = [pod_of(found, part)["metadata"]["labels"].items() for part in (*PARTS, "gateway")]
+    wanted = [selected_by(args, f"--{role}-selector").items() for role in ("prefill", "decode")]
+    assert [[role <= pod for pod in labels] for role in wanted] == [
+        [True, True, False, False],
+        [False, False, True, False],
+    ]
+
+
+def test_a_pod_says_on_which_ports_it_is_found(found: dict[tuple[str, str], Any]) -> None:
+    ports = {}
+    for part in PARTS:
+        args, said = container(found, part)["args"], pod_of(found, part)["metadata"]["annotations"]
+        option = "--disaggregation-bootstrap-port"
+        own = [args[args.index("--port") + 1], *([args[args.index(option) + 1]] if option in args else [])]
+        told = [said["smg.ai/worker-ports"], *filter(None, [said.get("sglang.ai/bootstrap-port")])]
+        ports[part] = [str(each["containerPort"]) for each in container(found, part)["ports"]]
+        assert own == told == ports[part]
+        address = {"fieldRef": {"fieldPath": "status.podIP"}}
+        assert {"name": "SGLANG_HOST_IP", "valueFrom": address} in container(found, part)["env"]
+    assert [len(each) for each in ports.values()] == [2, 2, 1]
+    assert len({port for each in ports.values() for port in each}) == 5  # two may share the network of a node
+    assert "smg.ai/worker-ports" not in pod_of(found, "gateway")["metadata"]["annotations"]
+
+
+def test_the_first_of_a_start_alone_has_the_name_of_the_server(found: dict[tuple[str, str], Any]) -> None:
+    names = [found["Deployment", part]["metadata"]["name"] for part in (*PARTS, "gateway")]
+    assert names == ["apart", "apart--prefill-2", "apart--decode-1", "apart--gateway"]
+    assert found["Service", "gateway"]["metadata"]["name"] == "apart"
+
+
+def test_a_role_is_reached_by_the_pods_of_its_server_on_any_port(found: dict[tuple[str, str], Any]) -> None:
+    for part in PARTS:
+        assert found["NetworkPolicy", part]["spec"]["ingress"] == [
+            {"from": [{"podSelector": {"matchLabels": {"deploy.name": "apart"}}}]}
+        ]
+    assert found["NetworkPolicy", "gateway"]["spec"]["ingress"][0]["ports"]
+
+
+def test_a_probe_asks_a_role_for_what_it_answers_alone(found: dict[tuple[str, str], Any]) -> None:
+    for part in PARTS:
+        server = container(found, part)
+        port = str(server["ports"][0]["containerPort"])
+        assert server["startupProbe"]["exec"]["command"][-3:] == [port, "1", "--alone"]
+        assert server["livenessProbe"]["exec"]["command"][-4:] == [port, "1", "20", "--alone"]
+
+
+def test_a_transfer_by_rdma_is_in_the_network_of_the_nodes() -> None:
+    found = found_of(RDMA, CLAIM, KEY)
+    for part in ("prefill-1", "decode-1"):
+        spec, server = pod_of(found, part)["spec"], container(found, part)
+        assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+        assert server["securityContext"] == {"privileged": True}
+        assert {"name": "infiniband", "hostPath": {"path": "/dev/infiniband", "type": "Directory"}} in spec["volumes"]
+        assert server["resources"]["limits"]["amd.com/gpu"] == "4"
+        assert "--base-gpu-id" not in server["args"]
+        assert {"name": "MORI_IO_QP_MAX_SEND_WR", "value": "16384"} in server["env"]
+        assert "affinity" not in spec
+        assert ("NetworkPolicy", part) not in found  # none holds in the network of a node
+    assert "hostNetwork" not in pod_of(found, "gateway")["spec"]
+    text = manifest_texts(cluster_plan(RDMA, CLAIM, KEY))["kubernetes.yaml"]
+    assert "# the namespace has to admit the Pod Security Standard privileged: " in text
+    assert "the KV cache crosses by RDMA" in text
+
+
+def test_a_role_on_several_nodes_is_a_leader_worker_set() -> None:
+    settings = (CLAIM, KEY, "layout.decode.nodes=2", "layout.decode.tp=16")
+    found = found_of(RDMA, *settings)
+    group = found["LeaderWorkerSet", "decode-1"]
+    check_crd(group, "leaderworkerset", "v0.9.0")
+    assert ("Deployment", "prefill-1") in found
+    leader = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+    [apart] = leader["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["labelSelector"]["matchLabels"] == {"deploy.name": "apart", "deploy.part": "decode-1"}
+    args = container(found, "gateway")["args"]
+    index = "leaderworkerset.sigs.k8s.io/worker-index"
+    assert selected_by(args, "--decode-selector")[index] == "0"  # another rank serves nobody
+    assert index not in selected_by(args, "--prefill-selector")
+    text = manifest_texts(cluster_plan(RDMA, *settings))["kubernetes.yaml"]
+    assert "# the cluster needs LeaderWorkerSet 0.6 or newer" in text
+
+
+@pytest.mark.parametrize(
+    ("profile", "settings", "message", "key"),
+    [
+        (RDMA, (CLAIM,), "sends its KV cache by RDMA is open to the network of the nodes", "server.api_key_env"),
+        (CPU, (CLAIM, "layout.decode.nodes=2", "layout.decode.tp=2"), "a server on several nodes is open", "api_key"),
+        (
+            CPU,
+            (CLAIM, *SCALED),
+            "autoscaling needs equal replicas; prefill and decode are apart",
+            "autoscaling=null",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_refused(profile: str, settings: tuple[str, ...], message: str, key: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        cluster_plan(profile, *settings)
+    [problem] = [each for each in caught.value.problems if message in each.message]
+    assert key in problem.hint
+    assert problem.location
+
+
+def test_up_starts_no_role_on_several_nodes() -> None:
+    overrides = ("runtime=kubernetes", CLAIM, KEY, "layout.prefill.nodes=2", "layout.prefill.tp=16")
+    [problem] = start_problems(load(RDMA, overrides=overrides).profile)
+    assert problem.location == "layout.prefill.nodes"
+    assert "kubectl apply" in problem.hint
+    assert not list(start_problems(load(RDMA, overrides=overrides[:3]).profile))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "enough"), [((8,), True), ((4, 4), True), ((4, 2), False), ((2, 2, 2, 2), False), ((4,), False)]
+)
+def test_preflight_counts_nodes_that_hold_all_pods(
+    gpus: tuple[int, ...], enough: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [{"status": {"allocatable": {"amd.com/gpu": str(each)}}} for each in gpus]
+    answer = {"metadata": {"labels": {}}, "items": nodes, "gitVersion": "v1.36.0"}
+    done = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(answer), stderr="")
+    monkeypatch.setattr(Cluster, "ask", lambda *_, **__: done)
+    told = {each.check: each for each in cluster_findings(cluster_plan(RDMA, CLAIM, KEY))}["nodes"]
+    assert (told.level.value == "info") is enough
+    assert told.needed == "4 amd.com/gpu on one node, 2 times"
+
+
+def test_prometheus_scrapes_both_roles_and_not_the_gateway(tmp_path: Path) -> None:
+    asked = MonitoringRequest(
+        name=None, profile=CPU, overrides=("runtime=kubernetes", HOST_PATH), workload=None, expected=(), target=None,
+        gpu_exporter=None,
+    )  # fmt: skip
+    files = monitoring_files(monitored(asked, Home(tmp_path)))
+    [text] = [file.content for file in files if "monitor" in file.path]
+    [selector] = [each["spec"]["selector"] for each in yaml.safe_load_all(text) if each["kind"] == "PodMonitor"]
+    assert selector["matchLabels"] == {"deploy.name": CPU}
+    assert selector["matchExpressions"] == [{"key": "deploy.role", "operator": "In", "values": ["prefill", "decode"]}]
