@@ -262,9 +262,8 @@ class _FactReader:
 
     def _parsers(self) -> dict[str, Callable[[], ConfigFact | None]]:
         found = parsers_of(self.name, self.config.model_type, self.summary.chat_template)
-        for flag in PARSERS:
+        for flag, use in PARSERS.items():
             if flag not in {parser.flag for parser in found} and not self.is_overridden(f"flags.{flag}"):
-                use = "reasons" if flag == Meaning.REASONING_PARSER else "calls tools"
                 self.notes.append(f"no default `{flag}` is known; if this model {use}: `--set flags.{flag}=NAME`")
         if "auto_map" in self.config.data and not self.is_overridden(f"flags.{Meaning.CHECKPOINT_CODE}"):
             self.notes.append(

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from orchestrator.engine.options import Meaning
+
 Attention: TypeAlias = Literal["heads", "latent", "other"]
 Hybrid: TypeAlias = Literal["gdn", "kda", "mamba", "compressed", "blocks"]
 
@@ -88,7 +90,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "MiniMaxM3SparseForConditionalGeneration": _BLOCKS,
 }
 
-PARSERS: Final = ("reasoning-parser", "tool-call-parser")
+# The options that name a parser, with what a model that needs one does.
+PARSERS: Final = {Meaning.REASONING_PARSER.value: "reasons", Meaning.TOOL_PARSER.value: "calls tools"}
 _SPOKEN_OF: Final = dict(zip(PARSERS, ("think", "tool"), strict=True))  # words of a template that needs the parser
 _COOKBOOK: Final = "sglang cookbook "
 
@@ -127,7 +130,7 @@ _STEP: Final = (*_CODER, "reasoning_effort", "Reasoning: ")
 _MIMO: Final = ("if not enable_thinking is defined", "set enable_thinking = false")
 _QWEN3: Final = ("enable_thinking is defined and enable_thinking is false", "<|im_start|>")
 _TEMPLATES: Final[Mapping[str, tuple[tuple[tuple[str, ...], str], ...]]] = {
-    PARSERS[0]: (
+    Meaning.REASONING_PARSER: (
         (("<|channel>",), "gemma4"),
         (("◁think▷",), "kimi"),
         (("<|channel|>",), "gpt-oss"),
@@ -140,7 +143,7 @@ _TEMPLATES: Final[Mapping[str, tuple[tuple[tuple[str, ...], str], ...]]] = {
         (("<｜DSML｜tool_calls>",), "deepseek-v4"),  # noqa: RUF001
         (("<|im_start|>assistant\\n<think>\\n",), "deepseek-r1"),
     ),
-    PARSERS[1]: (
+    Meaning.TOOL_PARSER: (
         (("<|channel>",), "gemma4"),
         (("<|channel|>",), "gpt-oss"),
         (("]<]minimax[>[",), "minimax-m3"),

@@ -6,7 +6,7 @@ request: `400 Disaggregated request received without bootstrap room id` (0.5.14)
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Final
 
 PREFILL: Final = "prefill"
@@ -32,6 +32,11 @@ def refuses_alone(role: str) -> tuple[str, str]:
     """Return the reason why a server of this role cannot be measured alone, and a hint."""
     problem = f"this is a {role} server: alone it refuses requests without a bootstrap room"
     return problem, "give the name or the URL of the gateway before it"
+
+
+def missing_decode_cache(flags: Container[str], options: Container[str]) -> str:
+    """Return the option of a version that gives a decode server a prefix cache, if `flags` leave it out; else ""."""
+    return DECODE_CACHE if DECODE_CACHE in options and DECODE_CACHE not in flags else ""
 
 
 def gateway_words(prefill: Iterable[tuple[str, int]], decode: Iterable[str]) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Valid ranges of sglang's numeric options that sglang itself does not check before a start.
 
-The values that `ServerArgs` rejects are in the flag table of each version, see `refusals.py`. Paths are below
-`sglang/srt/` and line numbers are those of wheel 0.5.14.
+Paths are below `sglang/srt/` and line numbers are those of wheel 0.5.14.
 """
 
 import math
@@ -37,7 +36,7 @@ _NONE_OR_MORE: Final = FlagRange(min=0)
 _SECONDS: Final = FlagRange(exclusive_min=0)
 _PORT: Final = FlagRange(min=1, max=65535)
 
-# sglang checks none of these counts, sizes and times, unless a line is named here; a negative one makes no sense.
+# sglang checks none of these counts, sizes and times; a negative one makes no sense.
 RANGES: Final[Mapping[str, FlagRange]] = {
     # model_executor/model_runner_kv_cache_mixin.py:97: sglang keeps (1 - fraction) * GPU memory free
     "mem-fraction-static": FlagRange(exclusive_min=0, exclusive_max=1),
@@ -58,8 +57,6 @@ RANGES: Final[Mapping[str, FlagRange]] = {
     "watchdog-timeout": _SECONDS,  # utils/watchdog.py: seconds; 0 or less fires at once
     "soft-watchdog-timeout": _SECONDS,
     "dist-timeout": _SECONDS,
-    "schedule-conservativeness": _NONE_OR_MORE,  # server_args.py:6755
-    "swa-full-tokens-ratio": FlagRange(exclusive_min=0, max=1),  # server_args.py:5953
     "random-seed": FlagRange(min=0, max=2**32 - 1),  # utils/common.py:777: numpy rejects any other seed
     "nccl-port": _PORT,
     "disaggregation-bootstrap-port": _PORT,

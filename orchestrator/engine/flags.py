@@ -1,7 +1,4 @@
-"""Flag tables: the options and metrics of one version of sglang, and the problems of an option's value.
-
-A table also holds the version's rejections after parsing, as conditions; `refusals.py` evaluates them.
-"""
+"""Flag tables: the options and metrics of one version of sglang, and the problems of an option's value."""
 
 import math
 import re
@@ -64,9 +61,6 @@ _SECRET_FLAG: Final = re.compile(
 )
 
 
-FlagDefault: TypeAlias = bool | int | float | str | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class FlagSpec:
     """One option as the argparse parser of an sglang version defines it."""
@@ -89,9 +83,6 @@ class FlagTable:
     version: str
     flags: Mapping[str, FlagSpec]
     metrics: frozenset[str] | None = None  # that the version may export; None: an older table without metrics
-    refusals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by condition: message, place, as_written
-    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by option: when sglang changes it; "": always
-    defaults: Mapping[str, FlagDefault] = field(default_factory=dict)  # of the options in conditions
     removed: Mapping[str, str] = field(default_factory=dict)  # by option without a successor: the last version with it
 
     def deprecated(self, names: Iterable[str]) -> Mapping[str, str]:
@@ -110,6 +101,11 @@ class FlagTable:
         """
         spec = self.flags.get(DP_ATTENTION)
         return spec.successor.split()[0] if attention and spec is not None and spec.successor else DP_SIZE
+
+    def dp_note(self, *, attention: bool) -> str:
+        """Return the note that this version renames the options of data-parallel attention; "" if it does not."""
+        option = self.dp_option(attention=attention)
+        return "" if option == DP_SIZE else f"`--{DP_SIZE} --{DP_ATTENTION}` is `--{option}` in sglang {self.version}"
 
     def first_name(self, name: str) -> str:
         """Return the first name of an option; unknown names are returned as they are."""
@@ -150,8 +146,7 @@ def parse_flags(version: str, text: str) -> FlagTable:
         raise ValueError(f"the table is for sglang {table['sglang']}")
     metrics = frozenset(table["metrics"]) if "metrics" in table else None
     flags = {name: _spec(entry) for name, entry in table["flags"].items()}
-    rules = {name: table.get(name, {}) for name in ("refusals", "changes", "defaults")}
-    return FlagTable(version=version, flags=flags, metrics=metrics, **rules)
+    return FlagTable(version=version, flags=flags, metrics=metrics)
 
 
 def _spec(entry: Mapping[str, Any]) -> FlagSpec:

@@ -80,6 +80,11 @@ def launch_argv(launch: Launch, *, python: str) -> tuple[str, ...]:
     return tuple(argv)
 
 
+def key_file_words(path: str) -> tuple[str, str]:
+    """Return the words of a launch line that name the file with the API key."""
+    return "--config", path
+
+
 def rank_argv(argv: Sequence[str], *, rank: int, head: str) -> tuple[str, ...]:
     """Return the command line of one rank of a server; `head` is the address of the node with rank 0.
 

@@ -30,6 +30,15 @@ class Meaning(StrEnum):
     HEAD = "dist-init-addr"
 
 
+def prevents_fusion(name: str) -> bool:
+    """Return whether an option turns the fusion of shared experts off."""
+    return name == Meaning.NO_EXPERT_FUSION
+
+
+# Patterns of options by what they are about, for tables of differences.
+SUBJECTS: Final = {"quantization": ("*quantization", f"{Meaning.CACHE_TYPE}*"), "speculation": ("speculative*",)}
+
+
 class Tie(Enum):
     """A dependency of an option's value, which forbids copying it to another model or layout."""
 

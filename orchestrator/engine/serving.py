@@ -9,8 +9,9 @@ from typing import Final
 
 from orchestrator.engine.cache_tiers import DEFAULT_RATIO, CacheTiers
 from orchestrator.engine.disaggregation import BOOTSTRAP_PORT
-from orchestrator.engine.flags import FlagValue, flag_words
+from orchestrator.engine.flags import FlagTable, FlagValue, flag_problems, flag_words
 from orchestrator.engine.memory import DSA_PAGE, WINDOW_RATIO
+from orchestrator.engine.options import Meaning
 from orchestrator.engine.request_memory import DSV4_PAGE, STATE_RATIO, StateOptions
 
 _OF_DEEPSEEK_V4: Final = 256  # also beside drafts; 0.5.19 to 0.5.23, arg_groups/deepseek_v4_hook.py
@@ -104,6 +105,7 @@ class ServingFacts:
     first_gpu: int
     gpu_step: int
     tiers: CacheTiers | None  # behind the KV cache of the device
+    head_option: str  # that sets the address of the first node, as written; "" for none
     binds_memory: bool  # each rank to a NUMA node
     ports: tuple[FixedPort, ...]
     bootstrap_port: int | None  # at which decode servers find a prefill server
@@ -166,11 +168,17 @@ def serving_facts(
         first_gpu=given.count("base-gpu-id") or 0,
         gpu_step=given.count("gpu-id-step") or 1,
         tiers=_tiers(given),
+        head_option=next((name for name in flags if _ALIASES.get(name, name) == Meaning.HEAD), ""),
         binds_memory=given.has("numa-node"),
         ports=tuple(_ports(flags)),
         bootstrap_port=given.count(BOOTSTRAP_PORT),
         paths=tuple(word for name in flags if name.endswith(("-path", "-paths")) for word in flag_words(flags[name])),
     )
+
+
+def all_readable(flags: Mapping[str, FlagValue], table: FlagTable) -> bool:
+    """Return whether sglang's parser accepts the options of `Meaning`; `serving_facts` counts others as unset."""
+    return not any([*flag_problems(name, flags[name], table, "")] for name in Meaning if name in flags)
 
 
 def recorded_facts(plan: Mapping[str, object]) -> ServingFacts | None:

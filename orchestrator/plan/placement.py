@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.errors import Problem
 from orchestrator.engine.flag_checks import port_problem
-from orchestrator.engine.options import Meaning
 from orchestrator.plan.replicas import gpus_per_replica, replica_ports, role_ports, server_count
 from orchestrator.plan.roles import role_count, role_profiles
 from orchestrator.plan.units import rank_port
@@ -37,9 +36,9 @@ def nodes_share_the_ranks(context: "RuleContext") -> Iterator[Problem]:
             location,
             "`layout.dp_attention: true`; or `replicas`, each with its own nodes",
         )
-    if (name := Meaning.HEAD) in context.profile.flags:
+    if name := context.serving.head_option:
         hint = "remove it: the address is that of the first node"
-        yield Problem(f"`{name}` cannot be set for several nodes", context.location("flags"), hint)
+        yield Problem(f"`{name}` cannot be set for several nodes", context.location("flags", name), hint)
     profile = context.profile
     own = profile.server.port if profile.replicas == 1 else replica_ports(profile)[-1]
     if (last := rank_port(own) + _RANK_PORTS) > _LAST_PORT:

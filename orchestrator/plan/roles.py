@@ -10,10 +10,10 @@ from orchestrator.core.origin import Origin
 from orchestrator.engine.disaggregation import (
     BACKEND,
     DECODE,
-    DECODE_CACHE,
     MODE,
     PREFILL,
     PREFIX_AFFINE,
+    missing_decode_cache,
 )
 from orchestrator.engine.gateway import DEFAULTS
 from orchestrator.engine.options import Meaning
@@ -109,11 +109,11 @@ def roles_agree(context: "RuleContext") -> Iterator[Problem]:
     yield from _same_drafts_and_context(context, roles)
     yield from _prefixes_find_their_server(context)
     decode = roles[DECODE]
-    if DECODE_CACHE in context.table.flags and DECODE_CACHE not in decode.flags:
+    if option := missing_decode_cache(decode.flags, context.table.flags):
         yield Problem(
             "a decode server has no prefix cache unless the profile says so",
             context.location("layout", DECODE),
-            f"set `layout.decode.flags.{DECODE_CACHE}` to true, or to false if it needs none",
+            f"set `layout.decode.flags.{option}` to true, or to false if it needs none",
         )
 
 

@@ -16,10 +16,10 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import gb
 from orchestrator.core.yaml_document import KeyPath
 from orchestrator.engine.flag_checks import ServerArgs, argument_problems, name_problem, port_problem
-from orchestrator.engine.flags import DP_SIZE, FlagTable, flag_problems, flag_words
+from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
 from orchestrator.engine.options import Meaning
-from orchestrator.engine.serving import ServingFacts
+from orchestrator.engine.serving import ServingFacts, all_readable
 from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Capacity, Load, capacity_of, context_shortage, fraction_for_context
 from orchestrator.plan.known_issues import KnownIssue
@@ -74,32 +74,18 @@ class RuleContext:
     @cached_property
     def is_sized(self) -> bool:
         """Whether sglang accepts the flags that the capacity depends on. If not, their defaults would be used."""
-        flags = {name: self.profile.flags[name].value for name in Meaning if name in self.profile.flags}
-        return not any([*flag_problems(name, value, self.table, "")] for name, value in flags.items())
+        return all_readable({name: setting.value for name, setting in self.profile.flags.items()}, self.table)
 
 
 def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
     """Return the flags of a profile, with the values that they are checked against."""
     layout = profile.layout
-    option = table.dp_option(attention=layout.dp_attention.value)
     return ServerArgs(
         table=table,
         flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
-        tp=profile.layout.tp.value,
         context_length=profile.model.context_length,
         sparse_attention=profile.model.sparse_attention,
         platform=profile.engine.platform,
-        decided={
-            "tp_size": layout.tp.value,
-            "dp_size": 1,
-            "ep_size": layout.ep.value,
-            "enable_dp_attention": layout.dp_attention.value and option == DP_SIZE,
-            "nnodes": layout.nodes.value,
-            option.replace("-", "_"): layout.dp.value,
-            "port": profile.server.port,
-            "served_model_name": profile.model.served_name,
-        },
-        quantization=profile.model.quantization,
         mtp_layer=profile.model.mtp_layer is not None,
         port=profile.server.port,
         ranks=layout.tp.value
@@ -299,7 +285,7 @@ def flags_are_known(context: RuleContext) -> Iterator[Problem]:
 
 
 def flag_values_are_valid(context: RuleContext) -> Iterator[Problem]:
-    """Check the values that sglang itself checks after it has parsed the flags."""
+    """Check the values that sglang accepts, but that do not mean what they say; `up` asks sglang for the others."""
     for found in argument_problems(context.server_args):
         yield Problem(found.message, context.location("flags", found.name), found.hint)
     if message := name_problem(context.profile.model.served_name):

@@ -12,7 +12,7 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import note
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.yaml_document import Data, KeyPath
-from orchestrator.engine.flags import DP_ATTENTION, DP_SIZE, FlagTable, read_flags
+from orchestrator.engine.flags import FlagTable, read_flags
 from orchestrator.profiles.layers import MergedProfile
 
 _FLAGS = "flags"
@@ -47,10 +47,8 @@ def rename_flags(composed: MergedProfile, table: FlagTable, catalog: Catalog) ->
 def _note_dp_option(composed: MergedProfile, table: FlagTable) -> None:
     """Note the option that replaces `--dp-size` for the layout's attention."""
     layout = composed.data.get("layout")
-    option = table.dp_option(attention=isinstance(layout, dict) and _is_on(layout.get(_DP_ATTENTION)))
-    if option != DP_SIZE:
-        place = composed.place(("layout", _DP_ATTENTION))
-        note(f"`--{DP_SIZE} --{DP_ATTENTION}` is `--{option}` in sglang {table.version} ({place})")
+    if text := table.dp_note(attention=isinstance(layout, dict) and _is_on(layout.get(_DP_ATTENTION))):
+        note(f"{text} ({composed.place(('layout', _DP_ATTENTION))})")
 
 
 def _successor(name: str, table: FlagTable, catalog: Catalog) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orchestrator.core.text import printable
-from orchestrator.engine.launch import HEAD_ADDRESS, NODE_RANK
+from orchestrator.engine.launch import HEAD_ADDRESS, NODE_RANK, key_file_words
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import EnvVar, Flag, Plan
 from orchestrator.plan.replicas import replica_plans
@@ -100,7 +100,7 @@ def _executed(artifacts: Artifacts) -> Iterator[str]:
     if artifacts.plan.server.api_key_env is not None:
         key = Meaning.API_KEY
         yield f': "${{API_KEY_FILE:?the absolute path of a .yaml file with the line {key}: KEY}}"'
-        command += ' \\\n  --config "$API_KEY_FILE"'
+        command += " \\\n  " + " ".join(key_file_words('"$API_KEY_FILE"'))
     yield f"exec {command}\n"
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, ServerProvenance
 from orchestrator.checkpoints.verify import FROM_RECEIPT
-from orchestrator.engine.options import Meaning
+from orchestrator.engine.options import SUBJECTS
 from orchestrator.engine.serving import recorded_facts
 from orchestrator.plan.diff import Difference, differences, flatten
 from orchestrator.report.compare import UNKNOWN_LAYOUT, Comparison, engine_name
@@ -26,8 +26,8 @@ _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Image": ("image", "engine.image"),
     "Kernel tables": ("patched.*moe-table",),
     "Cache tiers": (_TIERS,),
-    "Quantization": ("model.quantization", "flags.*quantization", f"flags.{Meaning.CACHE_TYPE}*"),
-    "Speculation": ("endpoint.speculative", "flags.speculative*"),
+    "Quantization": ("model.quantization", *(f"flags.{each}" for each in SUBJECTS["quantization"])),
+    "Speculation": ("endpoint.speculative", *(f"flags.{each}" for each in SUBJECTS["speculation"])),
 }
 _SHOWN: Final = 5  # rows; the other values are folded
 _DIGEST: Final = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}")

@@ -10,7 +10,7 @@ from typing import Final
 from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import StartError
 from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
-from orchestrator.engine.launch import HOST_ADDRESS, rank_argv
+from orchestrator.engine.launch import HOST_ADDRESS, key_file_words, rank_argv
 from orchestrator.hosts.head_address import Interface
 from orchestrator.plan.networks import ranks_use_rdma, transfer_uses_rdma
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
@@ -191,7 +191,7 @@ def container_argv(artifacts: Artifacts, *, config: bool) -> tuple[str, ...]:
     `config` adds its `--config` file.
     """
     plan = artifacts.plan
-    argv = artifacts.command.argv + (("--config", CONFIG_FILE) if config else ())
+    argv = artifacts.command.argv + (key_file_words(CONFIG_FILE) if config else ())
     return (
         argv
         if plan.hardware.vendor == "cpu" or plan.gateway is not None

@@ -13,7 +13,7 @@ import yaml
 
 from orchestrator.core.templates import render_template
 from orchestrator.engine import endpoints, gateway
-from orchestrator.engine.launch import HEAD_ADDRESS, HOST_ADDRESS, NODE_RANK
+from orchestrator.engine.launch import HEAD_ADDRESS, HOST_ADDRESS, NODE_RANK, key_file_words
 from orchestrator.plan.host_needs import host_needs, mebibytes
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
@@ -208,7 +208,7 @@ def _literal(text: str) -> str:
 
 def _config_words(plan: Plan) -> tuple[str, ...]:
     """Return the command arguments that name the file with the API key."""
-    return ("--config", f"{_SECRETS}/{CONFIG}") if plan.server.api_key_env else ()
+    return key_file_words(f"{_SECRETS}/{CONFIG}") if plan.server.api_key_env else ()
 
 
 def _home_mount(security: PodSecurity) -> Mapping[str, str]:

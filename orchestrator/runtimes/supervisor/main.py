@@ -38,6 +38,7 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import set_known
 from orchestrator.core.streams import write
 from orchestrator.core.subprocesses import PIPE, Program, start
+from orchestrator.engine.launch import key_file_words
 from orchestrator.runtimes.base import LOG
 from orchestrator.runtimes.supervisor.record import CONFIG, Record, private, write_record
 
@@ -159,7 +160,7 @@ def _first_record(request: StartRequest) -> Record:
 
 
 def _argv(request: StartRequest) -> tuple[str, ...]:
-    return (*request.argv, "--config", f"{request.run_dir}/{CONFIG}") if request.config else request.argv
+    return (*request.argv, *key_file_words(f"{request.run_dir}/{CONFIG}")) if request.config else request.argv
 
 
 def _spawn(request: StartRequest) -> Program:

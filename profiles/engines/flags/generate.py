@@ -11,9 +11,6 @@ or may go without one (`?`); `type` is `int`, `float` or `json`. `same_as` is th
 several. `help` is what `--help` prints, without line breaks; it stands at the first name. `--help` is left out: it
 starts nothing.
 
-`refusals` are what the version refuses of options after parsing them, each condition with sglang's message and the
-line that says so; `changes` and `defaults` are what the conditions need (`refusals.py`, which reads the sources).
-
 Metrics are read from the sources: each is made by a call that names it, `Gauge(name="sglang:…", …)`. Whether a server
 exports one depends on its options too.
 """
@@ -30,8 +27,6 @@ import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import MagicMock
-
-from refusals import Sources, names_in
 
 # Imported at the top of modules the parser needs, absent from a CPU environment.
 COMPILED = {"flashinfer", "sgl_kernel", "triton", "tvm_ffi", "xgrammar"}
@@ -180,30 +175,8 @@ def _made(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield str(value.value), _METRICS[maker]
 
 
-def refused(root: Path, parser: argparse.ArgumentParser) -> dict[str, dict[str, object]]:
-    """The refusals in the unpacked wheel at `root` by condition, and the changes and defaults of options in them."""
-    names, defaults = {}, {}
-    for action in parser._actions:  # noqa: SLF001 - see above
-        if long := [text.removeprefix("--") for text in action.option_strings if text.startswith("--")]:
-            names[action.dest] = name = long[0].replace("-", "_")
-            defaults[name] = action.default
-    sources = Sources(root, names)
-    found = sources.refusals()
-    changes = sources.changes(set().union(*map(names_in, found)))
-    used = set().union(
-        *map(names_in, (*found, *(each for conditions in changes.values() for each in conditions if each)))
-    )
-    plain = {name: value for name, value in sorted(defaults.items()) if name in used and _is_plain(value)}
-    return {"refusals": found, "changes": changes, "defaults": plain}
-
-
-def _is_plain(value: object) -> bool:
-    """Whether JSON holds it, and it is a value: argparse has a text that stands for none."""
-    return value != argparse.SUPPRESS and isinstance(value, bool | int | float | str | None)
-
-
 def write(version: str, parts: Mapping[str, Mapping[str, object]]) -> str:
-    """JSON with one option, one metric or one refusal a line."""
+    """JSON with one option or one metric a line."""
     return f'{{\n  "sglang": {json.dumps(version)},\n' + ",\n".join(map(_part, parts, parts.values())) + "\n}\n"
 
 
@@ -218,5 +191,5 @@ if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):  # what modules print while they are imported
         root = Path(sys.argv[1]).absolute()
         parser = server_parser(root)
-        parts = {"flags": options(parser), "metrics": metrics(root), **refused(root, parser)}
+        parts = {"flags": options(parser), "metrics": metrics(root)}
     sys.stdout.write(write(sys.argv[2], parts))

@@ -1,6 +1,7 @@
 """Options of the engine are named in `engine/` alone; everyone else reads `ServingFacts`, or sets a `Meaning`."""
 
 import ast
+import importlib
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.paths import data_root
+from orchestrator.engine.options import Meaning
 from orchestrator.engine.serving import _ALIASES, serving_facts
 
 PACKAGE = data_root() / "orchestrator"
@@ -41,6 +43,45 @@ def read_flags(source: str) -> Iterator[int]:
             yield node.lineno
 
 
+def looked_up(source: str) -> Iterator[int]:
+    """The lines that compare an imported option name, use it as a key, or loop over all."""
+    tree = ast.parse(source)
+    constants = {name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in option_constants(node)}
+
+    def names_one(node: ast.AST) -> bool:
+        if isinstance(node, ast.JoinedStr):  # `flags.NAME`: a key of a profile or of a sweep
+            return False
+        of_this = isinstance(node, ast.Name) and node.id in constants
+        return of_this or any(map(names_one, ast.iter_child_nodes(node)))
+
+    for statement in tree.body:  # `_OFF: Final = Meaning.NO_EXPERT_FUSION.value`
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Attribute() as value) if names_one(value):
+                constants.add(name)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare() | ast.comprehension(iter=ast.Name()) | ast.For(iter=ast.Name()):
+                parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else [node.iter]
+            case ast.Subscript(ctx=ast.Load()):
+                parts = [node.slice]
+            case ast.Call(func=ast.Attribute(attr="get"), args=[key, *_]):
+                parts = [key]
+            case _:
+                continue
+        yield from (part.lineno for part in parts if names_one(part))
+
+
+def option_constants(statement: ast.ImportFrom) -> Iterator[str]:
+    """The names that a module imports from the engine and that stand for options."""
+    module = statement.module or ""
+    if module.startswith("orchestrator.engine."):
+        values = vars(importlib.import_module(module))
+        for name in (alias.name for alias in statement.names):
+            value = values.get(name)
+            if value is Meaning or (isinstance(value, str) and value in options()):
+                yield name
+
+
 def outside() -> Iterator[tuple[Path, str]]:
     """Each source outside the engine. `core` knows no engine: its `api-key` is that of any program."""
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -55,6 +96,33 @@ def test_no_package_outside_the_engine_names_an_option() -> None:
 def test_no_package_outside_the_engine_reads_a_flag() -> None:
     """Known issues match options by the names in their YAML."""
     assert [str(path) for path, source in outside() for _ in read_flags(source)] == []
+
+
+def test_no_package_outside_the_engine_looks_for_an_option() -> None:
+    """It may set one, and name one in a message."""
+    assert [f"{path}:{line}" for path, source in outside() for line in looked_up(source)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if (name := Meaning.HEAD) in flags: pass",
+        "found = {name: flags[name] for name in Meaning if name in flags}",
+        "value = flags[Meaning.CONTEXT]",
+        "value = flags.get(Meaning.CONTEXT.value)",
+        "_OFF: Final = Meaning.NO_EXPERT_FUSION.value\nfound = [flag for flag in flags if flag.name == _OFF]",
+    ],
+)
+def test_each_way_to_look_for_an_option_is_found(source: str) -> None:
+    assert [*looked_up(f"from orchestrator.engine.options import Meaning\n{source}")]
+    assert not [*looked_up("from orchestrator.engine.options import Meaning\nhint = f'raise `{Meaning.CONTEXT}`'")]
+
+
+def test_the_option_that_carries_a_secret_file_is_written_once() -> None:
+    """aiperf has an option of that name too."""
+    written = re.compile(r"(?<!`)--config\b(?![.`])")
+    found = {str(path) for path, source in outside() if written.search(source)}
+    assert found == {"bench/aiperf/runner.py"}
 
 
 @pytest.mark.parametrize(
