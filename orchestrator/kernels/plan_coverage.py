@@ -153,12 +153,19 @@ def needs_table(plan: Plan) -> bool:
     return uses_tuned_table(plan) and any(use.id == TABLE_PATCH for use in plan.patches)
 
 
-def report_coverage(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> None:
-    """Print the coverage of the plan before a start; nothing if its server looks up no kernels."""
-    if text := coverage_text(plan, home, sources):
-        note(f"tuned kernels of `{plan.profile}`: {text}")
-    if text := derived_text(plan, home, sources):
-        note(text)
+def report_coverage(
+    plan: Plan, home: Home, sources: RowSources = NO_SOURCES, *, before: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Print the coverage of the plan before a start, and return its lines; none if its server looks up no kernels.
+
+    Lines that were printed `before`, for an earlier plan of the start, are not repeated.
+    """
+    text, derived = coverage_text(plan, home, sources), derived_text(plan, home, sources)
+    lines = tuple(filter(None, (text and f"tuned kernels of `{plan.profile}`: {text}", derived)))
+    for line in lines:
+        if line not in before:
+            note(line)
+    return lines
 
 
 def coverage_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> str:

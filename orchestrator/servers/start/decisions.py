@@ -91,7 +91,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
         image, *_ = [fetch_image(plan.prebuilt_image, each) for each in host_ref.nodes]
         rows = rows_in(image, plan, host_ref, allow_untuned=request.allow_untuned)
         note(f"image {image.reference}: matches `{plan.profile}`, no build is needed")
-    report_coverage(plan, home, rows)
+    coverage = report_coverage(plan, home, rows)
     if not request.allow_untuned:
         require_tuned(plan, home, rows)
     files = engine_files(plan, host_ref, fetch=request.stage) if plan.model.checkpoint.source == "hub" else None
@@ -105,8 +105,9 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
         make_table(plan, home, partial(builtin_tables, plan, home, host_ref), allow_untuned=request.allow_untuned)
     final = _decide(source, host_ref, image)
     report_warnings(final.plan, before=plan)
+    report_coverage(final.plan, home, rows, before=coverage)  # by the config of the checkpoint and the table built
     if not request.allow_untuned:
-        require_tuned(final.plan, home, rows)  # with the config of the checkpoint and the rows of the image
+        require_tuned(final.plan, home, rows)
     if early is None or final != first:
         early = _prepare_checked(source, final, host_ref, files or engine_files(plan, host_ref, fetch=False))
     prepare_overlay(early, host_ref)

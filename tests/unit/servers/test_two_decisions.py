@@ -112,6 +112,27 @@ def test_a_start_decides_twice_and_finally_with_what_was_made_on_the_way(
     assert "AITER_CONFIG_FMOE" in {variable.name for variable in plan.env}
 
 
+def test_the_coverage_of_the_final_plan_is_reported_if_it_is_another_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make_table(plan: Plan, at: Home, _given: object, *, allow_untuned: bool) -> bool:
+        return allow_untuned
+
+    monkeypatch.setattr(decisions, "make_table", make_table)
+    request = request_of(profile="mi355x-tp8", allow_untuned=True)
+    prepared(request, home, monkeypatch)
+    assert capsys.readouterr().err.count("tuned kernels of `mi355x-tp8`: ") == 1
+
+    def make_partial_table(plan: Plan, at: Home, _given: object, *, allow_untuned: bool) -> bool:
+        Store.of(at, plan).write(plan, every_bucket(FUSED_TP8)[:3])
+        return allow_untuned
+
+    monkeypatch.setattr(decisions, "make_table", make_partial_table)
+    prepared(request, home, monkeypatch)
+    first, final = (line for line in capsys.readouterr().err.splitlines() if "tuned kernels of `mi355x-tp8`: " in line)
+    assert first != final
+
+
 def test_a_start_from_a_prebuilt_image_decides_twice(
     home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
