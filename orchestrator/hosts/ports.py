@@ -10,7 +10,6 @@ from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from orchestrator.hosts.survey import Runner, local
-from orchestrator.plan.units import Role
 
 if TYPE_CHECKING:  # `deploy watch` needs no plan, which takes 15 MB to import
     from orchestrator.plan.plan import Plan
@@ -47,9 +46,7 @@ def plan_ports(plan: Plan, *, rank: int = 0) -> tuple[tuple[str, int], ...]:
         return (("server", plan.server.port + rank), *fixed_ports)
     named = [("server", plan.server.port)]
     if plan.gateway is not None:
-        for unit in plan.units:
-            if unit.role is not Role.GATEWAY:
-                named += [(f"{'replica' if unit.role is Role.SERVER else unit.role} {unit.number}", unit.port)]
+        named += [(unit.name.replace("-", " "), unit.plan.server.port) for unit in plan.servers]
         named += [("bootstrap of prefill", port) for role in plan.roles for port in role.bootstrap_ports]
         named += [("metrics of the gateway", plan.gateway.metrics_port)]
     named += [("ranks", plan.rank_port)] if plan.layout.nodes > 1 else []

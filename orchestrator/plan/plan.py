@@ -346,6 +346,11 @@ class Plan:
         return unit_plans(self)
 
     @property
+    def servers(self) -> tuple[UnitPlan, ...]:
+        """The units without the gateway."""
+        return tuple(unit for unit in self.units if unit.role is not Role.GATEWAY)
+
+    @property
     def server_names(self) -> tuple[str, ...]:
         """The name of each server behind the gateway, by its number, and of its folder: `replica-1`, `prefill-1`."""
         counts = {str(role.role): role.count for role in self.roles} or {"replica": self.replicas}

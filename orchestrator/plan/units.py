@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # an import at run time would be circular
-    from orchestrator.plan.plan import EnvVar, Flag, Plan
+    from orchestrator.plan.plan import Plan
 
 
 _RANK_PORT: Final = 1000  # above the server's port: beyond the ports of 64 replicas
@@ -29,44 +29,22 @@ class Role(StrEnum):
 class UnitPlan:
     """One unit to start. Its runtime adds the paths and the bind address."""
 
+    name: str  # that of its folder too: `replica-1`, `prefill-1`
     role: Role
     number: int  # among the units of this role, from 1
-    nodes: int
-    gpus: range  # indexes on each node; empty for a gateway or on a CPU
-    port: int
-    flags: "tuple[Flag, ...]"  # of the engine, or of the gateway
-    env: "tuple[EnvVar, ...]"
+    plan: "Plan"  # of this unit alone; of the whole server for the gateway
 
 
 def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
     """Return the units of a plan in the order in which they start: the gateway last."""
     from orchestrator.plan.replicas import replica_plans  # noqa: PLC0415 - see above
 
-    plans = replica_plans(plan)
     servers = tuple(
-        UnitPlan(
-            role=replica.role,
-            number=[each.role for each in plans[:number]].count(replica.role),
-            nodes=replica.layout.nodes,
-            gpus=replica.gpus,
-            port=replica.server.port,
-            flags=replica.flags,
-            env=replica.env,
-        )
-        for number, replica in enumerate(plans, start=1)
+        UnitPlan(name=name, role=each.role, number=int(name.rpartition("-")[2]), plan=each)
+        for name, each in zip(plan.server_names, replica_plans(plan), strict=True)
     )
-    if plan.gateway is None:
-        return servers
-    gateway = UnitPlan(
-        role=Role.GATEWAY,
-        number=1,
-        nodes=1,
-        gpus=range(0),
-        port=plan.server.port,
-        flags=plan.gateway.options,
-        env=(),
-    )
-    return (*servers, gateway)
+    gateway = UnitPlan(name="gateway", role=Role.GATEWAY, number=1, plan=plan)
+    return servers if plan.gateway is None else (*servers, gateway)
 
 
 def server_numbers(plan: "Plan") -> list[int]:

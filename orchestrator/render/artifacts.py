@@ -78,7 +78,7 @@ class Artifacts:
 
 def render_units(plan: Plan, server: Callable[[Plan], Artifacts], gateway: Callable[[Gateway], Artifacts]) -> Artifacts:
     """Render the units of a plan one by one: its only server, or each replica and their gateway, which holds them."""
-    servers = tuple(map(server, replica_plans(plan)))
+    servers = tuple(server(unit.plan) for unit in plan.servers)
     return servers[0] if plan.gateway is None else replace(gateway(plan.gateway), replicas=servers)
 
 

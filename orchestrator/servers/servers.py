@@ -17,7 +17,6 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.launch import process_names
 from orchestrator.plan.plan import NAME, Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.runs.run_dir import (
     RunDir,
     latest_run,
@@ -309,7 +308,7 @@ def _started_again(state: ServerState, run: RunDir) -> str:
 
 def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
     """Return the replicas with another plan, as `replica 2 of 2 has another`; "" if there are none."""
-    planned = {name: each.digest for name, each in zip(plan.server_names, replica_plans(plan), strict=True)}
+    planned = {unit.name: unit.plan.digest for unit in plan.servers}
     others = {Path(server.run_dir).name: server.plan_digest for server in handle.replicas}
     return ", ".join(
         f"{name.replace('-', ' ')} {f'of {plan.replicas} has another' if name in planned else 'is to be removed'}"

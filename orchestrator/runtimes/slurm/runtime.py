@@ -29,7 +29,6 @@ from orchestrator.core.secrets import Secret
 from orchestrator.core.signals import defer_signals
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import (
     LOG,
@@ -267,11 +266,11 @@ def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Unit]) -> Ar
     if plan.gateway is None:
         return artifacts
     behind = {Path(unit.run_dir): unit.url for unit in found}
-    for name, replica in zip(plan.server_names, replica_plans(plan), strict=True):
-        if not (url := behind.get(run_dir / FileName(name))):
-            what = f"{name.replace('-', ' ')} has lost its node"
+    for unit in plan.servers:
+        if not (url := behind.get(run_dir / FileName(unit.name))):
+            what = f"{unit.name.replace('-', ' ')} has lost its node"
             raise StartError(what, hint=f"see `squeue --me` and the log in `{run_dir}`")
-        urls[replica.server.url] = url
+        urls[unit.plan.server.url] = url
     argv = tuple(urls.get(word, word) for word in artifacts.command.argv)
     return dataclasses.replace(artifacts, command=dataclasses.replace(artifacts.command, argv=argv))
 

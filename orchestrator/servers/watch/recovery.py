@@ -14,7 +14,6 @@ from orchestrator.core.errors import DeployError, HostError, StartError, UsageEr
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import is_identity
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.runs.run_dir import (
     REQUEST_FILE,
     RunDir,
@@ -83,8 +82,8 @@ def _replica_urls(plan: Plan, handle: RunningServer | None) -> Iterator[str]:
     """Yield the URLs of the replicas: as found, else as planned."""
     replicas = handle.replicas if handle else ()
     found = {Path(server.run_dir).name: server.service_url or server.url for server in replicas}
-    for folder, each in zip(plan.server_names, replica_plans(plan), strict=True):
-        yield found.get(folder) or each.server.url
+    for unit in plan.servers:
+        yield found.get(unit.name) or unit.plan.server.url
 
 
 def require_watchable(home: Home, names: Sequence[str]) -> None:

@@ -30,10 +30,10 @@ def flags_of(plan: Plan) -> dict[str, tuple[str, ...]]:
 def test_each_role_has_gpus_flags_and_ports_of_its_own() -> None:
     plan = plan_of(GPUS, *PAIR, SAID, "layout.prefill.flags.max-running-requests=7", "server.port=21000")
     prefill, decode = replica_plans(plan)
-    assert [(unit.role, unit.number, unit.gpus, unit.port) for unit in plan.units] == [
+    assert [(unit.role, unit.number, unit.plan.gpus, unit.plan.server.port) for unit in plan.units] == [
         (Role.PREFILL, 1, range(4), 21008),
         (Role.DECODE, 1, range(4, 8), 21016),
-        (Role.GATEWAY, 1, range(0), 21000),
+        (Role.GATEWAY, 1, range(8), 21000),
     ]
     assert plan.gpus == range(8)
     first, second = flags_of(prefill), flags_of(decode)

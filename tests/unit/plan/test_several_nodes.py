@@ -28,7 +28,7 @@ def refused(profile: str, *overrides: str) -> dict[str, str]:
 def test_two_nodes_share_the_ranks_of_one_unit() -> None:
     plan = plan_of("mi355x-tp8", *TWO, "layout.tp=16")
     [unit] = plan.units
-    assert (unit.nodes, unit.gpus, plan.gpu_count) == (2, range(8), 16)
+    assert (unit.plan.layout.nodes, unit.plan.gpus, plan.gpu_count) == (2, range(8), 16)
     assert plan.layout.label == "TP16 on 2 nodes"
     assert host_needs(plan) == host_needs(plan_of("mi355x-tp8", *SLURM))  # of each node
 
@@ -70,7 +70,7 @@ def test_sglang_checks_the_line_of_the_first_rank() -> None:
 
 def test_a_replica_has_nodes_of_its_own() -> None:
     plan = plan_of("mi355x-tp4x2", *TWO, "layout.tp=16")
-    assert [unit.nodes for unit in plan.units] == [2, 2, 1]
+    assert [unit.plan.layout.nodes for unit in plan.servers] == [2, 2]
 
 
 @pytest.mark.parametrize(

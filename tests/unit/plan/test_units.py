@@ -8,11 +8,10 @@ from orchestrator.plan.units import Role
 def test_one_server_is_one_unit() -> None:
     plan = plan_of("mi355x-tp8")
     [unit] = plan.units
-    assert (unit.role, unit.number, unit.nodes, unit.gpus) == (Role.SERVER, 1, 1, plan.gpus)
-    assert (unit.port, unit.flags, unit.env) == (plan.server.port, plan.flags, plan.env)
+    assert (unit.name, unit.role, unit.number, unit.plan) == ("replica-1", Role.SERVER, 1, plan)
 
 
-def test_a_gateway_comes_after_its_servers_and_takes_no_gpu() -> None:
+def test_a_gateway_comes_after_its_servers() -> None:
     plan = plan_of("mi355x-tp4x2")
     assert plan.gateway is not None
     first, second, gateway = plan.units
@@ -21,7 +20,7 @@ def test_a_gateway_comes_after_its_servers_and_takes_no_gpu() -> None:
         (Role.SERVER, 2),
         (Role.GATEWAY, 1),
     ]
-    assert (first.gpus, second.gpus, gateway.gpus) == (range(4), range(4, 8), range(0))
-    assert (first.port, second.port, gateway.port) == (*plan.gateway.ports, plan.server.port)
-    assert {flag.name for flag in second.flags} - {flag.name for flag in first.flags} == {"base-gpu-id"}
-    assert gateway.flags == plan.gateway.options
+    assert plan.servers == (first, second)
+    assert (first.plan.gpus, second.plan.gpus, gateway.plan) == (range(4), range(4, 8), plan)
+    assert (first.plan.server.port, second.plan.server.port) == plan.gateway.ports
+    assert {flag.name for flag in second.plan.flags} - {flag.name for flag in first.plan.flags} == {"base-gpu-id"}

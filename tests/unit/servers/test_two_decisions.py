@@ -115,10 +115,7 @@ def test_a_start_decides_twice_and_finally_with_what_was_made_on_the_way(
 def test_the_coverage_of_the_final_plan_is_reported_if_it_is_another_one(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def make_table(plan: Plan, at: Home, _given: object, *, allow_untuned: bool) -> bool:
-        return allow_untuned
-
-    monkeypatch.setattr(decisions, "make_table", make_table)
+    monkeypatch.setattr(decisions, "make_table", lambda *_, **__: True)
     request = request_of(profile="mi355x-tp8", allow_untuned=True)
     prepared(request, home, monkeypatch)
     assert capsys.readouterr().err.count("tuned kernels of `mi355x-tp8`: ") == 1
