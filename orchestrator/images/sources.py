@@ -16,7 +16,6 @@ from orchestrator.plan.plan import Plan
 from orchestrator.render.dockerfile import GATEWAY_FOLDER, ImageSources
 
 _MAX_INPUT_BYTES: Final = 256 << 20  # of an input of a patch, which is read into memory
-_ARGUMENT_CHECKER: Final = "check_server_args.py"
 PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # run inside an image; the first imports the second
 
 
@@ -90,8 +89,3 @@ def _engine_files(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
     images = data_root() / "images"
     shim = {path.relative_to(images).as_posix(): path.read_bytes() for path in sorted(images.glob("cpu_shim/*.p*"))}
     return {plan.engine.requirements: requirements.read_bytes(), **shim}
-
-
-def argument_checker() -> str:
-    """Return the text of the program that validates command lines with an engine's Python."""
-    return (data_root() / "images" / _ARGUMENT_CHECKER).read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from orchestrator.engine.server_args import ArgumentRefusal, first_refusal, is_server
-from orchestrator.images.sources import argument_checker
+from orchestrator.images.argument_checker import argument_checker
 from orchestrator.render.arguments import argument_question
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.kubernetes.liveness import FOLDER

@@ -10,12 +10,12 @@ from dataclasses import replace
 from datetime import datetime
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.files import atomic_write
-from orchestrator.core.imported import Imported
+from orchestrator.core.imported import Imported, ImportedModule
 from orchestrator.core.logs.lines import Lines, redacted
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import poll_until
@@ -36,9 +36,8 @@ from orchestrator.runtimes.base import (
     Status,
     Unit,
 )
-from orchestrator.runtimes.kubernetes.creation import create_deployment, objects_of_start, require_taken
 from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
-from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
+from orchestrator.runtimes.kubernetes.kubectl import Cluster, list_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
 from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
@@ -57,6 +56,11 @@ from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, 
 from orchestrator.runtimes.labels import GATEWAY, NAME, PLAN, PROFILE, RUN_DIR, STARTER, URL, is_record
 from orchestrator.runtimes.replicas import replica_name, replica_number, role_of
 from orchestrator.runtimes.saved_logs import kept_log
+
+if TYPE_CHECKING:
+    from orchestrator.runtimes.kubernetes import creation
+else:
+    creation = ImportedModule("orchestrator.runtimes.kubernetes.creation")
 
 _APPEARS: Final = 10.0  # seconds for the pod of a new Deployment to appear
 _PAUSE: Final = 0.2
@@ -108,15 +112,17 @@ class KubernetesRuntime(Runtime):
         plan, settings = artifacts.plan, cluster_of(artifacts.plan)
         cluster = Cluster(settings.context or "", settings.namespace)
         seat = ReplicaRef(cluster, replica_name(run_dir) or (GATEWAY if plan.gateway is not None else ""))
-        *others, deployment = objects_of_start(seat, artifacts, name, secrets)
+        *others, deployment = creation.objects_of_start(seat, artifacts, name, secrets)
         start = {RUN_DIR: str(run_dir.absolute()), STARTER: f"{socket.gethostname()}/{uuid.uuid4()}"}
         for each in (*others, deployment):
             each["metadata"]["annotations"] |= start
         try:
             with defer_signals():  # a request in flight cannot be undone
-                made = create_deployment(cluster, {**deployment, "spec": {**deployment["spec"], "replicas": 0}})
-            require_taken(cluster.apply(others))
-            require_taken(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
+                made = creation.create_deployment(
+                    cluster, {**deployment, "spec": {**deployment["spec"], "replicas": 0}}
+                )
+            creation.require_taken(cluster.apply(others))
+            creation.require_taken(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
         except BaseException:  # mainly Ctrl-C: no record would mention these objects
             self._discard(seat, name, start[STARTER])
             raise
@@ -132,7 +138,7 @@ class KubernetesRuntime(Runtime):
         """
         places = known_namespaces(self._home, name)
         selected = selector(name) if name else f"{NAME},{OURS}"
-        answers = ask_each(places, "get", "deployments,pods", "--selector", selected)
+        answers = list_each(places, selected)
         found = [self._servers(*each, named=name is not None) for each in zip(places, answers, strict=True)]
         units = [unit for each in found if not isinstance(each, HostError) for unit in each]
         if name is not None:
@@ -232,12 +238,11 @@ class KubernetesRuntime(Runtime):
             tail.close()
 
     def _servers(
-        self, cluster: Cluster, answer: Mapping[str, Any] | HostError, *, named: bool
+        self, cluster: Cluster, items: list[Mapping[str, Any]] | HostError, *, named: bool
     ) -> list[Unit] | HostError:
-        """Return the servers in the answer of a namespace with their states, or the error."""
-        if isinstance(answer, HostError):
-            return answer
-        items = answer["items"]
+        """Return the servers among the objects of a namespace with their states, or the error."""
+        if isinstance(items, HostError):
+            return items
         records = [each for each in items if each["kind"] == "Deployment" and is_record(_marks(each))]
         units = [self._unit(cluster, each) for each in records]
         warns = any(PodView(pod=each).warns for each in items if each["kind"] == "Pod")

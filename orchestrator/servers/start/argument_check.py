@@ -18,8 +18,8 @@ from orchestrator.core.files import write_cache
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.engine.server_args import ArgumentRefusal, ArgumentVerdict, read_verdicts
+from orchestrator.images.argument_checker import argument_checker
 from orchestrator.images.client import DockerCli
-from orchestrator.images.sources import argument_checker
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import read_profile
 from orchestrator.render.arguments import argument_question
