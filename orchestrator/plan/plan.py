@@ -356,11 +356,6 @@ class Plan:
         counts = {str(role.role): role.count for role in self.roles} or {"replica": self.replicas}
         return tuple(f"{kind}-{number}" for kind, count in counts.items() for number in range(1, count + 1))
 
-    def is_alone(self, number: int) -> bool:
-        """Return whether no other server behind the gateway has the role of this one."""
-        roles = [name.rpartition("-")[0] for name in self.server_names]
-        return roles.count(roles[number - 1]) == 1
-
     def label_of(self, number: int) -> str:
         """Return the name of a server behind the gateway in a sentence: `replica 1 of 2`, `prefill 1 of 1`."""
         name = self.server_names[number - 1]

@@ -50,3 +50,9 @@ def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
 def server_numbers(plan: "Plan") -> list[int]:
     """Return the numbers of a plan's servers, from 1; with roles those of prefill come first."""
     return list(range(1, plan.replicas + 1))
+
+
+def is_alone(plan: "Plan", number: int) -> bool:
+    """Return whether no other server behind the gateway has the role of this one."""
+    roles = [name.rpartition("-")[0] for name in plan.server_names]
+    return roles.count(roles[number - 1]) == 1

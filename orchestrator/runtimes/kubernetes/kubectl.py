@@ -28,7 +28,7 @@ _ASKED: Final = 10.0  # timeout of a request, in seconds
 _BRIEFLY: Final = 4.0  # timeout of a request to all clusters, in seconds
 _ASIDE: Final = 4.0  # further seconds for kubectl in that case
 _AT_ONCE: Final = 16  # requests at the same time
-_LISTED: Final = {"Deployment": "/apis/apps/v1/namespaces/{}/deployments", "Pod": "/api/v1/namespaces/{}/pods"}
+_LISTED: Final = {"Deployment": ("apis/apps/v1", "deployments"), "Pod": ("api/v1", "pods")}  # kinds of a listing
 _BESIDE: Final = 50.0  # further seconds for kubectl, including its login plug-ins
 # Messages of kubectl (1.20 and 1.32) for a cluster that is unreachable or rejects the login. If one of several
 # requested kinds was read before, the message has Go's form (net/url, `Error`): `Get "https://…": …`.
@@ -127,9 +127,9 @@ def list_each(clusters: Sequence[Cluster], selector: str) -> Iterator[list[Mappi
     size, query = _AT_ONCE // len(_LISTED), f"?labelSelector={urlquote(selector)}"
     for batch in (clusters[at : at + size] for at in range(0, len(clusters), size)):
         argvs = [
-            cluster.argv(_timeout(_BRIEFLY), "get", "--raw", path.format(cluster.namespace) + query)
+            cluster.argv(_timeout(_BRIEFLY), "get", "--raw", f"/{group}/namespaces/{cluster.namespace}/{kind}{query}")
             for cluster in batch
-            for path in _LISTED.values()
+            for group, kind in _LISTED.values()
         ]
         with _kubectl_needed():
             answers = iter(run_together(argvs, timeout=_BRIEFLY + _ASIDE))

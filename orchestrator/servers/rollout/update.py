@@ -21,7 +21,7 @@ from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import rolling_update_blocker
-from orchestrator.plan.units import server_numbers
+from orchestrator.plan.units import is_alone, server_numbers
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_room
 from orchestrator.runtimes.base import HostRef, Status
@@ -78,7 +78,7 @@ def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, h
     numbers = update.outdated() or ([] if update.surplus else server_numbers(plan))
     chosen = numbers[: start.request.max_replicas]
     for number in chosen:
-        if plan.is_alone(number):
+        if is_alone(plan, number):
             warn(f"{plan.label_of(number)} is replaced: requests fail until the new one is ready")
     try:
         with interrupts_as_errors():
