@@ -18,6 +18,7 @@ from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.launch import process_names
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.runs.run_dir import (
+    REQUEST_FILE,
     RunDir,
     latest_run,
     latest_runs,
@@ -138,6 +139,9 @@ class Servers:
         """
         if found := self.find(name):
             return self.server(found[0])
+        if not self.explicit_hosts and (host := requested_host(self.home, name)):
+            hint = f"`deploy status {name} --host {host}` asks the host on which it was started"
+            raise StartError(f"no server `{name}` found on this host", hint=hint)
         names = [handle.name for handle in self.find()]
         near = did_you_mean(name, names)
         if self.unreachable:
@@ -205,6 +209,18 @@ def open_servers(home: Home, host: str | None = None) -> Iterator[Servers]:
     finally:
         for runtime in runtimes.values():
             runtime.close()
+
+
+def requested_host(home: Home, name: str) -> str | None:
+    """Return the remote host on which the newest run of a name was started with `--host`; None if there is none."""
+    host = requested(run, "host") if (run := latest_run(home, name)) else None
+    return host if isinstance(host, str) else None
+
+
+def requested(run: RunDir, key: str) -> object:
+    """Return a value of the request of a run, without the imports of `read_request`; None if it is missing."""
+    request = run.read(REQUEST_FILE).get("request")
+    return request.get(key) if isinstance(request, dict) else None
 
 
 def name_at(target: str, home: Home, *others: object) -> str:

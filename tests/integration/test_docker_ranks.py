@@ -102,6 +102,9 @@ def test_a_server_on_two_hosts_from_up_to_down_through_the_hang_of_a_rank(
     shown = status(deploy, first)
     assert shown["health"] == "healthy"
     assert deploy.run("smoke", NAME, "--host", first).returncode == 0
+    with deploy.running("top", NAME, "--host", first, "--json") as top:
+        assert json.loads(top.line())["activity"]
+    assert "passed" in deploy.run("history", NAME).stdout
     run = Path(shown["run_dir"])
     logged = deploy.run("logs", NAME, "--host", first).stdout
     assert "==> server.log <==" in logged
@@ -227,6 +230,9 @@ def test_the_rank_of_a_start_that_was_killed_keeps_no_name(
     docker("rm", "--force", RANK_0)
     left = docker("inspect", "--format", "{{.Id}}", RANK_1)
     assert left
+    missed = deploy.run("down", NAME, "--host", hosts[1])
+    assert missed.returncode == 6
+    assert f"rank 1 of `{NAME}` is on this host, and rank 0 on {hosts[0]}; if that has ended, `docker" in missed.stderr
     with deploy.running(*up_scripted, *both) as command:
         command.wait_for("started `")
         assert docker("inspect", "--format", "{{.Id}}", RANK_1) != left

@@ -142,7 +142,20 @@ class DockerRuntime(Runtime):
             own = name is not None or self._home.holds(Path(unit.run_dir), unit.name)
             return self.state(unit if own else replace(unit, rank_hosts=()))
 
+        if name is not None and not units:
+            self._note_rank(name)
         return with_roles(replace(unit, state=state(unit)) for unit in units)
+
+    def _note_rank(self, name: str) -> None:
+        """Print that this host has another rank of a server. Only the host of rank 0 has a record of it."""
+        with self._host.errors():
+            ranks = self._host.client.containers.list(all=True, filters={"label": RANK}, sparse=True)
+        for labels in (container.attrs["Labels"] for container in ranks):
+            server, _, rank = labels[RANK].rpartition("/")
+            if server == name and rank.isdecimal():
+                remove = f"docker --host {self._host.url} rm --force {container_name(name, rank_name(int(rank)))}"
+                text = f"rank {rank} of `{name}` is on this host, and rank 0 on {labels.get(HEAD)}"
+                note(f"{text}; if that has ended, `{remove}` removes it")
 
     def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Raises HostError if the daemon does not answer, which does not mean NOT_FOUND."""

@@ -15,7 +15,6 @@ from orchestrator.core.paths import Home
 from orchestrator.core.procfs import is_identity
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import (
-    REQUEST_FILE,
     RunDir,
     is_locked,
     latest_run,
@@ -29,7 +28,15 @@ from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import EXIT_FILE, STOPPED, ServerState, Status
 from orchestrator.servers.exit_record import RESTARTS_FILE, STOPPED_FOR_RESTART, UP_FAILED, saved_state
 from orchestrator.servers.group import RunningServer
-from orchestrator.servers.servers import PROCESSES_FILE, Servers, api_key, dead_processes, open_servers
+from orchestrator.servers.servers import (
+    PROCESSES_FILE,
+    Servers,
+    api_key,
+    dead_processes,
+    open_servers,
+    requested,
+    requested_host,
+)
 from orchestrator.servers.watch.snapshot import ServerSnapshot, SnapshotFailure
 
 _NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
@@ -95,7 +102,7 @@ def require_watchable(home: Home, names: Sequence[str]) -> None:
         if (plan := read_plan(latest_run(home, name))) is not None:
             require_not_cluster_managed(plan, name)
     for name in names:
-        host = _host_of(home, name)
+        host = requested_host(home, name)
         with open_servers(home, host) as servers:
             api_key(snapshot_of(servers, name, host).api_key_env)
 
@@ -130,20 +137,7 @@ def is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
 
 
 def _started_by_watch(run: RunDir) -> bool:
-    return _requested(run, "by_watch") is True
-
-
-def _host_of(home: Home, name: str) -> str | None:
-    """Return the remote host on which the newest run of a name was started with `--host`."""
-    require_name(name)
-    run = latest_run(home, name)
-    host = _requested(run, "host") if run else None
-    return host if isinstance(host, str) else None
-
-
-def _requested(run: RunDir, key: str) -> object:
-    request = run.read(REQUEST_FILE).get("request")
-    return request.get(key) if isinstance(request, dict) else None
+    return requested(run, "by_watch") is True
 
 
 def _restart_times(home: Home, name: str) -> Iterator[float]:
@@ -165,7 +159,7 @@ def saved_restarts(run: RunDir) -> list[dict[str, object]]:
 def take_snapshot(home: Home, name: str) -> ServerSnapshot | SnapshotFailure:
     """Return the snapshot of a server, or why none could be taken."""
     try:
-        host = _host_of(home, name)
+        host = requested_host(home, name)
         with open_servers(home, host) as servers:
             return snapshot_of(servers, name, host)
     except DeployError as error:

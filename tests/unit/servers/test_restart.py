@@ -61,6 +61,10 @@ def test_a_server_that_is_gone_names_the_command_that_brings_it_back(tmp_path: P
         with pytest.raises(StartError, match="no server `owl` found") as raised:
             Servers(home, {}).open("owl")
         assert raised.value.hint.startswith(hint)
+    ran(home, request_of(host="ssh://n1"), came_up=True, day=3)
+    with pytest.raises(StartError, match="no server `owl` found on this host") as raised:
+        Servers(home, {}).open("owl")
+    assert raised.value.hint.startswith("`deploy status owl --host ssh://n1`")
 
 
 ASKED = asdict(request_of())
