@@ -1,6 +1,6 @@
 """The metrics of one point, computed from its request records; units as in `bench/result.py`. Pure."""
 
-from array import array
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -33,7 +33,9 @@ from orchestrator.bench.steady_state import (
 )
 from orchestrator.bench.workload import SustainedLimits, Workload
 
-_STEP_S: Final = 1e-5  # to which gaps are rounded
+_DIGITS: Final = 5  # to which the seconds of gaps are rounded: millions of them have few lengths
+_MAX_DIFFERENT: Final = 4096  # values
+_MAX_BITS: Final = 12  # of rounded values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +159,10 @@ def _end(records: Collection[RequestRecord]) -> float:
 
 
 def _sent_rps(records: Collection[RequestRecord]) -> float | None:
-    started = array("d", (record.started_s for record in records))
-    return (len(started) - 1) / (max(started) - min(started)) if len(started) > 1 else None
+    if len(records) < 2:
+        return None
+    first = min(record.started_s for record in records)
+    return (len(records) - 1) / (max(record.started_s for record in records) - first)
 
 
 def _completed(records: Collection[RequestRecord], window: tuple[float, float]) -> int:
@@ -181,66 +185,85 @@ def percentile(ordered: Sequence[float], quantile: float) -> float:
 
 
 def distribution(values: Iterable[float]) -> Distribution | None:
-    """Return the distribution of `values`, or None if there are none."""
-    collected = array("d", values)
-    return _distribution(collected) if collected else None
+    """Return the distribution of `values`, or None if there are none. See `_Values`."""
+    collected = _Values()
+    for value in values:
+        collected.add(value)
+    return collected.distribution() if collected else None
 
 
-def _distribution(values: Iterable[float]) -> Distribution:
-    ordered = sorted(values)
-    return _summary(ordered, sum(ordered) / len(ordered))
+class _Values(Sequence[float]):
+    """Ascending values, held as the count of each different one, so that memory does not grow with their number.
 
+    More than `_MAX_DIFFERENT` are rounded, by at most 0.1 % if the largest is 16 times the smallest; mean and maximum
+    stay exact.
+    """
 
-def _summary(ordered: Sequence[float], mean: float) -> Distribution:
-    p50, p90, p95, p99 = (percentile(ordered, share) for share in (0.50, 0.90, 0.95, 0.99))
-    return Distribution(count=len(ordered), mean=mean, p50=p50, p90=p90, p95=p95, p99=p99, max=ordered[-1])
+    def __init__(self) -> None:
+        self._counts = Counter[float]()
+        self._bits = 0  # of a rounded value; 0: exact
+        self._count, self._sum, self._max = 0, 0.0, -math.inf
+        self._ascending: list[float] = []
+        self._ends: list[int] = []  # positions behind the last of each value
 
+    def add(self, value: float, times: int = 1) -> None:
+        """Add a value, `times` times."""
+        self._count += times
+        self._sum += value * times
+        self._max = max(self._max, value)
+        self._counts[self._rounded(value)] += times
+        while len(self._counts) > _MAX_DIFFERENT:
+            self._bits = self._bits - 1 if self._bits else _MAX_BITS
+            counts, self._counts = self._counts, Counter()
+            for each, count in counts.items():
+                self._counts[self._rounded(each)] += count
 
-class _Counted(Sequence[float]):
-    """Ascending values in seconds, from the count of each in steps: millions of gaps have few lengths."""
-
-    def __init__(self, counts: Counter[int]) -> None:
-        self._values = sorted(counts)
-        self._ends = list(accumulate(counts[each] for each in self._values))
+    def distribution(self) -> Distribution:
+        """Return the distribution of at least one value."""
+        self._ascending = sorted(self._counts)
+        self._ends = list(accumulate(self._counts[each] for each in self._ascending))
+        p50, p90, p95, p99 = (percentile(self, share) for share in (0.50, 0.90, 0.95, 0.99))
+        mean = self._sum / self._count
+        return Distribution(count=self._count, mean=mean, p50=p50, p90=p90, p95=p95, p99=p99, max=self._max)
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._count
 
     def __getitem__(self, index: int) -> float:  # type: ignore[override]
-        return self._values[bisect_right(self._ends, index % len(self))] * _STEP_S
+        return min(self._ascending[bisect_right(self._ends, index)], self._max)
 
-
-def _of_counts(counts: Counter[int]) -> Distribution | None:
-    """Return the distribution of values in steps, in seconds; None without any."""
-    if not counts:
-        return None
-    mean = sum(value * count for value, count in counts.items()) / counts.total() * _STEP_S
-    return _summary(_Counted(counts), mean)
+    def _rounded(self, value: float) -> float:
+        if not self._bits:
+            return value
+        fraction, exponent = math.frexp(value)
+        return math.ldexp(round(math.ldexp(fraction, self._bits)), exponent - self._bits)
 
 
 def latency(records: Collection[RequestRecord]) -> Latency | None:
     """Compute the latencies of the successful requests as the client measured them; None without any."""
-    from_schedule, from_send, e2e_from_schedule, e2e_from_send, tpot = (array("d") for _ in range(5))
-    gaps, tokens, chunks = Counter[int](), 0, 0
+    from_schedule, from_send, e2e_from_schedule, e2e_from_send, tpot, itl = (_Values() for _ in range(6))
+    gaps, tokens, chunks = Counter[float](), 0, 0
     for record in _done(records):
         times = record.chunk_s
-        from_schedule.append(times[0] - record.scheduled_s)
-        from_send.append(times[0] - record.started_s)
-        e2e_from_schedule.append(record.ended_s - record.scheduled_s)
-        e2e_from_send.append(record.ended_s - record.started_s)
+        from_schedule.add(times[0] - record.scheduled_s)
+        from_send.add(times[0] - record.started_s)
+        e2e_from_schedule.add(record.ended_s - record.scheduled_s)
+        e2e_from_send.add(record.ended_s - record.started_s)
         if _output_tokens(record) > 1:
-            tpot.append(_tpot(record))
-        gaps.update(round((b - a) / _STEP_S) for a, b in pairwise(times))
+            tpot.add(_tpot(record))
+        gaps.update(round(b - a, _DIGITS) for a, b in pairwise(times))
         tokens, chunks = tokens + _output_tokens(record), chunks + len(times)
+    for gap, count in gaps.items():
+        itl.add(gap, count)
     if not chunks:
         return None
     return Latency(
-        ttft_from_schedule_s=_distribution(from_schedule),
-        ttft_from_send_s=_distribution(from_send),
-        e2e_from_schedule_s=_distribution(e2e_from_schedule),
-        e2e_from_send_s=_distribution(e2e_from_send),
-        tpot_s=distribution(tpot),
-        itl_per_chunk_s=_of_counts(gaps),
+        ttft_from_schedule_s=from_schedule.distribution(),
+        ttft_from_send_s=from_send.distribution(),
+        e2e_from_schedule_s=e2e_from_schedule.distribution(),
+        e2e_from_send_s=e2e_from_send.distribution(),
+        tpot_s=tpot.distribution() if tpot else None,
+        itl_per_chunk_s=itl.distribution() if itl else None,
         tokens_per_chunk=tokens / chunks,
     )
 
@@ -299,16 +322,16 @@ def cache_hits(
     sglang omits `cached_tokens` if it is 0 (0.5.14, entrypoints/openai/usage_processor.py). A response without the
     field therefore means 0 if the server is known to report it (`absent_is_zero`) or another response has it.
     """
-    shares, cached, prompt, is_reported = array("d"), 0, 0, absent_is_zero
+    shares, cached, prompt, is_reported = _Values(), 0, 0, absent_is_zero
     for record in _done(records):
         if tokens := _prompt_tokens(record):
-            shares.append((record.cached_tokens or 0) / tokens)
+            shares.add((record.cached_tokens or 0) / tokens)
             cached, prompt = cached + (record.cached_tokens or 0), prompt + tokens
             is_reported = is_reported or record.cached_tokens is not None
     return CacheHits(
         wanted_share=target_share,
         usage_share=cached / prompt if prompt and is_reported else None,
-        usage_share_per_request=distribution(shares) if is_reported else None,
+        usage_share_per_request=shares.distribution() if shares and is_reported else None,
         metrics_share=_metrics_share(server),
     )
 

@@ -1,4 +1,4 @@
-"""The measured requests of a load in a temporary file: memory holds a few numbers of each, whatever its length."""
+"""The measured requests of a load in a temporary file: memory holds none of them, however many they are."""
 
 import marshal
 import os
@@ -6,7 +6,9 @@ import tempfile
 import weakref
 from array import array
 from collections.abc import Collection, Iterator
-from typing import IO, NamedTuple
+from typing import IO, Final, NamedTuple
+
+_SIZE_BYTES: Final = 8  # of the size before each request
 
 
 class RequestRecord(NamedTuple):
@@ -36,26 +38,23 @@ class RequestRecord(NamedTuple):
 
 
 class RecordFile(Collection[RequestRecord]):
-    """Requests in the order of sending: 16 bytes of each in memory, the rest in a file that is closed with this."""
+    """Requests in the order in which they ended, in a file that is closed with this."""
 
     def __init__(self) -> None:
         """Begin without a file: the first request makes it."""
         self._file: IO[bytes] | None = None
         self._end = 0
-        self._places = array("q")  # of each sent request the offset and size in the file; size 0: not measured
-        self._in_memory: dict[int, bytes] = {}  # by index, if the disk is full
+        self._in_memory: list[bytes] = []  # if the disk is full
         self._count = 0
 
     def add(self, record: RequestRecord) -> None:
         """Save a request; it stays in memory if the disk is full."""
         content = marshal.dumps([*record])  # arrays as bytes
-        self._places.extend([0] * (2 * record.index + 2 - len(self._places)))
-        self._places[2 * record.index : 2 * record.index + 2] = array("q", [self._end, len(content)])
         self._count += 1
-        if self._is_written(content):
-            self._end += len(content)
+        if self._is_written(framed := len(content).to_bytes(_SIZE_BYTES) + content):
+            self._end += len(framed)
         else:
-            self._in_memory[record.index] = content
+            self._in_memory.append(content)
 
     def __len__(self) -> int:
         return self._count
@@ -64,10 +63,12 @@ class RecordFile(Collection[RequestRecord]):
         return any(each == record for each in self)
 
     def __iter__(self) -> Iterator[RequestRecord]:
-        places = iter(self._places)
-        for index, (offset, size) in enumerate(zip(places, places, strict=True)):
-            if size:
-                yield _record(self._in_memory.get(index) or self._read(offset, size))
+        offset = 0
+        while offset < self._end:
+            size = int.from_bytes(self._read(offset, _SIZE_BYTES))
+            yield _record(self._read(offset + _SIZE_BYTES, size))
+            offset += _SIZE_BYTES + size
+        yield from map(_record, self._in_memory)
 
     def _is_written(self, content: bytes) -> bool:
         try:

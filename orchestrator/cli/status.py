@@ -41,8 +41,7 @@ def command(
 
 def _named_notes(found: Iterable[ServerStatus]) -> Iterator[str]:
     for server in found:
-        if told := startup_text(server):
-            yield told
+        yield from filter(None, map(startup_text, (server, *server.replicas)))
         if server.restarts and server.health == "healthy" and server.detail:
             yield f"`{server.name}`: {server.detail}"
 

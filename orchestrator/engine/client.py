@@ -157,9 +157,9 @@ class EngineClient:
         """POST raw bytes as JSON; return the HTTP status."""
         return self._status("POST", path, content=content, with_key=with_key)
 
-    def status(self, method: str, path: str, body: Body | None = None) -> int:
-        """Send a request with any method; return the HTTP status."""
-        return self._status(method, path, content=None if body is None else json.dumps(body).encode())
+    def status(self, method: str, path: str, body: Body | None = None, *, limits: Timeouts | None = None) -> int:
+        """Send a request with any method; return the HTTP status. `limits` replace the client's own."""
+        return self._status(method, path, content=None if body is None else json.dumps(body).encode(), limits=limits)
 
     def events(self, path: str, body: Body, headers: Mapping[str, str] | None = None) -> Iterator[bytes]:
         """POST `body` and yield the events of the streamed response as they arrive, without the final `[DONE]`.

@@ -43,6 +43,7 @@ REQUEST_FILE: Final = "request.json"  # what was asked for
 SMOKE_FILE: Final = "smoke.json"
 SOAKED: Final = "soaked"  # its key with the seconds of the last soak that passed, and when it ended
 STARTUP: Final = "startup"  # key of SMOKE_FILE: the seconds of the first sampled request and of the first smoke test
+FIRST_SAMPLE: Final = "first sampled request"  # a stage of the start
 RESULTS_FILE: Final = "results.json"  # the directories of its measurements
 _FROM_HERE: Final = "`deploy up PROFILE --replace` starts it from here; or look from where it was started"
 MAX_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB

@@ -388,9 +388,9 @@ class Runtime(ABC):
         """Return whether the gateway may discover this replica."""
         raise NotImplementedError(unit.name)
 
-    def is_ready(self, unit: Unit) -> bool:
-        """Return whether a gateway that discovers this replica accepts it."""
-        raise NotImplementedError(unit.name)
+    def is_ready(self, _unit: Unit) -> bool:
+        """Return whether a healthy unit gets requests: a cluster may hold them back until a probe succeeds."""
+        return True
 
     def caches(self) -> Sequence[Cache]:
         """Return the caches that earlier starts have filled and later ones reuse."""

@@ -173,7 +173,7 @@ class ServerGroup:
         return self.runtime.is_routable(server.unit)
 
     def is_ready(self, server: RunningServer) -> bool:
-        """Return whether a gateway registers this replica after it discovers it."""
+        """Return whether a healthy unit gets requests. See `Runtime.is_ready`."""
         return self.runtime.is_ready(server.unit)
 
     def close(self) -> None:

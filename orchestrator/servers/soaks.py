@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import DeployError
-from orchestrator.runs.run_dir import RESULTS_FILE, SMOKE_FILE, SOAKED, STARTUP, RunDir
+from orchestrator.runs.run_dir import FIRST_SAMPLE, RESULTS_FILE, SMOKE_FILE, SOAKED, STARTUP, RunDir
 from orchestrator.verify.report import SmokeReport, Verdict
 
 
@@ -20,7 +20,7 @@ def save_report(run: RunDir, report: SmokeReport, *, of_start: bool = False) -> 
     kept: dict[str, object] = {key: saved[key] for key in (SOAKED, STARTUP) if key in saved}
     if of_start:
         checked = sum(check.seconds for check in report.checks)
-        kept[STARTUP] = {"first sampled request": report.first_sample_seconds, "smoke test": checked}
+        kept[STARTUP] = {FIRST_SAMPLE: report.first_sample_seconds, "smoke test": checked}
     if soaks:
         ended = datetime.now(UTC).isoformat(timespec="seconds")
         done = all(check.verdict is Verdict.PASSED for check in soaks)

@@ -18,11 +18,13 @@ from orchestrator.engine.options import Meaning
 from orchestrator.engine.requests import generate_body
 from orchestrator.engine.responses import read_generated
 from orchestrator.verify.checks import PROMPT
-from orchestrator.verify.report import CheckOutcome, CheckResult, failed, passed, skipped, warning
-from orchestrator.verify.smoke import carry_out
+from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, failed, passed, skipped, warning
+from orchestrator.verify.smoke import carry_out, sample_ranks
+from orchestrator.verify.target import Target
 
 _LIMITS: Final = Timeouts(connect=5, idle=180, total=180)  # as in the smoke test
 _TOKENS: Final = 16
+_SAMPLED: Final = tuple(range(200, 237))  # the prompt of the first sampled request
 _TIES: Final = 0.25  # share of tokens that may differ between kernels of prefill and decode on a GPU; ours
 _WITHIN: Final = 10.0  # seconds until a counter shows the request that has just been answered
 
@@ -41,10 +43,20 @@ class Pair:
     logs: Callable[[], Mapping[str, Iterable[str]]] | None = None
 
 
-def role_check(url: str, *, key: Secret | None, name: str) -> CheckResult:
-    """Let one role generate a token alone, as sglang's own health check does."""
-    with EngineClient(url, key=key, limits=_LIMITS) as server:
-        return carry_out(name, lambda: passed("one token") if _alone(server, PROMPT, 1) else failed("no token"))
+def role_report(target: Target) -> SmokeReport:
+    """Let one role generate a token alone, as sglang's own health check does; before it, each rank samples one."""
+
+    def generates() -> CheckOutcome:
+        if silent:
+            return failed(silent)
+        return passed("one token") if _alone(server, PROMPT, 1) else failed("no token")
+
+    began = time.monotonic()
+    with EngineClient(target.url, key=target.api_key, limits=_LIMITS) as server:
+        silent = sample_ranks(target, server, _SAMPLED, fields=FAKE_BOOTSTRAP) if target.on_gpu else ""
+        sampled = round(time.monotonic() - began, 3)
+        checks = (carry_out("generates alone", generates),)
+    return SmokeReport(url=target.url, served_name=target.served_name, checks=checks, first_sample_seconds=sampled)
 
 
 def pair_checks(pair: Pair) -> Iterator[CheckResult]:

@@ -1,16 +1,21 @@
 """Carrying the checks out, one after the other."""
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Final
 
 import httpx
 
 from orchestrator.core.console import Progress
 from orchestrator.core.polling import poll_until
+from orchestrator.core.signals import start_thread_without_signals
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, Timeouts
-from orchestrator.engine.requests import generate_body
+from orchestrator.engine.first_sample import SAMPLE_LIMIT
+from orchestrator.engine.requests import Body, generate_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.verify.checks import CHECKS, skip_reason
 from orchestrator.verify.client import NotOfferedError, SmokeClient
@@ -19,7 +24,7 @@ from orchestrator.verify.target import Target
 
 CONNECT_SECONDS: Final = 5.0
 AT_ONCE_SECONDS: Final = 10.0  # half of what sglang gives the token of a health check
-FIRST_SAMPLE_SECONDS: Final = 600.0  # 96 to 115 on one H100 or H200 (sglang 0.5.16)
+_SAMPLE_LIMITS: Final = Timeouts(connect=CONNECT_SECONDS, idle=SAMPLE_LIMIT, total=SAMPLE_LIMIT)
 
 
 def smoke_test(
@@ -52,38 +57,67 @@ def smoke_test(
             behind=behind if target.engine_url else server,
             show=lambda text: shown.update("smoke test", transient=text),
         )
-        began = clock()
+        began, silent = clock(), ""
         if target.on_gpu and client.is_sglang:
-            _sample_once(client, shown, clock=clock)
+            shown.update("first sampled request")
+            silent = sample_ranks(target, server, client.fresh_ids(37), clock=clock)
         sampled = round(clock() - began, 3)
-        checks = tuple(_all_checks(client, shown=shown, clock=clock))
+        checks = tuple(_all_checks(client, silent, shown=shown, clock=clock))
     return SmokeReport(url=target.url, served_name=target.served_name, checks=checks, first_sample_seconds=sampled)
 
 
-def _sample_once(client: SmokeClient, shown: Progress, *, clock: Callable[[], float]) -> None:
-    """Send the first request that samples, for which sglang compiles kernels: no check and no user waits for them.
+def sample_ranks(
+    target: Target,
+    server: EngineClient,
+    prompt: Sequence[int],
+    *,
+    fields: Mapping[str, object] = MappingProxyType({}),
+    clock: Callable[[], float] = time.monotonic,
+) -> str:
+    """Let each data-parallel rank answer a sampled request, and return which rank does not; "" if all do.
 
-    Meanwhile a server fails its health checks. A gateway then answers 503, and for some seconds after the kernels are
-    there: the request is repeated until it is answered at once. The checks find every other fault.
+    For the first one sglang compiles kernels: no check and no user waits for them. All ranks are asked at once, as they
+    compile at the same time. `fields` are added to each request. The checks find every fault of an answer.
     """
-    model = client.target.served_name
-    body = generate_body(client.fresh_ids(37), tokens=2, model=model, temperature=1.0, top_p=0.95, top_k=50)
+    answers = dict.fromkeys(range(target.dp), "")
 
-    def is_compiled() -> bool:
+    def ask(rank: int) -> None:
+        model = target.served_name
+        body = generate_body(prompt, tokens=2, model=model, rank=rank, temperature=1.0, top_p=0.95, top_k=50)
+        with suppress(RuntimeError):  # of httpx: the wait was interrupted, and the client is closed
+            answers[rank] = _sampled(server, {**body, **fields}, is_gateway=bool(target.engine_url), clock=clock)
+
+    threads = [threading.Thread(target=ask, args=(rank,), daemon=True) for rank in answers]
+    for thread in threads:
+        start_thread_without_signals(thread)
+    for thread in threads:
+        thread.join()
+    return "; ".join(f"rank {rank} does not answer a sampled request: {why}" for rank, why in answers.items() if why)
+
+
+def _sampled(server: EngineClient, body: Body, *, is_gateway: bool, clock: Callable[[], float]) -> str:
+    """Send a sampled request; return why it is not answered, or "".
+
+    While kernels are compiled a server fails its health checks. A gateway then answers 503, and for some seconds after
+    the kernels are there: the request is repeated until it is answered at once.
+    """
+
+    def ask() -> str | None:
         began = clock()
         try:
-            status = client.server.status("POST", endpoints.GENERATE, body)
-        except NoResponseError:
-            return True
-        return status != httpx.codes.SERVICE_UNAVAILABLE and clock() - began < AT_ONCE_SECONDS
+            status = server.status("POST", endpoints.GENERATE, body, limits=_SAMPLE_LIMITS)
+        except NoResponseError as error:
+            return str(error)
+        return "" if status != httpx.codes.SERVICE_UNAVAILABLE and clock() - began < AT_ONCE_SECONDS else None
 
-    shown.update("first sampled request")
-    limit = FIRST_SAMPLE_SECONDS if client.target.engine_url else 0.0
-    poll_until(bool, is_compiled, within=limit, pause=1.0)
+    limit = SAMPLE_LIMIT if is_gateway else 0.0
+    return poll_until(lambda why: why is not None, ask, within=limit, pause=1.0) or ""
 
 
-def _all_checks(client: SmokeClient, *, shown: Progress, clock: Callable[[], float]) -> Iterator[CheckResult]:
-    silent = ""
+def _all_checks(
+    client: SmokeClient, silent: str, *, shown: Progress, clock: Callable[[], float]
+) -> Iterator[CheckResult]:
+    """Yield the result of each check; `silent` is why the server is already known not to answer, or ""."""
     for number, (name, check) in enumerate(CHECKS, start=1):
         shown.update("smoke test", transient=f"{number}/{len(CHECKS)}: {name}")
         begun = clock()

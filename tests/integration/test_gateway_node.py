@@ -291,6 +291,7 @@ def test_a_pod_is_not_ready_before_it_has_answered_a_sampled_request(
         wait_for(asks)
         for _ in range(5):
             assert (container()["started"], container()["ready"]) == (False, False)
+            assert "POST /v1/" not in deploy.run("logs", NAME).stdout, "the smoke test has begun"
             time.sleep(1)
         (models / "samples").touch()
         wait_for(lambda: container()["ready"])

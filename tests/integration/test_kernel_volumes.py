@@ -1,16 +1,15 @@
 """Compiled kernels in the cache volumes of real Docker, and in a real registry."""
 
-import hashlib
 import io
 import json
 import os
 import tarfile
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from loopback_registry import push
 
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
@@ -82,36 +81,11 @@ def test_kernels_go_into_new_volumes_and_come_back(prepared: PreparedRun, tmp_pa
     assert not list(archive.receipt.problems(KernelUse(**{**vars(USE), "engine": store.engine()})))
 
 
-def pushed(registry: str, content: bytes) -> str:
-    """Push an artifact of one layer, as the OCI image specification 1.1 describes it; return its reference."""
-
-    def send(method: str, url: str, body: bytes, kind: str) -> str:
-        request = urllib.request.Request(url, data=body, method=method, headers={"Content-Type": kind})  # noqa: S310
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - the registry is ours
-            return str(answer.headers.get("Location", ""))
-
-    def blob(data: bytes, kind: str) -> dict[str, object]:
-        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        place = send("POST", f"http://{registry}/v2/kernels/blobs/uploads/", b"", kind)
-        send("PUT", f"{place}{'&' if '?' in place else '?'}digest={digest}", data, "application/octet-stream")
-        return {"mediaType": kind, "digest": digest, "size": len(data)}
-
-    kind = "application/vnd.oci.image.manifest.v1+json"
-    manifest = json.dumps(
-        {
-            "schemaVersion": 2,
-            "mediaType": kind,
-            "config": blob(b"{}", "application/vnd.oci.empty.v1+json"),
-            "layers": [blob(content, "application/vnd.oci.image.layer.v1.tar+gzip")],
-        }
-    ).encode()
-    send("PUT", f"http://{registry}/v2/kernels/manifests/1", manifest, kind)
-    return f"oci://{registry}/kernels@sha256:{hashlib.sha256(manifest).hexdigest()}"
-
-
 def test_an_archive_comes_from_a_registry_once(registry: str, tmp_path: Path) -> None:
     write_archive(tmp_path / "k.tar.gz", USE, [], files("triton/KEY/kernel.hsaco"))
-    reference, home = pushed(registry, (tmp_path / "k.tar.gz").read_bytes()), Home(tmp_path / "home")
+    kind, layer = "application/vnd.oci.empty.v1+json", (tmp_path / "k.tar.gz").read_bytes()
+    reference = f"oci://{push(registry, 'kernels', config=b'{}', kind=kind, layers=[layer])}"
+    home = Home(tmp_path / "home")
     archive = named_archive(reference, HostRef(home=home))
     assert archive.digest == read_archive(tmp_path / "k.tar.gz").digest
     assert archive.path.stat().st_mode & 0o777 == 0o600

@@ -14,12 +14,14 @@ from typing import Any, Final
 import pytest
 from cluster_samples import cluster_plan
 from command_line import CommandLine, Running
+from loopback_registry import push
 from own_cluster import OwnCluster, unavailable
 from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.paths import Home
-from orchestrator.planner.planning import render_artifacts
+from orchestrator.images.receipt import BASE_NAME, RECEIPT_LABEL
+from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
@@ -170,6 +172,30 @@ def test_a_claim_that_is_not_there_is_said_before_anything_is_made(
     code, _, errors = deploy(cluster, home, *up_words(namespace, *CLAIM))
     assert code == 4
     assert "persistentvolumeclaim: not there (needed: models)" in errors
+
+
+def test_an_image_without_the_named_kernels_is_refused_before_anything_is_made(
+    cluster: OwnCluster, home: Home, namespace: str, registry: str
+) -> None:
+    """The API server gets the objects of an image that has them."""
+    kernels = f"/kernels.tar.gz@sha256:{'0' * 64}"
+    more = (*HOST_PATH, "--set", "kubernetes.node_selector=[gpu=none]", "--set", f"engine.compiled_kernels={kernels}")
+
+    def started(**labels: str) -> tuple[int, str]:
+        labels |= {BASE_NAME: load("cpu-tiny").plan.engine.image}
+        labels |= {RECEIPT_LABEL: json.dumps({"python": "3.12", "sources": {}, "patches": []})}
+        config = {"architecture": "amd64", "os": "linux", "config": {"Labels": labels}}
+        kind = "application/vnd.oci.image.config.v1+json"
+        image = push(registry, "engine", config=json.dumps(config).encode(), kind=kind)
+        code, _, errors = deploy(cluster, home, *up_words(namespace, *more, "--image", image))
+        return code, errors
+
+    code, errors = started()
+    assert (code, f"does not have those of `{kernels}`" in errors) == (9, True), errors
+    assert "`deploy build cpu-tiny --set engine.compiled_kernels=" in errors
+    assert not cluster.get("events", "--namespace", namespace), "the API server has made something"
+    code, errors = started(**{"deploy.kernels": kernels.rpartition("@")[2]})
+    assert (code, "the server cannot start: no node accepts it" in errors) == (7, True), errors
 
 
 def test_a_namespace_that_is_not_there_is_said(cluster: OwnCluster, home: Home) -> None:

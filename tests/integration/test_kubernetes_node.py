@@ -193,6 +193,7 @@ def test_the_life_of_real_sglang_in_a_pod(
         code, out, _ = following.wait()
     assert code == 0
     assert out.count("fired up and ready") == 1
+    assert "Multi-thread loading shards" in out  # sglang's default
     assert key["SGLANG_KEY"] not in out
     logs = deploy.run("logs", NAME)
     assert "fired up and ready" in logs.stdout

@@ -1,10 +1,12 @@
 """A registry of the tests' own on the loopback, which Docker takes without TLS."""
 
+import hashlib
+import json
 import shutil
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +33,31 @@ def serving(folder: Path) -> Iterator[str]:
             yield address
         finally:
             server.terminate()
+
+
+def push(registry: str, name: str, *, config: bytes, kind: str, layers: Sequence[bytes] = ()) -> str:
+    """Push an image, or an artifact, as the OCI image specification 1.1 describes it; return its name with the digest.
+
+    `kind` is the media type of the configuration.
+    """
+
+    def send(method: str, url: str, body: bytes, kind: str) -> str:
+        request = urllib.request.Request(url, data=body, method=method, headers={"Content-Type": kind})  # noqa: S310
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - the registry is ours
+            return str(answer.headers.get("Location", ""))
+
+    def blob(data: bytes, kind: str) -> dict[str, object]:
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        place = send("POST", f"http://{registry}/v2/{name}/blobs/uploads/", b"", kind)
+        send("PUT", f"{place}{'&' if '?' in place else '?'}digest={digest}", data, "application/octet-stream")
+        return {"mediaType": kind, "digest": digest, "size": len(data)}
+
+    manifest_kind = "application/vnd.oci.image.manifest.v1+json"
+    layer_kind = "application/vnd.oci.image.layer.v1.tar+gzip"
+    described = {"schemaVersion": 2, "mediaType": manifest_kind, "config": blob(config, kind)}
+    manifest = json.dumps({**described, "layers": [blob(layer, layer_kind) for layer in layers]}).encode()
+    send("PUT", f"http://{registry}/v2/{name}/manifests/1", manifest, manifest_kind)
+    return f"{registry}/{name}@sha256:{hashlib.sha256(manifest).hexdigest()}"
 
 
 def await_http(url: str, *, seconds: float) -> None:

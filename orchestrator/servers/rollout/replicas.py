@@ -75,6 +75,7 @@ class ReplicatedStart:
             say(f"{self._plan.label_of(number)} is ready")
         for server, (folder_name, replica) in zip(self._servers, artifacts.named_replicas, strict=True):
             tested = run_smoke_test(server, self.runtime, plan=replica.plan, key=key)
+            save_report(server.run, tested, of_start=True)
             self._checks += prefix_replica(folder_name, tested)
         save_report(self.run, self.report)
         self.report.require()

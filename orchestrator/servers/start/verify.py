@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -21,6 +22,7 @@ from orchestrator.diagnose.report import legend
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.disaggregation import ROLES, refuses_alone
 from orchestrator.engine.endpoints import MODELS
+from orchestrator.engine.first_sample import SAMPLE_LIMIT
 from orchestrator.engine.foreign import UNKNOWN, is_foreign, read_engine, require_engine
 from orchestrator.engine.gateway import WORKERS, GatewayWorker, parse_workers
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
@@ -29,7 +31,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.planner.estimate import startup_seconds
-from orchestrator.runs.run_dir import RunDir, read_plan
+from orchestrator.runs.run_dir import FIRST_SAMPLE, RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
 from orchestrator.servers.memory import memory_gauges
@@ -37,7 +39,7 @@ from orchestrator.servers.rollout.gateway_workers import count_other_models
 from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes, record_processes
 from orchestrator.servers.soaks import knee_requests, save_report
 from orchestrator.verify.gateway import count_workers, gateway_checks, generates
-from orchestrator.verify.pair import Pair, pair_checks, role_check
+from orchestrator.verify.pair import Pair, pair_checks, role_report
 from orchestrator.verify.readiness import StartingServer, wait_until_ready
 from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.smoke import smoke_test
@@ -113,17 +115,48 @@ def wait_for_server(
 
     `state` replaces the state of the server. Raises NotReadyError when the server has exited or makes no progress.
     """
+    state = state or partial(runtime.state, handle)
     starting = StartingServer(
         url=handle.url,
         served_name=plan.model.served_name,
         log=runtime.tail(handle),
-        state=state or (lambda: runtime.state(handle)),
+        state=state,
         api_key=key,
         about=startup_seconds(plan),
     )
-    seconds = wait_until_ready(starting, silence=plan.timeouts.progress_deadline, timeout=timeout)
-    record_processes(runtime, handle, seconds, starting.stages)
-    return seconds
+    silence = plan.timeouts.progress_deadline
+    seconds = wait_until_ready(starting, silence=silence, timeout=timeout)
+    limit = min(SAMPLE_LIMIT + silence, inf if timeout is None else max(timeout - seconds, 0))
+    starting.stages[FIRST_SAMPLE] = sampled = _wait_until_routed(handle, runtime, state, limit)
+    record_processes(runtime, handle, seconds + sampled, starting.stages)
+    return seconds + sampled
+
+
+def _wait_until_routed(
+    handle: RunningServer, runtime: ServerGroup, state: Callable[[], ServerState], limit: float
+) -> float:
+    """Wait until a healthy server may get requests, and return the seconds that this took.
+
+    A pod gets none before each rank has answered a sampled request. Raises NotReadyError after `limit` seconds, or at
+    once when the server has ended or was restarted.
+    """
+    began = time.monotonic()
+
+    def look() -> tuple[bool, str]:
+        now = state()
+        ended = now.detail or now.exit_summary if now.status is not Status.RUNNING or now.restarts else ""
+        return not ended and runtime.is_ready(handle), ended
+
+    with Progress() as progress:
+        ready, ended = poll_until(
+            any, look, within=limit, pause=_PAUSE, meanwhile=lambda _: progress.update(FIRST_SAMPLE)
+        )
+    if ended:
+        raise NotReadyError(f"the server ended during its {FIRST_SAMPLE}: {ended}")
+    if not ready:
+        hint = f"`deploy logs {handle.name}` shows what its ranks do; raise `timeouts.progress_deadline` or `--timeout`"
+        raise NotReadyError(f"a rank has not answered its {FIRST_SAMPLE} after {limit:g} s", hint=hint)
+    return time.monotonic() - began
 
 
 def run_smoke_test(
@@ -141,8 +174,7 @@ def run_smoke_test(
     `soak` is the minutes of mixed load, by default the plan's, `knee` the requests that the server sustains at a time.
     """
     if plan.role is not Role.SERVER:
-        found = role_check(handle.url, key=key, name="generates alone")
-        return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=(found,))
+        return role_report(target_of(plan, url=handle.url, api_key=key))
     if handle.has_roles:
         return _pair_report(handle, runtime, plan=plan, key=key, soak=soak)
     if handle.replicas:

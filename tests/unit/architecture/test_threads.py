@@ -25,6 +25,7 @@ WITH_DEAF_THREADS = {
     "core/http.py",
     "core/signals.py",
     "core/streams.py",
+    "verify/smoke.py",
     "verify/soak.py",
 }
 HOLDING = {"bench/benchmark.py", "experiments/sweep/trial.py", "servers/start/launch.py", "runtimes/process/runtime.py"}

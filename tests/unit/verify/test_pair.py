@@ -1,14 +1,15 @@
 """What the checks of prefill and decode say of a pair that does not work as it should."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import pytest
+from smoke_target import TARGET
 
 from orchestrator.engine.disaggregation import TRANSFERS
 from orchestrator.verify import pair as checked
-from orchestrator.verify.pair import Pair, pair_checks, role_check
+from orchestrator.verify.pair import Pair, pair_checks, role_report
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Client:
     """In place of `EngineClient`."""
 
     world: World
+    sampled: list[int]
 
     def __init__(self, url: str, **_: object) -> None:
         self.url = url
@@ -37,6 +39,11 @@ class Client:
 
     def exported(self) -> bytes:
         return f'{TRANSFERS}{{engine_type="prefill"}} {self.world.transfers}\n'.encode() if self.world.counts else b""
+
+    def status(self, _: str, __: str, body: Mapping[str, Any], **___: object) -> int:
+        assert (body["sampling_params"]["temperature"], "bootstrap_room" in body) == (1.0, True)
+        self.sampled.append(body["routed_dp_rank"])
+        return 200
 
     def post(self, _: str, body: Mapping[str, Any]) -> dict[str, Any]:
         prompt, tokens = body.get("input_ids") or body["text"], body["sampling_params"]["max_new_tokens"]
@@ -99,7 +106,12 @@ def test_the_network_is_that_of_the_profile(monkeypatch: pytest.MonkeyPatch) -> 
     assert found[1].startswith("prefill 1: the profile says TCP")
 
 
-def test_a_role_generates_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("on_gpu", "sampled"), [(True, [0, 1]), (False, [])])
+def test_a_role_generates_by_itself(on_gpu: bool, sampled: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs each of its ranks compiles its kernels for sampling first."""
     monkeypatch.setattr(Client, "world", World(), raising=False)
+    monkeypatch.setattr(Client, "sampled", [], raising=False)
     monkeypatch.setattr(checked, "EngineClient", Client)
-    assert str(role_check("prefill", key=None, name="x").verdict) == "passed"
+    report = role_report(replace(TARGET, url="prefill", dp=2, on_gpu=on_gpu))
+    assert [(check.name, str(check.verdict)) for check in report.checks] == [("generates alone", "passed")]
+    assert sorted(Client.sampled) == sampled

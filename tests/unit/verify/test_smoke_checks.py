@@ -5,12 +5,14 @@ import io
 import itertools
 import json
 import re
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import httpx
 import pytest
 from engine_api import EngineApi, over_httpx
+from patience import PATIENCE
 from smoke_target import TARGET, engine
 
 from orchestrator.core.console import Progress
@@ -118,6 +120,48 @@ def test_a_gateway_that_answers_503_while_kernels_are_compiled_is_asked_again(
     assert not failures(report), report.to_table()
     assert report.first_sample_seconds == 92.0
     assert sum(check.seconds for check in report.checks) == 0  # no check waited for the compiler
+
+
+def sampled_by(ask: Callable[[int], None]) -> tuple[SmokeReport, list[str]]:
+    """Check a server of two ranks on a GPU; `ask` is called before a rank answers what it samples first."""
+    behind, asked = over_httpx(engine(dp=2)), list[str]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if b'"top_p"' in request.content and b'"top_k"' in request.content:
+            rank = json.loads(request.content)["routed_dp_rank"]
+            ask(rank)
+            asked.append(f"sampled {rank}")
+        else:
+            asked.append(request.url.path)
+        return behind.handle_request(request)
+
+    report = smoke.smoke_test(
+        dataclasses.replace(TARGET, dp=2, on_gpu=True),
+        faults=lambda: (),
+        seed=1,
+        progress=Progress(io.StringIO()),
+        transport=httpx.MockTransport(answer),
+    )
+    return report, asked
+
+
+def test_all_ranks_sample_at_the_same_time_and_before_the_first_check() -> None:
+    together = threading.Barrier(2)
+    report, asked = sampled_by(lambda _: together.wait(PATIENCE) and None)
+    assert not failures(report), report.to_table()
+    assert sorted(asked[:2]) == ["sampled 0", "sampled 1"]
+
+
+def test_no_check_passes_after_a_rank_has_not_answered_what_it_samples_first() -> None:
+    def silent(rank: int) -> None:
+        if rank == 1:
+            raise httpx.ReadTimeout("")
+
+    report, asked = sampled_by(silent)
+    assert asked == ["sampled 0"]
+    assert not report.ok
+    said = "not run: rank 1 does not answer a sampled request: http://127.0.0.1:30000/generate: no answer within 600 s"
+    assert set(failures(report).values()) == {said}
 
 
 PARSED = dataclasses.replace(TARGET, reasoning_parser="qwen3", tool_parser="qwen")

@@ -1,0 +1,82 @@
+"""A pod is waited for until its ranks have answered sampled requests: only then the cluster sends it others."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_samples import plan_of
+
+from orchestrator.core.errors import NotReadyError
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.servers.group import RunningServer
+from orchestrator.servers.start import verify
+from orchestrator.servers.status import startup_seconds
+
+RUNS = ServerState(status=Status.RUNNING)
+RESTARTED = ServerState(status=Status.RUNNING, restarts=1, detail="restarted 1 times; it exited with code 137")
+
+
+@dataclass
+class Cluster:
+    """In place of the runtime: whether the pod is ready, and its state, at each look; the last ones stay."""
+
+    ready: list[bool]
+    states: list[ServerState] = field(default_factory=lambda: [RUNS])
+
+    def is_ready(self, _: RunningServer) -> bool:
+        return self.ready.pop(0) if len(self.ready) > 1 else self.ready[0]
+
+    def state(self, _: RunningServer) -> ServerState:
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+    def tail(self, _: RunningServer) -> Any:  # noqa: ANN401 - it is not read
+        return lambda: ()
+
+    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
+        return ()
+
+
+@pytest.fixture
+def handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
+    """A server that is healthy after 10 s; each second of waiting passes at once."""
+    now = [0.0]
+
+    def pass_by(seconds: float) -> None:
+        now[0] += seconds
+
+    clock: Any = type("Clock", (), {"monotonic": staticmethod(lambda: now[0])})
+    polls = verify.poll_until
+    monkeypatch.setattr(verify, "time", clock)
+    monkeypatch.setattr(verify, "wait_until_ready", lambda *_, **__: 10.0)
+    monkeypatch.setattr(
+        verify, "poll_until", lambda *each, **more: polls(*each, **more, clock=clock.monotonic, sleep=pass_by)
+    )
+    known = {"profile": "cpu-tiny", "plan_digest": "", "url": "", "runtime_id": "one"}
+    return RunningServer(runtime="kubernetes", name="owl", run_dir=str(tmp_path), **known)
+
+
+def wait(handle: RunningServer, cluster: Any, timeout: float | None = None) -> float:  # noqa: ANN401 - see `Cluster`
+    return verify.wait_for_server(handle, cluster, plan=plan_of("cpu-tiny"), key=None, timeout=timeout)
+
+
+def test_a_rank_that_compiles_for_longer_than_a_minute_is_a_stage_of_the_start(handle: RunningServer) -> None:
+    assert wait(handle, Cluster([False] * 200 + [True])) == 110.0
+    assert startup_seconds(RunDir(Path(handle.run_dir))) == {"first sampled request": 100.0}
+
+
+def test_a_server_that_gets_requests_at_once_is_not_waited_for(handle: RunningServer) -> None:
+    assert wait(handle, Cluster([True])) == 10.0
+
+
+@pytest.mark.parametrize(("timeout", "waited"), [(None, "720"), (70.0, "60")])
+def test_a_rank_that_never_answers_is_named_as_such(timeout: float | None, waited: str, handle: RunningServer) -> None:
+    with pytest.raises(NotReadyError, match=f"not answered its first sampled request after {waited} s") as raised:
+        wait(handle, Cluster([False]), timeout)
+    assert "`deploy logs owl` shows what its ranks do" in str(raised.value.hint)
+
+
+def test_a_server_that_is_restarted_meanwhile_ends_the_wait(handle: RunningServer) -> None:
+    with pytest.raises(NotReadyError, match="ended during its first sampled request: restarted 1 times"):
+        wait(handle, Cluster([False, True], [RUNS, RESTARTED]))
