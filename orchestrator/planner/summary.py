@@ -93,7 +93,9 @@ def _hardware(plan: Plan) -> _Rows:
     else:
         size = f"{hardware.gpus} x {hardware.arch}, {hardware.vram_bytes / 2**30:.0f} GiB each"
         used = f"{gpus[0]}-{gpus[-1]}" if len(gpus) > 2 and gpus.step == 1 else ", ".join(map(str, gpus))
-        yield "hardware", f"{hardware.name}: {size}; uses GPU {used}{' of each node' * (plan.layout.nodes > 1)}"
+        used = f"GPU {used}{' of each node' * (plan.layout.nodes > 1)}"
+        apart = plan.gateway is not None and not plan.gateway.one_node
+        yield "hardware", f"{hardware.name}: {size}; uses {f'{plan.gpu_count} GPUs' if apart else used}"
     layout, serving = plan.layout, plan.serving
     words = [f"tp {layout.tp}", f"dp {layout.dp}", f"ep {layout.ep}"]
     words += [f"pp {serving.stages}"] if serving.stages > 1 else []

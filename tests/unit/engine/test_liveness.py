@@ -125,6 +125,15 @@ def test_each_rank_is_sampled_once_before_a_pod_gets_requests(sent: list[socket.
     ]
 
 
+def test_a_role_is_asked_for_what_it_answers_without_the_other(sent: list[socket.socket]) -> None:
+    assert liveness.main(["30000", "1", "2", liveness.ALONE]) == ""
+    assert first_sample.main("30000", "1", first_sample.ALONE) == ""
+    texts = [end.recv(1 << 16).decode().partition("\r\n\r\n")[2] for end in sent]
+    bodies = [json.loads(text) for text in texts if text]
+    assert [(body["bootstrap_host"], body["bootstrap_room"]) for body in bodies] == [("2.2.2.2", 0)] * 2
+    assert "bootstrap_host" not in liveness.question(0)
+
+
 @pytest.mark.parametrize(
     ("key", "presented"), [("sk-0f", b"Bearer sk-0f"), ("sk-€", "Bearer sk-€".encode()), ("sk-0f\nb", None)]
 )

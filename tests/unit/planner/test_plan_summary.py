@@ -101,3 +101,9 @@ def test_warnings_stand_in_it_with_their_hints(tmp_path: Path) -> None:
 def test_it_is_folded_for_a_narrow_terminal(tmp_path: Path) -> None:
     text = plan_summary(load("cpu-tiny").plan, Home(tmp_path), width=50)
     assert max(map(len, text.splitlines())) <= 50
+
+
+def test_servers_with_nodes_of_their_own_are_counted_in_gpus(tmp_path: Path) -> None:
+    cluster = ("runtime=kubernetes", "kubernetes.weights.pvc=models", "kubernetes.image_pull_policy=Never")
+    found = summary("mi355x-1p1d", tmp_path, *cluster, "layout.tp=8", "server.api_key_env=KEY")
+    assert found["hardware"].endswith("uses 16 GPUs")

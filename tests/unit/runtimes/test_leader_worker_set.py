@@ -82,6 +82,14 @@ def test_only_the_leader_is_asked_for_its_health_and_its_end() -> None:
     assert "NetworkPolicy" not in found  # none holds in the network of a node
 
 
+def test_a_gateway_takes_the_leaders_alone_for_servers() -> None:
+    """The other ranks have a health endpoint that always answers."""
+    found = all_objects(cluster_plan("cpu-tiny", *CPUS, "replicas=2"))
+    [gateway] = [each for each in found if each["kind"] == "Deployment"]
+    args = gateway["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[args.index("--selector") + 1 :][2] == "leaderworkerset.sigs.k8s.io/worker-index=0"
+
+
 def test_a_server_in_the_network_of_the_nodes_has_a_key() -> None:
     overrides = ("runtime=kubernetes", "layout.tp=16", "layout.nodes=2", "kubernetes.weights.pvc=models")
     with pytest.raises(ProfileError) as error:
