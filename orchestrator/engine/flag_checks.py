@@ -26,7 +26,7 @@ _LARGEST: Final = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerArgs:
+class GivenFlags:
     """The options of one server, with the facts of its profile that the checks need."""
 
     table: FlagTable
@@ -64,16 +64,16 @@ class ArgumentProblem:
     hint: str = ""
 
 
-Check: TypeAlias = Callable[[ServerArgs], Iterator[ArgumentProblem]]
+Check: TypeAlias = Callable[[GivenFlags], Iterator[ArgumentProblem]]
 
 
-def argument_problems(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def argument_problems(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Yield every problem of a server's options."""
     for check in _CHECKS:
         yield from check(given)
 
 
-def _names_differ(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _names_differ(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Reject two names of one option: the parser would take the last one silently."""
     seen: dict[str, str] = {}
     for name in given.flags:
@@ -82,7 +82,7 @@ def _names_differ(given: ServerArgs) -> Iterator[ArgumentProblem]:
             yield ArgumentProblem(name=name, message=f"`--{name}` and `--{first}` are one option", hint="set one")
 
 
-def _in_range(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _in_range(given: GivenFlags) -> Iterator[ArgumentProblem]:
     for name, value in given.flags.items():
         allowed = RANGES.get(given.table.first_name(name))
         for word in flag_words(value) if allowed else ():
@@ -90,7 +90,7 @@ def _in_range(given: ServerArgs) -> Iterator[ArgumentProblem]:
                 yield ArgumentProblem(name=name, message=f"`--{name}` takes a number {allowed}, found `{word}`")
 
 
-def _chunks(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _chunks(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Require -1 to turn chunking off: other values <= 0 do so too (server_args.py:6692)."""
     size = given.number("chunked-prefill-size")
     if size is not None and size <= 0 and size != -1:
@@ -98,7 +98,7 @@ def _chunks(given: ServerArgs) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="chunked-prefill-size", message=message, hint="write -1 if that is meant")
 
 
-def _sparse_attention(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _sparse_attention(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Reject another page size with sparse attention (DSA), whose pages are fixed (server_args.py:3622)."""
     page = given.number("page-size")
     if given.sparse_attention and page is not None and page != DSA_PAGE:
@@ -106,7 +106,7 @@ def _sparse_attention(given: ServerArgs) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="page-size", message=message, hint="leave it out")
 
 
-def _context(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _context(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Reject a context longer than the model's (configs/model_config.py:690).
 
     The plan's own capacity needs this limit. An environment variable of sglang lifts it, at the cost of worse answers.
@@ -117,7 +117,7 @@ def _context(given: ServerArgs) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="context-length", message=message)
 
 
-def _drafts(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _drafts(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Require draft tokens = steps + 1 for EAGLE with top-k 1, else sglang changes them (speculative_hook.py:404)."""
     if given.text("speculative-algorithm") not in _EAGLE:
         return
@@ -129,7 +129,7 @@ def _drafts(given: ServerArgs) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="speculative-num-draft-tokens", message=message, hint=f"set it to {steps + 1:g}")
 
 
-def _has_a_draft(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _has_a_draft(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Require a draft model, or for EAGLE the checkpoint's MTP layer; n-grams need neither, DSpark may be inside.
 
     Source: arg_groups/speculative_hook.py:304; the drafts of DeepSeek-V4.1 are in its checkpoint (0.5.23 cookbook).
@@ -147,7 +147,7 @@ def _has_a_draft(given: ServerArgs) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="speculative-algorithm", message=message, hint=hint)
 
 
-def _device(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _device(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Require `cuda`, sglang's name for the GPUs of both vendors; with `cpu` they stay idle (server_args.py:2785)."""
     wanted, device = "cpu" if given.platform == "cpu" else "cuda", given.text("device")
     if device not in {None, wanted}:
@@ -155,14 +155,14 @@ def _device(given: ServerArgs) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="device", message=message, hint=f"leave it out, or `{wanted}`")
 
 
-def _rank_port(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _rank_port(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Reject the server's port as `nccl-port`: ranks connect at a separate port."""
     if given.number("nccl-port") == given.port:
         message = f"`--nccl-port {given.port}` is the server's own port"
         yield ArgumentProblem(name="nccl-port", message=message, hint="leave it out")
 
 
-def _numa_nodes(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _numa_nodes(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Require a NUMA node for each GPU (utils/numa_utils.py:104)."""
     nodes = given.flags.get("numa-node")
     told = len(flag_words(nodes)) if nodes is not None else 0
@@ -173,7 +173,7 @@ def _numa_nodes(given: ServerArgs) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="numa-node", message=message, hint=hint)
 
 
-def _words(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _words(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Check options that the parser accepts as any text, but that sglang restricts at startup."""
     for name in ("log-level", "log-level-http"):  # utils/common.py:1371
         if (level := given.text(name)) is not None and level.lower() not in _LEVELS:
@@ -189,14 +189,14 @@ def _words(given: ServerArgs) -> Iterator[ArgumentProblem]:
             yield ArgumentProblem(name=name, message=f"the bounds of `--{name}` ascend", hint="each above the last")
 
 
-def _mixed_chunks(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _mixed_chunks(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Reject mixed chunks with speculation, where sglang drops them (speculative_hook.py:283)."""
     if given.has("enable-mixed-chunk", "speculative-algorithm"):
         message = "sglang drops the mixed chunks of `--enable-mixed-chunk` with `--speculative-algorithm`"
         yield ArgumentProblem(name="enable-mixed-chunk", message=message)
 
 
-def _senseless(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _senseless(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Reject options that sglang obeys, but that defeat the purpose of a profile's server."""
     for name, (value, why) in _SENSELESS.items():
         if given.text(name) == value:
@@ -216,7 +216,7 @@ _SENSELESS: Final[Mapping[str, tuple[str, str]]] = {  # option: (value, reason);
 }
 
 
-def _kernels_of_another_vendor(given: ServerArgs) -> Iterator[ArgumentProblem]:
+def _kernels_of_another_vendor(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Reject backends without kernels for the platform: their import fails only after the weights are loaded.
 
     The parser lists the backends of all platforms (0.5.14, server_args.py:120-260, `ATTENTION_BACKEND_CHOICES` and the
@@ -249,7 +249,7 @@ def port_problem(port: int, version: str) -> str:
     return f"port {port} is too high: sglang {version} checks {port + _GRPC_OFFSET} too, which is no port"
 
 
-def _written(given: ServerArgs, name: str) -> str:
+def _written(given: GivenFlags, name: str) -> str:
     return next((each for each in given.flags if given.table.first_name(each) == name), name)
 
 

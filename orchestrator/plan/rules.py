@@ -15,7 +15,7 @@ from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import gb
 from orchestrator.core.yaml_document import KeyPath
-from orchestrator.engine.flag_checks import ServerArgs, argument_problems, name_problem, port_problem
+from orchestrator.engine.flag_checks import GivenFlags, argument_problems, name_problem, port_problem
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
 from orchestrator.engine.options import Meaning
@@ -61,11 +61,6 @@ class RuleContext:
         """The meaning of the flags."""
         return profile_serving(self.profile)
 
-    @property
-    def server_args(self) -> ServerArgs:
-        """The flags, with the values that they are checked against."""
-        return profile_server_args(self.profile, self.table)
-
     @cached_property
     def capacity(self) -> Capacity:
         """The capacity of a replica."""
@@ -75,24 +70,6 @@ class RuleContext:
     def is_sized(self) -> bool:
         """Whether sglang accepts the flags that the capacity depends on. If not, their defaults would be used."""
         return all_readable({name: setting.value for name, setting in self.profile.flags.items()}, self.table)
-
-
-def profile_server_args(profile: Profile, table: FlagTable) -> ServerArgs:
-    """Return the flags of a profile, with the values that they are checked against."""
-    layout = profile.layout
-    return ServerArgs(
-        table=table,
-        flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
-        context_length=profile.model.context_length,
-        sparse_attention=profile.model.sparse_attention,
-        platform=profile.engine.platform,
-        mtp_layer=profile.model.mtp_layer is not None,
-        port=profile.server.port,
-        ranks=layout.tp.value
-        * (1 if layout.dp_attention.value else layout.dp.value)
-        * profile.replicas
-        // layout.nodes.value,
-    )
 
 
 Rule = Callable[[RuleContext], Iterator[Problem]]
@@ -286,12 +263,30 @@ def flags_are_known(context: RuleContext) -> Iterator[Problem]:
 
 def flag_values_are_valid(context: RuleContext) -> Iterator[Problem]:
     """Check the values that sglang accepts, but that do not mean what they say; `up` asks sglang for the others."""
-    for found in argument_problems(context.server_args):
+    for found in argument_problems(_given_flags(context)):
         yield Problem(found.message, context.location("flags", found.name), found.hint)
     if message := name_problem(context.profile.model.served_name):
         yield Problem(message, context.location("model", "served_name"))
     if message := port_problem(context.profile.server.port, context.profile.engine.version):
         yield Problem(message, context.location("server", "port"))
+
+
+def _given_flags(context: RuleContext) -> GivenFlags:
+    """Return the flags of the profile, with the values that they are checked against."""
+    profile, layout = context.profile, context.profile.layout
+    return GivenFlags(
+        table=context.table,
+        flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
+        context_length=profile.model.context_length,
+        sparse_attention=profile.model.sparse_attention,
+        platform=profile.engine.platform,
+        mtp_layer=profile.model.mtp_layer is not None,
+        port=profile.server.port,
+        ranks=layout.tp.value
+        * (1 if layout.dp_attention.value else layout.dp.value)
+        * profile.replicas
+        // layout.nodes.value,
+    )
 
 
 def profile_has_no_secrets(context: RuleContext) -> Iterator[Problem]:
