@@ -52,7 +52,6 @@ from orchestrator.runtimes.process.stop import ask, is_serving, quarantine_recor
 from orchestrator.runtimes.replicas import may_coexist, replica_number, run_root, with_roles
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.supervisor.main import StartRequest
-from orchestrator.runtimes.supervisor.patched import copies
 from orchestrator.runtimes.supervisor.record import (
     FILE,
     Record,
@@ -96,6 +95,8 @@ class ProcessRuntime(Runtime):
         return replace(state, detail=STOPPED) if stopped else state
 
     def caches(self) -> Sequence[Cache]:
+        from orchestrator.runtimes.supervisor.patched import copies  # noqa: PLC0415 - `status` does not need it
+
         return copies(self._home.packages, self)
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:

@@ -56,7 +56,6 @@ from orchestrator.runtimes.slurm.record import (
 )
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_name, job_of, job_options, job_script
 from orchestrator.runtimes.slurm.state import is_stale, kept_state, state_of
-from orchestrator.runtimes.supervisor.patched import copies
 from orchestrator.runtimes.supervisor.record import CONFIG, read_record
 from orchestrator.runtimes.supervisor.request import start_request
 
@@ -163,6 +162,8 @@ class SlurmRuntime(Runtime):
             jobs.signal_server(unit.runtime_id)
 
     def caches(self) -> Sequence[Cache]:
+        from orchestrator.runtimes.supervisor.patched import copies  # noqa: PLC0415 - `status` does not need it
+
         return copies(self._home.job_packages, self)
 
     def _submit(self, artifacts: Artifacts, comment: JobComment, secrets: Mapping[str, Secret]) -> Submission:
