@@ -21,7 +21,7 @@ from proc_files import proc_files
 from orchestrator.core.paths import Home
 
 # Read when an interpreter starts or a module is imported: a forked command would not see another value.
-_READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "TZ", "TMPDIR", "HOME", "NO_COLOR", "FORCE_COLOR", "TERM")
+_READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "TZ", "HOME", "NO_COLOR", "FORCE_COLOR", "TERM")
 _forks: list[Forks] = []  # the process that commands are forked from, while there is one
 _at_start: dict[str, str] = {}  # the environment in which it began
 

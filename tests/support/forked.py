@@ -14,6 +14,7 @@ import signal
 import socket
 import socketserver
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -221,6 +222,7 @@ def _become(request: dict[str, Any], begins: int) -> NoReturn:
         signal.signal(ignored, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # TMPDIR is read anew
     words = request["words"]
     if request["fresh"]:
         os.write(begins, b".")
