@@ -17,7 +17,7 @@ import pytest
 from cluster_server import ClusterEngine
 from command_line import CommandLine
 from own_cluster import OwnCluster
-from own_node import OwnNode
+from own_node import OwnNode, iptables_rule
 from patience import PATIENCE, wait_for
 from ports import free_port
 from standin import add_file, debian_python, scripted_sources
@@ -69,20 +69,17 @@ def deploy(cluster_engine: ClusterEngine) -> Iterator[CommandLine]:
 
 @contextmanager
 def api_within_reach(engine: ClusterEngine) -> Iterator[None]:
-    """What a kube-proxy does for the Service `kubernetes`; and pods reach each other, which Docker's rules forbid."""
+    """What a kube-proxy does for the Service `kubernetes`; and pods reach each other."""
     services = {each["metadata"]["name"]: each["spec"]["clusterIP"] for each in engine.cluster.get("services")}
     to_api = ["--source", engine.node.pods]  # other runs of the tests may have a cluster with these addresses too
     to_api += ["--protocol", "tcp", "--destination", services["kubernetes"], "--dport", "443"]
     to_api += ["--jump", "DNAT", "--to-destination", f"127.0.0.1:{engine.cluster.port}"]
-    between = ["--source", engine.node.pods, "--destination", engine.node.pods, "--jump", "ACCEPT"]
-    rules = (("nat", "PREROUTING", to_api), ("filter", "FORWARD", between))
     before = _LOCAL.read_text()
     _LOCAL.write_text("1")
     with ExitStack() as last:
         last.callback(_LOCAL.write_text, before)
-        for table, chain, rule in rules:
-            subprocess.run(["iptables", "--table", table, "--insert", chain, *rule], check=True)
-            last.callback(subprocess.run, ["iptables", "--table", table, "--delete", chain, *rule], check=True)
+        last.enter_context(iptables_rule("nat", "PREROUTING", *to_api))
+        last.enter_context(engine.node.joined_pods())
         yield
 
 

@@ -8,15 +8,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from copy import deepcopy
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from cluster_server import ClusterEngine
 from command_line import CommandLine
 from cpu_server import CpuEngine
 from loopback_hub import COMMIT, Hub, serve
+from own_cluster import OwnCluster
 from own_node import ENGINE_IMAGE, PACKAGES, load_engine, models_with
 from patience import PATIENCE, wait_for
 from standin import packages_of
@@ -26,6 +30,7 @@ from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "podded"
+KEY = "sk-0f-the-tests-0f-the-tests"
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +156,76 @@ def up_words(models: Path) -> tuple[str, ...]:
     return ("up", "cpu-tiny", "--name", NAME, "--runtime", "kubernetes", "--image", ENGINE_IMAGE, *sets)
 
 
+def test_the_pods_of_a_leader_worker_set_find_each_other_and_serve(
+    cluster_engine: ClusterEngine, models: Path, tmp_path: Path
+) -> None:
+    """Kubernetes 1.20 cannot run a LeaderWorkerSet: the test does what its controller does for two pods.
+
+    One machine stands for two nodes, so each pod has a network of its own.
+    """
+    cluster, deploy = cluster_engine.cluster, CommandLine(cluster_engine.home, {"SGLANG_KEY": KEY})
+    settings = ("layout.nodes=2", "layout.tp=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
+    sets = [word for setting in settings for word in ("--set", setting)]
+    words = [word for word in up_words(models)[1:] if word not in {"--name", NAME}]
+    rendered = deploy.run("render", *words, *sets, "--output", str(tmp_path / "lws"))
+    assert rendered.returncode == 0, rendered.stderr
+    text = (tmp_path / "lws/kubernetes.yaml").read_text()
+    assert KEY not in text
+    [make_secret] = re.findall(r"^#   (printf .*)$", text, re.MULTILINE)
+    subprocess.run(["bash", "-c", make_secret], env={**os.environ, "SGLANG_KEY": KEY}, check=True)
+    objects = {each["kind"]: each for each in yaml.safe_load_all(text)}
+    of_server = ("--selector", "deploy.name=cpu-tiny")
+    with ExitStack() as last:
+        last.enter_context(cluster_engine.node.joined_pods())
+        last.callback(cluster.kubectl, "delete", "secret", "cpu-tiny-key")
+        last.callback(cluster.kubectl, "delete", "pods,services,configmaps", *of_server, "--force", "--grace-period=0")
+        for each in (objects["Service"], objects["ConfigMap"], pod_of_group(objects["LeaderWorkerSet"], "")):
+            cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(each))
+        wait_for(lambda: all("podIP" in pod["status"] for pod in cluster.get("pods", *of_server)))
+        [address] = (pod["status"]["podIP"] for pod in cluster.get("pods", *of_server))
+        worker = pod_of_group(objects["LeaderWorkerSet"], address)
+        cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(worker))
+        wait_for(lambda: addresses_of(cluster) == [address])  # of ready pods that serve, so not the worker's
+        smoke = deploy.run("smoke", f"http://{address}:30010", "--api-key-env", "SGLANG_KEY")
+        assert smoke.returncode == 0, smoke.stdout + smoke.stderr
+        log = cluster.kubectl("logs", worker["metadata"]["name"])
+        assert f"dist_init_addr='{address}:31010', nnodes=2, node_rank=1" in log
+
+
+def pod_of_group(group: dict[str, Any], leader: str) -> dict[str, Any]:
+    """A pod of a LeaderWorkerSet: the worker, or the leader, whose address is not known before it runs.
+
+    As its controller makes them (kubernetes-sigs/lws, pkg/utils/pod/pod_utils.go); where a group has no name in the
+    cluster's DNS, which these tests do not have, the leader's address is that of its pod.
+    """
+    template = deepcopy(group["spec"]["leaderWorkerTemplate"]["workerTemplate" if leader else "leaderTemplate"])
+    meta, spec, rank = template["metadata"], template["spec"], "1" if leader else "0"
+    for key in ("hostNetwork", "dnsPolicy", "affinity"):
+        del spec[key]
+    own = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    known: list[dict[str, Any]] = [
+        {"name": "LWS_LEADER_ADDRESS", **({"value": leader} if leader else own)},
+        {"name": "LWS_GROUP_SIZE", "value": "2"},
+        {"name": "LWS_WORKER_INDEX", "value": rank},
+    ]
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        container["env"] = known + container["env"]
+    meta["labels"]["leaderworkerset.sigs.k8s.io/worker-index"] = rank
+    meta["name"] = f"{group['metadata']['name']}-0" + ("-1" if leader else "")
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def addresses_of(cluster: OwnCluster) -> list[str]:
+    """The addresses to which the Service of the server leads: those of ready pods that it selects."""
+    found = cluster.get("endpoints", "--field-selector", "metadata.name=cpu-tiny")
+    subsets = [subset for each in found for subset in each.get("subsets", ())]
+    return [address["ip"] for subset in subsets for address in subset.get("addresses", ())]
+
+
 def test_the_life_of_real_sglang_in_a_pod(
     deploy: CommandLine, cluster_engine: ClusterEngine, models: Path, tmp_path: Path
 ) -> None:
-    key = {"SGLANG_KEY": "sk-0f-the-tests-0f-the-tests"}
+    key = {"SGLANG_KEY": KEY}
     done = deploy.run(*up_words(models), **key)
     assert done.returncode == 0, done.stderr
     assert "correct answers" in done.stderr

@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -140,6 +140,10 @@ class OwnNode:
         """Show a directory of this machine to its pods at another place, which nobody else sees there."""
         subprocess.run([*self._inside, "mount", "--bind", str(place), str(location)], check=True)
 
+    def joined_pods(self) -> AbstractContextManager[None]:
+        """Let pods reach each other, which Docker's rules forbid."""
+        return iptables_rule("filter", "FORWARD", "--source", self.pods, "--destination", self.pods, "--jump", "ACCEPT")
+
     def end(self) -> None:
         """End the kubelet, which would start its containers again, and containerd: they have no other parent then."""
         for program in reversed(self._programs):
@@ -218,6 +222,16 @@ def _add_json(tar: tarfile.TarFile, kind: str, value: object) -> dict[str, objec
 
 def _descriptor(kind: str, digest: str, size: int) -> dict[str, object]:
     return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": size}
+
+
+@contextmanager
+def iptables_rule(table: str, chain: str, *rule: str) -> Iterator[None]:
+    """A rule of this machine before all others of its chain, for the length of a block."""
+    subprocess.run(["iptables", "--table", table, "--insert", chain, *rule], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["iptables", "--table", table, "--delete", chain, *rule], check=True)
 
 
 def load_engine(node: OwnNode) -> str:
