@@ -25,6 +25,7 @@ from orchestrator.core.procfs import Process
 from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
+from orchestrator.engine.gateway import GENERATION
 from orchestrator.engine.log import StartupLogParser
 from orchestrator.engine.logprobs import read_scored
 from orchestrator.engine.metrics import Metric
@@ -175,6 +176,7 @@ def seen(server: CpuServer) -> Mapping[str, object]:
         ]
         return {
             "health": client.health(tries=3),
+            "health for a gateway": client.status("GET", GENERATION, None),
             "models": client.models(),
             "model path": client.get(endpoints.MODEL_INFO)["model_path"],
             "server info": without_memory(read_server_info(client.get(endpoints.SERVER_INFO))),
