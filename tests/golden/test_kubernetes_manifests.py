@@ -3,6 +3,8 @@
 Two profiles are kept whole, one as what differs from the first. `UPDATE_GOLDEN=1 pytest tests/golden` writes them.
 """
 
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from textwrap import indent
 
@@ -11,6 +13,7 @@ import pytest
 import yaml
 from cluster_samples import CASES, all_objects, cluster_plan, manifest_texts, objects
 from golden_files import check_file, check_folder, differences
+from kubernetes_validate import utils
 
 from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.catalog import Catalog
@@ -30,6 +33,14 @@ FIT = [name for name, plan in SHIPPED.items() if plan.engine.image and not overl
 CARRIED = (liveness, drain, first_sample)
 PROGRAMS = (data_root() / "images" / "check_server_args.py", *(Path(each.__file__) for each in CARRIED))
 DIFFERENCES = {"b200-tp8": "mi355x-tp4dp2"}  # a case, and the one that it is compared with
+
+
+@pytest.fixture(scope="module", autouse=True)
+def schemas_read_once() -> Iterator[None]:
+    """Two megabytes, which the library reads anew for each object."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
+        yield
 
 
 def manifests(case: str) -> dict[str, str]:

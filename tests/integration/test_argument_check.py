@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch_forks
 from command_line import CommandLine
 from loopback_hub import COMMIT, Hub, serve
 from patience import wait_for
@@ -141,11 +142,17 @@ def test_as_the_first_step_of_a_job_in_a_container_it_starts_no_server_that_it_r
     cpu_environment: Venv, tiny_model: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
     """The site's container is a script that has this engine as its `python3`; the server in it only leaves a note."""
+    python = str(cpu_environment.python)
+    check = (
+        f"import os, sys; sys.path.insert(0, {str(Path(torch_forks.__file__).parent)!r}); import torch_forks; "
+        f"_, option, program, *argv = sys.argv; assert option == '-B'; "
+        f"sys.exit(torch_forks.run({python!r}, program, argv, environ=os.environ, streams=(0, 1, 2)))"
+    )
     container, run_dir = tmp_path / "apptainer", tmp_path / "x" / "run"
     run_dir.mkdir(parents=True)
     serve = f'[ "$2" = sglang.launch_server ] && echo "$*" > {tmp_path}/served && exit 0'
     container.write_text(
-        f'#!/bin/sh\nwhile [ "$1" != python3 ]; do shift; done\nshift\n{serve}\nexec {cpu_environment.python} "$@"\n'
+        f'#!/bin/sh\nwhile [ "$1" != python3 ]; do shift; done\nshift\n{serve}\nexec {python} -c "{check}" "$@"\n'
     )
     container.chmod(0o755)
     job = ("runtime=slurm", "server.api_key_env=KEY", "slurm.container=apptainer", "slurm.image=/i.sif")
