@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.cli.status import _named_notes
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.servers.soaks import save_report
 from orchestrator.servers.status import ServerStatus, startup_seconds, startup_text, status_table
@@ -73,6 +74,12 @@ def test_the_stages_of_a_start_are_shown_with_their_shares(tmp_path: Path) -> No
         "`owl` took 100 s to start: loading weights 10.0 s (10%), capturing graphs 55.0 s (55%), "
         "first sampled request 25.0 s (25%), smoke test 10.0 s (10%)"
     )
+
+
+def test_each_replica_tells_the_stages_of_its_start() -> None:
+    one = replace(server(""), name="owl/replica-1", startup={"loading weights": 4.0})
+    told = [*_named_notes([replace(server("healthy"), replicas=(one,))])]
+    assert told == ["`owl/replica-1` took 4 s to start: loading weights 4.0 s (100%)"]
 
 
 def test_a_start_without_recorded_stages_shows_none(tmp_path: Path) -> None:
