@@ -163,7 +163,7 @@ def test_an_ablation_alone_answers_nothing() -> None:
     results = (ablated(single_stream(), "mtp-off"),)
     made = build_report(results, published=PUBLISHED, everything=load_all_published(), prices=TCO)
     assert made.ablations == ()
-    assert "What each thing brings" not in render_markdown(made)
+    assert "Ablations" not in render_markdown(made)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_it_is_about_what_was_measured(tmp_path: Path) -> None:
         "TP1 on 1×L40S, owl-burst: sustains 2 requests a second; there 1,970 output tok/s per node, "
         "TTFT p95 0.40 s, with a limit of 1 s, 3.4 tokens a verification; one run, so the noise is unknown."
     )
-    for text in (whole.partition("To judge and repeat it")[0] for whole in texts(report)):
+    for text in (whole.partition("Provenance and reproduction")[0] for whole in texts(report)):
         assert not any(word in text for word in ("GLM-5.2", "MI355X", "wafer", "Published", "NOT COMPARABLE"))
     assert "800 tokens in, 64 out, 50 % of each prompt shared with others" in render_markdown(report)
 
@@ -151,7 +151,7 @@ def test_marks_are_loud_beside_nothing_too(tmp_path: Path) -> None:
     report = made(tmp_path, marked(own(1.0), IssueKind.SIMULATED_ACCEPTANCE))
 
     assert "NOT COMPARABLE" in comparison_text(report)
-    assert "must not be compared with other measurements" in render_html(report)
+    assert "cannot be compared with other measurements" in render_html(report)
 
 
 def test_simulated_acceptance_never_stands_beside_real_acceptance(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_errors_stand_by_kind_and_rate(tmp_path: Path) -> None:
     assert re.search(r"<th scope=.row.>timeout</th><td>0</td><td>3</td><td[^>]*>no complete response", table)
     assert "&lt;b&gt;no room" in table
     assert "- failed, timeout: 3 at 2; no complete response within 60 s" in markdown
-    assert "No request failed, of 200." in render_html(made(tmp_path / "well", own(1.0)))
+    assert "None of 200 requests failed." in render_html(made(tmp_path / "well", own(1.0)))
 
 
 def test_so_many_at_a_time_have_their_figures(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_so_many_at_a_time_have_their_figures(tmp_path: Path) -> None:
     shown, markdown, page = texts(report)
 
     assert re.search(r"output tok/s per node +A\n8 at a time +788\n", shown)
-    assert "| at a time | output tok/s per node |" in markdown
+    assert "| concurrency | output tok/s per node |" in markdown
     assert '<th scope="row">8</th>' in page
     assert report.headline == ("TP1 on 1×L40S, owl-burst: 788 output tok/s per node, 8 at a time.",)
 

@@ -140,7 +140,7 @@ def test_every_figure_of_the_table_is_in_every_rendering() -> None:
         assert "measured" in row["figures"][figure.key]
     for figure in metrics.metrics_for(metrics.DisplayIn.LAYOUT):
         assert f"  {figure.title}" in terminal.split("whose")[1]
-        assert f" {figure.title} |" in text.split("against published")[1]
+        assert f" {figure.title} |" in text.split("vs. published")[1]
     paid = tuple(replace(point, usd_per_million_output_tokens=1.25) for point in tp4dp2().points)
     measured = result_text(replace(tp4dp2(), points=paid))
     always = [each for each in metrics.metrics_for(metrics.DisplayIn.BENCH) if not each.if_measured]

@@ -88,11 +88,11 @@ def test_evaluations_alone_make_a_report_beside_the_published_scores(tmp_path: P
     kept(tmp_path, "tiny", wrong=20, suite="gpqa-diamond")
     report([tmp_path])
     text = (tmp_path / "report.md").read_text()
-    assert "# evaluations: measured beside published" in text
+    assert "# evaluations: measured and published" in text
     assert "gsm8k, exact_match: 0.7000, against 0.9550 (MXFP4, published): worse: -0.255" in text
     assert "gpqa-diamond, exact_match: 0.5000, against 0.9217 (GLM-5.2 FP8, published): not comparable" in text
     assert "another model than GLM-5.2: not comparable" in text
-    assert "Row by row" not in text + (tmp_path / "report.html").read_text()
+    assert "Results in detail" not in text + (tmp_path / "report.html").read_text()
 
 
 def test_a_directory_without_results_is_an_error(tmp_path: Path) -> None:

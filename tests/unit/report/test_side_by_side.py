@@ -45,7 +45,7 @@ def test_results_are_called_by_their_directories_and_by_their_labels(tmp_path: P
     assert "A: before (TP1 on 1×L40S), own\n" in shown
     assert "B: page size two, own\n" in shown
     assert "<small>own</small>" in render_html(report)
-    assert "| figure | load | before, own | page size two, own |" in render_markdown(report)
+    assert "| metric | load | before, own | page size two, own |" in render_markdown(report)
 
 
 def test_two_of_one_label_are_numbered(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_the_endpoint_of_another_engine_has_its_layout_and_hardware_and_no_advic
         in markdown
     )
     about = page[page.rindex("<summary><h3>theirs") :]
-    assert "Only what the endpoint reports is known." in about
+    assert "Only the endpoint's own data is known." in about
     assert not any(word in about for word in ("kernel gate", "patch receipt", "not known", "--enable"))
 
 
