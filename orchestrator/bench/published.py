@@ -380,7 +380,9 @@ def split_currency(texts: Iterable[str]) -> tuple[str, tuple[str, ...]]:
         currencies[text[len(amount) :].strip().upper() or _USD] = None
         plain.append(amount)
     if len(currencies) > 1:
-        raise UsageError(f"prices use {' and '.join(currencies)}", hint="use one currency; nothing is converted")
+        raise UsageError(
+            f"prices are in different currencies: {', '.join(currencies)}", hint="give all prices in one currency"
+        )
     return next(iter(currencies), _USD), tuple(plain)
 
 

@@ -196,7 +196,7 @@ def _workload(options: BenchOptions, default: str) -> tuple[str, Workload]:
         if input_tokens is not None or output_tokens is not None:
             raise UsageError(
                 "`--input-tokens` and `--output-tokens` are for a load without a workload",
-                hint="leave them out, or `-w`",
+                hint="omit them, or omit `-w`",
             )
         return workload_name(options.workload), load_workload(options.workload)
     if input_tokens is None and output_tokens is None:

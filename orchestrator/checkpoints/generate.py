@@ -35,7 +35,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
             raise BuildError(
                 f"cannot generate model `{model.name}`: the directory has other files",
                 location=str(target),
-                hint="move them away, or serve them: `--set model.checkpoint.source=local`",
+                hint="move the files, or serve the directory as is: `--set model.checkpoint.source=local`",
             )
         for leftover in home.models.glob(f".{model.name}.making-*"):  # of killed commands
             remove_tree(leftover, within=home.models)

@@ -69,4 +69,4 @@ def _interrupted(servers: Servers, name: str | None, ended: Sequence[str]) -> In
     if not left:
         return Interrupted("interrupted", hint=f"`{name}` is not running" if name else "no server is left running")
     stop = f"deploy down {left[0]}" if name is not None or len(left) == 1 else "deploy down --all"
-    return Interrupted("interrupted", hint=f"`{'`, `'.join(left)}` may still run; `{stop}` stops it")
+    return Interrupted("interrupted", hint=f"`{'`, `'.join(left)}` may still be running; stop with `{stop}`")

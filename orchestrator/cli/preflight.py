@@ -45,7 +45,7 @@ def command(
         findings = fabric_of_cluster(plan, home, baseline, save_baseline)
         report = PreflightReport(profile=report.profile, findings=(*report.findings, *findings))
     elif baseline or save_baseline:
-        raise UsageError("a baseline is of several nodes", hint="name each node: `--host A --host B`")
+        raise UsageError("a baseline needs several nodes", hint="name each node: `--host A --host B`")
     if json:
         OUTPUT.show(report)
     else:

@@ -82,7 +82,9 @@ def command(
     if recipe is None:
         raise UsageError("no recipe given", hint=f"`--recipe RECIPE`; `deploy quantize {source}` compares the recipes")
     if image is not None and profile_ is None:
-        raise UsageError("`--image` needs `--profile`", hint="the profile names the GPUs of the container")
+        raise UsageError(
+            "`--image` needs `--profile`", hint="add `--profile PROFILE`; it selects the GPUs of the container"
+        )
     request = QuantizationRequest(
         source=source.absolute(),
         target=target.absolute(),

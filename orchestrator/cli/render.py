@@ -82,7 +82,7 @@ def command(
     table: bytes | None = None
     if package is not None and runtime not in LAUNCHERS:
         raise UsageError(
-            "`--package` needs a launcher of rented machines", hint=f"`--runtime {'`, `--runtime '.join(LAUNCHERS)}`"
+            "`--package` requires a cloud launcher", hint=f"`--runtime {'`, `--runtime '.join(LAUNCHERS)}`"
         )
     if runtime is not None and runtime in LAUNCHERS:
         if given or image:

@@ -33,7 +33,7 @@ def command(
         elif found:
             print_data(status_table(found, width=terminal_width()))
         elif not servers.unreachable:
-            say("no server; `deploy profiles` lists profiles for `deploy up PROFILE`")
+            say("no servers; `deploy up PROFILE` starts one, `deploy profiles` lists profiles")
         for text in (_named_notes if name is not None else _notes)(found):
             note(text)
         require_healthy(servers, found, named=name is not None)

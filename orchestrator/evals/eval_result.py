@@ -133,6 +133,6 @@ def load_eval_result(file: Path) -> EvalResult:
     result = parse_strict(_ADAPTER, text, description="result of `deploy eval`", location=location)
     if result.schema_version != EVAL_RESULT_SCHEMA or not result.items:
         raise BenchError(
-            "the eval result has another schema version, or is empty", location=location, hint="evaluate again"
+            "the eval result has another schema version, or is empty", location=location, hint="run `deploy eval` again"
         )
     return result

@@ -256,7 +256,7 @@ def load_baseline(baseline: str, suite: str) -> EvalResult | None:
         raise UsageError(f"no baseline result of `{suite}` found", location=str(file))
     result = load_eval_result(file)
     if result.suite != suite:
-        raise UsageError(f"the baseline is of `{result.suite}`, not of `{suite}`", location=str(file))
+        raise UsageError(f"the baseline is for `{result.suite}`, not `{suite}`", location=str(file))
     return result
 
 
@@ -330,7 +330,7 @@ def require_sampling(target: BenchTarget, suite: Suite) -> None:
             f"`{suite.name}` samples at temperature {suite.generation['temperature']}, which the server cannot",
             details=greedy.summary,
             location=target.url,
-            hint=f"{greedy.hint}; `gsm8k` is greedy",
+            hint=f"{greedy.hint}; or `--suite gsm8k`, which is greedy",
         )
 
 

@@ -171,7 +171,7 @@ def _running_server(servers: Sequence[MeasuredServer], name: str, plan: Plan) ->
         )
         raise UsageError(
             f"`{name}` runs another plan than `{closest.name}`: {listed}",
-            hint="repeat the `--set` of its `up`, or start the profile without it",
+            hint="pass the same `--set` options as to `up`, or restart the profile without them",
         )
     return replace(closest, name=name)
 

@@ -69,7 +69,9 @@ class StepLog:
             ) from error
         if digest != self._digest:
             hint = "repeat the options of the first run, or use another `--output`"
-            raise UsageError("the state in this directory has other steps", location=str(self._file), hint=hint)
+            raise UsageError(
+                "the saved state in this directory is for different steps", location=str(self._file), hint=hint
+            )
         return done
 
 

@@ -104,7 +104,7 @@ def rank_network(first: str, others: Sequence[str]) -> RankNetwork:
     blind = next((host for host, each in reached.items() if not each), None)
     shown = ", ".join(known)
     raise HostError(
-        f"{blind} does not reach {first} at {shown}"
+        f"cannot reach {first} from {blind} at {shown}"
         if blind
         else f"{first} has no address that all hosts reach: {shown}",
         details="" if blind else "\n".join(f"  {host} reaches {', '.join(each)}" for host, each in reached.items()),

@@ -157,7 +157,7 @@ def push_image(docker: DockerCli, reference: str) -> str:
     code, log = _follow(docker, ["push", reference], b"", str)
     digest = next((match[1] for line in log if (match := re.search(r"digest: (sha256:[0-9a-f]{64})", line))), None)
     if code != 0 or digest is None:
-        raise BuildError(f"cannot push `{reference}`", details="\n".join(log[-3:]), hint="`docker login` first?")
+        raise BuildError(f"cannot push `{reference}`", details="\n".join(log[-3:]), hint="log in with `docker login`")
     return f"{repository(reference)}@{digest}"
 
 

@@ -112,7 +112,7 @@ def inspect_prebuilt(docker: DockerCli, reference: str) -> PrebuiltImage:
     except ValueError:
         verified = None
     if verified != receipt:
-        raise BuildError(f"the receipt in `{reference}` differs from its label", hint="rebuild the image")
+        raise BuildError(f"the receipt in `{reference}` differs from its label", hint=_REBUILD_HINT)
     return PrebuiltImage(reference=reference, receipt=receipt, labels=labels(docker, reference) or {})
 
 

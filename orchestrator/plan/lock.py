@@ -75,7 +75,7 @@ def parse_lock(document: Document, tool: str) -> Lock:
     """
     data, name = document.data, document.name
     if (found := data.get("lock")) != FORMAT:
-        what = "not a lock"
+        what = "not a lockfile"
         if isinstance(found, int) and not isinstance(found, bool):
             what = f"a lock of format {found}, of {'an older' if found < FORMAT else 'a newer'} version of deploy"
         raise ProfileError(what, location=document.location(("lock",)), hint="`deploy lock PROFILE` writes a new one")
@@ -91,7 +91,7 @@ def parse_lock(document: Document, tool: str) -> Lock:
     try:
         return _lock(data)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ProfileError("not a lock", location=name) from error
+        raise ProfileError("not a lockfile", location=name) from error
 
 
 def _lock(data: Mapping[str, object]) -> Lock:

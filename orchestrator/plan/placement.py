@@ -31,7 +31,7 @@ def nodes_share_the_ranks(context: "RuleContext") -> Iterator[Problem]:
         yield Problem(f"{product} is not divisible by {nodes} nodes", location, hint)
     if dp > 1 and not layout.dp_attention.value:
         yield Problem(
-            f"dp {dp} on {nodes} nodes: multi-node data parallel is not supported unless dp attention (sglang 0.5.16, "
+            f"dp {dp} on {nodes} nodes: multi-node data parallel is not supported without dp attention (sglang 0.5.16, "
             "server_args.py:7602)",
             location,
             "`layout.dp_attention: true`; or `replicas`, each with its own nodes",
@@ -104,7 +104,7 @@ def joins_no_gateway(context: "RuleContext") -> Iterator[Problem]:
     """Refuse `server.gateway`, for a runtime whose servers the gateway of another server does not reach."""
     if context.profile.server.gateway is not None:
         yield Problem(
-            "only a single server of the runtimes `docker` and `process` can join the gateway of another one",
+            "only a single `docker` or `process` server can join another server's gateway",
             context.location("server", "gateway"),
             "`--set server.gateway=null`",
         )

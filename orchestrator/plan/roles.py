@@ -105,7 +105,9 @@ def roles_agree(context: "RuleContext") -> Iterator[Problem]:
         yield Problem("`layout.transfer` is missing: how the KV cache crosses", context.location("layout"), hint)
     if profile.replicas > 1:
         hint = "set `layout.prefill.replicas` and `layout.decode.replicas`"
-        yield Problem("`replicas` is for equal servers", context.location("replicas"), hint)
+        yield Problem(
+            "`replicas` cannot be combined with prefill and decode servers", context.location("replicas"), hint
+        )
     yield from _same_drafts_and_context(context, roles)
     yield from _prefixes_find_their_server(context)
     decode = roles[DECODE]

@@ -137,5 +137,5 @@ def _own_tool(tool: str) -> Mapping[str, str]:
     if here.exists():
         return {f"{_BROUGHT}/{here.resolve().name}": str(here.resolve())}
     if "://" not in tool:
-        raise UsageError(f"`--package {tool}` is no file, directory or URL", hint="`--package .` in a clone")
+        raise UsageError(f"`--package {tool}` is not a file, directory or URL", hint="`--package .` in a clone")
     return {}

@@ -143,7 +143,7 @@ def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> 
         return _of_run(last, results)
     near = did_you_mean(text, {*catalog.names(EntryKind.PROFILE), *known_names(home)})
     forms = "a profile, a result, a run directory, or `NAME/RUN` as `deploy history` shows it"
-    raise UsageError(f"`{text}` is nothing that `deploy diff` can compare", hint=near or forms)
+    raise UsageError(f"`deploy diff` cannot compare `{text}`", hint=near or forms)
 
 
 def diff(a: DiffSide, b: DiffSide) -> DiffOutput:

@@ -284,7 +284,7 @@ def known_names(home: Home) -> tuple[str, ...]:
 def not_started(home: Home, name: str, *, hint: str = "`deploy status` lists servers") -> StartError:
     """Return the error for a name without runs. Its hint is the nearest known name, else `hint`."""
     near = did_you_mean(name, {*known_names(home)} - {name})
-    return StartError(f"nothing was started as `{name}` from here", hint=near or hint)
+    return StartError(f"no previous run of `{name}`", hint=near or hint)
 
 
 def read_plan(run: RunDir | None) -> Plan | None:

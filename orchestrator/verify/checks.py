@@ -49,7 +49,7 @@ def served_model(client: SmokeClient) -> CheckOutcome:
     if name not in served:
         return failed(f"serves `{', '.join(served)}`, not `{name}`")
     if (served[name] or 0) != length:
-        return failed(f"`{name}` takes {served[name]} tokens, the profile says {length}")
+        return failed(f"`{name}` accepts {served[name]} tokens, but the profile sets {length}")
     if not client.is_sglang:
         return passed(f"`{name}` of {client.target.engine}, context {length or 'not reported'}")
     path = client.described_by.get(endpoints.MODEL_INFO).get("model_path")

@@ -51,7 +51,7 @@ def _from_host(client: SmokeClient) -> CheckOutcome:
         expected = (time.monotonic() - begin) * info.cache_tokens / filled
         if expected > _FILL_SECONDS:
             return warning(
-                f"not proven: to fill the {info.cache_tokens:,} tokens of the device takes {expected / 60:.0f} minutes"
+                f"not tested: filling the {info.cache_tokens:,} tokens on the GPU takes {expected / 60:.0f} minutes"
             )
     after = client.generate(prompt, tokens=_ANSWER)
     least = (len(prompt) - 2) // info.page_size * info.page_size

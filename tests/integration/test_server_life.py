@@ -109,6 +109,6 @@ def test_what_never_came_up_is_not_started_again(deploy: CommandLine, run_dir: P
     missing = deploy.run("restart", "own")
 
     assert missing.returncode == 6
-    assert "nothing was started as `own` from here" in missing.stderr
+    assert "no previous run of `own`" in missing.stderr
     assert "did you mean `owl`?" in missing.stderr
     assert run_dir.exists()

@@ -84,6 +84,6 @@ def test_the_address_of_the_first_host_is_one_that_all_reach(tmp_path: Path, mon
                 head_address.head_address(first, [second])
         # A listener that another word is expected from stands for one that is another host's.
         monkeypatch.setattr(head_address, "_LISTEN", head_address._LISTEN.replace("sys.argv[1]", "'other'"))
-        with pytest.raises(HostError, match=f"{first} does not reach {first} at 127.0.0.1, "):
+        with pytest.raises(HostError, match=f"cannot reach {first} from {first} at 127.0.0.1, "):
             head_address.head_address(first, [second])
     assert processes_with("create_server") == []

@@ -74,5 +74,5 @@ def _require_unquantized(directory: Path, summary: CheckpointSummary) -> None:
         raise UsageError(
             f"this checkpoint is quantized already: {reason}",
             location=str(directory),
-            hint="quantize the BF16 checkpoint that it was made from",
+            hint="quantize the original BF16 checkpoint",
         )

@@ -83,10 +83,12 @@ def reference_from_json(text: str, *, location: str) -> LogprobReference:
         raise BenchError("not a valid reference of `deploy logprobs`: too large", location=location)
     reference = parse_strict(_REFERENCE, text, description="reference of `deploy logprobs`", location=location)
     if reference.schema_version != REFERENCE_SCHEMA:
-        raise BenchError("the reference has another version", location=location, hint="write a new one with `--save`")
+        raise BenchError(
+            "another version of `deploy` wrote the reference", location=location, hint="write a new one with `--save`"
+        )
     consistent = all(len(text.own) == len(text.top) == len(text.ids) - 1 for text in reference.texts)
     tops = {len(ranked) for text in reference.texts for ranked in text.top}
     digest = ids_digest(tuple(text.ids for text in reference.texts))
     if not consistent or tops != {reference.top} or reference.ids_sha256 != digest:
-        raise BenchError("the reference is damaged: its parts do not match", location=location)
+        raise BenchError("the reference file is corrupt", location=location, hint="write a new one with `--save`")
     return reference

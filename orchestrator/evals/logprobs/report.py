@@ -92,9 +92,9 @@ class ProbeReport:
             alarms = (text for row in self.rows for text in _describe_alarms(row))
             problems = [Problem(text) for text in (*alarms, *map(str, self.faults))]
             raise SmokeError(
-                f"the log-probabilities of `{self.served_name}` are not verified",
+                f"`{self.served_name}` failed the log-probability comparison",
                 problems=problems,
-                hint="a `deploy logprobs` of a server with another engine or attention backend narrows down the cause",
+                hint="run `deploy logprobs` against a server with another engine or attention backend",
             )
 
 

@@ -169,7 +169,7 @@ def read_archive(path: Path) -> KernelArchive:
                     sizes[name] = entry.size
         return KernelArchive(path=path, digest=digest, receipt=_receipts().validate_json(receipt), sizes=sizes)
     except (gzip.BadGzipFile, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
-        raise KernelsError(f"`{path}` is no archive of compiled kernels", details=str(error)) from error
+        raise KernelsError(f"`{path}` is not an archive of compiled kernels", details=str(error)) from error
     except OSError as error:
         raise KernelsError(f"cannot read `{path}`: {error.strerror}") from error
 

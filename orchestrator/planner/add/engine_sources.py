@@ -68,7 +68,7 @@ def engine_source(request: EngineRequest, home: Home) -> EngineSource:
     for said in map(Override.parse, request.overrides):
         if said.path == ("version",) and said.value != version:
             hint = f"`deploy add engine {said.value}` reads that wheel"
-            raise UsageError(f"`version` is {said.value}, but the wheel is of {version}", hint=hint)
+            raise UsageError(f"`version` is {said.value}, but the wheel has version {version}", hint=hint)
     return _Release(replace(request, what=version), home)
 
 

@@ -170,7 +170,7 @@ def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
     """
     gpu = inventory.gpus[0]
     if len({(each.arch, each.vram_bytes) for each in inventory.gpus}) > 1:
-        raise HostError("the GPUs of this host differ", hint="`deploy add profile --gpus N` for GPUs that are alike")
+        raise HostError("the GPUs of this host differ", hint="`deploy add profile --gpus N` uses N identical GPUs")
     entries = dict(_entries(inventory, gpu, catalog))
     names = sorted(
         {name for name, entry in entries.items() if (entry.gpu_product or "") in (gpu.name or "")} or entries

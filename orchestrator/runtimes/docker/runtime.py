@@ -108,7 +108,7 @@ class DockerRuntime(Runtime):
         spec, run_dir = spec_of(artifacts), run_dir.absolute()
         part = replica_name(run_dir)
         if (part or artifacts.plan.gateway is not None) and not may_coexist(run_dir, self.find(name)):
-            raise NameTakenError(f"a server `{name}` exists", hint=f"`deploy down {name}` stops it")
+            raise NameTakenError(f"server `{name}` already exists", hint=f"`deploy down {name}` stops it")
         given = split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
         starter = f"{process_identity(os.getpid())}/{uuid.uuid4()}"
         common, hosts = {STARTER: starter, RUN_DIR: str(run_dir)}, (self._host, *map(self._host_at, spec.rank_hosts))

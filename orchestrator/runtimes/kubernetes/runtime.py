@@ -275,11 +275,11 @@ class KubernetesRuntime(Runtime):
         try:
             self._seen.forget(unit)
             if (state := self.state(unit)).status is Status.UNKNOWN:
-                warn(f"the log is not kept: {state.detail}")
+                warn(f"cannot save the log: {state.detail}")
             elif self._look(unit)[0] is not None:
                 atomic_write(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(unit, follow=False)))
         except (DeployError, OSError) as error:
-            warn(f"the log is not kept: {error}")
+            warn(f"cannot save the log: {error}")
 
     def _end(self, units: Sequence[Unit], *, grace: float) -> None:
         """Delete units of one name. Raises HostError."""

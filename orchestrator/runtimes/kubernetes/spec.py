@@ -119,7 +119,7 @@ def start_problems(profile: Profile) -> Iterator[Problem]:
         yield Problem("`up` starts no autoscaled replicas, whose number KEDA decides", "kubernetes.autoscaling", hint)
     if key := _ranks_on_nodes(profile):
         hint = "`deploy render` with `--output lws`, then `kubectl apply --server-side -f lws/kubernetes.yaml`"
-        yield Problem("`up` starts no LeaderWorkerSet, which a server on several nodes is", key, hint)
+        yield Problem("`up` cannot start a LeaderWorkerSet (a server on several nodes)", key, hint)
 
 
 def settings(profile: Profile) -> RuntimeSettings:

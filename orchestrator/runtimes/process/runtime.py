@@ -108,7 +108,7 @@ class ProcessRuntime(Runtime):
             found = _servers(self._home.runs / FileName(name))
             if not may_coexist(run_dir.absolute(), found):
                 raise NameTakenError(
-                    f"a server `{name}` exists", location=found[0].run_dir, hint=f"`deploy down {name}`"
+                    f"server `{name}` already exists", location=found[0].run_dir, hint=f"`deploy down {name}`"
                 )
             try:
                 with defer_signals():

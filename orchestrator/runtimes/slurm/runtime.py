@@ -97,7 +97,9 @@ class SlurmRuntime(Runtime):
         """
         found = self.find(name)
         if not may_coexist(run_dir.absolute(), found):
-            raise NameTakenError(f"a server `{name}` exists", location=found[0].run_dir, hint=f"`deploy down {name}`")
+            raise NameTakenError(
+                f"server `{name}` already exists", location=found[0].run_dir, hint=f"`deploy down {name}`"
+            )
         plan = artifacts.plan
         comment = JobComment(
             name=name, profile=plan.profile, plan=plan.digest, port=plan.server.port, run=str(run_dir.absolute())

@@ -46,7 +46,7 @@ def _open_gateway(servers: Servers, plan: Plan, gateway: str, name: str) -> Serv
     others = {each.model for each in listed if each.ready and urlsplit(each.url).port not in own}
     if plan.model.served_name in {theirs.model.served_name, *others}:
         hint = "`--set model.served_name=NAME` sets another"
-        raise StartError(f"{what}: it routes another model `{plan.model.served_name}`", hint=hint)
+        raise StartError(f"{what}: the gateway already routes another model `{plan.model.served_name}`", hint=hint)
     return other
 
 

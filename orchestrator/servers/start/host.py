@@ -56,7 +56,7 @@ def require_host_per_node(plan: Plan, host_ref: HostRef) -> None:
         return
     raise UsageError(
         f"`layout.nodes` is {nodes}, and `--host` names {hosts} host{'' if hosts == 1 else 's'}",
-        hint=f"give `--host ssh://NODE` {nodes} times, the host of rank 0 first",
+        hint=f"repeat `--host ssh://NODE` for each of the {nodes} nodes, rank 0 first",
     )
 
 

@@ -121,7 +121,7 @@ def _give_up(
     elif interrupted:
         left = _might_run(runtime, handle)
         error.hint = f"`{handle.name}` " + (
-            f"may still run; `deploy down {handle.name}` stops it" if left else f"was stopped; {_NOTHING_LEFT}"
+            f"may still be running; stop with `deploy down {handle.name}`" if left else f"was stopped; {_NOTHING_LEFT}"
         )
     if not interrupted:
         error.hint = error.hint or f"`deploy logs {handle.name}` shows the whole log"

@@ -253,8 +253,8 @@ def test_without_a_workload_the_default_is_named_and_sent(default: str, capsys: 
 @pytest.mark.parametrize(
     ("asked", "hint"),
     [
-        (options(workload="smoke-tiny", tokens=(800, 64), rates=(1.0,)), "leave them out, or `-w`"),
-        (options(workload="smoke-tiny", tokens=(None, 64)), "leave them out, or `-w`"),
+        (options(workload="smoke-tiny", tokens=(800, 64), rates=(1.0,)), "omit them, or omit `-w`"),
+        (options(workload="smoke-tiny", tokens=(None, 64)), "omit them, or omit `-w`"),
         (options(tokens=(800, 64)), "add `--request-rate 1,2,4`"),
         (options(tokens=(800, None)), "add `--output-tokens 64` and `--request-rate 1,2,4`"),
         (options(workload="smoke-tinny"), "did you mean `smoke-tiny`?"),

@@ -294,7 +294,7 @@ def test_a_baseline_of_another_suite_is_refused_before_anybody_is_asked(
 ) -> None:
     monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
     save_eval_result(OUTCOME, tmp_path)
-    with pytest.raises(UsageError, match="the baseline is of `gsm8k`, not of `gpqa-diamond`"):
+    with pytest.raises(UsageError, match="the baseline is for `gsm8k`, not `gpqa-diamond`"):
         gpqa(tmp_path, baseline=str(tmp_path / "eval-gsm8k.json"))
     assert questions.is_dir()
 

@@ -71,9 +71,9 @@ def test_before_anything_runs(
 @pytest.mark.parametrize(
     ("running", "words", "hint"),
     [
-        ("owl", ["down", "owl"], "`owl` may still run; `deploy down owl` stops it"),
+        ("owl", ["down", "owl"], "`owl` may still be running; stop with `deploy down owl`"),
         ("", ["down", "owl"], "`owl` is not running"),
-        ("owl jay", ["down", "--all"], "`jay`, `owl` may still run; `deploy down --all` stops it"),
+        ("owl jay", ["down", "--all"], "`jay`, `owl` may still be running; stop with `deploy down --all`"),
         ("", ["down", "--all"], "no server is left running"),
     ],
 )

@@ -503,5 +503,5 @@ def test_what_it_costs_is_told_in_the_currency_that_was_given(
 
 
 def test_two_currencies_are_not_added_up() -> None:
-    with pytest.raises(UsageError, match="prices use EUR and USD"):
+    with pytest.raises(UsageError, match="prices are in different currencies: EUR, USD"):
         split_currency(["2.10EUR", "B200=3"])

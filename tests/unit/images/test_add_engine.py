@@ -156,7 +156,7 @@ def test_what_contradicts_is_refused_and_nothing_is_written(home: Home, tmp_path
     [broken] = refused("0.5.20", *GIVEN, "--name", "own", "--wheel", str(other), fault=UsageError)
     assert "is not a wheel" in broken
     [release] = refused("0.5.20", *GIVEN, "--set", "version=0.5.18", fault=UsageError)
-    assert release.startswith("`version` is 0.5.18, but the wheel is of 0.5.20 | `deploy add engine")
+    assert release.startswith("`version` is 0.5.18, but the wheel has version 0.5.20 | `deploy add engine")
     [far] = refused("0.5.20", *GIVEN, "--host", "ssh://node", fault=UsageError)
     assert far.startswith("`--host` needs an image")
     [no_wheel] = refused(IMAGE, "--wheel", str(other), fault=UsageError)

@@ -118,7 +118,7 @@ def test_the_image_of_the_plans_own_build_is_taken() -> None:
         (
             lambda plan: in_another_form(GUARD, ready(plan)),
             f"the image contains another version of patch `{GUARD}`",
-            "rebuild the image",
+            "rebuild the image with this version of `deploy`: `deploy build PROFILE`",
         ),
     ],
 )

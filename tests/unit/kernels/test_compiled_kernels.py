@@ -159,7 +159,7 @@ def test_an_archive_that_could_leave_its_folders_is_refused(
 ) -> None:
     path = tmp_path / "kernels.tar.gz"
     planted(path, change)
-    with pytest.raises(KernelsError, match="no archive of compiled kernels"):
+    with pytest.raises(KernelsError, match="not an archive of compiled kernels"):
         read_archive(path)
 
 
@@ -186,7 +186,7 @@ def test_a_user_without_a_name_has_folders_too(monkeypatch: pytest.MonkeyPatch) 
 def test_a_damaged_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "kernels.tar.gz"
     path.write_bytes(content)
-    with pytest.raises(KernelsError, match="no archive of compiled kernels"):
+    with pytest.raises(KernelsError, match="not an archive of compiled kernels"):
         read_archive(path)
 
 

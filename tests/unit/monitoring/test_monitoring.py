@@ -113,7 +113,7 @@ def test_a_server_that_was_started_is_watched_by_the_plan_that_it_has(home: Home
     ("asked", "kind", "said"),
     [
         ({}, UsageError, "no server specified"),
-        ({"name": "owls"}, StartError, "nothing was started as `owls`"),
+        ({"name": "owls"}, StartError, "no previous run of `owls`"),
         ({"name": "../owl"}, UsageError, "cannot be called"),
         ({"name": "owl", "profile": "cpu-tiny"}, UsageError, "never started"),
         ({"profile": "cpu-tiny", "overrides": ("flags.enable-metrics=false",)}, UsageError, "exports no metrics"),

@@ -88,7 +88,12 @@ def test_the_transfer_brings_its_environment_with_its_source() -> None:
             "policy `random` sends a prefix to any of 2 prefill servers, which compute it again",
             "`cache_aware`",
         ),
-        (CPU, ("replicas=2",), "`replicas` is for equal servers", "layout.prefill.replicas"),
+        (
+            CPU,
+            ("replicas=2",),
+            "`replicas` cannot be combined with prefill and decode servers",
+            "layout.prefill.replicas",
+        ),
         (GPUS, (*PAIR, SAID, "layout.decode.tp=8"), FULL, "lower"),
     ],
 )  # fmt: skip

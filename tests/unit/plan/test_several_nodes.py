@@ -79,7 +79,7 @@ def test_a_replica_has_nodes_of_its_own() -> None:
         (("layout.nodes=3",), "tp 8 is not divisible by 3 nodes", "equal part"),
         (("layout.nodes=3", *PIPELINE, *NO_DRAFTS), "tp 8 x pp 2 is not divisible by 3 nodes", "whole pipeline stages"),
         (("layout.tp=32",), "tp 32 needs 16 GPUs on each of 2 nodes; the node has 8", "`layout.nodes`"),
-        (("layout.dp=2",), "multi-node data parallel is not supported unless dp attention", "`replicas`"),
+        (("layout.dp=2",), "multi-node data parallel is not supported without dp attention", "`replicas`"),
         (("flags.dist-init-addr=10.0.0.1:5000",), "`dist-init-addr` cannot be set for several nodes", "first node"),
         (("server.port=64600",), "the ranks need ports up to 65606", "lower port"),
         (("runtime=docker", "replicas=2"), "the docker runtime starts one server on several nodes, not 2", "`--name`"),

@@ -170,5 +170,5 @@ def test_only_a_single_server_of_one_host_joins_the_gateway_of_another(
 ) -> None:
     assert plan_of("cpu-tiny", "server.gateway=pair").server.gateway == "pair"
     found = refused(profile, *overrides, "server.gateway=pair")
-    said = "only a single server of the runtimes `docker` and `process` can join the gateway of another one"
+    said = "only a single `docker` or `process` server can join another server's gateway"
     assert found[said] == "--set server.gateway"

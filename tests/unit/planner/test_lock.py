@@ -180,7 +180,7 @@ def test_a_lock_that_was_edited_is_refused_at_its_section(home: Home, old: str, 
     [
         ("lock: 3", "lock: 2", "a lock of format 2, of an older version of deploy"),
         ("lock: 3", "lock: 4", "a lock of format 4, of a newer version of deploy"),
-        ("lock: 3", "lock: none", "not a lock"),
+        ("lock: 3", "lock: none", "not a lockfile"),
         (f"tool: {__version__}", "tool: 99.0", "the lock was written by deploy 99.0"),
     ],
 )

@@ -94,7 +94,7 @@ def test_another_number_of_hosts_is_refused(plan: Plan, hosts: tuple[str, ...]) 
     host_ref = HostRef(home=Home(Path()), remote=next(iter(hosts), None), rank_hosts=hosts[1:])
     with pytest.raises(UsageError, match=f"`layout.nodes` is 2, and `--host` names {len(hosts)} host") as refused:
         require_host_per_node(plan, host_ref)
-    assert refused.value.hint == "give `--host ssh://NODE` 2 times, the host of rank 0 first"
+    assert refused.value.hint == "repeat `--host ssh://NODE` for each of the 2 nodes, rank 0 first"
 
 
 def test_the_plan_of_several_nodes_takes_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,5 +131,5 @@ def test_a_label_that_no_start_writes_makes_no_server(plan: Plan, tmp_path: Path
 
 def test_servers_of_another_start_keep_their_name(plan: Plan, pair: Artifacts, tmp_path: Path) -> None:
     theirs = runtime(tmp_path, labels_of(replica_plans(plan)[0], tmp_path / "theirs", "replica-1"))
-    with pytest.raises(NameTakenError, match="a server `pair` exists"):
+    with pytest.raises(NameTakenError, match="server `pair` already exists"):
         theirs.start(pair.replicas[1], name="pair", run_dir=tmp_path / "ours/replica-2", secrets={})

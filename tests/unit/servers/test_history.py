@@ -320,7 +320,7 @@ def test_a_start_in_docker_is_not_said_to_have_ended_where_docker_does_not_answe
 
 def test_a_name_nobody_was_started_as(servers: Servers) -> None:
     past_run(servers.home, 1)
-    with pytest.raises(StartError, match="nothing was started as `owls` from here"):
+    with pytest.raises(StartError, match="no previous run of `owls`"):
         history(servers, "owls", ())
     with pytest.raises(UsageError):
         history(servers, "../owl", ())

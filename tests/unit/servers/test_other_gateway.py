@@ -206,10 +206,10 @@ def test_two_servers_that_join_have_different_models_and_a_restart_is_none_of_th
     world.add("second", *JOINS, "server.port=30200")
     world.gateway.listed = (worker("http://127.0.0.1:30200", "second"),)
     join.require_gateway(world.servers, joining(), "second")
-    with pytest.raises(StartError, match="it routes another model `second`"):
+    with pytest.raises(StartError, match="the gateway already routes another model `second`"):
         join.require_gateway(world.servers, joining(), "third")
     third = world.add("third", *JOINS)
-    with pytest.raises(StartError, match="it routes another model `second`"):
+    with pytest.raises(StartError, match="the gateway already routes another model `second`"):
         join.join(third, world.servers)
 
 

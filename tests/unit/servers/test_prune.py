@@ -158,7 +158,7 @@ def test_a_name_or_a_run_that_is_a_link_is_not_followed(home: Home, tmp_path: Pa
     past_run(home, 3, name="mine")
     before = tree(tmp_path)
     assert pruned(home) == []
-    with pytest.raises(StartError, match="nothing was started as `owl` from here"):
+    with pytest.raises(StartError, match="no previous run of `owl`"):
         pruned(home, name="owl")
     assert tree(tmp_path) == before
 
@@ -263,5 +263,5 @@ def test_a_container_is_known_to_have_ended_by_what_its_stop_has_kept(
 
 def test_a_name_that_nothing_was_started_as_is_refused(home: Home) -> None:
     past_run(home, 1)
-    with pytest.raises(StartError, match="nothing was started as `owls` from here"):
+    with pytest.raises(StartError, match="no previous run of `owls`"):
         pruned(home, name="owls")

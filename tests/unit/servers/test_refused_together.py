@@ -39,7 +39,7 @@ def test_a_leader_worker_set_is_rendered_and_not_started(capsys: pytest.CaptureF
         with pytest.raises(ProfileError) as refused:
             up(profile="mi355x-tp8", runtime="kubernetes", set_=[*settings, *more], dry_run=True)
         messages = [problem.message for problem in refused.value.problems]
-        assert messages[-1] == "`up` starts no LeaderWorkerSet, which a server on several nodes is"
+        assert messages[-1] == "`up` cannot start a LeaderWorkerSet (a server on several nodes)"
         assert len(messages) == 1 + (not more)
 
 

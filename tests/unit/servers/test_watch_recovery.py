@@ -195,7 +195,7 @@ def test_a_restart_is_postponed_without_disk_space_for_every_replica(
 
 def test_what_was_never_started_cannot_be_watched(tmp_path: Path) -> None:
     started(Home(tmp_path))
-    with pytest.raises(StartError, match="nothing was started as `owls`") as refused:
+    with pytest.raises(StartError, match="no previous run of `owls`") as refused:
         recovery.snapshot_of(Servers(Home(tmp_path), {}), "owls")
     assert refused.value.hint == "did you mean `owl`?"
 

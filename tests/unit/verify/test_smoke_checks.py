@@ -258,7 +258,7 @@ def test_a_reasoning_without_an_end_proves_no_parser(
 
 FAULTY = {
     "another model": (engine(model="llama"), "served model", "serves `llama`, not `glm-5.2`"),
-    "a shorter context": (engine(context=2048), "served model", "takes 2048 tokens, the profile says 4096"),
+    "a shorter context": (engine(context=2048), "served model", "accepts 2048 tokens, but the profile sets 4096"),
     "numbers from dice": (engine(rolls_dice=True), "greedy deterministic", "two greedy answers differ at token"),
     "streaming loses text": (engine(stream_drops_a_piece=True), "streaming matches", "streaming gives 'w"),
     "streaming in one piece": (engine(stream_in_one_piece=True), "streaming matches", "the response is not streamed"),
@@ -435,7 +435,7 @@ def test_a_pool_that_takes_too_long_to_fill_is_not_filled(monkeypatch: pytest.Mo
     monkeypatch.setattr(tier_checks, "_FILL_SECONDS", 0.0)
     found = named(run(engine(keeps=("host",)), TIERED), "cache tiers")
     assert found.verdict is Verdict.WARNING
-    assert "not proven: to fill the 65,536 tokens of the device takes" in found.evidence
+    assert "not tested: filling the 65,536 tokens on the GPU takes" in found.evidence
 
 
 SOAKED = dataclasses.replace(TARGET, dp=2, speculative=True, soak_seconds=1.2)
@@ -481,7 +481,7 @@ def test_a_soak_fails_if_memory_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     grown = itertools.count(1 << 30, 8 << 20)
     found = soaked(engine(dp=2, accept_length=3.3), MemoryGauge(name="GPU memory", read=lambda: next(grown)))
     assert found.verdict is Verdict.FAILED
-    assert found.evidence.startswith("GPU memory grows and does not stop: 1,0"), found
+    assert found.evidence.startswith("GPU memory keeps growing: 1,0"), found
     steady = MemoryGauge(name="host memory", read=lambda: 1 << 30)
     found = soaked(engine(dp=2, accept_length=3.3), steady)
     assert found.evidence.endswith("; host memory 1,024, then 1,024 MiB"), found
