@@ -174,7 +174,7 @@ class GatewayWorkers:
         if not poll_until(bool, lambda: self.is_routed(url, new), within=_ROUTE_TIMEOUT, pause=_POLL_INTERVAL):
             raise NotReadyError(
                 f"the gateway does not route to `{url}` after {_ROUTE_TIMEOUT:.0f} s",
-                hint="`deploy logs NAME` shows the log of the gateway",
+                hint="`deploy logs` shows the log of the gateway",
             )
 
     def is_routed(self, url: str, _: RunningServer) -> bool:
@@ -232,7 +232,7 @@ class DiscoveredWorkers:
         more = min(before, others) + 1
         if poll_until(lambda count: count >= more, poll, within=_ROUTE_TIMEOUT, pause=_POLL_INTERVAL) < more:
             what = f"the gateway does not route to `{Path(new.run_dir).name}` after {_ROUTE_TIMEOUT:.0f} s"
-            raise NotReadyError(what, hint="`deploy logs NAME` shows the log of the gateway")
+            raise NotReadyError(what, hint="`deploy logs` shows the log of the gateway")
 
     def is_routed(self, _: str, server: RunningServer) -> bool:
         """Return whether the gateway may send requests to the replica."""
