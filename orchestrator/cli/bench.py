@@ -40,9 +40,7 @@ from orchestrator.core.paths import Home
 from orchestrator.servers.servers import name_at, open_servers
 from orchestrator.servers.targets import server_target, url_target
 
-ApiOption: TypeAlias = Annotated[
-    str, typer.Option(metavar="completions|generate", help="API that receives the requests")
-]
+ApiOption: TypeAlias = Annotated[str, typer.Option(metavar="completions|generate", help="API to send requests to")]
 SeedOption: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="seed of prompts and arrivals; default: the workload's")
 ]
@@ -70,19 +68,19 @@ LayoutOption: TypeAlias = Annotated[
 ]
 
 ConcurrencyOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="sessions of a trace that run at a time")
+    int | None, typer.Option(min=1, metavar="N", help="trace sessions to run concurrently")
 ]
 SpeedOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="FACTOR,FACTOR…", help="speeds of the recorded arrivals of a trace")
+    str | None, typer.Option(metavar="FACTOR,FACTOR…", help="speed-up factors for recorded arrivals of a trace")
 ]
 MaxThinkTimeOption: TypeAlias = Annotated[
-    float | None, typer.Option(min=0, metavar="SECONDS", help="bound of the delays within a session (seconds)")
+    float | None, typer.Option(min=0, metavar="SECONDS", help="maximum think time within a session (seconds)")
 ]
 MaxContextOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=2, metavar="TOKENS", help="end sessions before a longer request (tokens)")
+    int | None, typer.Option(min=2, metavar="TOKENS", help="longest request of a session; longer ones end it (tokens)")
 ]
 WarmupRequestsOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="first requests of sessions that are not measured")
+    int | None, typer.Option(min=0, metavar="N", help="requests of each session to exclude as warm-up")
 ]
 SessionHeaderOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="NAME", help="header with the session's name, for a gateway")
@@ -95,9 +93,7 @@ OutputOption: TypeAlias = Annotated[
 ]
 PriceOption: TypeAlias = Annotated[float | None, typer.Option(metavar="USD", help="price per GPU hour (USD)")]
 LabelOption: TypeAlias = Annotated[str | None, typer.Option(metavar="TEXT", help="name of the result in a report")]
-ToolOption: TypeAlias = Annotated[
-    str, typer.Option("--tool", metavar="deploy|aiperf", help="program that sends the load")
-]
+ToolOption: TypeAlias = Annotated[str, typer.Option("--tool", metavar="deploy|aiperf", help="load generator")]
 
 OUTPUT: Final = JsonOutput(BenchResult, omits_null=True)
 

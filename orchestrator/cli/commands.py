@@ -63,7 +63,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "kernels tune": "Run aiter's tuner for missing kernels",
         "kernels check": "Find untuned kernels in a log",
         "monitoring": "Write Prometheus rules and a Grafana dashboard",
-        "patches": "List patches and check which ones sources need",
+        "patches": "List patches and check which ones a source tree needs",
         "patches ls": "List patches and their upstream fixes",
         "patches check": "Check which patches sources need",
         "quantize": "Quantize a checkpoint with AMD Quark",

@@ -37,7 +37,7 @@ def command(
 ) -> None:
     """Pin image, checkpoint, patches and tables. `up --locked` starts exactly what the lockfile pins.
 
-    The hub and the image's registry are asked. A value that neither knows is `unknown`, with the reason.
+    Queries the hub and the image's registry. A value that neither knows is `unknown`, with the reason.
     """
     path = lock_output(output, profile)
     found = resolve(profile, overridden(set_, revision=revision), Home.from_environment())

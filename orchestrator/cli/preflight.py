@@ -28,10 +28,10 @@ def command(
     set_: SetOption = None,
     baseline: Annotated[
         Path | None,
-        typer.Option("--baseline", metavar="FILE", help="Compare the network between nodes with a recorded one"),
+        typer.Option("--baseline", metavar="FILE", help="compare the network between nodes with a recorded one"),
     ] = None,
     save_baseline: Annotated[
-        Path | None, typer.Option("--save-baseline", metavar="FILE", help="Record the network between nodes")
+        Path | None, typer.Option("--save-baseline", metavar="FILE", help="record the network between nodes")
     ] = None,
     json: Json = False,
 ) -> None:

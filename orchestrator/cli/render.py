@@ -30,7 +30,7 @@ from orchestrator.patches.schema import MOE_TABLE
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.cloud import rental_files
-from orchestrator.planner.plan_warnings import report_warnings
+from orchestrator.planner.plan_warnings import report_warnings, warn_unpinned
 from orchestrator.planner.planning import render_artifacts, rendered_files
 from orchestrator.planner.source import profile_source, refused_together
 from orchestrator.render.cloud import LAUNCHERS
@@ -101,11 +101,11 @@ def command(
         table = inputs.get(MOE_TABLE)
     _check_kernels(plan, home, missing, table, allow_untuned=allow_untuned)
     report_warnings(plan)
+    warn_unpinned(plan)
     if output is not None:
         write_rendered(output, files)
     if json:
-        shown = file_outputs(files, output)
-        OUTPUT.show(RenderOutput(profile=plan.profile, digest=plan.digest, files=shown))
+        OUTPUT.show(RenderOutput(profile=plan.profile, digest=plan.digest, files=file_outputs(files, output)))
     elif output is None:
         print_rendered(files)
 

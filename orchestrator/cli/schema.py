@@ -25,7 +25,7 @@ def command(
         Path | None, typer.Option("--output", metavar="DIR", help="directory for the schemas of all kinds of files")
     ] = None,
 ) -> None:
-    """Print a JSON Schema. Of a file, for editors, or of what a command prints with `--json`.
+    """Print a JSON Schema. It describes a file, for editors, or the output of a command with `--json`.
 
     With several `--host`, a command prints such a document for each, by host; null where there is none.
     """

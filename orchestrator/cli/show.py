@@ -61,13 +61,17 @@ def command(
     workload: WorkloadOption = None,
     tier_costs: Annotated[
         str | None,
-        typer.Option("--tier-costs", metavar="RETRIEVE,STORE,RECOMPUTE", help="µs per token, for `--capacity`"),
+        typer.Option(
+            "--tier-costs",
+            metavar="RETRIEVE,STORE,RECOMPUTE",
+            help="costs of cache tiers for `--capacity` (µs per token)",
+        ),
     ] = None,
     input_tokens: Annotated[
-        int | None, typer.Option("--input-tokens", min=1, help="of your requests, for `--capacity`")
+        int | None, typer.Option("--input-tokens", min=1, help="prompt length to check with `--capacity` (tokens)")
     ] = None,
     output_tokens: Annotated[
-        int | None, typer.Option("--output-tokens", min=1, help="of your requests, for `--capacity`")
+        int | None, typer.Option("--output-tokens", min=1, help="output length to check with `--capacity` (tokens)")
     ] = None,
     runtime: RuntimeOption = None,
     set_: SetOption = None,

@@ -40,7 +40,7 @@ ObjectiveOption: TypeAlias = Annotated[
 AtRateOption: TypeAlias = Annotated[
     float | None,
     typer.Option(
-        "--at-rate", min=0.001, metavar="RPS", help="request rate of the objective (requests/s); default: the knee"
+        "--at-rate", min=0.001, metavar="RPS", help="request rate to optimize for (requests/s); default: the knee"
     ),
 ]
 MaxTtftOption: TypeAlias = Annotated[
@@ -72,7 +72,7 @@ NameOption: TypeAlias = Annotated[
 ResumeOption: TypeAlias = Annotated[bool, typer.Option("--resume", help="resume the sweep in DIR")]
 DryRunOption: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="print search space, time and cost, and stop")]
 TimeoutOption: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="start timeout (seconds); default: as `up`")
+    float | None, typer.Option(metavar="SECONDS", help="start timeout (seconds); default: as for `up`")
 ]
 
 OUTPUT: Final = JsonOutput[SweepReport | SweepPreview](SweepReport, SweepPreview)

@@ -120,7 +120,7 @@ def test_a_wheel_that_lies_here_is_brought_and_installed_from_there(home: Home, 
 
 
 def test_a_name_that_a_package_index_would_resolve_is_refused(home: Home) -> None:
-    with pytest.raises(UsageError, match="`--package deploy-sglang` is no file"):
+    with pytest.raises(UsageError, match="`--package deploy-sglang` is not a file"):
         rental_files("dstack", "cpu-tiny", (), home, tool="deploy-sglang")
     with pytest.raises(UsageError, match="no `--package` given"):
         CliRunner().invoke(app, ["render", "cpu-tiny", "--runtime", "dstack"], catch_exceptions=False)

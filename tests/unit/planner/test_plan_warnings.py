@@ -36,6 +36,7 @@ def test_a_dry_run_and_render_say_the_same(tmp_path: Path, verb: tuple[str, ...]
     _, stderr = invoke(tmp_path, *verb, "--profile", "mi355x-tp8", *OPEN)
     assert f"warning: {NO_KEY.format('owl' if 'owl' in verb else 'mi355x-tp8')}\nhint: `--set server.api_key" in stderr
     assert stderr.count(f"warning: {KNOWN}") == 1
+    assert stderr.count("warning: not pinned") == 1
 
 
 def test_known_issues_of_the_images_variables_follow_those_of_the_plan() -> None:
