@@ -89,16 +89,16 @@ def outside() -> Iterator[tuple[Path, str]]:
             yield path.relative_to(PACKAGE), path.read_text()
 
 
-def test_no_package_outside_the_engine_names_an_option() -> None:
+def test_only_engine_package_names_options() -> None:
     assert [f"{path}:{line} {name}" for path, source in outside() for line, name in named_options(source)] == []
 
 
-def test_no_package_outside_the_engine_reads_a_flag() -> None:
+def test_only_engine_package_reads_flags() -> None:
     """Known issues match options by the names in their YAML."""
     assert [str(path) for path, source in outside() for _ in read_flags(source)] == []
 
 
-def test_no_package_outside_the_engine_looks_for_an_option() -> None:
+def test_only_engine_package_looks_up_options() -> None:
     """It may set one, and name one in a message."""
     assert [f"{path}:{line}" for path, source in outside() for line in looked_up(source)] == []
 
@@ -113,12 +113,12 @@ def test_no_package_outside_the_engine_looks_for_an_option() -> None:
         "_OFF: Final = Meaning.NO_EXPERT_FUSION.value\nfound = [flag for flag in flags if flag.name == _OFF]",
     ],
 )
-def test_each_way_to_look_for_an_option_is_found(source: str) -> None:
+def test_every_form_of_option_lookup_is_detected(source: str) -> None:
     assert [*looked_up(f"from orchestrator.engine.options import Meaning\n{source}")]
     assert not [*looked_up("from orchestrator.engine.options import Meaning\nhint = f'raise `{Meaning.CONTEXT}`'")]
 
 
-def test_the_option_that_carries_a_secret_file_is_written_once() -> None:
+def test_config_option_appears_only_in_aiperf_runner() -> None:
     """aiperf has an option of that name too."""
     written = re.compile(r"(?<!`)--config\b(?![.`])")
     found = {str(path) for path, source in outside() if written.search(source)}
@@ -133,18 +133,18 @@ def test_the_option_that_carries_a_secret_file_is_written_once() -> None:
         'hint = f"`--set flags.enable-metrics={value}` exports them"',
     ],
 )
-def test_each_way_to_name_an_option_is_found(source: str) -> None:
+def test_every_form_of_option_name_is_detected(source: str) -> None:
     assert len(list(named_options(source))) == 1
 
 
-def test_a_word_that_is_no_option_is_not_found() -> None:
+def test_other_words_are_not_taken_for_options() -> None:
     assert not list(
         named_options('"""Read `context-length`."""\nkey = ("host", "context_length", "my-context-length")')
     )
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
-def test_second_names_are_those_of_the_flag_tables(table: Path) -> None:
+def test_option_aliases_match_flag_tables(table: Path) -> None:
     """Facts follow from an option under each of its names."""
     flags = json.loads(table.read_text())["flags"]
     first = {name: spec["same_as"] for name, spec in flags.items() if "same_as" in spec}
@@ -154,7 +154,7 @@ def test_second_names_are_those_of_the_flag_tables(table: Path) -> None:
     assert read == {name: of for name, of in _ALIASES.items() if name in flags}
 
 
-def test_a_second_name_means_the_same() -> None:
+def test_option_alias_has_same_meaning() -> None:
     def stages(name: str) -> int:
         return serving_facts({name: "2"}, context_length=1, platform="rocm", sparse_attention=False).stages
 

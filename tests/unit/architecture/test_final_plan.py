@@ -68,7 +68,7 @@ def made_in(tree: ast.Module) -> Iterator[str]:
             yield f"{call.lineno}: `{ast.unparse(call)[:60]}` makes a plan"
 
 
-def test_no_plan_is_made_where_none_is_decided() -> None:
+def test_only_planner_creates_plans() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}:{each}" for path in modules() for each in made_in(ast.parse(path.read_text()))
     ]
@@ -89,7 +89,7 @@ def test_no_plan_is_made_where_none_is_decided() -> None:
         "made = plan.Plan(profile='x')",
     ],
 )
-def test_a_plan_that_is_made_is_found(source: str) -> None:
+def test_plan_creation_is_detected(source: str) -> None:
     assert [*made_in(ast.parse(source))]
 
 
@@ -103,5 +103,5 @@ def test_a_plan_that_is_made_is_found(source: str) -> None:
         "def f(plan: Plan): return plan.profile.replace('.', '-')",
     ],
 )
-def test_what_makes_none_is_not(source: str) -> None:
+def test_other_code_is_not_taken_for_plan_creation(source: str) -> None:
     assert not [*made_in(ast.parse(source))]

@@ -76,7 +76,7 @@ def test_no_retired_word_is_used() -> None:
     assert [fault for path in sorted(paths - TABLES_OF_OLD_NAMES) for fault in retired_in(path)] == []
 
 
-def test_a_retired_word_is_found_in_a_name_and_in_a_text(tmp_path: Path) -> None:
+def test_retired_word_is_detected_in_names_and_text(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
         'class ServerVigil:\n    def heal_it(self, knock):\n        """Heal it."""\n        return f"{knock} hazard"\n'

@@ -166,7 +166,7 @@ def our_options() -> Options:
 
 
 @pytest.mark.timeout(0)
-def test_what_is_joined_to_a_directory_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_joined_path_component_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not seen: `Path(value)` of one argument, by which a user's own path comes in."""
     monkeypatch.chdir(ROOT)
     options = our_options()
@@ -204,7 +204,7 @@ def divided(n: int, share: float, many: list[int]) -> float:
 
 
 @pytest.mark.timeout(0)
-def test_a_value_that_nothing_has_checked_is_found() -> None:
+def test_unchecked_path_component_is_detected() -> None:
     wrong = (
         *("root / value", "root / str(safe)", 'root / f"x-{value}"', 'root / (value + ".json")', "root / safe / value"),
         *("Path(root, value)", "root.joinpath(value)", "root.with_name(value)", 'root / ("a" if n else value)'),

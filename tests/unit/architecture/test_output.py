@@ -41,7 +41,7 @@ def _writes_to_a_number(call: ast.Call) -> bool:
     return named and isinstance(first, ast.Constant) and first.value in {1, 2}
 
 
-def test_nothing_else_prints() -> None:
+def test_only_streams_module_prints() -> None:
     found = {
         str(path.relative_to(PACKAGE)): places
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -59,10 +59,10 @@ def test_nothing_else_prints() -> None:
         *("traceback.print_exc()", "logging.StreamHandler()", "logging.basicConfig()"),
     ],
 )
-def test_a_print_is_found(source: str) -> None:
+def test_print_is_detected(source: str) -> None:
     assert [*prints(ast.parse(source))]
 
 
 @pytest.mark.parametrize("source", ["file.write(x)", "write(sys.stderr, x)", "os.write(pipe, x)", "done.stdout"])
-def test_what_does_not_print_is_not(source: str) -> None:
+def test_other_calls_are_not_taken_for_prints(source: str) -> None:
     assert not [*prints(ast.parse(source))]

@@ -144,7 +144,7 @@ def test_the_table_lists_every_package() -> None:
 
 
 @pytest.mark.parametrize("package", USES)
-def test_a_package_uses_what_the_table_says(package: str) -> None:
+def test_package_imports_match_table(package: str) -> None:
     assert used_by(package) == set(USES[package].split())
 
 
@@ -155,7 +155,7 @@ def test_packages_form_no_cycle() -> None:
             assert names.index(other) < names.index(package), f"`{package}` uses `{other}`, which stands below it"
 
 
-def test_pure_packages_touch_nothing() -> None:
+def test_pure_packages_have_no_side_effects() -> None:
     """No file, no clock, no environment, no network and no processes, but for the modules that are named."""
     for module, path in [found for found in MODULES if package_of(found[0]) in PURE]:
         if module in EDGES:
@@ -186,7 +186,7 @@ def spoken_to_sglang(nodes: Nodes) -> list[str]:
     return [text for text in texts(nodes) if OF_SGLANG.search(text)]
 
 
-def test_only_the_engine_package_knows_how_sglang_is_spoken_to() -> None:
+def test_only_engine_package_contains_sglang_protocol() -> None:
     for module, path in [found for found in MODULES if package_of(found[0]) != "engine"]:
         assert not spoken_to_sglang(nodes_of(path)), f"{module} holds what belongs to `engine`"
 
@@ -203,22 +203,22 @@ def test_only_the_engine_package_knows_how_sglang_is_spoken_to() -> None:
         'argv = ["--tp-size", "8"]',
     ],
 )
-def test_what_belongs_to_the_engine_package_is_found(source: str) -> None:
+def test_sglang_protocol_strings_are_detected(source: str) -> None:
     assert spoken_to_sglang(nodes_in(source))
 
 
 @pytest.mark.parametrize("source", ['"""Asks /health."""', 'p = "profiles/engines/flags/generate.py"', "metrics = 1"])
-def test_what_does_not_is_not(source: str) -> None:
+def test_other_strings_are_not_taken_for_sglang_protocol(source: str) -> None:
     assert not spoken_to_sglang(nodes_in(source))
 
 
-def test_programs_are_started_in_one_place() -> None:
+def test_only_subprocesses_module_starts_programs() -> None:
     for module, path in MODULES:
         if module != "orchestrator.core.subprocesses":
             assert "subprocess" not in imports(path), f"{module} starts programs: use orchestrator.core.subprocesses"
 
 
-def test_a_module_is_run_where_the_current_folder_shadows_nothing() -> None:
+def test_python_modules_run_isolated_from_current_directory() -> None:
     """`pip` was run without `-P`: a `pip.py` in the folder where the user stood ran in its place.
 
     sglang is run by the Python of its image, which may know no `-P`: its variable is set instead.
@@ -228,7 +228,7 @@ def test_a_module_is_run_where_the_current_folder_shadows_nothing() -> None:
         assert not runs or module in {"orchestrator.core.subprocesses", "orchestrator.engine.launch"}
 
 
-def test_a_class_name_stands_once() -> None:
+def test_class_names_are_unique() -> None:
     """`Order`, `Finding` and `Verdict` stood three and four times, each with another meaning."""
     places: dict[str, list[str]] = {}
     for module, path in MODULES:
@@ -262,7 +262,7 @@ def decided_by(nodes: Nodes) -> set[str]:
     return {each.value for each in inner if isinstance(each.value, str)}
 
 
-def test_only_runtimes_tell_one_runtime_from_another() -> None:
+def test_only_runtimes_package_branches_on_runtime_name() -> None:
     """What differs between them stands in the folder of each; `deploy up` and the rest ask the registry."""
     for module, path in MODULES:
         if package_of(module) not in ("runtimes", "render"):  # a broker's form has keys of its own, `docker` among them
@@ -278,11 +278,11 @@ def test_only_runtimes_tell_one_runtime_from_another() -> None:
         '{"docker": build, "process": install}[plan.runtime]()',
     ],
 )
-def test_a_branch_on_the_name_of_a_runtime_is_found(source: str) -> None:
+def test_branch_on_runtime_name_is_detected(source: str) -> None:
     assert "docker" in decided_by(nodes_in(source))
 
 
-def test_only_the_registry_leads_to_a_runtime() -> None:
+def test_runtimes_are_accessed_only_through_registry() -> None:
     """What reached into the folders of two runtimes would know nothing of a third one's caches."""
     folders = tuple(f"orchestrator.runtimes.{name}" for name in REGISTRY)
     for module, path in [found for found in MODULES if package_of(found[0]) != "runtimes"]:
@@ -290,7 +290,7 @@ def test_only_the_registry_leads_to_a_runtime() -> None:
         assert not found, f"{module} imports {found}"
 
 
-def test_a_runtime_does_not_know_another() -> None:
+def test_runtimes_do_not_import_each_other() -> None:
     for module, path in [found for found in MODULES if package_of(found[0]) == "runtimes"]:
         for name in REGISTRY:
             folder = f"orchestrator.runtimes.{name}"

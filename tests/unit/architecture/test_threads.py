@@ -55,7 +55,7 @@ def modules(wanted: set[str]) -> set[str]:
     return {str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if imported(file) & wanted}
 
 
-def test_no_thread_that_hears_signals_is_started_where_they_may_be_held() -> None:
+def test_threads_block_signals_where_signals_are_deferred() -> None:
     assert modules(STARTING) == WITH_THREADS | WITH_DEAF_THREADS
     assert modules({"start_thread_without_signals"}) | {"core/signals.py"} == WITH_DEAF_THREADS
     assert modules({"defer_signals"}) == HOLDING
@@ -64,5 +64,5 @@ def test_no_thread_that_hears_signals_is_started_where_they_may_be_held() -> Non
 
 
 @pytest.mark.parametrize("call", ["to_thread", "run_in_executor"])
-def test_no_other_way_to_a_thread_is_taken(call: str) -> None:
+def test_no_thread_starts_through_asyncio_executors(call: str) -> None:
     assert not [file.name for file in PACKAGE.rglob("*.py") if f"{call}(" in file.read_text()]

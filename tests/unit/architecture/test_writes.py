@@ -100,7 +100,7 @@ def _replaces_a_file(call: ast.Call) -> bool:
     return len(call.args) == 1 or ast.unparse(call.func.value).endswith("Path")
 
 
-def test_nothing_else_changes_the_disk() -> None:
+def test_only_file_modules_write_to_disk() -> None:
     found = {
         str(path.relative_to(PACKAGE)): places
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -143,7 +143,7 @@ def test_nothing_else_changes_the_disk() -> None:
         *("remove_tree(x, within=x.parent)", "files.remove_tree(self.root, within=self.root.parent)"),
     ],
 )
-def test_a_change_of_the_disk_is_found(source: str) -> None:
+def test_disk_write_is_detected(source: str) -> None:
     assert [*changes(ast.parse(source))]
 
 
@@ -154,5 +154,5 @@ def test_a_change_of_the_disk_is_found(source: str) -> None:
         *("ZipFile(x)", "remove_tree(x, within=y)", 'docker.run("rm", x)', "io.open(x)"),
     ],
 )
-def test_what_reads_is_not(source: str) -> None:
+def test_reads_are_not_taken_for_writes(source: str) -> None:
     assert not [*changes(ast.parse(source))]

@@ -30,7 +30,7 @@ def point(**changes: object) -> Point:
     return with_export(BARE, parse_export(text, location="sample"), 2)
 
 
-def test_the_figures_of_a_real_run() -> None:
+def test_metrics_of_recorded_aiperf_run_are_translated() -> None:
     found = point()
     assert (found.requests, found.succeeded, found.failures) == (30, 30, ())
     assert (found.input_tokens, found.output_tokens) == (30 * 32, 30 * 50)
@@ -48,7 +48,7 @@ def test_the_figures_of_a_real_run() -> None:
     assert found.cache.metrics_share == pytest.approx(0.1)
 
 
-def test_what_aiperf_does_not_have_is_absent() -> None:
+def test_metrics_missing_from_aiperf_are_absent() -> None:
     """No steady window, no TTFT from the schedule, no verdict; and no metric is zero for want of a figure."""
     found = point()
     assert found.latency is not None
@@ -61,7 +61,7 @@ def test_what_aiperf_does_not_have_is_absent() -> None:
     assert (bare.latency, bare.full_run, bare.send_lag_s) == (None, None, None)
 
 
-def test_the_cost_of_a_million_tokens_is_computed_and_energy_is_not() -> None:
+def test_token_cost_is_computed_without_energy() -> None:
     """The counters cover the start of aiperf, which takes longer than a short load."""
     bare = replace(BARE, energy=Energy(valid=True, source="nvml", joules=900.0, joules_per_output_token=0.6))
     export = parse_export(SAMPLE.read_text(), location="sample")
@@ -72,20 +72,20 @@ def test_the_cost_of_a_million_tokens_is_computed_and_energy_is_not() -> None:
     assert "start of aiperf" in found.energy.reason
 
 
-def test_failed_requests() -> None:
+def test_failed_requests_are_counted_by_kind() -> None:
     summary = [{"error_details": {"code": 503, "type": "Unavailable", "message": "no room"}, "count": 2}]
     found = point(error_summary=summary, error_request_count={"unit": "requests", "avg": 2.0})
     assert found.failures == (FailureCount(kind="http-503", count=2, example="no room"),)
     assert (found.requests, found.succeeded, found.success_share) == (32, 30, 30 / 32)
 
 
-def test_anything_else_is_refused() -> None:
+def test_invalid_aiperf_export_is_rejected() -> None:
     with pytest.raises(BenchError, match=r"not a valid `profile_export_aiperf\.json` of aiperf"):
         parse_export('{"aiperf_version": 3}', location="x.json")
 
 
 @pytest.mark.parametrize("has_key", [False, True])
-def test_the_configuration_names_the_key_and_has_the_slo(has_key: bool) -> None:
+def test_aiperf_configuration_contains_key_variable_and_slo(has_key: bool) -> None:
     facts = EndpointFacts(url="http://h:1", api="completions", served_model="m")
     slo = SustainedLimits(tpot_p95_s=0.05) if has_key else SustainedLimits()
     workload, header = OPEN.model_copy(update={"slo": slo}), "x-key" if has_key else None
@@ -101,7 +101,7 @@ def test_the_configuration_names_the_key_and_has_the_slo(has_key: bool) -> None:
     assert found["phases"] == [PHASE]
 
 
-def test_a_request_is_sent_as_it_is() -> None:
+def test_request_payload_is_sent_unchanged() -> None:
     planned = PlannedRequest(input_tokens=2, output_tokens=50, delay_s=1.5)
     body = b'{"prompt": [1, 2], "stream": true}'
     line = json.loads(payload_line(body, planned, session="a", arrival_s=None))

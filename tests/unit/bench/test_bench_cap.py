@@ -39,18 +39,18 @@ def behind(profile: str, *overrides: str) -> ServerProvenance:
         ("mi355x-tp8", (), None, None),
     ],
 )
-def test_the_cap_is_that_of_the_plan(
+def test_concurrency_cap_comes_from_plan(
     profile: str, overrides: tuple[str, ...], at_once: float | None, said: str | None
 ) -> None:
     found = concurrency_capped(ran(at_once), behind(profile, *overrides))
     assert found is None if said is None else said in (found or "")
 
 
-def test_an_endpoint_without_a_plan_has_no_known_cap() -> None:
+def test_endpoint_without_plan_has_no_known_cap() -> None:
     assert concurrency_capped(ran(1e6), ServerProvenance()) is None
 
 
-def test_it_stands_below_the_table_and_in_the_report_and_forbids_no_comparison() -> None:
+def test_capped_point_is_reported_but_stays_comparable() -> None:
     """Past the knee every server reaches its cap: the row is marked, not the result."""
     said = concurrency_capped(ran(16.0, waited=9.0), behind("mi355x-tp8"))
     assert said is not None

@@ -43,20 +43,20 @@ def test_joules_per_token_and_tokens_per_joule() -> None:
         (reading(200.0, at=1.0), "different GPUs"),
     ],
 )
-def test_a_counter_that_cannot_be_trusted_gives_no_figure(after: EnergyReading, reason: str) -> None:
+def test_unreliable_energy_counter_yields_no_measurement(after: EnergyReading, reason: str) -> None:
     energy = energy_between(reading(100.0, 200.0, at=0.0), after, output_tokens=500)
     assert not energy.valid
     assert reason in energy.reason
     assert energy.joules is None
 
 
-def test_both_shapes_of_amd_smi() -> None:
+def test_both_amd_smi_formats_are_parsed() -> None:
     assert parse_amd_smi(printed([gpu(1.5), gpu(2.5)])) == (1.5, 2.5)
     assert parse_amd_smi(printed({"gpu_data": [gpu(1.5)]})) == (1.5,)
 
 
 @pytest.mark.parametrize("data", [[gpu("N/A")], [gpu(1.0, "kWh")], [], [{"gpu": 0, "energy": "N/A"}], "no"])
-def test_no_counter_is_said_and_is_not_zero(data: object) -> None:
+def test_missing_energy_counter_is_an_error(data: object) -> None:
     with pytest.raises(EnergyUnavailableError):
         parse_amd_smi(printed(data))
 
@@ -78,14 +78,14 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def test_without_amd_smi_nvml_is_asked_for_millijoules(nvml: list[str]) -> None:
+def test_nvml_is_used_without_amd_smi(nvml: list[str]) -> None:
     found = read_energy()
     assert (found.source, found.joules) == ("nvml", (1.5, 2.5))
     assert nvml == ["init", "shutdown"]
 
 
 @pytest.mark.usefixtures("nvml")
-def test_the_energy_of_a_server_is_that_of_its_own_gpus() -> None:
+def test_server_energy_includes_only_its_gpus() -> None:
     assert read_energy(range(1, 2)).joules == (2.5,)
     with pytest.raises(EnergyUnavailableError, match="nvml has no counter of GPU 2"):
         read_energy(range(1, 3))
@@ -99,7 +99,7 @@ def test_the_energy_of_a_server_is_that_of_its_own_gpus() -> None:
         ("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_NOT_SUPPORTED, "no energy counter: Not Supported"),
     ],
 )
-def test_what_nvml_cannot_say_is_no_figure(
+def test_nvml_error_yields_no_energy_reading(
     nvml: list[str], monkeypatch: pytest.MonkeyPatch, call: str, error: int, said: str
 ) -> None:
     def fails(*_: object) -> None:

@@ -44,7 +44,7 @@ TOKENS = 6  # that were asked for
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, len(WHOLE)])
-def test_an_answer_is_read_however_it_is_cut(size: int) -> None:
+def test_response_is_parsed_for_any_fragmentation(size: int) -> None:
     answer = StreamedResponse(TOKENS)
     for at in range(0, len(WHOLE), size):
         answer.feed(WHOLE[at : at + size], float(at))
@@ -56,7 +56,7 @@ def test_an_answer_is_read_however_it_is_cut(size: int) -> None:
     assert usage.finish_reason == "length"
 
 
-def test_a_chunk_is_stamped_when_its_last_byte_came() -> None:
+def test_chunk_timestamp_is_arrival_of_last_byte() -> None:
     answer = StreamedResponse(TOKENS)
     first = HEAD + chunk(completion(1))
     answer.feed(first[:-6], 1.0)
@@ -64,20 +64,20 @@ def test_a_chunk_is_stamped_when_its_last_byte_came() -> None:
     assert answer.chunk_s == [2.0]
 
 
-def test_counts_are_not_read_from_the_text() -> None:
+def test_token_counts_in_response_text_are_ignored() -> None:
     answer = StreamedResponse(TOKENS)
     answer.feed(HEAD + chunk(completion(2, text='\\"completion_tokens\\":900')), 0.0)
     assert answer.chunk_tokens == [2]
 
 
-def test_without_counts_only_chunks_with_text_carry_tokens() -> None:
+def test_only_chunks_with_text_count_without_usage() -> None:
     answer = StreamedResponse(TOKENS)
     for text in ("", "a", "b"):
         answer.feed((HEAD if not answer.framing.begun else b"") + chunk(f'{{"choices": [{{"text": "{text}"}}]}}'), 1.0)
     assert answer.chunk_tokens == [None, None]
 
 
-def test_sglangs_own_api() -> None:
+def test_native_sglang_response_is_parsed() -> None:
     meta = '{"prompt_tokens":7,"completion_tokens":2,"cached_tokens":0,"finish_reason":{"type":"length","length":2}}'
     answer = StreamedResponse(TOKENS)
     answer.feed(HEAD + chunk(f'{{"text":"ab","meta_info":{meta}}}') + chunk("[DONE]") + b"0\r\n\r\n", 1.0)
@@ -99,7 +99,7 @@ def test_sglangs_own_api() -> None:
         (HEAD + chunk(completion(1).replace(":7", ':"many"')) + chunk("[DONE]") + b"0\r\n\r\n", "no-usage"),
     ],
 )
-def test_what_is_not_a_whole_answer_fails_by_name(data: bytes, kind: str) -> None:
+def test_incomplete_response_fails_with_named_kind(data: bytes, kind: str) -> None:
     answer = StreamedResponse(TOKENS)
     answer.feed(data, 0.0)
     assert answer.finish() is None
@@ -107,7 +107,7 @@ def test_what_is_not_a_whole_answer_fails_by_name(data: bytes, kind: str) -> Non
     assert answer.failure[0] == kind
 
 
-def test_the_three_ways_a_body_ends() -> None:
+def test_body_ends_by_length_close_or_empty() -> None:
     by_length, to_end, empty = ResponseFraming(), ResponseFraming(), ResponseFraming()
     assert by_length.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab") == b"ab"
     assert by_length.complete
@@ -120,7 +120,7 @@ def test_the_three_ways_a_body_ends() -> None:
     assert not empty.keep_alive
 
 
-def test_what_was_read_is_not_kept() -> None:
+def test_parsed_response_body_is_not_retained() -> None:
     """No garbage is collected under load, and the counters are read every second."""
     gc.collect()
     gc.disable()
@@ -139,14 +139,14 @@ def test_what_was_read_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 25, 1000])
-def test_an_interim_response_is_not_the_answer(size: int) -> None:
+def test_interim_response_is_skipped(size: int) -> None:
     data = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab"
     framing = ResponseFraming()
     payload = b"".join(framing.feed(data[at : at + size]) for at in range(0, len(data), size))
     assert (framing.status, payload, framing.complete) == (200, b"ab", True)
 
 
-def test_an_interim_response_and_no_answer() -> None:
+def test_interim_response_alone_is_incomplete() -> None:
     framing = ResponseFraming()
     framing.feed(b"HTTP/1.1 100 Continue\r\n\r\n")
     assert not framing.complete
@@ -174,7 +174,7 @@ def test_an_interim_response_and_no_answer() -> None:
         b"x" * 70_000,
     ],
 )
-def test_what_is_not_http_is_refused(data: bytes) -> None:
+def test_malformed_http_is_rejected(data: bytes) -> None:
     with pytest.raises(MalformedError):
         ResponseFraming().feed(data)
 
@@ -191,7 +191,7 @@ def test_what_is_not_http_is_refused(data: bytes) -> None:
     ],
     ids=["headers", "one header", "interim responses", "a chunk's extension", "trailers"],
 )
-def test_what_never_ends_is_refused(begin: bytes, again: bytes) -> None:
+def test_endless_response_sections_are_rejected(begin: bytes, again: bytes) -> None:
     framing = ResponseFraming()
 
     def feed_all() -> None:
@@ -202,7 +202,7 @@ def test_what_never_ends_is_refused(begin: bytes, again: bytes) -> None:
         feed_all()
 
 
-def test_a_key_that_an_endpoint_repeats_in_its_error_is_not_kept() -> None:
+def test_api_key_echoed_in_error_is_redacted() -> None:
     connections = Connections(Address.from_url("http://node:1"), key=None, clock=float)
     sender = _Sender(connections, PlannedLoad(sessions=[], concurrency=1, timeout_s=1))
     planned = PlannedRequest(input_tokens=7, output_tokens=TOKENS)
@@ -217,14 +217,14 @@ def test_a_key_that_an_endpoint_repeats_in_its_error_is_not_kept() -> None:
 @pytest.mark.parametrize(
     ("counts", "kept"), [([None] * 6, ()), ([None, 2, 3], ()), ([1, 2, 3], (1, 2, 3)), ([2, 5], (2, 5))]
 )
-def test_counts_that_an_endpoint_does_not_report_are_none(counts: list[int | None], kept: tuple[int, ...]) -> None:
+def test_missing_token_counts_are_dropped(counts: list[int | None], kept: tuple[int, ...]) -> None:
     assert tuple(_complete(counts)) == kept
 
 
 @pytest.mark.parametrize(
     "url", ["http://" + "a" * 64, "http://a..b", "http://x:99999", "http://[::1", "http://", "ftp://x"]
 )
-def test_what_is_no_address_of_an_endpoint_is_refused(url: str) -> None:
+def test_invalid_endpoint_url_is_rejected(url: str) -> None:
     """A host that no name can be was internal error once it was looked up."""
     with pytest.raises(UsageError, match=r"is not (a|the) URL"):
         Address.from_url(url)
@@ -233,5 +233,5 @@ def test_what_is_no_address_of_an_endpoint_is_refused(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["http://x", "http://my_node:8000", "http://[fe80::1]:1", "https://b\xfccher.example/v"]
 )
-def test_an_address_of_an_endpoint_is_taken(url: str) -> None:
+def test_valid_endpoint_url_is_accepted(url: str) -> None:
     assert Address.from_url(url).host

@@ -41,7 +41,9 @@ def endpoint(engine: str, **limits: int) -> Endpoint:
         ((1000, 2000), "sglang", "the server has a KV cache of 2048 tokens; the workload needs 3000", "`--max-total-"),
     ],
 )
-def test_the_limit_is_named(lengths: tuple[int, int], engine: str, message: str, option: str) -> None:
+def test_request_exceeding_server_limit_names_the_limit(
+    lengths: tuple[int, int], engine: str, message: str, option: str
+) -> None:
     cache = 2048 if lengths[0] == 1000 else 65536
     with pytest.raises(BenchError) as refused:
         check_fits(workload(*lengths), endpoint(engine, cache_tokens=cache, prompt_tokens=32761))
@@ -49,19 +51,19 @@ def test_the_limit_is_named(lengths: tuple[int, int], engine: str, message: str,
     assert option in refused.value.hint
 
 
-def test_the_longest_accepted_request_is_measured() -> None:
+def test_longest_allowed_request_is_accepted() -> None:
     check_fits(workload(32761, 7), endpoint("sglang", cache_tokens=32768, prompt_tokens=32761))
     check_fits(workload(32761, 7), endpoint("unknown"))
 
 
-def test_the_limits_come_from_the_server_s_own_report() -> None:
+def test_limits_come_from_server_info() -> None:
     said = {"version": "0.5.14", "page_size": 1, "max_req_input_len": 32762, "max_total_num_tokens": 65536}
     info = read_server_info(said)
     assert info is not None
     assert (info.prompt_tokens, info.cache_tokens) == (32761, 65536)
 
 
-def test_a_sweep_and_a_published_run_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_sweep_and_reproduce_reject_oversized_requests_before_start(tmp_path: Path) -> None:
     request = SweepRequest(
         profile="cpu-tiny",
         space=None,

@@ -61,27 +61,27 @@ RESULT = BenchResult(
 )
 
 
-def test_written_and_read_again_it_is_the_same(tmp_path: Path) -> None:
+def test_result_round_trips_through_file(tmp_path: Path) -> None:
     assert load_result(save(RESULT, tmp_path)) == RESULT
     assert load_result(tmp_path) == RESULT
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+def test_invalid_result_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(BenchError) as caught:
         save(replace(RESULT, points=(replace(POINT, input_tokens=10**18),)), tmp_path)
     assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["`points.0.input_tokens`"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_not_measured_is_absent_and_not_zero() -> None:
+def test_unmeasured_metrics_are_absent_not_zero() -> None:
     point = json.loads(RESULT.to_json())["points"][0]
     assert "latency" not in point
     assert "energy" not in point
     assert "usd_per_million_output_tokens" not in point
 
 
-def test_another_schema_and_a_damaged_file_are_refused() -> None:
+def test_unknown_schema_and_corrupt_file_are_rejected() -> None:
     data = json.loads(RESULT.to_json())
     with pytest.raises(BenchError, match="schema version `99`"):
         BenchResult.from_json(json.dumps({**data, "schema_version": 99}), location="r.json")
@@ -92,7 +92,7 @@ def test_another_schema_and_a_damaged_file_are_refused() -> None:
         BenchResult.from_json("{", location="r.json")
 
 
-def test_marks_and_reasons_are_shown_loudly() -> None:
+def test_comparability_issues_and_reasons_are_shown() -> None:
     shown = result_text(RESULT)
     assert "NOT COMPARABLE (failed-requests at 2): of 40 requests failed: 1 timeout" in shown
     assert "2: success 97.5% is below 99%" in shown

@@ -62,42 +62,40 @@ def fleet_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> S
     return Servers(Home(folder), {plan.runtime: OneServer(handle, status)})  # type: ignore[dict-item]
 
 
-def test_a_servers_result_carries_its_plan_and_the_gpus_it_occupies(tmp_path: Path) -> None:
+def test_server_target_has_plan_and_gpu_count(tmp_path: Path) -> None:
     target = server_target(fleet_with("mi355x-tp4dp2", tmp_path), "mine")
     assert target.url == "http://127.0.0.1:30000"
     assert target.provenance.plan_digest == load("mi355x-tp4dp2").plan.digest
     assert (target.provenance.profile, target.provenance.gpus) == ("mi355x-tp4dp2", 8)
 
 
-def test_the_kernel_gate_is_looked_at_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_kernel_gate_is_evaluated_on_request(tmp_path: Path) -> None:
     gate = server_target(fleet_with("mi355x-tp4dp2", tmp_path), "mine").kernel_gate()
     assert gate is not None
     assert len(gate["misses"]) == 1  # type: ignore[arg-type]
 
 
-def test_a_cpu_has_no_gpus_and_no_kernel_gate(tmp_path: Path) -> None:
+def test_cpu_server_has_no_gpus_and_no_kernel_gate(tmp_path: Path) -> None:
     target = server_target(fleet_with("cpu-tiny", tmp_path), "mine")
     assert target.provenance.gpus == 0
     assert target.kernel_gate() is None
 
 
 @pytest.mark.parametrize(("runtime", "read"), [("docker", True), ("kubernetes", False)])
-def test_energy_of_this_machines_gpus_is_not_read_for_a_pod_behind_a_port_of_it(
-    tmp_path: Path, runtime: str, read: bool
-) -> None:
+def test_local_gpu_energy_is_not_read_for_pods(tmp_path: Path, runtime: str, read: bool) -> None:
     one = next(iter(fleet_with("mi355x-tp4dp2", tmp_path).runtimes.values()))
     one.handle = dataclasses.replace(one.handle, runtime=runtime)  # type: ignore[attr-defined]
     target = server_target(Servers(Home(tmp_path), {runtime: one}), "mine")
     assert (command._energy_reader(target) is not None) is read
 
 
-def test_a_server_that_has_ended_is_not_measured_and_says_how_it_ended(tmp_path: Path) -> None:
+def test_benchmark_of_exited_server_names_exit_reason(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="`mine` is not running: killed by SIGKILL") as told:
         server_target(fleet_with("cpu-tiny", tmp_path, Status.EXITED), "mine")
     assert "`deploy restart mine` restarts it" in told.value.hint
 
 
-def test_any_endpoint_can_be_measured_by_its_url() -> None:
+def test_any_endpoint_can_be_benchmarked_by_url() -> None:
     assert is_url("http://node:30000")
     assert not is_url("glm52")
     assert url_target("http://node:30000", claimed=ClaimedHardware(gpus=8)).provenance.gpus == 8
@@ -107,7 +105,7 @@ def test_any_endpoint_can_be_measured_by_its_url() -> None:
     ("layout", "named", "gpus"),
     [("tp8", "TP8", 8), ("TP4DP2", "TP4×DP2", 8), ("tp4xdp2", "TP4×DP2", 8), ("tp4", "TP4", 4), ("tp8dp1", "TP8", 8)],
 )
-def test_what_stands_behind_a_url_is_named_as_the_field_writes_it(layout: str, named: str, gpus: int) -> None:
+def test_claimed_hardware_and_layout_are_normalized(layout: str, named: str, gpus: int) -> None:
     behind = ClaimedHardware.parse(gpu="B200", gpus=None, layout=layout)
     found = url_target("http://node:30000", claimed=behind).provenance
     assert (found.gpu, found.gpus, found.layout) == ("b200", gpus, named)
@@ -122,12 +120,12 @@ def test_what_stands_behind_a_url_is_named_as_the_field_writes_it(layout: str, n
         ("b200", "tp8dp2x", "is not a layout"),
     ],
 )
-def test_hardware_that_nobody_described_and_what_is_no_layout_are_refused(gpu: str, layout: str, message: str) -> None:
+def test_unknown_hardware_or_layout_is_rejected(gpu: str, layout: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ClaimedHardware.parse(gpu=gpu, gpus=None, layout=layout)
 
 
-def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_keeps_published_workload_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name decides what it is compared with, and may hold a dot: `single-stream-10k-1.5k`."""
     ordered: list[BenchRequest] = []
     monkeypatch.setattr("orchestrator.bench.run.measure", lambda order, _say: ordered.append(order))
@@ -149,18 +147,18 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
         assert (ordered[-1].workload_name, ordered[-1].label) == (name, "mine")
 
 
-def test_other_rates_leave_the_workload_comparable_and_do_not_climb() -> None:
+def test_changed_rates_keep_workload_comparable_without_ramp() -> None:
     workload, overridden = apply_changes(load_workload("wafer-20k-1k"), WorkloadChanges(request_rates=(2.4, 2.0)))
     assert (workload.request_rates, workload.ramp, overridden) == ((2.0, 2.4), None, ())
 
 
-def test_the_default_number_of_requests_limits_a_trace_too() -> None:
+def test_explicit_default_request_count_limits_trace() -> None:
     workload, overridden = apply_changes(Workload(trace="a.jsonl"), WorkloadChanges(requests=100))
     assert "requests" in workload.model_fields_set
     assert overridden == ("requests",)
 
 
-def test_fewer_requests_are_named() -> None:
+def test_reduced_request_count_is_recorded_as_override() -> None:
     workload, overridden = apply_changes(load_workload("wafer-20k-1k"), WorkloadChanges(requests=20))
     assert (workload.requests, overridden) == (20, ("requests",))
     workload, overridden = apply_changes(load_workload("wafer-20k-1k"), WorkloadChanges(duration_s=60.0))
@@ -176,7 +174,7 @@ def test_fewer_requests_are_named() -> None:
         ("single-stream-10k-1.5k", {"request_rates": (1.0,)}),
     ],
 )
-def test_what_does_not_fit_the_workload_is_refused(name: str, given: dict[str, object]) -> None:
+def test_change_incompatible_with_workload_is_rejected(name: str, given: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         apply_changes(load_workload(name), WorkloadChanges(**given))
 
@@ -184,7 +182,7 @@ def test_what_does_not_fit_the_workload_is_refused(name: str, given: dict[str, o
 @pytest.mark.parametrize(
     "url", ["http://me:pass@node:30000", "http://token@node", "ftp://node", "http://[", "http://:1"]
 )
-def test_a_url_that_cannot_be_measured_is_refused_and_its_password_not_repeated(url: str) -> None:
+def test_rejected_url_does_not_leak_its_password(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         url_target(url)
     assert "pass@" not in caught.value.message + caught.value.hint
@@ -204,12 +202,12 @@ def test_a_url_that_cannot_be_measured_is_refused_and_its_password_not_repeated(
         ("deploy bench glm -w w '--output=my results'", "deploy bench glm -w w '--output=my results' --resume"),
     ],
 )
-def test_the_command_that_goes_on_asks_for_the_same_measurement(command: str, again: str) -> None:
+def test_resume_command_repeats_all_options(command: str, again: str) -> None:
     """Without its options the measurement would be another one, which is not resumed, or of another server."""
     assert resume_command(command, Path("my results")) == again
 
 
-def test_a_number_of_requests_given_is_the_number_sent_whatever_the_file_says() -> None:
+def test_requests_option_overrides_duration_in_workload_file() -> None:
     """A duration in the workload's file used to decide all the same, while the result was marked as changed."""
     timed = load_workload("wafer-20k-1k").model_copy(update={"duration_s": 8.0})
     workload, overridden = apply_changes(timed, WorkloadChanges(requests=6))
@@ -236,7 +234,7 @@ def options(
     )
 
 
-def test_a_load_without_a_file() -> None:
+def test_workload_is_built_from_token_counts() -> None:
     name, workload = command._workload(options(tokens=(800, 64), rates=(1.0, 2.0)), "short")
 
     assert name == "800-in-64-out"
@@ -244,7 +242,7 @@ def test_a_load_without_a_file() -> None:
 
 
 @pytest.mark.parametrize("default", ["short", "smoke-tiny"])
-def test_without_a_workload_the_default_is_named_and_sent(default: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_workload_is_named_and_used(default: str, capsys: pytest.CaptureFixture[str]) -> None:
     name, workload = command._workload(options(), default)
     assert (name, workload) == (default, load_workload(default))
     assert f"note: workload `{default}`: " in capsys.readouterr().err
@@ -260,7 +258,7 @@ def test_without_a_workload_the_default_is_named_and_sent(default: str, capsys: 
         (options(workload="smoke-tinny"), "did you mean `smoke-tiny`?"),
     ],
 )
-def test_a_load_that_is_not_said_is_asked_for(asked: BenchOptions, hint: str) -> None:
+def test_incomplete_workload_options_get_a_hint(asked: BenchOptions, hint: str) -> None:
     with pytest.raises(UsageError) as raised:
         command._workload(asked, "short")
 
@@ -268,7 +266,7 @@ def test_a_load_that_is_not_said_is_asked_for(asked: BenchOptions, hint: str) ->
 
 
 @pytest.mark.parametrize(("workload", "marked"), [("wafer-20k-1k", ("requests",)), ("smoke-tiny", ())])
-def test_only_a_workload_that_was_published_is_marked_as_changed(
+def test_only_published_workloads_are_marked_as_changed(
     workload: str, marked: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[BenchRequest] = []
@@ -279,7 +277,7 @@ def test_only_a_workload_that_was_published_is_marked_as_changed(
     assert seen[0].overridden == marked
 
 
-def test_what_will_not_be_judged_is_said_before(
+def test_warning_names_unjudgeable_rates_before_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "measure", lambda _request, _say: None)
@@ -297,7 +295,7 @@ def test_what_will_not_be_judged_is_said_before(
     assert "hint: `--duration 10` instead of `--requests`" in capsys.readouterr().err
 
 
-def test_a_load_without_a_file_is_changed_by_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_workload_from_options_has_no_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What the command line says of it is all there is of it: marked as changed, it could be compared with nothing."""
     seen: list[BenchRequest] = []
     monkeypatch.setattr(command, "measure", lambda request, _say: seen.append(request))
@@ -321,7 +319,7 @@ def test_a_load_without_a_file_is_changed_by_nothing(monkeypatch: pytest.MonkeyP
         ({"tool": "aiperf", "session_header": "x-key"}, "aiperf sends each recorded arrival as a session of its own"),
     ],
 )
-def test_options_of_sessions_that_cannot_be_followed_are_refused(given: dict[str, object], message: str) -> None:
+def test_unsupported_session_options_are_rejected(given: dict[str, object], message: str) -> None:
     target = url_target("http://node:30000", claimed=ClaimedHardware(gpus=8))
     chosen = dataclasses.replace(options(workload="trace.jsonl"), **given)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=message):

@@ -35,7 +35,7 @@ vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 82.0
 """
 
 
-def test_counters_of_vllm_are_read_under_one_name() -> None:
+def test_vllm_metrics_map_to_common_names() -> None:
     read = read_metrics(METRICS.encode())
     assert (read[Metric.RUNNING], read[Metric.QUEUED], read[Metric.REQUESTS]) == (5, 7, 82)
     assert (read[Metric.CACHED_TOKENS], read[Metric.PROMPT_TOKENS]) == (31488, 41000)
@@ -55,7 +55,7 @@ atom:time_to_first_token_seconds_count{streaming="true"} 82
 """
 
 
-def test_counters_of_atom_are_read_under_one_name() -> None:
+def test_atom_metrics_map_to_common_names() -> None:
     read = read_metrics(ATOM_METRICS.encode())
     assert (read[Metric.RUNNING], read[Metric.QUEUED], read[Metric.REQUESTS]) == (3, 4, 82)
     assert (read[Metric.CACHED_TOKENS], read[Metric.PROMPT_TOKENS], read[Metric.OUTPUT_TOKENS]) == (31488, 41000, 1968)
@@ -69,7 +69,7 @@ def test_counters_of_atom_are_read_under_one_name() -> None:
         ('atom:mtp_decode_steps_total{accepted_tokens="2"}', "atom:mtp_accepted_tokens_total"),
     ],
 )
-def test_the_accept_length_of_other_engines_comes_from_their_drafts(names: tuple[str, str]) -> None:
+def test_accept_length_of_other_engines_uses_draft_counters(names: tuple[str, str]) -> None:
     before, after = (
         read_metrics("".join(f"{name} {value}\n" for name, value in zip(names, values, strict=True)).encode())
         for values in ((10, 15), (20, 37))
@@ -77,7 +77,7 @@ def test_the_accept_length_of_other_engines_comes_from_their_drafts(names: tuple
     assert server_counts(before, after, ()).accept_length == 3.2
 
 
-def test_the_metrics_tell_ranks_and_blocks() -> None:
+def test_ranks_and_block_size_come_from_metrics() -> None:
     assert (read_ranks(METRICS), read_block_size(METRICS), speculates(METRICS)) == (2, 128, False)
     assert (read_ranks(""), read_block_size("")) == (1, None)
     success = 'vllm:request_success_total{engine="%d",finished_reason="stop",model_name="tiny"} 0.0\n'
@@ -88,31 +88,31 @@ def test_the_metrics_tell_ranks_and_blocks() -> None:
 @pytest.mark.parametrize(
     ("owner", "engine"), [("vllm", "vllm"), ("sglang", "sglang"), ("atom", "atom"), ("someone", UNKNOWN)]
 )
-def test_the_owner_of_a_model_names_the_engine(owner: str, engine: str) -> None:
+def test_engine_is_read_from_model_owner(owner: str, engine: str) -> None:
     assert read_engine({"data": [{"id": "tiny", "owned_by": owner}]}) == engine
 
 
-def test_of_several_served_models_the_choice_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_choice_among_several_models_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert choose_model({"tiny": 64, "adapter": None}) == ("tiny", 64)
     assert "the endpoint serves 2 models; using the first, `tiny`, not `adapter`" in capsys.readouterr().err
     assert (choose_model({"tiny": 64}), choose_model({})) == (("tiny", 64), None)
     assert not capsys.readouterr().err
 
 
-def test_the_user_names_an_engine_that_the_endpoint_does_not_tell() -> None:
+def test_engine_option_accepts_only_known_engines() -> None:
     assert ClaimedHardware.parse(gpu=None, gpus=None, layout=None, engine="ATOM").engine == "atom"
     with pytest.raises(UsageError, match="unknown engine `trt`"):
         ClaimedHardware.parse(gpu=None, gpus=None, layout=None, engine="trt")
 
 
-def test_an_option_has_the_name_of_its_engine() -> None:
+def test_option_name_depends_on_engine() -> None:
     assert option_name("sglang", Meaning.CONTEXT) == "context-length"
     assert option_name("vllm", Meaning.CONTEXT) == "max-model-len"
     assert option_name("vllm", Meaning.CACHED_TOKENS_REPORT) == "enable-prompt-tokens-details"
     assert option_name(UNKNOWN, Meaning.CONTEXT) is None
 
 
-def test_another_salt_gives_other_prompts() -> None:
+def test_different_label_gives_different_prompts() -> None:
     workload = Workload.model_validate({"input_tokens": 500, "output_tokens": 24, "request_rates": (1,)})
     text = tuple(range(1000))
     first, again, other = (list(prompts(workload, label, 5, text)) for label in ("a/1", "a/1", "b/1"))

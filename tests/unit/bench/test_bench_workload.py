@@ -26,7 +26,7 @@ def poisson(**changes: object) -> Workload:
     return load_workload("smoke-tiny").model_copy(update={"arrivals": "poisson", **changes})
 
 
-def test_the_published_workload_is_the_published_one() -> None:
+def test_wafer_workload_matches_publication() -> None:
     wafer = load_workload("wafer-20k-1k")
     assert (wafer.input_tokens, wafer.output_tokens, wafer.cache_hit_rate) == (20_000, 1_000, 0.6)
     assert wafer.request_rates == (0.5, 1.0, 1.5, 2.0, 2.25, 2.4)
@@ -34,7 +34,7 @@ def test_the_published_workload_is_the_published_one() -> None:
     assert wafer.prefix_tokens == 12_000
 
 
-def test_a_workload_is_called_by_its_name_or_by_its_file_s() -> None:
+def test_workload_name_is_given_name_or_file_stem() -> None:
     assert workload_name("single-stream-10k-1.5k") == "single-stream-10k-1.5k"
     assert workload_name("/home/me/mine-2.5k.yaml") == "mine-2.5k"
 
@@ -64,7 +64,7 @@ def test_every_shipped_workload_is_valid() -> None:
         ("load: open", "load: open\ntext_file: mine.txt", "`text_file` requires `prompts: text`", 3),
     ],
 )
-def test_a_fault_is_named_with_its_line(was: str, is_: str, message: str, line: int, tmp_path: Path) -> None:
+def test_workload_problem_has_line_number(was: str, is_: str, message: str, line: int, tmp_path: Path) -> None:
     assert was in TEXT
     path = tmp_path / "w.yaml"
     path.write_text(TEXT.replace(was, is_))
@@ -74,7 +74,7 @@ def test_a_fault_is_named_with_its_line(was: str, is_: str, message: str, line: 
     assert message in problems[f"{path}:{line}"]
 
 
-def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
+def test_unknown_workload_lists_known_names(tmp_path: Path) -> None:
     folder = tmp_path / "profiles/workloads"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text(TEXT)
@@ -83,7 +83,7 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     assert "`mine`" in caught.value.hint
 
 
-def test_prompts_have_exactly_the_stated_tokens_and_share() -> None:
+def test_prompts_have_exact_length_and_prefix_share() -> None:
     workload = load_workload("smoke-tiny")
     made = [*prompts(workload, "2", 40)]
     prefixes = {warm.prefix for warm in warmup_prompts(workload, "2")}
@@ -97,24 +97,24 @@ def test_prompts_have_exactly_the_stated_tokens_and_share() -> None:
     assert all(first <= token <= last for token in ids(made[0].fragments))
 
 
-def test_no_own_part_is_ever_sent_twice() -> None:
+def test_prompt_suffixes_are_never_repeated() -> None:
     workload = load_workload("smoke-tiny")
     made = [*prompts(workload, "1", 40), *prompts(workload, "2", 40), *warmup_prompts(workload, "1")]
     assert len({prompt.suffix for prompt in made}) == len(made)
 
 
-def test_a_prompt_does_not_depend_on_how_many_are_made() -> None:
+def test_prompts_do_not_depend_on_count() -> None:
     workload = load_workload("smoke-tiny")
     made = [*prompts(workload, "2", 7)]
     assert made == [*prompts(workload, "2", 40)][:7]
     assert made != [*prompts(workload.model_copy(update={"seed": 1}), "2", 7)]
 
 
-def test_prompts_are_these_bytes_on_every_machine() -> None:
+def test_prompts_are_reproducible_across_hosts() -> None:
     assert next(prompts(load_workload("smoke-tiny"), "2", 1)).suffix.startswith(b"201,109,263,288,238,413,82,346,")
 
 
-def test_nothing_shared_where_nothing_is_to_be_cached() -> None:
+def test_zero_cache_hit_rate_has_no_shared_prefix() -> None:
     workload = load_workload("smoke-tiny").model_copy(update={"cache_hit_rate": 0.0})
     assert len(ids(next(prompts(workload, "2", 1)).fragments)) == 500
 
@@ -126,7 +126,7 @@ def of_text(**changes: object) -> Workload:
     return load_workload("smoke-tiny").model_copy(update={"prompts": "text", "token_ids": None, **changes})
 
 
-def test_prompts_of_text_are_passages_of_exactly_the_stated_tokens() -> None:
+def test_text_prompts_are_passages_of_exact_length() -> None:
     made = [*prompts(of_text(), "2", 40, WORDS)]
     assert {len(ids(prompt.fragments)) for prompt in made} == {500}
     for part in [ids((part,)) for prompt in made for part in (prompt.prefix, prompt.suffix)]:
@@ -135,31 +135,31 @@ def test_prompts_of_text_are_passages_of_exactly_the_stated_tokens() -> None:
 
 
 @pytest.mark.parametrize("length", [1000, 1499, 1500, 1536])
-def test_no_two_passages_of_a_point_begin_alike(length: int) -> None:
+def test_passages_of_a_point_have_distinct_starts(length: int) -> None:
     made = prompts(of_text(), "2", length, WORDS[:length] if length <= 1500 else range(length))
     assert len({ids((prompt.suffix,))[0] for prompt in made}) == length
 
 
-def test_passages_are_the_same_however_many_are_made_and_others_at_another_point() -> None:
+def test_passages_depend_on_point_and_seed_not_count() -> None:
     made = [*prompts(of_text(), "2", 7, WORDS)]
     assert made == [*prompts(of_text(), "2", 40, WORDS)][:7]
     assert made != [*prompts(of_text(), "4", 7, WORDS)]
     assert made != [*prompts(of_text(seed=1), "2", 7, WORDS)]
 
 
-def test_a_passage_longer_than_the_text_goes_on_with_its_beginning() -> None:
+def test_passage_longer_than_text_wraps_around() -> None:
     long = of_text(input_tokens=4000, cached_share=0.0)
     assert len(ids(next(prompts(long, "2", 1, WORDS)).fragments)) == 4000
 
 
-def test_the_text_that_ships_is_taken_where_a_workload_names_none() -> None:
+def test_shipped_text_is_the_default() -> None:
     text = read_text(load_workload("wafer-20k-1k"))
     assert text.startswith("CHAPTER I\n\nDown the Rabbit-Hole\n")
     assert 90_000 < len(text.encode()) < 100_000
     assert read_text(load_workload("smoke-tiny")) == ""
 
 
-def test_a_text_of_the_users(tmp_path: Path) -> None:
+def test_user_text_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("wörds")
     assert read_text(of_text(text_file=str(path))) == "wörds"
@@ -173,7 +173,7 @@ def test_a_text_of_the_users(tmp_path: Path) -> None:
         (bytes((1 << 18) + 1), "cannot read `text_file`: larger than 262144 bytes"),
     ],
 )
-def test_a_file_that_is_no_text_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_invalid_text_file_is_rejected(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     if content is not None:
         path.write_bytes(content)
@@ -184,23 +184,23 @@ def test_a_file_that_is_no_text_is_refused(content: bytes | None, message: str, 
 
 @pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
 @pytest.mark.parametrize("endless", ["fifo", "/dev/zero"])
-def test_a_text_without_end_is_not_read(endless: str, tmp_path: Path) -> None:
+def test_fifo_and_device_are_rejected_as_text_file(endless: str, tmp_path: Path) -> None:
     """Its size is said to be 0."""
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ProfileError, match="cannot read `text_file`: not a file"):
         read_text(of_text(text_file=str(tmp_path / endless)))
 
 
-def test_the_digest_of_a_workload_stays_the_same() -> None:
+def test_workload_digest_is_stable() -> None:
     """A measurement that an earlier version has begun goes on with `--resume`."""
     assert load_workload("smoke-tiny").digest.startswith("8911eb3078a25a27")
 
 
-def test_constant_arrivals() -> None:
+def test_constant_arrivals_are_evenly_spaced() -> None:
     assert arrival_times(load_workload("smoke-tiny"), 4.0, 5) == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
-def test_poisson_arrivals_keep_the_nominal_rate_exactly_and_are_not_regular() -> None:
+def test_poisson_arrivals_have_exact_mean_and_exponential_gaps() -> None:
     times = arrival_times(poisson(), 2.0, 201)
     assert times[-1] == pytest.approx(100.0)
     assert times == sorted(times)
@@ -214,7 +214,7 @@ def test_poisson_arrivals_are_seeded() -> None:
     assert arrival_times(poisson(), 2.0, 50) != arrival_times(poisson(seed=1), 2.0, 50)
 
 
-def test_a_workload_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
+def test_custom_workload_inherits_defaults(tmp_path: Path) -> None:
     path = tmp_path / "owl-burst.yaml"
     path.write_text("input_tokens: 800\noutput_tokens: 64\nrequest_rates: [1, 2]\n")
     workload = load_workload(str(path))
@@ -225,7 +225,7 @@ def test_a_workload_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
     assert workload.to_dict()["token_ids"] == [100, 499]
 
 
-def test_a_trace_is_a_workload_with_its_own_arrivals_or_a_number_of_sessions() -> None:
+def test_trace_replays_recorded_arrivals_or_concurrent_sessions() -> None:
     assert workload_name("/data/toolagent.jsonl") == "toolagent"
     recorded = load_workload("/data/toolagent.jsonl")
     assert (recorded.trace, recorded.load, recorded.speeds) == ("/data/toolagent.jsonl", "open", (1.0,))
@@ -241,16 +241,16 @@ def test_a_trace_is_a_workload_with_its_own_arrivals_or_a_number_of_sessions() -
         apply_changes(recorded, WorkloadChanges(arrivals="poisson"))
 
 
-def test_a_file_name_with_a_line_break_is_refused() -> None:
+def test_workload_name_with_line_break_is_rejected() -> None:
     with pytest.raises(UsageError, match="invalid workload"):
         load_workload("a\nb.jsonl")
 
 
-def test_limits_that_are_not_set_leave_the_digest_as_it_was() -> None:
+def test_unset_limits_are_left_out_of_digest() -> None:
     assert load_workload("wafer-20k-1k").to_dict()["slo"] == {"ttft_p95_s": 5.0, "success_share": 0.99}
 
 
-def test_the_digest_of_a_trace_is_that_of_its_content() -> None:
+def test_trace_digest_depends_on_content_only() -> None:
     here, there = load_workload("a/trace.jsonl"), load_workload("b/trace.jsonl")
     assert here.digest_with("1") == there.digest_with("1") != there.digest_with("2")
 
@@ -271,6 +271,6 @@ def test_the_digest_of_a_trace_is_that_of_its_content() -> None:
         ({"sessions": {**SHAPE, "turns": (3, 2)}, "load": "closed", "concurrency": 1}, "must be a range"),
     ],
 )
-def test_keys_of_sessions_and_of_prompts_do_not_mix(keys: dict[str, object], message: str) -> None:
+def test_session_keys_and_prompt_keys_are_exclusive(keys: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Workload.model_validate(keys)

@@ -44,7 +44,7 @@ PREFIXES = Workload(
 )
 
 
-def test_a_cache_smaller_than_the_prefixes_cannot_reach_their_share() -> None:
+def test_cache_smaller_than_prefixes_lowers_forecast() -> None:
     small, large = (forecast_load(PREFIXES, None, endpoint(cache_tokens=size)) for size in (8_000, 100_000))
     assert small is not None
     assert large is not None
@@ -56,7 +56,7 @@ def test_a_cache_smaller_than_the_prefixes_cannot_reach_their_share() -> None:
     assert "this server with 8,000:" in forecast_text(small)
 
 
-def test_whole_pages_hit() -> None:
+def test_only_whole_pages_count_as_hits() -> None:
     """800 tokens of prefix are 12 pages of 64."""
     found = forecast_load(PREFIXES, None, endpoint(cache_tokens=None, page=64))
     assert found is not None
@@ -64,7 +64,7 @@ def test_whole_pages_hit() -> None:
     assert found.unlimited_share == pytest.approx(12 * 64 / 1000)
 
 
-def test_each_replica_is_warm_for_prefixes_and_nothing_is_forecast_without_them() -> None:
+def test_prefix_forecast_assumes_every_replica_is_warm() -> None:
     found = forecast_load(PREFIXES, None, endpoint(cache_tokens=100_000, replicas=3))
     assert found is not None
     assert found.spread_share is None
@@ -83,7 +83,7 @@ SHAPE = SessionShape(
 )
 
 
-def test_a_session_finds_its_prompt_and_its_answer_again() -> None:
+def test_session_reuses_its_prompts_and_answers() -> None:
     """Of the fourth prompt, all but the new tokens of the turn and the last of the answer's block are held."""
     shape = SHAPE.model_copy(update={"count": 1, "system_prompt_tokens": 0, "subagents": None})
     found = hit_rates(cache_accesses(synthetic_trees(shape, 1), concurrency=1))
@@ -92,7 +92,7 @@ def test_a_session_finds_its_prompt_and_its_answer_again() -> None:
     assert found.unlimited * found.prompt_tokens == pytest.approx(sum(130 + 80 * turn for turn in range(3)))
 
 
-def test_the_blocks_of_a_session_grow_with_its_turns_and_not_with_its_tokens() -> None:
+def test_session_blocks_scale_with_turns_not_tokens() -> None:
     """Blocks of 64 tokens were 30 million for this session, in its requests and again in the forecast."""
     shape = SHAPE.model_copy(
         update={"count": 1, "system_prompt_tokens": 0, "subagents": None, "turns": (500, 500), "turn_tokens": 15_000}
@@ -108,7 +108,7 @@ def test_the_blocks_of_a_session_grow_with_its_turns_and_not_with_its_tokens() -
     )
 
 
-def test_the_steps_of_a_forecast_grow_with_the_turns_and_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forecast_steps_scale_linearly_with_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 sessions of 800 turns took 85 s, as each prompt had two blocks of each earlier turn; now 8 s."""
 
     def trees(turns: int) -> Iterator[CacheAccess]:
@@ -164,7 +164,7 @@ def own_share(point: Point) -> float:
     return share
 
 
-def test_the_prompts_that_were_sent_are_judged_a_part_of_the_sessions_or_drawn_answers() -> None:
+def test_achievable_share_uses_only_prompts_actually_sent() -> None:
     """The first prompts of a session are new: a part of a trace cannot reach the hit rate of the whole."""
     whole = achievable(forecasts().with_known(sent(ALL)))
     assert whole == own_share(sent(ALL))
@@ -177,13 +177,13 @@ def test_the_prompts_that_were_sent_are_judged_a_part_of_the_sessions_or_drawn_a
     assert own_share(sent(ALL, 1.0)) < whole - answers / prompts + 0.02
 
 
-def test_one_drawn_answer_is_not_all() -> None:
+def test_drawn_answers_lower_share_in_proportion() -> None:
     whole, few, drawn = (own_share(sent(ALL, share)) for share in (0.0, 0.2, 1.0))
     assert drawn < few < whole
     assert whole - few < (whole - drawn) / 2
 
 
-def test_a_hit_rate_is_computed_once_for_equal_loads_and_not_without_the_size_of_the_cache(
+def test_hit_rate_is_computed_once_for_equal_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown: list[str] = []
@@ -197,7 +197,7 @@ def test_a_hit_rate_is_computed_once_for_equal_loads_and_not_without_the_size_of
     assert asyncio.run(unsized.complete(points, lambda _text, _far: None)) == points
 
 
-def test_an_estimate_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_forecast_is_labeled_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = forecast_load(PREFIXES, None, endpoint(cache_tokens=8_000))
     assert exact is not None
     assert (exact.sampled_share, "estimated" in forecast_text(exact)) == (None, False)
@@ -208,7 +208,7 @@ def test_an_estimate_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "estimated from 25 % of the blocks" in forecast_text(found)
 
 
-def test_sticky_sessions_reach_more_on_several_replicas() -> None:
+def test_sticky_sessions_raise_hit_rate_across_replicas() -> None:
     found = forecast_cache(
         lambda: cache_accesses(synthetic_trees(SHAPE, 1), concurrency=4), endpoint(cache_tokens=50_000, replicas=4)
     )
@@ -218,7 +218,7 @@ def test_sticky_sessions_reach_more_on_several_replicas() -> None:
     assert ", without sticky sessions" in forecast_text(found)
 
 
-def test_a_small_cache_serves_one_session_better_than_many_at_a_time() -> None:
+def test_small_cache_favors_low_concurrency() -> None:
     one, many = (
         hit_rates(cache_accesses(synthetic_trees(SHAPE, 1), concurrency=concurrency)) for concurrency in (1, 12)
     )
@@ -246,27 +246,27 @@ def tree(name: str, arrival_s: float, *delays: float) -> Tree:
 TREES = (tree("a", 0.0, 10.0), tree("b", 5.0, 1.0), tree("c", 30.0))
 
 
-def test_requests_come_in_the_order_of_their_arrivals() -> None:
+def test_requests_are_ordered_by_arrival() -> None:
     order = [each.session for each in cache_accesses(TREES)]
     assert order == ["a", "b", "b", "a", "c"]
 
 
-def test_one_session_at_a_time_is_not_interleaved() -> None:
+def test_sessions_are_not_interleaved_at_concurrency_one() -> None:
     assert [each.session for each in cache_accesses(TREES, concurrency=1)] == ["a", "a", "b", "b", "c"]
 
 
-def test_a_capped_delay_changes_the_order() -> None:
+def test_maximum_delay_changes_request_order() -> None:
     assert [each.session for each in cache_accesses(TREES, max_delay_s=0.5)] == ["a", "a", "b", "b", "c"]
 
 
-def test_every_request_of_a_tree_is_sent_once_and_after_what_it_waits_for() -> None:
+def test_every_request_of_a_tree_is_sent_once() -> None:
     trees = tuple(synthetic_trees(SHAPE, 1))
     found = list(cache_accesses(trees, concurrency=3))
     assert len(found) == sum(map(len, trees))
     assert {each.session for each in found} == {each[0].session for each in trees}
 
 
-def test_a_point_carries_the_rate_beside_the_measured_one() -> None:
+def test_point_records_forecast_hit_rate() -> None:
     point = Point(
         label="1", arrivals="constant", ending=BenchEnding.COMPLETE, started_at="", requests=2, succeeded=2,
         success_share=1.0, failures=(), input_tokens=1, output_tokens=1, cache=CacheHits(wanted_share=0.8),
@@ -280,7 +280,7 @@ def test_a_point_carries_the_rate_beside_the_measured_one() -> None:
     assert of_point(replace(point, cache=None)).cache is None
 
 
-def test_the_forecast_of_a_workload_with_sessions_leaves_the_warm_up_out() -> None:
+def test_session_forecast_excludes_warmup_requests() -> None:
     workload = Workload(sessions=SHAPE, load="closed", concurrency=3, warmup_requests=10)
     cold = workload.model_copy(update={"warmup_requests": 0})
     found = forecast_load(workload, open_sessions(workload), endpoint(cache_tokens=50_000))

@@ -11,7 +11,7 @@ def of(*values: float) -> Estimate:
     return found
 
 
-def test_three_runs_have_an_interval_and_one_has_none() -> None:
+def test_confidence_interval_requires_several_runs() -> None:
     """10, 11, 12: mean 11, deviation 1, and 4.303 / sqrt(3) on each side of it."""
     three = of(10, 11, 12)
     assert (three.mean, three.margin) == pytest.approx((11, 2.4843), abs=1e-3)
@@ -19,7 +19,7 @@ def test_three_runs_have_an_interval_and_one_has_none() -> None:
     assert estimate(()) is None
 
 
-def test_a_change_is_told_from_noise_by_welch() -> None:
+def test_change_significance_follows_welch() -> None:
     """scipy 1.17, `ttest_ind(equal_var=False).confidence_interval()` of these: -0.788 to 5.454 with 3.45 degrees of
     freedom; with 3, which ours takes, -1.021 to 5.688.
     """
@@ -36,12 +36,12 @@ def test_a_change_is_told_from_noise_by_welch() -> None:
     assert more.is_significant is True
 
 
-def test_one_run_makes_a_change_of_unknown_noise() -> None:
+def test_change_between_single_runs_has_unknown_significance() -> None:
     assert change(of(10), of(12)) == Change(share=pytest.approx(0.2))
     assert Change(share=0.25).is_significant is None
 
 
-def test_one_run_beside_several_has_their_noise() -> None:
+def test_single_run_uses_noise_of_repeated_runs() -> None:
     """Student's test of 10 and 12, 13: deviation 0.7071, 1 degree of freedom: 2.5 ± 12.706 × 0.7071 × √(1 + 1/2)."""
     found, back = change(of(10), of(12, 13)), change(of(12, 13), of(10))
     assert found is not None
@@ -53,12 +53,12 @@ def test_one_run_beside_several_has_their_noise() -> None:
     assert clear.is_significant is True
 
 
-def test_runs_that_agree_to_the_last_digit_have_no_noise() -> None:
+def test_identical_runs_have_no_noise() -> None:
     found = change(of(10, 10), of(11, 11))
     assert found is not None
     assert found.is_significant is True
     assert (found.low, found.high) == pytest.approx((0.1, 0.1))
 
 
-def test_nothing_is_a_change_of_nothing() -> None:
+def test_change_from_zero_is_undefined() -> None:
     assert change(of(0, 0), of(1, 2)) is None

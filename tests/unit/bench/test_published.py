@@ -20,7 +20,7 @@ from orchestrator.core.paths import data_root
 WAFER = load_published("wafer-glm52")
 
 
-def test_the_published_rates_stand_as_published() -> None:
+def test_wafer_rates_match_publication() -> None:
     assert [(line.rate_rps, line.output_tok_s, line.ttft_p50_s, line.ttft_p95_s) for line in WAFER.rates] == [
         (0.5, 449, 0.59, 0.60),
         (1.0, 974, 0.60, 0.81),
@@ -32,13 +32,13 @@ def test_the_published_rates_stand_as_published() -> None:
     assert all(line.success_share == 1 for line in WAFER.rates)
 
 
-def test_the_caveat_on_tokens_per_request_is_the_table_s_own_arithmetic() -> None:
+def test_tokens_per_request_caveat_matches_table() -> None:
     per_request = [round(line.output_tok_s / line.rate_rps) for line in WAFER.rates]
     assert per_request == [898, 974, 1275, 972, 928, 1094]
     assert "898, 974, 1275, 972, 928 and 1094" in WAFER.caveats[0]
 
 
-def test_the_published_workload_is_the_one_that_is_measured() -> None:
+def test_published_workload_matches_shipped_workload() -> None:
     ours = load_workload(WAFER.workload.name)
     assert (ours.input_tokens, ours.output_tokens, ours.cache_hit_rate) == (20000, 1000, 0.60)
     assert {line.rate_rps for line in WAFER.rates} <= set(ours.request_rates)
@@ -56,18 +56,18 @@ def test_every_file_names_its_source_and_its_unit() -> None:
         assert all(len(row.values) == len(reference.columns) for row in reference.rows)
 
 
-def test_prices_are_found_by_any_case_of_the_gpu_s_name() -> None:
+def test_gpu_price_lookup_ignores_case() -> None:
     (prices,) = entries_of_kind(load_all_published(), Prices)
     assert (prices.price_of("mi355x"), prices.price_of("B200"), prices.price_of("h100")) == (1.48, 1.95, None)
 
 
-def test_a_name_that_does_not_exist_names_those_that_do() -> None:
+def test_unknown_published_name_lists_known_names() -> None:
     with pytest.raises(UsageError) as caught:
         load_published("nobody")
     assert "wafer-glm52" in caught.value.hint
 
 
-def test_a_fault_is_shown_with_its_line(tmp_path: Path) -> None:
+def test_published_file_problem_has_line_number(tmp_path: Path) -> None:
     head = "kind: prices\nname: x\ntitle: x\nsource: x\nunit: USD per GPU-hour\ncaveats: []\nprices:\n"
     path = tmp_path / "x.yaml"
     path.write_text(head + "  - {gpu: X, usd_per_gpu_hour: -1}\n")
@@ -76,7 +76,7 @@ def test_a_fault_is_shown_with_its_line(tmp_path: Path) -> None:
     assert [problem.location for problem in caught.value.problems] == ["x.yaml:8"]
 
 
-def test_a_measurement_may_stand_in_a_file_of_the_user(tmp_path: Path) -> None:
+def test_published_comparison_may_be_a_user_file(tmp_path: Path) -> None:
     shipped = data_root() / "profiles" / "published"
     mine = tmp_path / "mine.yaml"
     mine.write_text((shipped / "wafer-glm52.yaml").read_text().replace("name: wafer-glm52", "name: mine"))

@@ -22,7 +22,7 @@ def record(index: int, chunks: int = 3, **changes: object) -> RequestRecord:
     return made._replace(**changes)  # type: ignore[arg-type]
 
 
-def test_requests_are_read_again_in_the_order_in_which_they_ended() -> None:
+def test_records_are_read_back_in_completion_order() -> None:
     added = [
         record(4, chunk_tokens=array("i", [2, 5, 6])),
         record(0),
@@ -38,7 +38,7 @@ def test_requests_are_read_again_in_the_order_in_which_they_ended() -> None:
     assert record(5) not in records
 
 
-def test_the_requests_take_no_memory() -> None:
+def test_records_take_no_memory() -> None:
     records, first = RecordFile(), record(0, chunks=20)
     for index in range(3_000):  # Python keeps up to 2,000 tuples for reuse
         records.add(first._replace(index=index))
@@ -52,7 +52,7 @@ def test_the_requests_take_no_memory() -> None:
     assert [each.index for each in records] == [*range(20_000)]
 
 
-def test_a_full_disk_or_no_directory_keeps_requests_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_records_stay_in_memory_without_disk_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(_descriptor: int, content: bytes, _offset: int) -> int:
         return len(content) - 1
 

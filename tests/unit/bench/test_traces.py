@@ -35,7 +35,7 @@ def write(folder: Path, *documents: object, name: str = "trace.jsonl") -> Path:
     return path
 
 
-def test_a_line_of_mooncake_is_a_session_with_an_arrival(tmp_path: Path) -> None:
+def test_mooncake_line_is_one_session_with_arrival(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(MOONCAKE * 2)
     trace = open_trace(path)
@@ -47,7 +47,7 @@ def test_a_line_of_mooncake_is_a_session_with_an_arrival(tmp_path: Path) -> None
     assert (first.input_tokens, first.output_tokens, first.continues) == (1000, 52, False)
 
 
-def test_lines_of_a_mooncake_session_are_one_tree_in_the_order_of_their_first_lines(tmp_path: Path) -> None:
+def test_mooncake_lines_are_grouped_by_session(tmp_path: Path) -> None:
     plain = {"timestamp": 5, "input_length": 10, "output_length": 1, "hash_ids": [1]}
     turn = {"session_id": "a", "input_length": 600, "output_length": 20}
     path = write(
@@ -68,7 +68,7 @@ def test_lines_of_a_mooncake_session_are_one_tree_in_the_order_of_their_first_li
     assert not set(first.block_ids) & set(trees[2][0].block_ids)
 
 
-def test_a_weka_session_has_the_delays_after_the_recorded_ends_and_waits_for_its_subagents(tmp_path: Path) -> None:
+def test_weka_session_keeps_delays_and_waits_for_subagents(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         session(
@@ -114,7 +114,7 @@ def test_a_weka_trace_may_be_one_json_file_or_a_directory(tmp_path: Path) -> Non
         ('{"timestamp": 1, "input_length": 512, "output_length": 1, "hash_ids": [1, 2]}', "2 `hash_ids`"),
     ],
 )
-def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: str, message: str) -> None:
+def test_invalid_trace_line_names_expected_format(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(f"{MOONCAKE}\n{line}\n")
     with pytest.raises(ProfileError) as found:
@@ -128,7 +128,7 @@ def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: str, m
 @pytest.mark.parametrize(
     ("content", "message"), [("", "the trace is empty"), ('{"a": 1}', "unknown format"), ("x", "unknown format")]
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_invalid_trace_file_is_rejected(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(content)
     with pytest.raises(ProfileError, match=message):
@@ -138,7 +138,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str)
 
 
 @pytest.mark.parametrize("name", ["a.json", None])
-def test_mooncake_is_lines_of_one_file(tmp_path: Path, name: str | None) -> None:
+def test_mooncake_trace_must_be_one_jsonl_file(tmp_path: Path, name: str | None) -> None:
     """Of a directory of its files, lines of a session were read from the wrong one."""
     line = {"session_id": "a", "timestamp": 1, "input_length": 5, "output_length": 1}
     write(tmp_path, line, name="a.json")
@@ -148,7 +148,7 @@ def test_mooncake_is_lines_of_one_file(tmp_path: Path, name: str | None) -> None
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_session_with_and_without_hashes_is_refused(tmp_path: Path, order: int) -> None:
+def test_session_mixing_hashed_and_unhashed_lines_is_rejected(tmp_path: Path, order: int) -> None:
     turn = {"session_id": "a", "timestamp": 1, "input_length": 5, "output_length": 1}
     path = write(tmp_path, *[turn, {**turn, "hash_ids": [1]}][::order])
     with pytest.raises(ProfileError, match="with and without `hash_ids`") as found:
@@ -156,7 +156,7 @@ def test_a_session_with_and_without_hashes_is_refused(tmp_path: Path, order: int
     assert found.value.problems_or_self()[0].location == f"{path}:2"
 
 
-def test_a_name_that_is_no_header_is_hashed() -> None:
+def test_session_name_invalid_as_header_is_hashed() -> None:
     assert session_key("line 1") == "line 1"
     bad = ["a\r\nX-Other: 1", "é", " a", "", "x" * 10_000]
     keys = {session_key(each) for each in bad}
@@ -165,13 +165,13 @@ def test_a_name_that_is_no_header_is_hashed() -> None:
 
 
 @pytest.mark.parametrize("size", [16, 1 << 16])
-def test_the_cache_of_blocks_is_bounded_in_tokens(size: int) -> None:
+def test_block_cache_is_bounded_in_tokens(size: int) -> None:
     tokens = SessionTokens(Workload(trace="a.jsonl"), "", (), block_tokens=size)
     most = tokens._block.cache_info().maxsize  # type: ignore[attr-defined]
     assert (most or 0) * size == 1 << 21
 
 
-def test_the_memory_of_a_reader_does_not_grow_with_the_trace(tmp_path: Path) -> None:
+def test_trace_reader_uses_constant_memory(tmp_path: Path) -> None:
     def peak(lines: int) -> int:
         line = {"timestamp": 1, "input_length": 512_000, "output_length": 1, "hash_ids": list(range(1000))}
         path = write(tmp_path, *[line] * lines)
@@ -197,7 +197,7 @@ SHAPE = SessionShape(
 )
 
 
-def test_synthetic_sessions_grow_by_answer_and_turn_and_share_the_system_prompt() -> None:
+def test_synthetic_sessions_grow_each_turn_and_share_prefix() -> None:
     trees = list(synthetic_trees(SHAPE, seed=7))
     assert trees == list(synthetic_trees(SHAPE, seed=7))
     assert trees != list(synthetic_trees(SHAPE, seed=8))
@@ -210,7 +210,7 @@ def test_synthetic_sessions_grow_by_answer_and_turn_and_share_the_system_prompt(
     assert not set(child.block_ids[2:]) & {each for tree in trees[1:] for request in tree for each in request.block_ids}
 
 
-def test_a_synthetic_session_waits_for_its_subagents() -> None:
+def test_synthetic_session_waits_for_its_subagents() -> None:
     tree = next(tree for tree in synthetic_trees(SHAPE, seed=7) if sum(each.parent is None for each in tree) > 2)
     third = next(each for each in tree if each.parent is None and each.position == 2)
     assert [(tree[index].parent, tree[index].position) for index in third.after] == [
@@ -229,10 +229,10 @@ def arrivals(folder: Path, *seconds: int) -> list[float | None]:
     return [each.arrival_s for tree in source.trees() for each in tree]
 
 
-def test_a_slice_of_a_trace_begins_with_its_first_arrival(tmp_path: Path) -> None:
+def test_trace_slice_starts_at_its_first_arrival(tmp_path: Path) -> None:
     assert arrivals(tmp_path, 600, 601, 604) == [0.0, 1.0, 4.0]
 
 
-def test_arrivals_out_of_order_are_refused(tmp_path: Path) -> None:
+def test_arrivals_out_of_order_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="session 2 arrives at 0 s, earlier than the session before it"):
         arrivals(tmp_path, 3, 0)

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "tiny", Tiny().config(), Tiny().header())
 
 
-def test_each_part_is_read_when_it_is_asked_for_and_once(folder: Path) -> None:
+def test_files_are_read_lazily_and_once(folder: Path) -> None:
     files = CountingFiles(folder)
     checkpoint = Checkpoint(files)
     assert not files.reads
@@ -42,7 +42,7 @@ def test_each_part_is_read_when_it_is_asked_for_and_once(folder: Path) -> None:
     assert files.reads == dict.fromkeys((CONFIG, INDEX, *checkpoint.shards), 1)
 
 
-def test_a_shard_in_a_folder_is_read_unless_a_link_leads_out_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
+def test_shard_in_subdirectory_must_not_link_outside_checkpoint(folder: Path, tmp_path: Path) -> None:
     (folder / "inner").mkdir()
     (folder / SINGLE).rename(folder / "inner/one.safetensors")
     (tmp_path / "elsewhere").mkdir()
@@ -54,7 +54,7 @@ def test_a_shard_in_a_folder_is_read_unless_a_link_leads_out_of_the_checkpoint(f
         checkpoint.header(CheckpointFile("outer/one.safetensors"))
 
 
-def test_what_is_missing_is_said_of_the_part_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_missing_file_is_reported_on_access(folder: Path, tmp_path: Path) -> None:
     assert local_checkpoint(tmp_path) is None
     with pytest.raises(CheckpointNotFoundError):
         Checkpoint.local(tmp_path / "nowhere")
@@ -71,7 +71,7 @@ def test_what_is_missing_is_said_of_the_part_that_is_asked_for(folder: Path, tmp
         checkpoint.header(SINGLE)
 
 
-def test_how_tensors_are_stored_is_told_of_a_shard_that_is_cut_off(folder: Path) -> None:
+def test_dtypes_are_readable_from_truncated_shard(folder: Path) -> None:
     with (folder / SINGLE).open("r+b") as file:
         file.truncate((folder / SINGLE).stat().st_size - 1)
     checkpoint = Checkpoint.local(folder)

@@ -105,7 +105,7 @@ def refused(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_checkpoint_is_read_whole(name: str, public: Path) -> None:
+def test_public_checkpoint_is_described_completely(name: str, public: Path) -> None:
     found = described(public / name)
     facts = values(found)
     drafting = facts.pop("mtp_weights_size", None)
@@ -132,9 +132,7 @@ CODER = "{%- for tool in tools %}<function={{ tool.name }}>\n<parameter=x>{% end
         ("tokenizer_config.json", json.dumps({"chat_template": [1, None]}), "qwen"),
     ],
 )
-def test_the_chat_template_decides_the_parser_before_the_architecture(
-    file: str, content: str, parser: str, tmp_path: Path
-) -> None:
+def test_chat_template_overrides_parser_of_architecture(file: str, content: str, parser: str, tmp_path: Path) -> None:
     write_public(tmp_path / "coder", "Qwen3-235B-A22B")
     (tmp_path / "coder" / file).write_text(content)
     fact = described(tmp_path / "coder").facts["flags.tool-call-parser"]
@@ -155,7 +153,7 @@ CALLS = '<|im_start|>system<tool_call>{"name": <function-name>, "arguments": <ar
         (CALLS + r"{{- '<|im_start|>assistant\n<think>\n' }}", "deepseek-r1"),
     ],
 )
-def test_templates_of_qwen3_that_think(template: str, reasoning: str, tmp_path: Path) -> None:
+def test_qwen3_thinking_template_selects_reasoning_parser(template: str, reasoning: str, tmp_path: Path) -> None:
     """By sglang 0.5.21's own rules: `qwen3` and `deepseek_r1_force` (srt/parser/template_detection.py)."""
     write_public(tmp_path / "qwen", "Qwen3-235B-A22B")
     (tmp_path / "qwen/chat_template.jinja").write_text(template)
@@ -185,7 +183,7 @@ XML = "<|im_start|>system{{ tools }}<tool_call><function=f><parameter=p></parame
         (XML + "{{ reasoning_effort }} Reasoning: <think>", "step3p5", "step3p5"),
     ],
 )
-def test_a_template_has_a_parser_for_calls_and_one_for_thinking(
+def test_template_selects_tool_and_reasoning_parsers_independently(
     template: str, reasoning: str, tools: str, tmp_path: Path
 ) -> None:
     """The first rule that matched named both, so a thinking model with `<function=` had no reasoning parser.
@@ -198,7 +196,7 @@ def test_a_template_has_a_parser_for_calls_and_one_for_thinking(
     assert (facts["flags.reasoning-parser"], facts["flags.tool-call-parser"]) == (reasoning, tools or "qwen3_coder")
 
 
-def test_a_template_without_thinking_or_tools_needs_no_parser(tmp_path: Path) -> None:
+def test_template_without_thinking_or_tools_has_no_parser(tmp_path: Path) -> None:
     write_public(tmp_path / "plain", "GLM-4.7-Flash")
     (tmp_path / "plain/chat_template.jinja").write_text(
         "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -213,7 +211,7 @@ def test_a_template_without_thinking_or_tools_needs_no_parser(tmp_path: Path) ->
     assert values(described(tmp_path / "plain"))["flags.reasoning-parser"] == "glm45"
 
 
-def test_a_width_of_shared_experts_is_one_shared_expert(tmp_path: Path) -> None:
+def test_shared_expert_width_counts_as_one_shared_expert(tmp_path: Path) -> None:
     write_public(tmp_path / "next", "Qwen3-235B-A22B")
     config = json.loads((tmp_path / "next/config.json").read_text())
     (tmp_path / "next/config.json").write_text(json.dumps({**config, "shared_expert_intermediate_size": 512}))
@@ -221,7 +219,7 @@ def test_a_width_of_shared_experts_is_one_shared_expert(tmp_path: Path) -> None:
     assert (fact.value, fact.source) == (1, "config.json: shared_expert_intermediate_size")
 
 
-def test_config_and_index_alone_describe_a_checkpoint_that_is_not_here_yet(tmp_path: Path) -> None:
+def test_unstaged_checkpoint_is_described_from_config_and_index(tmp_path: Path) -> None:
     whole = write_public(tmp_path / "whole", "GLM-5.2-FP8")
     (tmp_path / "early").mkdir()
     for name in ("config.json", INDEX):
@@ -244,7 +242,7 @@ def test_config_and_index_alone_describe_a_checkpoint_that_is_not_here_yet(tmp_p
     assert "no file with weights is present" in describe(early, ["weights_size"]).notes[0]
 
 
-def test_each_fact_names_the_key_that_says_so(public: Path) -> None:
+def test_each_fact_names_its_source_key(public: Path) -> None:
     facts = described(public / "GLM-5.2-FP8").facts
     assert facts["layers"].source == "config.json: num_hidden_layers"
     assert facts["sparse_attention"].source == "config.json: index_topk"
@@ -254,7 +252,7 @@ def test_each_fact_names_the_key_that_says_so(public: Path) -> None:
     assert llama["kv_cache.head_dim"].source == "config.json: hidden_size / num_attention_heads"
 
 
-def test_the_layer_that_drafts_has_its_own_bytes(public: Path) -> None:
+def test_mtp_layer_size_is_counted_separately(public: Path) -> None:
     rows = 576 + 128 + 256  # its latent, indexer and gate; beside them a norm
     assert values(described(public / "GLM-5.2-FP8"))["mtp_weights_size"] == (rows + 1) * 6144 * 2
 
@@ -268,7 +266,7 @@ def test_the_layer_that_drafts_has_its_own_bytes(public: Path) -> None:
         ("Kimi-K2-Instruct", "no default `reasoning-parser`"),
     ],
 )
-def test_what_is_left_out_is_said(name: str, words: str, public: Path) -> None:
+def test_notes_name_everything_left_out(name: str, words: str, public: Path) -> None:
     assert any(words in note for note in described(public / name).notes)
 
 
@@ -283,11 +281,11 @@ def test_what_is_left_out_is_said(name: str, words: str, public: Path) -> None:
     ],
     ids=str,
 )
-def test_a_quantization_has_the_word_of_the_shipped_files(change: dict[str, object], word: str, tmp_path: Path) -> None:
+def test_quantization_name_matches_shipped_model_files(change: dict[str, object], word: str, tmp_path: Path) -> None:
     assert values(described(write_config(tmp_path, {**GLM_52, **change})))["quantization"] == word
 
 
-def test_modelopts_own_file_is_read_where_the_config_says_nothing(tmp_path: Path) -> None:
+def test_modelopt_file_supplies_missing_quantization(tmp_path: Path) -> None:
     folder = write_config(tmp_path, {key: value for key, value in GLM_52.items() if key != "dtype"})
     assert "quantization" in described(folder).missing
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
@@ -304,7 +302,7 @@ def test_modelopts_own_file_is_read_where_the_config_says_nothing(tmp_path: Path
         (None, 131072),
     ],
 )
-def test_the_context_is_the_one_that_sglang_takes(scaling: object, context: int, tmp_path: Path) -> None:
+def test_context_length_matches_sglang(scaling: object, context: int, tmp_path: Path) -> None:
     """srt/utils/hf_transformers/common.py, get_context_length, the same in 0.5.14 and 0.5.23."""
     folder = write_config(tmp_path, {**LLAMA_33_70B, "rope_scaling": scaling})
     assert values(described(folder))["context_length"] == context
@@ -325,7 +323,7 @@ def test_the_context_is_the_one_that_sglang_takes(scaling: object, context: int,
         ("kv_cache", ("architectures",)),
     ],
 )
-def test_what_cannot_be_read_is_asked_for_by_its_key(key: str, gone: tuple[str, ...], tmp_path: Path) -> None:
+def test_missing_fact_hints_at_its_key(key: str, gone: tuple[str, ...], tmp_path: Path) -> None:
     config = {name: value for name, value in GLM_52.items() if name not in gone}
     folder = write_config(tmp_path, config, shape=GLM_52)
     missing = described(folder).missing
@@ -334,7 +332,7 @@ def test_what_cannot_be_read_is_asked_for_by_its_key(key: str, gone: tuple[str, 
 
 
 @pytest.mark.parametrize("gone", ["sliding_window", "layer_types"])
-def test_windows_that_are_not_told_are_asked_for(gone: str, tmp_path: Path) -> None:
+def test_missing_sliding_window_fields_are_requested(gone: str, tmp_path: Path) -> None:
     missing = described(write_public(tmp_path, "gpt-oss-120b", **{gone: None})).missing
     key = {"layer_types": "sliding_layers"}.get(gone, gone)
     assert [*missing] == [f"kv_cache.{key}"]
@@ -342,7 +340,7 @@ def test_windows_that_are_not_told_are_asked_for(gone: str, tmp_path: Path) -> N
     assert gone in missing[f"kv_cache.{key}"].message
 
 
-def test_an_unknown_architecture_says_what_is_missing_and_what_is_near(tmp_path: Path) -> None:
+def test_unknown_architecture_suggests_similar_name(tmp_path: Path) -> None:
     folder = write_config(tmp_path, {**LLAMA_33_70B, "architectures": ["LamaForCausalLM"]})
     problem = described(folder).missing["kv_cache"]
     assert "unknown architecture `LamaForCausalLM`" in problem.message
@@ -352,7 +350,7 @@ def test_an_unknown_architecture_says_what_is_missing_and_what_is_near(tmp_path:
     assert "names no architecture" in described(nameless).missing["kv_cache"].message
 
 
-def test_a_part_for_text_is_read_and_lends_no_parser_to_the_whole(tmp_path: Path) -> None:
+def test_text_config_is_read_without_inheriting_its_parsers(tmp_path: Path) -> None:
     """Kimi-K2.5 holds a `kimi_k2`, whose recipe speaks of Kimi-K2 alone."""
     text = {key: value for key, value in PUBLIC["Kimi-K2-Instruct"].config.items() if key != "architectures"}
     whole = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": text}
@@ -379,7 +377,7 @@ def test_a_part_for_text_is_read_and_lends_no_parser_to_the_whole(tmp_path: Path
     ],
     ids=lambda value: "" if isinstance(value, dict) and len(value) > 1 else str(value),
 )
-def test_a_config_that_contradicts_the_tensors_is_refused(
+def test_config_contradicting_tensors_is_rejected(
     config: dict[str, object], change: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     folder = write_config(tmp_path, {**config, **change}, shape=config)
@@ -405,15 +403,13 @@ SECOND = "model-00002-of-00004.safetensors"
         ),
     ],
 )
-def test_a_checkpoint_that_is_not_whole_is_refused(
-    harm: Callable[[Path], object], message: str, tmp_path: Path
-) -> None:
+def test_incomplete_checkpoint_is_rejected(harm: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     folder = write_config(tmp_path, LLAMA_33_70B)
     harm(folder)
     assert any(message in problem for problem in refused(folder)), refused(folder)
 
 
-def test_no_directory_is_no_checkpoint(tmp_path: Path) -> None:
+def test_missing_directory_is_not_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="directory not found"):
         local_summary(tmp_path / "gone")
 
@@ -426,7 +422,7 @@ def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
     assert (facts["layers"].value, facts["weights_size"].source) == (80, "bytes of one file")
 
 
-def test_any_config_ends_in_facts_or_in_words(tmp_path: Path) -> None:
+def test_random_config_values_never_crash(tmp_path: Path) -> None:
     """Values of every kind at random, 60 of them; the dice fall the same each time."""
     dice = random.Random(20)
     folder = write_config(tmp_path, DEEPSEEK_V32)

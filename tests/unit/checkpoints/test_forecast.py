@@ -41,7 +41,7 @@ def header_of(found: Forecast) -> Header:
 
 
 @pytest.mark.parametrize("sample", [name for name in RECIPES if name != "attnfp8"])
-def test_it_is_what_real_quark_wrote(sample: str, tmp_path: Path) -> None:
+def test_forecast_matches_real_quark_output(sample: str, tmp_path: Path) -> None:
     found = forecast(plain(tmp_path / "tiny"), recipe_of(sample))
     config: dict[str, Any] = dict(Tiny().quantized(sample)[0])
     config["quantization_config"] = {**config["quantization_config"], "exclude": list(found.exclude)}
@@ -49,7 +49,7 @@ def test_it_is_what_real_quark_wrote(sample: str, tmp_path: Path) -> None:
     assert found.size == sum(map(size_of, header_of(found).values()))
 
 
-def test_what_no_sglang_loads_is_refused_before_hours_are_spent(tmp_path: Path) -> None:
+def test_recipe_that_sglang_cannot_load_is_rejected(tmp_path: Path) -> None:
     """One with rows of FP8 scales in its latent attention; tensors of all experts together."""
     source = plain(tmp_path / "tiny")
     exclude = [*RECIPES["amd52"].exclude, "*q_a_proj"]
@@ -66,7 +66,7 @@ def test_what_no_sglang_loads_is_refused_before_hours_are_spent(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_glm_52_by_amds_card_has_the_bytes_that_were_reckoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_glm_52_amd_recipe_has_expected_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """437,987,305,472: 78 layers and one that drafts, 256 experts, an indexer in 21 of them; amd/GLM-5.2-MXFP4 has
     438,033,728,823 with headers and other files."""
     real = {"HIDDEN": 6144, "INNER": 12288, "MOE": 2048, "Q_RANK": 2048, "KV_RANK": 512, "NOPE": 192, "VALUE": 256,
@@ -89,14 +89,14 @@ def _with_indexer_of_32_heads(header: Header) -> Header:
     return changed
 
 
-def test_a_recipe_for_other_models_is_refused(tmp_path: Path) -> None:
+def test_recipe_for_other_model_type_is_rejected(tmp_path: Path) -> None:
     source = plain(tmp_path / "tiny")
     other = load_recipe(AMD, SHIPPED).model_copy(update={"model_types": ["llama"]})
     with pytest.raises(UsageError, match="the recipe is for `llama`, this model is `glm_moe_dsa`"):
         forecast(source, other)
 
 
-def test_rows_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
+def test_columns_not_divisible_by_group_size_are_rejected(tmp_path: Path) -> None:
     header = {**Tiny().header(), "model.layers.2.mlp.experts.3.up_proj.weight": ("BF16", (128, 250))}
     source = read_source(write_tiny(tmp_path / "odd", Tiny().config(), header))
     with pytest.raises(UsageError, match=r"experts.3.up_proj.weight` has 250 columns"):
@@ -104,7 +104,7 @@ def test_rows_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["by its config", "by its tensors"])
-def test_a_source_that_is_quantized_is_refused_in_words(how: str, tmp_path: Path) -> None:
+def test_quantized_source_is_rejected_with_hint(how: str, tmp_path: Path) -> None:
     config, header = Tiny().config(), Tiny().header()
     if how == "by its config":
         config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -115,7 +115,7 @@ def test_a_source_that_is_quantized_is_refused_in_words(how: str, tmp_path: Path
     assert "BF16 checkpoint" in caught.value.hint
 
 
-def test_a_source_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+def test_truncated_source_is_rejected(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "cut", Tiny().config(), Tiny().header())
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(5000)
@@ -123,7 +123,7 @@ def test_a_source_that_is_not_whole_is_refused(tmp_path: Path) -> None:
         read_source(folder)
 
 
-def test_shards_in_folders_are_refused(tmp_path: Path) -> None:
+def test_shards_in_subdirectories_are_rejected(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "deep", Tiny().config(), Tiny().header())
     (folder / "inner").mkdir()
     write_tensors(folder / "inner" / "one.safetensors", {"lm_head.weight": ("BF16", (8, 32))})

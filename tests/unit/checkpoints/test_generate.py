@@ -12,7 +12,7 @@ from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
 
 
-def test_nobody_elses_directory_is_emptied_for_a_generated_model(tmp_path: Path) -> None:
+def test_foreign_directory_is_not_emptied_for_generated_model(tmp_path: Path) -> None:
     """Naming a model after a directory that holds something used to empty it."""
     generator = tmp_path / "tiny_model.py"
     generator.write_text("")
@@ -25,7 +25,7 @@ def test_nobody_elses_directory_is_emptied_for_a_generated_model(tmp_path: Path)
     assert theirs.read_text() == "years of work"
 
 
-def test_a_generator_that_makes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generator_without_output_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It used to be called internal error."""
     generator = tmp_path / "owl.py"
     generator.write_text("print(1)")
@@ -37,7 +37,7 @@ def test_a_generator_that_makes_nothing_is_named(tmp_path: Path, monkeypatch: py
     assert caught.value.location == str(generator)
 
 
-def test_a_model_is_never_there_without_its_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_model_never_appears_without_its_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at any moment, it leaves what is whole and known as ours, or what the next one makes anew."""
     home, generator = Home(tmp_path), tmp_path / "tiny_model.py"
     generator.write_text("")
@@ -63,9 +63,7 @@ def test_a_model_is_never_there_without_its_marker(tmp_path: Path, monkeypatch: 
     assert [path.name for path in generate().iterdir()] == [".generator"]
 
 
-def test_a_generator_that_a_full_disk_ends_is_named_by_where_it_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_during_generation_names_target_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it prints of a write that fails names no file."""
 
     def fail(_: object, keep: Callable[[str], object]) -> int:

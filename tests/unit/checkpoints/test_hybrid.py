@@ -50,7 +50,7 @@ def section(found: Description) -> KvCacheSection:
 
 
 @pytest.mark.parametrize("name", sorted({path.stem for path in MODELS.glob("*.yaml")} - WITHOUT))
-def test_what_is_read_is_what_people_wrote(name: str, tmp_path: Path) -> None:
+def test_kv_cache_section_matches_shipped_model_files(name: str, tmp_path: Path) -> None:
     config = next(config for start, config in SHIPPED.items() if name.startswith(start))
     written = KvCacheSection.model_validate(yaml.safe_load((MODELS / f"{name}.yaml").read_text())["kv_cache"])
     drafts = ["mtp.fc.weight"] if config is QWEN else []
@@ -71,7 +71,7 @@ def test_what_is_read_is_what_people_wrote(name: str, tmp_path: Path) -> None:
     ],
     ids=["qwen3-next", "kimi-linear", "nemotron-h"],
 )
-def test_linear_attention_and_mamba(config: Config, expected: str, tmp_path: Path) -> None:
+def test_linear_attention_and_mamba_states_are_read(config: Config, expected: str, tmp_path: Path) -> None:
     cache = section(described(tmp_path, config))
     width = (
         f"latent {cache.kv_lora_rank} + {cache.qk_rope_head_dim}" if cache.kv_lora_rank else f"heads {cache.head_dim}"
@@ -107,12 +107,12 @@ def test_the_source_of_each_fact_is_named(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("value", [None, "many", -1, [], {}], ids=repr)
-def test_a_config_that_lacks_a_size_is_not_sized(config: Config, key: str, value: object, tmp_path: Path) -> None:
+def test_config_without_layer_sizes_has_no_kv_cache(config: Config, key: str, value: object, tmp_path: Path) -> None:
     found = described(tmp_path, {**config, key: value})
     assert not [fact for fact in found.facts if "kv_cache" in fact]
     assert f"`{config['architectures'][0]}` has layers that config.json does not describe: no `" in "".join(found.notes)
 
 
-def test_a_shared_expert_is_counted_under_either_name(tmp_path: Path) -> None:
+def test_shared_experts_are_read_from_either_key(tmp_path: Path) -> None:
     """Kimi-Linear and Kimi-K3 write `num_shared_experts`, DeepSeek `n_shared_experts`."""
     assert described(tmp_path, LINEAR).facts["moe.shared_experts"].value == 1

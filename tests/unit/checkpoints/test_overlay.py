@@ -41,7 +41,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_config_is_patched_and_everything_else_is_a_link(checkpoint: Path, tmp_path: Path) -> None:
+def test_overlay_patches_config_and_links_other_files(checkpoint: Path, tmp_path: Path) -> None:
     said = write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
 
     overlay = tmp_path / "overlays/glm"
@@ -58,14 +58,14 @@ def test_the_original_is_never_touched(checkpoint: Path, tmp_path: Path) -> None
     assert json.loads((checkpoint / "config.json").read_text()) == CONFIG
 
 
-def test_for_sources_that_do_it_themselves_the_config_stays_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
+def test_config_is_unchanged_if_sources_need_no_patch(checkpoint: Path, tmp_path: Path) -> None:
     said = write_overlay(checkpoint, tmp_path / "overlay", ())
 
     assert said == "the engine's sources need no patched config; config.json is unchanged"
     assert json.loads((tmp_path / "overlay/config.json").read_text()) == CONFIG
 
 
-def test_an_overlay_is_replaced_whole_and_leaves_nothing_beside_it(checkpoint: Path, tmp_path: Path) -> None:
+def test_overlay_is_replaced_without_leftovers(checkpoint: Path, tmp_path: Path) -> None:
     write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
     (checkpoint / "tokenizer.json").unlink()
     write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
@@ -74,7 +74,7 @@ def test_an_overlay_is_replaced_whole_and_leaves_nothing_beside_it(checkpoint: P
     assert [path.name for path in (tmp_path / "overlays").iterdir()] == ["glm"]
 
 
-def test_only_the_shards_of_the_layer_are_opened(checkpoint: Path, tmp_path: Path) -> None:
+def test_only_shards_of_mtp_layer_are_opened(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "a.safetensors").write_bytes(b"not a shard")
 
     write_overlay(checkpoint, tmp_path / "overlay", EXCLUDE)
@@ -83,7 +83,7 @@ def test_only_the_shards_of_the_layer_are_opened(checkpoint: Path, tmp_path: Pat
     assert "model.decoder.mlp.experts" in patched, "the header of the other shard tells it"
 
 
-def test_a_shard_that_cannot_be_read_leaves_no_half_overlay(checkpoint: Path, tmp_path: Path) -> None:
+def test_unreadable_shard_leaves_no_partial_overlay(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "b.safetensors").write_bytes(b"torn")
 
     with pytest.raises(CheckpointError, match=r"`b\.safetensors` has no safetensors header"):
@@ -92,9 +92,7 @@ def test_a_shard_that_cannot_be_read_leaves_no_half_overlay(checkpoint: Path, tm
 
 
 @pytest.mark.parametrize("not_needed", [True, False])
-def test_a_plans_config_is_patched_unless_its_sources_turned_out_not_to_need_it(
-    checkpoint: Path, tmp_path: Path, not_needed: bool
-) -> None:
+def test_config_is_patched_unless_sources_do_not_need_it(checkpoint: Path, tmp_path: Path, not_needed: bool) -> None:
     plan, home = load("mi355x-tp8-july").plan, Home(tmp_path / "home")
     home.models.mkdir(parents=True)
     (home.models / plan.model.name).symlink_to(checkpoint)

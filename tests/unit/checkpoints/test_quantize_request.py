@@ -35,28 +35,28 @@ def refused(request: QuantizationRequest, home: Home, kind: type[UsageError] | t
     return f"{caught.value.message} | {caught.value.hint}"
 
 
-def test_a_target_that_exists(request_: QuantizationRequest, home: Home) -> None:
+def test_existing_target_is_rejected(request_: QuantizationRequest, home: Home) -> None:
     request_.target.symlink_to("nowhere")
     assert refused(request_, home, UsageError).startswith("the target exists")
 
 
-def test_a_target_that_has_no_name(request_: QuantizationRequest, home: Home) -> None:
+def test_root_directory_is_rejected_as_target(request_: QuantizationRequest, home: Home) -> None:
     root = replace(request_, target=Path("/"), name="x")
     with pytest.raises(UsageError, match="the target exists"):
         quantize(root, home)
 
 
-def test_a_target_in_the_source(request_: QuantizationRequest, home: Home) -> None:
+def test_target_inside_source_is_rejected(request_: QuantizationRequest, home: Home) -> None:
     inside = QuantizationRequest(source=request_.source, target=request_.source / "new", recipe="glm-5.2-amd")
     assert refused(inside, home, UsageError).startswith("the target is inside the source")
 
 
-def test_a_model_of_that_name(request_: QuantizationRequest, home: Home) -> None:
+def test_existing_model_name_is_rejected(request_: QuantizationRequest, home: Home) -> None:
     taken = QuantizationRequest(source=request_.source, target=request_.target, recipe="glm-5.2-amd", name="tiny")
     assert "a model `tiny` exists" in refused(taken, home, UsageError)
 
 
-def test_the_directory_of_a_model_of_that_name(request_: QuantizationRequest, home: Home) -> None:
+def test_target_may_be_directory_of_named_model(request_: QuantizationRequest, home: Home) -> None:
     """The shipped entry for `glm-5.2-routed` names a directory: to make it there needs no other entry."""
     path = home.root / EntryKind.MODEL.file("mine")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,14 +66,14 @@ def test_the_directory_of_a_model_of_that_name(request_: QuantizationRequest, ho
     assert not names_target("nobody", request_.target, home)
 
 
-def test_a_disk_that_does_not_hold_it(
+def test_insufficient_disk_space_is_rejected(
     request_: QuantizationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1_000_000_000))  # type: ignore[attr-defined]
     assert refused(request_, home, HostError).startswith("not enough disk space: 1.1 GB needed, 1.0 GB free")
 
 
-def test_a_disk_that_holds_the_shards_and_not_the_rest(
+def test_disk_space_check_includes_copied_files(
     request_: QuantizationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 1_000_000_000 + (1 << 30)
@@ -83,7 +83,7 @@ def test_a_disk_that_holds_the_shards_and_not_the_rest(
     assert "not enough disk space" in refused(request_, home, HostError)
 
 
-def test_a_machine_without_a_compiler(
+def test_missing_compiler_is_rejected(
     request_: QuantizationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
@@ -94,7 +94,7 @@ def test_a_machine_without_a_compiler(
     ("free", "cores", "workers"),
     [(100_000_000_000, 16, 2), (100_000_000_000, 1, 1), (800_000_000, 16, 1), (None, 16, 2)],
 )
-def test_as_many_workers_as_cores_shards_and_memory_allow(
+def test_worker_count_is_limited_by_cores_shards_memory(
     free: int | None, cores: int, workers: int, request_: QuantizationRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "available_memory", lambda: free)
@@ -102,7 +102,9 @@ def test_as_many_workers_as_cores_shards_and_memory_allow(
     assert command._workers(request_, source, cores=cores, left=2) == workers
 
 
-def test_too_little_memory_for_one(request_: QuantizationRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insufficient_memory_for_one_worker_is_rejected(
+    request_: QuantizationRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(command, "available_memory", lambda: 500_000_000)
     source = read_source(request_.source)
     assert worker_memory(source) > 700_000_000
@@ -110,7 +112,7 @@ def test_too_little_memory_for_one(request_: QuantizationRequest, monkeypatch: p
         command._workers(request_, source, cores=2, left=2)
 
 
-def test_what_each_recipe_makes_of_it(request_: QuantizationRequest, home: Home) -> None:
+def test_recipe_rows_show_size_and_excludes(request_: QuantizationRequest, home: Home) -> None:
     source = read_source(request_.source)
     rows = {row[0]: row[1:3] for row in recipe_rows(source, home)}
     assert rows == {
@@ -120,7 +122,7 @@ def test_what_each_recipe_makes_of_it(request_: QuantizationRequest, home: Home)
     }
 
 
-def test_a_fact_that_nothing_says_costs_the_model_file_and_not_the_checkpoint(
+def test_missing_fact_skips_model_entry_with_hint(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = {key: value for key, value in Tiny().config().items() if key != "max_position_embeddings"}
@@ -130,7 +132,7 @@ def test_a_fact_that_nothing_says_costs_the_model_file_and_not_the_checkpoint(
 
 
 @pytest.mark.parametrize(("asked", "containers"), [(None, 8), (20, 8), (3, 3)])
-def test_in_an_image_there_is_a_worker_a_gpu_at_most(
+def test_container_workers_are_limited_to_gpu_count(
     asked: int | None,
     containers: int,
     request_: QuantizationRequest,

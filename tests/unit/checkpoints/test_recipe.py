@@ -13,7 +13,7 @@ from orchestrator.core.paths import Home
 SHIPPED = Catalog.shipped()
 
 
-def test_a_fault_is_told_with_its_line(tmp_path: Path) -> None:
+def test_recipe_problem_has_line_number(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("description: mine\nsource: me\nmodel_types: []\nscheme: mxfp8\nexclud: [lm_head]\n")
     with pytest.raises(ProfileError) as caught:
@@ -23,13 +23,13 @@ def test_a_fault_is_told_with_its_line(tmp_path: Path) -> None:
     assert {("3", "model_types", ""), ("4", "scheme", ""), ("5", "exclud", "did you mean `exclude`?")} <= told
 
 
-def test_a_name_that_is_not_known_leads_to_the_nearest() -> None:
+def test_unknown_recipe_suggests_nearest_name() -> None:
     with pytest.raises(UsageError) as caught:
         load_recipe("glm-5.2-amb", SHIPPED)
     assert "glm-5.2-amd" in caught.value.hint
 
 
-def test_a_users_own_goes_before_one_that_ships(tmp_path: Path) -> None:
+def test_user_recipe_overrides_shipped_one(tmp_path: Path) -> None:
     own = tmp_path / "profiles" / "recipes" / "glm-5.2-amd.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("description: mine\nsource: me\nmodel_types: [glm_moe_dsa]\nscheme: mxfp4\nexclude: [lm_head]\n")
@@ -37,7 +37,7 @@ def test_a_users_own_goes_before_one_that_ships(tmp_path: Path) -> None:
     assert load_recipe("glm-5.2-amd", SHIPPED).exclude != ["lm_head"]
 
 
-def test_each_that_ships_is_the_one_that_was_run() -> None:
+def test_shipped_recipes_match_verified_samples() -> None:
     """The same patterns as the samples, whose tensors are held against real Quark's by their digests."""
     shipped = {"glm-5.2-amd": "amd52", "glm-5.2-quark": "default", "glm-5.2-routed": "wafer"}
     assert set(SHIPPED.names(EntryKind.RECIPE)) == {*shipped} == {*recipes_for("glm_moe_dsa", SHIPPED)}
@@ -46,5 +46,5 @@ def test_each_that_ships_is_the_one_that_was_run() -> None:
     assert recipes_for("llama", SHIPPED) == {}
 
 
-def test_the_layer_that_drafts_is_the_one_behind_the_last() -> None:
+def test_mtp_layer_follows_last_layer() -> None:
     assert load_recipe("glm-5.2-amd", SHIPPED).excluded(78)[-1] == "*layers.78.*"

@@ -44,7 +44,7 @@ def half(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [lambda _: None, half], ids=["nothing", "half of it"])
-def test_a_checkpoint_that_is_not_whole_is_fetched(
+def test_incomplete_checkpoint_is_downloaded(
     there: Callable[[Path], None], fetched: list[Path], tmp_path: Path
 ) -> None:
     there(tmp_path / "glm")
@@ -52,15 +52,13 @@ def test_a_checkpoint_that_is_not_whole_is_fetched(
     assert fetched == [tmp_path / "glm"]
 
 
-def test_unless_the_user_forbids_it(fetched: list[Path], tmp_path: Path) -> None:
+def test_download_can_be_disabled(fetched: list[Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError):
         staging.ensure_staged(PLAN, tmp_path / "glm", allowed=False)
     assert fetched == []
 
 
-def test_a_whole_one_is_only_verified_and_a_changed_one_is_not_fetched_over(
-    fetched: list[Path], tmp_path: Path
-) -> None:
+def test_complete_checkpoint_is_verified_and_modified_one_kept(fetched: list[Path], tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "glm", mtp_layer=78)
     assert staging.ensure_staged(PLAN, directory, allowed=True).shards == 3
     (directory / "model-00001-of-00003.safetensors").write_bytes(b"")
@@ -69,7 +67,7 @@ def test_a_whole_one_is_only_verified_and_a_changed_one_is_not_fetched_over(
     assert fetched == []
 
 
-def test_ones_own_directory_is_never_fetched(fetched: list[Path], tmp_path: Path) -> None:
+def test_local_checkpoint_is_never_downloaded(fetched: list[Path], tmp_path: Path) -> None:
     own = replace(PLAN, model=replace(PLAN.model, checkpoint=replace(PLAN.model.checkpoint, source="local")))
     with pytest.raises(CheckpointNotFoundError):
         staging.ensure_staged(own, tmp_path / "glm", allowed=True)

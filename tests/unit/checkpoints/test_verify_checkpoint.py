@@ -25,7 +25,7 @@ def refused(directory: Path, *, speculative: bool = True) -> list[str]:
     return [problem.message for problem in caught.value.problems]
 
 
-def test_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_complete_checkpoint_is_verified(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
     found = verify_checkpoint(directory, model(str(directory)), speculative=True)
     assert (found.shards, found.tensors, found.files, found.from_receipt) == (3, 8, 7, False)
@@ -73,13 +73,15 @@ def overlap(path: Path) -> None:
         (INDEX, lambda path: path.write_text('{"weight_map": {"a": "../a"}}'), "outside the checkpoint: `../a`"),
     ],
 )
-def test_each_kind_of_harm_is_named(tmp_path: Path, name: str, harm: Callable[[Path], object], message: str) -> None:
+def test_each_kind_of_corruption_is_reported(
+    tmp_path: Path, name: str, harm: Callable[[Path], object], message: str
+) -> None:
     directory = write_checkpoint(tmp_path / "small")
     harm(directory / name)
     assert any(message in problem for problem in refused(directory)), refused(directory)
 
 
-def test_everything_is_said_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
     for name in (SECOND, "config.json", "tokenizer.json"):
         (directory / name).unlink()
@@ -93,7 +95,7 @@ def test_metadata_alone_is_not_a_checkpoint(tmp_path: Path) -> None:
     assert len(refused(directory)) == 3
 
 
-def test_the_mtp_layer_is_asked_for_where_it_is_needed(tmp_path: Path) -> None:
+def test_mtp_layer_is_required_for_speculative_decoding(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small", mtp_layer=None)
     assert refused(directory) == [
         "no tensor of the MTP layer (`model.layers.3.`) found, which speculative decoding needs"
@@ -102,14 +104,14 @@ def test_the_mtp_layer_is_asked_for_where_it_is_needed(tmp_path: Path) -> None:
     assert len(refused(directory)) == 1  # also behind the receipt of a verification without it
 
 
-def test_a_plan_needs_the_mtp_layer_when_it_drafts_with_it() -> None:
+def test_plan_needs_mtp_layer_only_for_mtp_drafting() -> None:
     assert needs_mtp(plan_of("mi355x-tp8"))
     assert not needs_mtp(plan_of("cpu-tiny"))
     plan = plan_of("mi355x-tp8")
     assert not needs_mtp(plan_of("mi355x-tp8", flags=(*plan.flags, flag("speculative-draft-model-path", "/draft"))))
 
 
-def test_a_checkpoint_that_is_not_there_and_one_that_went_away(tmp_path: Path) -> None:
+def test_missing_or_removed_checkpoint_is_not_found(tmp_path: Path) -> None:
     directory = tmp_path / "small"
     with pytest.raises(CheckpointNotFoundError, match="no checkpoint of `small` found"):
         verify_checkpoint(directory, model(str(directory)), speculative=True)
@@ -119,7 +121,7 @@ def test_a_checkpoint_that_is_not_there_and_one_that_went_away(tmp_path: Path) -
         verify_checkpoint(directory, model(str(directory)), speculative=True)
 
 
-def test_a_shard_that_leads_nowhere_is_not_taken_for_no_checkpoint(tmp_path: Path) -> None:
+def test_dangling_shard_link_is_a_read_error(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
     (directory / "lost.safetensors").symlink_to(tmp_path / "unmounted")
     with pytest.raises(CheckpointError, match="cannot read the checkpoint of `small`: No such file") as caught:
@@ -128,7 +130,7 @@ def test_a_shard_that_leads_nowhere_is_not_taken_for_no_checkpoint(tmp_path: Pat
     assert caught.value.location.endswith("lost.safetensors")
 
 
-def test_a_share_that_takes_no_receipt_is_verified_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_on_read_only_share_is_reverified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "read-only file system")
 
@@ -138,7 +140,7 @@ def test_a_share_that_takes_no_receipt_is_verified_each_time(tmp_path: Path, mon
         assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
 
 
-def test_the_receipt_makes_the_second_time_fast_and_sees_a_change(tmp_path: Path) -> None:
+def test_receipt_skips_verification_until_files_change(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
     verify_checkpoint(directory, model(str(directory)), speculative=True)
     assert verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
@@ -150,7 +152,7 @@ def test_the_receipt_makes_the_second_time_fast_and_sees_a_change(tmp_path: Path
     assert any(f"`{SECOND}` has" in problem for problem in refused(directory))
 
 
-def test_a_receipt_is_for_one_checkpoint_and_stands_beside_it(tmp_path: Path) -> None:
+def test_receipt_is_stored_next_to_its_checkpoint(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
     verify_checkpoint(directory, model(str(directory)), speculative=True)
     assert receipt_path(directory) == tmp_path / "small.receipt.json"
@@ -164,7 +166,7 @@ def test_a_receipt_is_for_one_checkpoint_and_stands_beside_it(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_sparse_50_gb_set_and_2000_small_files_in_bounded_memory(tmp_path: Path) -> None:
+def test_large_checkpoints_are_verified_in_bounded_memory(tmp_path: Path) -> None:
     big = write_checkpoint(tmp_path / "big", shards=10, size=5 * 10**9, layers=20)
     small = write_checkpoint(tmp_path / "many", shards=2_000, size=100)
     tracemalloc.start()

@@ -24,7 +24,7 @@ def deploy(line: str) -> Result:
     return CliRunner().invoke(app, line.split())
 
 
-def test_programs_read_json(tmp_path: Path) -> None:
+def test_json_output_lists_facts_and_decisions(tmp_path: Path) -> None:
     checkpoint = write_public(tmp_path / "gpt-oss-120b", "gpt-oss-120b")
     said = json.loads(deploy(f"add model {checkpoint} --json").stdout)
     assert {"key": "layers", "value": 36, "from": "config.json: num_hidden_layers"} in said["facts"]
@@ -39,7 +39,7 @@ def test_programs_read_json(tmp_path: Path) -> None:
     assert any(each["key"] == "layout.tp" and each["value"] == "1" for each in said["decisions"])
 
 
-def test_what_is_refused_writes_nothing(tmp_path: Path) -> None:
+def test_rejected_model_writes_nothing(tmp_path: Path) -> None:
     checkpoint = write_config(tmp_path / "broken", {**KIMI_K2, "num_hidden_layers": 60}, shape=KIMI_K2)
     refused = deploy(f"add model {checkpoint}")
     assert isinstance(refused.exception, DeployError)
@@ -47,7 +47,7 @@ def test_what_is_refused_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
-def test_a_shell_is_offered_the_names_of_parts() -> None:
+def test_shell_completes_catalog_entry_names() -> None:
     assert complete_names("MODEL")("ti") == ["tiny"]
     assert "mi355x" in complete_names("HARDWARE")("mi3")
     assert "sglang-0.5.16-rocm" in complete_names("ENGINE")("sglang-0.5.16")

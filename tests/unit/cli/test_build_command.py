@@ -42,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path / "home")
 
 
-def test_build_and_up_make_one_image(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_and_up_use_same_image_tag(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     """With and without a table that `deploy kernels build` built: the tag is the digest of what goes in."""
     tags = []
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_build_and_up_make_one_image(home: Home, capsys: pytest.CaptureFixture[s
     assert tags[0] != tags[1]
 
 
-def test_build_makes_the_table_that_up_would_make(
+def test_build_creates_same_kernel_table_as_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An image that CI built without one would be refused on the node, or serve with kernels chosen by heuristics."""
@@ -78,7 +78,7 @@ def test_build_makes_the_table_that_up_would_make(
     assert capsys.readouterr().out == made != without
 
 
-def test_a_table_that_is_given_takes_the_place_of_the_built_one(
+def test_explicit_kernel_table_overrides_built_one(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = tmp_path / "tuned.csv"
@@ -92,7 +92,7 @@ def test_a_table_that_is_given_takes_the_place_of_the_built_one(
 
 
 @pytest.mark.parametrize("exponents", [(), (4,), range(16)], ids=["no row", "one row", "one of two shapes"])
-def test_render_build_and_up_refuse_a_table_without_the_rows_of_the_workload(
+def test_kernel_table_without_workload_rows_is_rejected(
     home: Home, tmp_path: Path, exponents: Sequence[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A context with it would build, and its server would choose kernels by heuristics."""
@@ -113,9 +113,7 @@ def test_render_build_and_up_refuse_a_table_without_the_rows_of_the_workload(
     assert "no tuned MoE kernel in the table" in capsys.readouterr().err
 
 
-def test_render_takes_the_table_that_was_built_here_as_build_does(
-    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_render_uses_locally_built_kernel_table(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     render(profile="mi355x-tp8")
     assert "`docker build` of these files will fail" in capsys.readouterr().err
     plan = load("mi355x-tp8").plan
@@ -127,18 +125,18 @@ def test_render_takes_the_table_that_was_built_here_as_build_does(
     assert capsys.readouterr().out.strip() in (tmp_path / "out" / "docker-run.sh").read_text()
 
 
-def test_a_dry_run_of_a_process_refuses_a_far_host_as_the_start_would() -> None:
+def test_dry_run_of_process_runtime_rejects_remote_host() -> None:
     """It used to print the command for this machine, whatever was named."""
     with pytest.raises(UsageError, match=r"the process runtime starts servers only on this host, not on `ssh://node`"):
         up(profile="cpu-tiny", dry_run=True, host=["ssh://node"])
 
 
-def test_a_file_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+def test_missing_input_file_is_rejected_early(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"`--input moe-table=…` needs the path of a file"):
         render(profile="mi355x-tp8", input_=[f"moe-table={tmp_path / 'none.csv'}"])
 
 
-def test_a_far_image_is_built_inspected_and_read_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_image_commands_use_docker_of_that_host(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
     def refuse(*words: object, **_: object) -> None:
@@ -169,6 +167,6 @@ def test_a_far_image_is_built_inspected_and_read_there(monkeypatch: pytest.Monke
         "build cpu-tiny",
     ],
 )
-def test_a_host_that_can_mean_nothing_is_refused(words: str) -> None:
+def test_host_option_without_effect_is_rejected(words: str) -> None:
     ended = CliRunner().invoke(app, [*words.split(), "--host", "ssh://me@node"])
     assert isinstance(ended.exception, UsageError)

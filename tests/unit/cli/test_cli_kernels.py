@@ -35,7 +35,7 @@ def covering(tmp_path: Path) -> Path:
     return path
 
 
-def test_coverage_of_every_shipped_profile_is_known_without_input(
+def test_coverage_covers_shipped_profiles_by_default(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert deploy(monkeypatch, "coverage") == 9
@@ -47,7 +47,7 @@ def test_coverage_of_every_shipped_profile_is_known_without_input(
     )
 
 
-def test_an_aiter_that_is_not_known_is_said_to_be_so_and_nothing_is_called_missing(
+def test_unknown_aiter_reports_unknown_coverage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert deploy(monkeypatch, "coverage", "mi355x-tp8-current") == 0
@@ -59,7 +59,7 @@ def test_an_aiter_that_is_not_known_is_said_to_be_so_and_nothing_is_called_missi
     assert (found["known"], found["untuned"], found["untuned_in_workload"], found["keys"]) == (False, None, None, [])
 
 
-def test_fp8_is_looked_up_by_blocks_and_in_the_gpu_s_own_type(
+def test_fp8_lookup_uses_block_scales_and_gpu_dtype(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "fp8.csv"
@@ -78,7 +78,7 @@ def test_fp8_is_looked_up_by_blocks_and_in_the_gpu_s_own_type(
     assert "does not use aiter's fused MXFP4 experts" in capsys.readouterr().err
 
 
-def test_what_is_not_known_yet_names_the_command_that_tells(
+def test_unknown_coverage_hints_at_next_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert deploy(monkeypatch, "coverage", "mi355x-tp4dp2", "--set", "layout.tp=4") == 0
@@ -88,7 +88,7 @@ def test_what_is_not_known_yet_names_the_command_that_tells(
     assert "hint: pass a directory with its `config.json`: `--model DIR`" in shown
 
 
-def test_full_coverage_exits_with_0_and_is_readable_by_programs(
+def test_full_coverage_exits_zero_with_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], covering: Path
 ) -> None:
     assert deploy(monkeypatch, "coverage", "-p", "mi355x-tp8", "--table", str(covering), "--json", *NEWER) == 0
@@ -97,7 +97,7 @@ def test_full_coverage_exits_with_0_and_is_readable_by_programs(
     assert [bucket["state"] for bucket in found["keys"][0]["buckets"]][-2:] == ["tuned", "fallback"]
 
 
-def test_a_built_table_is_printed_by_its_path_and_names_rekeyed_rows(
+def test_build_prints_table_path_and_derived_row_count(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     own = tmp_path / "own.csv"
@@ -109,7 +109,7 @@ def test_a_built_table_is_printed_by_its_path_and_names_rekeyed_rows(
     assert "times are unmeasured" in shown.err
 
 
-def test_a_dry_tuning_prints_the_keys_and_starts_nothing(
+def test_tune_dry_run_prints_keys_and_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], covering: Path
 ) -> None:
     assert deploy(monkeypatch, "tune", "-p", "mi355x-tp4dp2", "--table", str(covering), "--dry-run", *NEWER) == 0
@@ -118,7 +118,7 @@ def test_a_dry_tuning_prints_the_keys_and_starts_nothing(
     assert "gemm_moe_tune.py -i /tuning/untuned.csv -o /tuning/tuned.csv" in shown.err
 
 
-def test_a_log_with_a_miss_fails_where_that_is_asked_for(
+def test_kernel_miss_in_log_fails_with_strict_kernels(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     log, untuned = tmp_path / "server.log", tmp_path / "untuned.csv"

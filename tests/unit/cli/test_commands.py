@@ -22,17 +22,17 @@ SINGLE = [words for words in EVERY if group_text(words) is None]
 
 
 @pytest.mark.parametrize("words", EVERY)
-def test_the_text_of_a_command_is_the_first_sentence_of_its_help(words: str) -> None:
+def test_command_summary_is_first_sentence_of_help(words: str) -> None:
     text = next(section[words] for section in COMMANDS.values() if words in section)
     assert load_command(words).get_short_help_str(limit=1000) == f"{text}."
 
 
-def test_a_module_with_a_command_stands_in_the_table() -> None:
+def test_every_command_module_is_in_the_table() -> None:
     found = [path for path in FOLDER.rglob("*.py") if "\ndef command(" in path.read_text()]
     assert {" ".join(path.relative_to(FOLDER).with_suffix("").parts) for path in found} == {*SINGLE}
 
 
-def test_a_group_has_the_commands_of_the_table() -> None:
+def test_command_groups_match_the_table() -> None:
     root = get_command(app)
     assert isinstance(root, TyperGroup)
     assert [*root.commands] == [words for words in EVERY if " " not in words]
@@ -65,19 +65,19 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("statsu", []),
     ],
 )
-def test_a_command_line_imports_its_own_command_alone(words: str, modules: list[str], imported: list[str]) -> None:
+def test_command_line_imports_only_its_command(words: str, modules: list[str], imported: list[str]) -> None:
     assert CliRunner().invoke(app, words.split()).exit_code == (words == "statsu")
     assert imported == modules
 
 
-def test_a_shell_is_offered_commands_and_none_is_imported(imported: list[str]) -> None:
+def test_shell_completion_imports_no_command(imported: list[str]) -> None:
     line = {"_DEPLOY_COMPLETE": "complete_bash", "COMP_WORDS": "deploy re", "COMP_CWORD": "1"}
     shown = CliRunner().invoke(app, [], env=line, prog_name="deploy").stdout.split()
     assert shown == ["restart", "render", "reproduce", "report"]
     assert imported == []
 
 
-def test_no_module_imports_a_command() -> None:
+def test_command_modules_are_never_imported() -> None:
     for path in FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):

@@ -40,21 +40,21 @@ def started(home: Path, name: str, run: str, log: Path) -> None:
     (folder / "server.log").write_bytes(log.read_bytes())
 
 
-def test_a_log_file_for_people() -> None:
+def test_log_file_is_diagnosed_as_text() -> None:
     assert diagnose(str(PORT_TAKEN)).splitlines()[0] == "fatal: port-taken"
 
 
-def test_a_log_file_for_programs() -> None:
+def test_log_file_is_diagnosed_as_json() -> None:
     data = json.loads(diagnose(str(PORT_TAKEN), "--json"))
     assert data["cause"] == "port-taken"
     assert "address already in use" in data["matches"][0]["evidence"][0]["text"]
 
 
-def test_stdin() -> None:
+def test_stdin_is_diagnosed() -> None:
     assert diagnose("-", stdin=PORT_TAKEN.read_bytes()).startswith("fatal: port-taken")
 
 
-def test_a_line_without_end_on_stdin_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_line_on_stdin_needs_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.BufferedReader(io.BytesIO(bytes(16 << 20)))  # type: ignore[arg-type]
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stdin))
     tracemalloc.start()
@@ -66,17 +66,17 @@ def test_a_line_without_end_on_stdin_takes_no_memory(monkeypatch: pytest.MonkeyP
         tracemalloc.stop()
 
 
-def test_bytes_on_stdin_that_are_no_text() -> None:
+def test_invalid_utf8_on_stdin_is_diagnosed() -> None:
     assert diagnose("-", stdin=b"\xff\xfe\n" + PORT_TAKEN.read_bytes()).startswith("fatal: port-taken")
 
 
-def test_the_last_log_of_a_server_that_is_gone(home: Path) -> None:
+def test_latest_log_of_removed_server_is_diagnosed(home: Path) -> None:
     started(home, "glm", "20260702T101431Z-aaaa", LOGS / "no-weights/match-real-0.5.14.log")
     started(home, "glm", "20260703T101431Z-aaaa", PORT_TAKEN)
     assert diagnose("glm").startswith("fatal: port-taken")
 
 
-def test_how_a_server_ended_is_told_where_its_log_cannot(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_reason_is_shown_if_log_lacks_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is killed writes no last line."""
     monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {"process": REGISTRY["process"]})
     started(home, "tiny", "20260703T101431Z-bbbb", LOGS / "no-weights/match-real-0.5.14.log")
@@ -105,7 +105,7 @@ def test_how_a_server_ended_is_told_where_its_log_cannot(home: Path, monkeypatch
     assert json.loads(diagnose("tiny", "--json"))["ended"].startswith("`tiny` is not running: killed by SIGKILL")
 
 
-def test_without_a_name_the_last_start(home: Path) -> None:
+def test_latest_run_is_diagnosed_without_a_name(home: Path) -> None:
     started(home, "glm", "20260702T101431Z-aaaa", PORT_TAKEN)
     started(home, "tiny", "20260703T101431Z-bbbb", LOGS / "no-weights/match-real-0.5.14.log")
     assert diagnose().startswith("fatal: no-weights")
@@ -114,13 +114,13 @@ def test_without_a_name_the_last_start(home: Path) -> None:
         assert diagnose().startswith("fatal: no-weights")
 
 
-def test_an_unknown_name_is_refused_with_the_nearest(home: Path) -> None:
+def test_unknown_server_suggests_nearest_name(home: Path) -> None:
     started(home, "glm-mi355x", "20260702T101431Z-aaaa", PORT_TAKEN)
     with pytest.raises(UsageError) as caught:
         diagnose("glm-mi35x")
     assert caught.value.hint == "did you mean `glm-mi355x`?"
 
 
-def test_nothing_was_started_yet() -> None:
+def test_diagnose_without_any_run_is_rejected() -> None:
     with pytest.raises(UsageError, match="no run found"):
         diagnose()

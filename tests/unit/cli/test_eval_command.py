@@ -47,9 +47,7 @@ OUTCOME = EvalResult(
 TARGET = url_target("http://127.0.0.1:1")
 
 
-def test_the_way_to_a_far_server_is_open_until_the_last_question(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_connection_stays_open_during_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
 
     @contextmanager
@@ -80,7 +78,7 @@ GREEDY = PlanWarning(
     ("suite", "warnings", "taken"),
     [("gpqa-diamond", (GREEDY,), False), ("gpqa-diamond", (), True), ("gsm8k", (GREEDY,), True)],
 )
-def test_a_suite_that_samples_is_not_asked_of_a_server_that_cannot(
+def test_sampled_suite_is_rejected_for_greedy_only_server(
     suite: str, warnings: tuple[PlanWarning, ...], taken: bool
 ) -> None:
     target = replace(TARGET, warnings=warnings)
@@ -92,7 +90,7 @@ def test_a_suite_that_samples_is_not_asked_of_a_server_that_cannot(
     assert "use 0.5.21" in caught.value.hint
 
 
-def test_a_baseline_that_is_a_server_is_asked_the_same_and_kept_beside(
+def test_baseline_server_is_evaluated_with_same_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[tuple[str, object]] = []
@@ -116,7 +114,7 @@ def test_a_baseline_that_is_a_server_is_asked_the_same_and_kept_beside(
     assert "all 1,319 show 0.021" in said.err
 
 
-def test_a_suite_is_not_run_where_the_baseline_cannot_sample(tmp_path: Path) -> None:
+def test_suite_is_rejected_if_baseline_cannot_sample(tmp_path: Path) -> None:
     targets = {"new": TARGET, "old": replace(TARGET, warnings=(GREEDY,))}
     options = EvalOptions(suite="gpqa-diamond", limit=None, dataset=None, command="deploy eval", output=tmp_path)
     with pytest.raises(BenchError, match="which the server cannot"):
@@ -157,7 +155,7 @@ def questions(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("questions")
-def test_an_evaluation_that_was_interrupted_keeps_its_seeds_and_goes_on(
+def test_interrupted_evaluation_resumes_with_remaining_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Shares of 1, 1/3 and 1/3: p (1 - p) = 0.2469 over 0.0988 / 3 are 7.5 answers; Wilson's 0.5367 -+ 0.2898."""
@@ -188,9 +186,7 @@ def test_an_evaluation_that_was_interrupted_keeps_its_seeds_and_goes_on(
 
 
 @pytest.mark.usefixtures("questions")
-def test_answers_of_another_model_are_not_put_to_those_of_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_evaluation_rejects_changed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked("++-", "++-")
     monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
     gpqa(tmp_path)
@@ -201,7 +197,7 @@ def test_answers_of_another_model_are_not_put_to_those_of_before(
 
 
 @pytest.mark.parametrize(("model", "published"), [("zai-org/GLM-5.2-FP8", True), ("glm-5.2", True), ("tiny", False)])
-def test_the_published_score_of_another_model_is_not_set_beside(model: str, published: bool, tmp_path: Path) -> None:
+def test_published_score_is_shown_only_for_same_model(model: str, published: bool, tmp_path: Path) -> None:
     score = SuiteScore(result=replace(OUTCOME, model=model), file=tmp_path, baseline=None, baseline_name=None)
     said = "\n".join(score.lines())
     assert ("against GLM-5.2 FP8 0.965 published" in said) is published
@@ -210,7 +206,7 @@ def test_the_published_score_of_another_model_is_not_set_beside(model: str, publ
 
 
 @pytest.mark.usefixtures("questions")
-def test_a_server_that_ignores_temperature_is_told_by_what_it_repeats(
+def test_identical_answers_across_seeds_print_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("orchestrator.evals.run.run_eval", Asked("++-", "++-"))
@@ -218,12 +214,12 @@ def test_a_server_that_ignores_temperature_is_told_by_what_it_repeats(
     assert "all seeds gave identical answers to `gpqa-diamond`" in capsys.readouterr().err
 
 
-def test_a_greedy_suite_has_one_seed() -> None:
+def test_greedy_suite_rejects_multiple_seeds() -> None:
     with pytest.raises(UsageError, match="`gsm8k` is greedy; all seeds give the same answers"):
         evaluate("http://127.0.0.1:1", suite="gsm8k", seeds=2)
 
 
-def test_all_that_was_published_is_asked_as_it_was(
+def test_published_suites_are_evaluated_as_published(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = Asked("++-", "+-+")
@@ -239,7 +235,7 @@ def test_all_that_was_published_is_asked_as_it_was(
     assert load_eval_result(tmp_path / "out" / "eval-gsm8k.json").limit == 200
 
 
-def test_nobody_is_asked_where_one_run_of_tau2_would_be_compared_with_itself(
+def test_missing_tau2_baseline_is_rejected_before_asking(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Asked("++-", "+-+")
@@ -254,7 +250,7 @@ def test_nobody_is_asked_where_one_run_of_tau2_would_be_compared_with_itself(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_baseline_that_is_a_folder_has_an_outcome_of_each_suite(
+def test_baseline_directory_needs_a_result_per_suite(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("orchestrator.evals.run.run_eval", Asked("++-", "+-+"))
@@ -269,7 +265,7 @@ def test_a_baseline_that_is_a_folder_has_an_outcome_of_each_suite(
     assert capsys.readouterr().out.count("not significant at this sample size: +0.000") == 2
 
 
-def test_an_outcome_that_stands_in_the_way_is_seen_before_anybody_is_asked(
+def test_existing_result_is_rejected_before_asking(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the last of them, and of the server beside: hours were asked before it was."""
@@ -289,7 +285,7 @@ def test_an_outcome_that_stands_in_the_way_is_seen_before_anybody_is_asked(
         (folder / "eval-gpqa-diamond.json").unlink()
 
 
-def test_a_baseline_of_another_suite_is_refused_before_anybody_is_asked(
+def test_baseline_of_another_suite_is_rejected_before_asking(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
@@ -299,7 +295,7 @@ def test_a_baseline_of_another_suite_is_refused_before_anybody_is_asked(
     assert questions.is_dir()
 
 
-def test_what_all_that_was_published_tells_takes_and_costs(
+def test_dry_run_estimates_duration_and_cost_of_suites(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """200 x 512 / 1944 + 60 = 112.7 s; 396 x 32768 / 1944 + 120 = 6794.9 s; at 8 x 1.48 USD an hour."""
@@ -323,7 +319,7 @@ def test_what_all_that_was_published_tells_takes_and_costs(
     assert told["suites"][1]["cost"] == pytest.approx(2 * 6794.9 / 3600 * 8 * 1.48, rel=1e-4)
 
 
-def test_a_measured_rate_of_this_plan_goes_before_a_published_one(tmp_path: Path) -> None:
+def test_measured_rate_takes_precedence_over_published_one(tmp_path: Path) -> None:
     plan = load("mi355x-tp4dp2").plan
     measured = tp4dp2()
     measured = replace(measured, run=replace(measured.run, provenance=ServerProvenance(plan_digest=plan.digest)))
@@ -334,13 +330,13 @@ def test_a_measured_rate_of_this_plan_goes_before_a_published_one(tmp_path: Path
     assert find_pace(load("mi355x-tp8").plan, tmp_path).tok_s == 1461
 
 
-def test_what_a_sample_can_tell_is_worst_where_no_score_is_known() -> None:
+def test_sensitivity_without_known_score_assumes_worst_case() -> None:
     told = describe_sensitivity(find_suite("gpqa-diamond"), limit=None, expected=None)
     assert told == "198 questions of `gpqa-diamond` show a difference of 0.141 or more near 0.5 (80 % power)"
     assert describe_sensitivity(find_suite("gpqa-diamond"), limit=500, expected=None) == told
 
 
-def test_an_endpoint_that_wants_a_key_gets_the_option_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unauthorized_endpoint_hints_at_key_option(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: EngineClient) -> None:
         raise UnauthorizedError("`/v1/models` requires an API key (401)")
 

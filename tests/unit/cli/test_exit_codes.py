@@ -116,14 +116,12 @@ CASES = {
 
 
 @pytest.mark.parametrize(("line", "code"), CASES.items(), ids=CASES)
-def test_exit_code(line: str, code: int) -> None:
+def test_exit_code_follows_error_class(line: str, code: int) -> None:
     assert code_of(line) == code
 
 
 @pytest.mark.parametrize("host", [None, "ssh://node"])
-def test_a_far_machine_that_is_not_ready_is_not_called_this_one(
-    monkeypatch: pytest.MonkeyPatch, host: str | None
-) -> None:
+def test_preflight_error_does_not_blame_local_host(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
     report = PreflightReport(
         profile="mi355x-tp8", findings=(fail("gpus", "none", needed="8 x gfx950", hint="look for them"),)
     )
@@ -137,7 +135,7 @@ def test_a_far_machine_that_is_not_ready_is_not_called_this_one(
 
 @pytest.mark.parametrize("line", ["kernels coverage --image", "patches check --image", "build cpu-tiny --tag"])
 @pytest.mark.parametrize("image", ["UPPER/Repo:tag", "a/../b"])
-def test_an_option_that_cannot_name_an_image_is_refused_before_docker_is_asked(line: str, image: str) -> None:
+def test_invalid_image_option_is_rejected_before_calling_docker(line: str, image: str) -> None:
     ended = CliRunner().invoke(app, [*line.split(), image])
     assert isinstance(ended.exception, UsageError)
     assert ended.exception.message.startswith(f"`{image}` is not the name of an image")
@@ -151,7 +149,7 @@ def test_an_option_that_cannot_name_an_image_is_refused_before_docker_is_asked(l
         ("chosen", "or choose another directory"),
     ],
 )
-def test_a_full_disk_is_answered_with_what_moves_the_file(
+def test_full_disk_hint_names_relevant_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str, hint: str
 ) -> None:
     def command() -> None:
@@ -177,14 +175,14 @@ def told_in_its_text() -> None:
 
 
 @pytest.mark.parametrize("command", [chained, told_in_its_text])
-def test_ctrl_c_that_a_library_has_wrapped_is_still_an_interrupt(command: Callable[[], None]) -> None:
+def test_wrapped_keyboard_interrupt_exits_with_130(command: Callable[[], None]) -> None:
     with pytest.raises(SystemExit) as ended:
         run_and_exit(command)
     assert ended.value.code == 130
 
 
 @pytest.mark.parametrize("line", [line for line in CASES if CASES[line] and WITH_JSON.match(line)])
-def test_an_error_of_a_command_with_json_is_one_json_document(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_with_json_option_is_one_json_document(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run_and_exit(lambda: app([*line.split(), "--json"], standalone_mode=False))
     error = json.loads(capsys.readouterr().out)["error"]

@@ -45,7 +45,7 @@ def command(words: tuple[str, ...]) -> TyperCommand:
 OF_A_PROFILE = [words for words in EVERY if any(each.name == "profile" for each in command(words).params)]
 
 
-def test_which_commands_take_a_profile() -> None:
+def test_profile_commands_are_listed() -> None:
     assert [" ".join(words) for words in OF_A_PROFILE] == [
         *(
             "build",
@@ -67,7 +67,7 @@ def test_which_commands_take_a_profile() -> None:
 @pytest.mark.parametrize(
     "said", ["night-owl", "--profile night-owl", "--profile=night-owl", "-p night-owl", "-pnight-owl"]
 )
-def test_a_profile_is_named_by_its_place_or_by_its_option(words: tuple[str, ...], said: str) -> None:
+def test_profile_may_be_argument_or_option(words: tuple[str, ...], said: str) -> None:
     args = [*said.split(), "--set", "server.port=1"]
 
     context = command(words).make_context("deploy", args)
@@ -76,12 +76,12 @@ def test_a_profile_is_named_by_its_place_or_by_its_option(words: tuple[str, ...]
     assert context.params["set_"] == ["server.port=1"]
 
 
-def test_what_follows_two_dashes_is_left_alone() -> None:
+def test_words_after_double_dash_are_unchanged() -> None:
     assert command(("up",)).make_context("deploy", ["--", "-p"]).params["profile"] == "-p"
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
-def test_help_of_a_command(words: tuple[str, ...]) -> None:
+def test_command_help_is_well_formatted(words: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(app, [*words, "-h"]).output
 
     assert not re.search(r"[{}]|<(str|int|path|float)>|…\.\.\.", shown)
@@ -103,14 +103,14 @@ def test_help_of_a_command(words: tuple[str, ...]) -> None:
         ("down a b", "got unexpected extra argument(s) (b)", "`deploy down -h` shows"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_an_error_like_others(line: str, said: str, hint: str) -> None:
+def test_invalid_command_line_is_a_usage_error(line: str, said: str, hint: str) -> None:
     ended = CliRunner().invoke(app, line.split(), prog_name="deploy")
     assert isinstance(ended.exception, UsageError)
     assert ended.exception.message == said
     assert hint in ended.exception.hint
 
 
-def test_every_command_has_a_section_and_a_whole_text() -> None:
+def test_help_lists_every_command_in_a_section() -> None:
     shown = CliRunner().invoke(app, ["-h"]).output
 
     sections = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
@@ -120,7 +120,7 @@ def test_every_command_has_a_section_and_a_whole_text() -> None:
     assert "..." not in listed
 
 
-def test_an_alias_is_its_command() -> None:
+def test_alias_shows_help_of_its_command() -> None:
     for alias, words in ALIASES.items():
         shown = CliRunner().invoke(app, [alias, "-h"], prog_name="deploy").output
         assert shown == CliRunner().invoke(app, [words, "-h"], prog_name="deploy").output
@@ -128,7 +128,7 @@ def test_an_alias_is_its_command() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_the_old_name_of_a_command_leads_to_the_new_one(old: str, new: str) -> None:
+def test_renamed_command_suggests_new_name(old: str, new: str) -> None:
     ended = CliRunner().invoke(app, [*old.split(), "more"], prog_name="deploy")
     assert isinstance(ended.exception, UsageError)
     assert ended.exception.message == f"no such command `{old.rsplit(maxsplit=1)[-1]}`"
@@ -140,7 +140,7 @@ def test_the_old_name_of_a_command_leads_to_the_new_one(old: str, new: str) -> N
 @pytest.mark.parametrize(
     ("words", "old", "new"), [(words, *pair) for words, pairs in RENAMED_OPTIONS.items() for pair in pairs.items()]
 )
-def test_the_old_name_of_an_option_leads_to_the_new_one(words: str, old: str, new: str) -> None:
+def test_renamed_option_suggests_new_name(words: str, old: str, new: str) -> None:
     assert new in {name for each in command(tuple(words.split())).params for name in each.opts}
     ended = CliRunner().invoke(app, [*words.split(), old, "value"], prog_name="deploy")
     assert isinstance(ended.exception, UsageError)
@@ -149,7 +149,7 @@ def test_the_old_name_of_an_option_leads_to_the_new_one(words: str, old: str, ne
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
-def test_the_help_of_an_option_is_ten_words_at_most(words: tuple[str, ...]) -> None:
+def test_option_help_has_at_most_ten_words(words: tuple[str, ...]) -> None:
     for each in command(words).params:
         text = getattr(each, "help", None) or ""
         assert text, each.name
@@ -157,18 +157,18 @@ def test_the_help_of_an_option_is_ten_words_at_most(words: tuple[str, ...]) -> N
         assert not text.endswith("."), text
 
 
-def test_the_text_of_a_command_is_ten_words_at_most() -> None:
+def test_command_summary_has_at_most_ten_words() -> None:
     for text in (text for section in COMMANDS.values() for text in section.values()):
         assert len(text.split()) <= MOST_WORDS, text
 
 
-def test_a_shell_is_offered_profiles_and_workloads() -> None:
+def test_shell_completes_profiles_and_workloads() -> None:
     assert "cpu-tiny" in complete_names("PROFILE")("cpu")
     assert complete_names("PROFILE")("nothing-begins-so") == []
     assert "smoke-tiny" in complete_names("WORKLOAD")("smoke")
 
 
-def test_a_shell_is_offered_names_wherever_one_is_asked_for() -> None:
+def test_shell_completes_names_for_every_option() -> None:
     for line, offered in {
         "smoke x --profile": "cpu-tiny",
         "bench x --gpu": "h200",
@@ -197,11 +197,11 @@ def test_a_shell_is_offered_names_wherever_one_is_asked_for() -> None:
         ("smoke owl --profile cpu-tiny", "`--profile` is for URLs"),
     ],
 )
-def test_an_option_that_says_nothing_of_the_target_is_refused(line: str, message: str) -> None:
+def test_option_irrelevant_to_target_is_rejected(line: str, message: str) -> None:
     assert message in str(CliRunner().invoke(app, line.split()).exception)
 
 
-def test_a_shell_is_offered_the_servers_of_this_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_completes_servers_of_this_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
     Home(tmp_path).make_runs("owl")
 
@@ -210,9 +210,7 @@ def test_a_shell_is_offered_the_servers_of_this_home(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["$(reboot)", "`reboot`", "a b", "-x", "a;b", "\x1b[31m"])
-def test_a_shell_is_offered_nothing_that_it_would_carry_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_shell_completion_skips_unsafe_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
     (tmp_path / "runs" / name).mkdir(parents=True)
     (tmp_path / "profiles").mkdir()
@@ -222,7 +220,7 @@ def test_a_shell_is_offered_nothing_that_it_would_carry_out(
     assert name not in complete_names("PROFILE")("")
 
 
-def test_rendered_files_for_programs(tmp_path: Path) -> None:
+def test_render_json_matches_written_files(tmp_path: Path) -> None:
     shown = json.loads(CliRunner().invoke(app, ["render", "cpu-tiny", "--json"]).stdout)
     assert {file["path"] for file in shown["files"]} == {"plan.json", "server.sh"}
     assert shown["digest"]
@@ -232,7 +230,7 @@ def test_rendered_files_for_programs(tmp_path: Path) -> None:
         assert os.access(file["path"], os.X_OK) == file["executable"]
 
 
-def test_which_commands_speak_json() -> None:
+def test_commands_without_json_are_listed() -> None:
     """All but those that print a name, a log, an answer or a file as it is."""
     silent = {words for words in EVERY if not any(each.name == "json" for each in command(words).params)}
     assert {" ".join(words) for words in silent} == {

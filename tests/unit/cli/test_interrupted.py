@@ -56,7 +56,7 @@ def interrupted(*words: str) -> Interrupted:
         ("add.model.add_model", ["add", "model", "OWNER/NAME"], "interrupted", "nothing is left running"),
     ],
 )
-def test_before_anything_runs(
+def test_interrupt_before_start_reports_nothing_running(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str, words: list[str], message: str, hint: str
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
@@ -77,7 +77,9 @@ def test_before_anything_runs(
         ("", ["down", "--all"], "no server is left running"),
     ],
 )
-def test_a_stop(monkeypatch: pytest.MonkeyPatch, running: str, words: list[str], hint: str) -> None:
+def test_interrupted_down_names_servers_still_running(
+    monkeypatch: pytest.MonkeyPatch, running: str, words: list[str], hint: str
+) -> None:
     state = SimpleNamespace(status=Status.RUNNING)
     found = [SimpleNamespace(name=name) for name in running.split()]
     servers = SimpleNamespace(

@@ -30,7 +30,7 @@ def test_each_command_with_json_has_a_schema() -> None:
 
 
 @pytest.mark.parametrize("words", WITH_JSON)
-def test_a_schema_is_one_and_has_room_for_an_error(words: str) -> None:
+def test_schema_is_valid_and_includes_errors(words: str) -> None:
     shown = CliRunner().invoke(app, ["schema", *words.split()])
     assert shown.exit_code == 0
     schema = json.loads(shown.stdout)
@@ -39,7 +39,7 @@ def test_a_schema_is_one_and_has_room_for_an_error(words: str) -> None:
     assert schema["anyOf"][-1] == {"$ref": "#/$defs/ErrorOutput"}
 
 
-def test_every_class_in_a_schema_says_what_it_is() -> None:
+def test_every_schema_class_has_a_description() -> None:
     """Not the words that dataclasses and pydantic write themselves."""
     for words, output in json_outputs().items():
         for name, definition in output.schema["$defs"].items():
@@ -47,13 +47,13 @@ def test_every_class_in_a_schema_says_what_it_is() -> None:
                 assert not definition["description"].startswith(f"{name}("), (words, name)
 
 
-def test_an_error_names_the_commands_it_is_about() -> None:
+def test_error_output_has_message_and_exit_code() -> None:
     error = ErrorOutput.of(UsageError("no server named", hint="`deploy status` lists them")).error
     assert (error.message, error.exit_code, error.problems) == ("no server named", 2, ())
 
 
 @pytest.mark.parametrize("seconds", [None, 1.5])
-def test_watch_prints_its_events_by_its_schema(seconds: float | None) -> None:
+def test_watch_events_match_their_schema(seconds: float | None) -> None:
     """It prints them without a serializer, which would stay in memory for as long as the watcher runs."""
     event = WatchEvent(
         time="2026-11-27T03:00:00+00:00",

@@ -17,9 +17,7 @@ def without_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "plain"
 
 
-def test_show_names_the_default_where_a_profile_names_none(
-    without_workload: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_names_default_workload(without_workload: str, capsys: pytest.CaptureFixture[str]) -> None:
     show(profile=without_workload)
     text = " ".join(capsys.readouterr().out.split())
     assert "workload short (the default of `bench`): 1,000 tokens in, 128 out; SLO: TTFT p95 at most 5 s" in text

@@ -20,7 +20,7 @@ def deploy(*words: str) -> Result:
     return CliRunner().invoke(app, ["profiles", *words])
 
 
-def test_profiles_stand_below_their_model() -> None:
+def test_profiles_are_grouped_by_model() -> None:
     lines = deploy().stdout.splitlines()
     at = lines.index("glm-5.3-mxfp4:")
     assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["mi355x-glm-5.3-tp4dp2", "mi355x-glm-5.3-tp8"]
@@ -31,7 +31,7 @@ def test_profiles_stand_below_their_model() -> None:
     assert any(line.startswith("engines ") for line in lines)
 
 
-def test_a_filter_leaves_the_profiles_of_one_hardware_or_model() -> None:
+def test_profiles_are_filtered_by_hardware_and_model() -> None:
     lines = deploy("--hardware", "mi300x", "--model", "FLASH").stdout.splitlines()
     names = [line.split()[0] for line in lines if line.startswith("  ")]
     assert names == ["mi300x-deepseek-v4-flash-tp8", "mi300x-glm-5.3-flash-tp8"]
@@ -41,7 +41,7 @@ def test_a_filter_leaves_the_profiles_of_one_hardware_or_model() -> None:
     assert found["engines"] == []
 
 
-def test_a_filter_that_leaves_nothing_says_so() -> None:
+def test_filter_without_matches_is_reported() -> None:
     found = deploy("--model", "nope")
     assert (found.exit_code, found.stdout.strip()) == (0, "")
     assert "no such profile; `deploy profiles` lists all" in found.stderr

@@ -16,7 +16,7 @@ from orchestrator.servers.start.preview import preview
 from orchestrator.servers.start.request import UpRequest
 
 
-def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_capacity_is_shown_as_table(capsys: pytest.CaptureFixture[str]) -> None:
     show(profile="mi355x-tp4dp2", capacity=True)
     rows = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
     assert rows["cache per GPU"].split("  ")[-1].strip() == "0.85 x 307.4 GB - 109.5 GB"
@@ -25,7 +25,7 @@ def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at most 80 run" in rows["concurrent requests"]
 
 
-def test_the_same_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_capacity_is_shown_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     show(profile="h200-glm-mtp", capacity=True, json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["profile"] == "h200-glm-mtp"
@@ -34,7 +34,7 @@ def test_the_same_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["load_fit"]["fits"] is True
 
 
-def test_a_cache_tier_is_judged_by_the_workload(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_tier_is_evaluated_against_workload(capsys: pytest.CaptureFixture[str]) -> None:
     show(profile="mi355x-tp4dp2-tiers", capacity=True)
     rows = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["tokens in host memory"].startswith("3,955,696")
@@ -52,33 +52,33 @@ def test_a_cache_tier_is_judged_by_the_workload(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("text", ["1,2", "1,2,3,4", "a,b,c", "1,2,-3", "1,2,nan", "1,2,3,"])
-def test_costs_of_a_tier_are_three_numbers(text: str) -> None:
+def test_tier_costs_must_be_three_numbers(text: str) -> None:
     with pytest.raises(UsageError, match="is not RETRIEVE,STORE,RECOMPUTE"):
         show(profile="cpu-tiny", capacity=True, tier_costs=text)
 
 
-def test_requests_of_given_lengths_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_concurrency_is_computed_for_given_lengths(capsys: pytest.CaptureFixture[str]) -> None:
     show(profile="cpu-tiny", input_tokens=2000, output_tokens=300)
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("concurrent requests"))
     assert re.search(r"  28  +`2,000 in, 300 out`, 2,300 tokens each", row)
 
 
-def test_one_length_alone_is_refused() -> None:
+def test_single_length_is_rejected() -> None:
     with pytest.raises(UsageError, match="both lengths"):
         show(profile="cpu-tiny", output_tokens=300)
 
 
-def test_what_does_not_fit_is_told_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_is_shown_if_requests_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     show(profile="mi355x-tp4dp2", capacity=True, set_=["flags.max-running-requests=512"])
     assert re.search(r"warning: 512 concurrent requests of `wafer-20k-1k` need", capsys.readouterr().err)
 
 
-def test_pools_that_take_more_than_sglang_reckons_with_are_told() -> None:
+def test_pools_exceeding_sglang_estimate_are_reported() -> None:
     found = load("b200-tp8", overrides=["hardware=h200", "flags.mem-fraction-static=0.9"]).valid.capacity
     assert "its pools take 62,252 B" in capacity_table(found)
 
 
-def test_a_model_without_these_facts_has_its_weights_judged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_without_kv_cache_facts_shows_weights_only(capsys: pytest.CaptureFixture[str]) -> None:
     loaded = load("h200-glm-mtp", overrides=["model.kv_cache=null"])
     table = capacity_table(loaded.valid.capacity)
     assert "weights per GPU" in table
@@ -88,7 +88,7 @@ def test_a_model_without_these_facts_has_its_weights_judged(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("settings", [(), ("flags.max-running-requests=4000",)])
-def test_a_dry_run_says_it_in_one_line(
+def test_dry_run_prints_capacity_in_one_line(
     settings: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = UpRequest(

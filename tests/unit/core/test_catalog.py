@@ -46,7 +46,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_stands_in_the_home_is_found_beside_what_is_shipped(home: Path) -> None:
+def test_user_entries_are_found_with_shipped_ones(home: Path) -> None:
     catalog = Catalog.of(Home(home))
     plan = load("mine", catalog=catalog).plan
     assert (plan.hardware.name, plan.model.name, plan.engine.name) == ("desk", "small", "own")
@@ -56,15 +56,13 @@ def test_what_stands_in_the_home_is_found_beside_what_is_shipped(home: Path) -> 
     assert "my-patch" in {patch.id for patch in read_ledger(catalog)}
 
 
-def test_the_home_is_the_one_of_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_comes_from_environment_variable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(home))
     assert load("mine").plan.profile == "mine"
     assert "my-patch" in {patch.id for patch in read_ledger()}
 
 
-def test_a_file_in_the_home_takes_the_place_of_a_shipped_one_aloud(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_overriding_shipped_file_prints_a_note(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine, theirs = home / "profiles/hardware/cpu.yaml", SHIPPED / "profiles/hardware/cpu.yaml"
     mine.write_text(theirs.read_text().replace("compute_units: 0", "compute_units: 7"))
     catalog = Catalog.of(Home(home))
@@ -94,7 +92,7 @@ ODD_ENTRIES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize(("put", "message"), ODD_ENTRIES.values(), ids=ODD_ENTRIES)
 @pytest.mark.parametrize("name", ["cpu-tiny.yaml", "hardware/cpu.yaml", "engines/flags/0.5.14.json"])
-def test_an_entry_that_is_no_small_file_is_an_error_and_never_replaced(
+def test_invalid_user_entry_is_an_error_without_fallback(
     name: str, put: Callable[[Path], None], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "profiles" / name
@@ -107,13 +105,13 @@ def test_an_entry_that_is_no_small_file_is_an_error_and_never_replaced(
     assert problem.hint == "remove it to use the one that ships, or put a file in its place"
 
 
-def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
+def test_profiles_path_must_be_a_directory(tmp_path: Path) -> None:
     (tmp_path / "profiles").symlink_to("/nonexistent")
     with pytest.raises(ProfileError, match="is not a directory"):
         load("cpu-tiny", catalog=Catalog.of(Home(tmp_path)))
 
 
-def test_a_fault_in_the_home_is_shown_with_the_whole_path(home: Path) -> None:
+def test_problem_in_user_file_shows_absolute_path(home: Path) -> None:
     path = home / "profiles/hardware/desk.yaml"
     path.write_text(path.read_text() + "gpu: 1\n")
     with pytest.raises(ProfileError) as caught:
@@ -121,17 +119,17 @@ def test_a_fault_in_the_home_is_shown_with_the_whole_path(home: Path) -> None:
     assert caught.value.problems[0].location.startswith(f"{path}:")
 
 
-def test_the_diff_of_a_patch_lies_beside_it(home: Path) -> None:
+def test_patch_diff_is_read_from_patch_directory(home: Path) -> None:
     ledger = read_ledger(Catalog.shipped())
     assert read_diffs(ledger, Catalog.of(Home(home))) == read_diffs(ledger, Catalog.shipped())
 
 
 @pytest.mark.parametrize("name", ["../hardware/cpu", "/etc/passwd", "", ".", "a" * 300, "cpu\0", "cpu.yaml/.."])
-def test_a_name_leads_out_of_no_folder(name: str) -> None:
+def test_entry_name_cannot_escape_its_directory(name: str) -> None:
     assert Catalog.shipped().find(EntryKind.HARDWARE, name) is None
 
 
-def test_a_profile_that_cannot_be_planned_is_listed_with_its_problem(home: Path) -> None:
+def test_invalid_profile_is_listed_with_its_problem(home: Path) -> None:
     (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
     (home / "profiles/hardware/broken.yaml").write_text("vendor: amd\n")
     found = catalog_listing(Catalog.of(Home(home)))
@@ -144,7 +142,7 @@ def test_a_profile_that_cannot_be_planned_is_listed_with_its_problem(home: Path)
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_the_list_does_not_end_at_a_broken_profile(
+def test_invalid_profile_does_not_abort_listing(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
@@ -162,7 +160,7 @@ def test_the_list_does_not_end_at_a_broken_profile(
         assert "mi355x-tp8" in printed
 
 
-def test_the_list_says_why_where_no_profile_can_be_used(
+def test_listing_explains_why_no_profile_is_usable(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A fault in the ledger is every profile's: they used to be listed by their bare names."""
@@ -176,7 +174,7 @@ def test_the_list_says_why_where_no_profile_can_be_used(
 
 
 @pytest.mark.parametrize("command", [["profiles", "--format", "github-matrix"], ["kernels", "coverage", "--json"]])
-def test_a_broken_profile_does_not_keep_a_command_from_the_others(
+def test_commands_over_all_profiles_skip_invalid_ones(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     """One file in the home used to end every command over all profiles, that of the images' CI too."""
@@ -191,12 +189,12 @@ def test_a_broken_profile_does_not_keep_a_command_from_the_others(
     assert "warning: skipped profile `broken`: `engine` must name a file" in printed.err
 
 
-def test_what_is_not_there_is_called_what_it_is(home: Path) -> None:
+def test_missing_file_error_names_its_kind(home: Path) -> None:
     with pytest.raises(ProfileError, match=r"no image file `small_model\.py` found"):
         Catalog.of(Home(home)).path(EntryKind.IMAGE_FILE, "small_model.py")
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in OWN.glob("*.yaml")))
-def test_the_profiles_of_the_tests_are_known_from_the_home_and_do_not_ship(name: str) -> None:
+def test_profiles_used_by_tests_do_not_ship(name: str) -> None:
     assert load(name).plan.profile == name
     assert name not in profile_names(Catalog.shipped())

@@ -15,7 +15,7 @@ ROWS = [("a", "one long cell that goes on and on"), ("b", "/a/path/that/has/no/s
 
 
 @pytest.mark.parametrize(("terminal", "width"), [(True, 30), (False, None)])
-def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch, terminal: bool, width: int | None) -> None:
+def test_width_is_known_only_for_terminals(monkeypatch: pytest.MonkeyPatch, terminal: bool, width: int | None) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
@@ -23,11 +23,11 @@ def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch, terminal: 
     assert terminal_width(stream) == width
 
 
-def test_a_table_for_a_pipe_is_whole() -> None:
+def test_table_for_pipe_is_not_wrapped() -> None:
     assert [len(line) for line in table(("name", "what"), ROWS).splitlines()] == [10, 39, 44, 11]
 
 
-def test_a_table_for_a_terminal_is_folded_between_words() -> None:
+def test_table_for_terminal_wraps_between_words() -> None:
     assert table(("name", "what"), [ROWS[0], ROWS[2]], width=30).splitlines() == [
         "name  what",
         "a     one long cell that goes",
@@ -36,7 +36,7 @@ def test_a_table_for_a_terminal_is_folded_between_words() -> None:
     ]
 
 
-def test_a_table_whose_words_are_too_wide_becomes_paragraphs() -> None:
+def test_table_with_long_words_becomes_paragraphs() -> None:
     """A name or a path in two lines cannot be copied."""
     rows = [("mi355x-tp8", "docker", ""), ("cpu", "process", "the embedded default")]
     assert table(("profile", "runtime", "about"), rows, width=24).splitlines() == [
@@ -51,7 +51,7 @@ def test_a_table_whose_words_are_too_wide_becomes_paragraphs() -> None:
     assert ROWS[1][1] in table(("name", "what"), ROWS, width=20)
 
 
-def test_an_explanation_is_a_table_where_it_fits_and_paragraphs_where_it_does_not() -> None:
+def test_explanation_becomes_paragraphs_on_narrow_terminals() -> None:
     rows = explained(load("mi355x-tp8"))
     assert explained_table(rows, width=400) == explained_table(rows)
     narrow = explained_table(rows, width=80)
@@ -61,7 +61,7 @@ def test_an_explanation_is_a_table_where_it_fits_and_paragraphs_where_it_does_no
     )
 
 
-def test_json_is_valid_whatever_the_key_is_and_holds_it_in_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_stays_valid_when_secrets_are_redacted(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("null", "true", "name", "12345678"):
         Secret(word)
 
@@ -71,7 +71,7 @@ def test_json_is_valid_whatever_the_key_is_and_holds_it_in_no_value(capsys: pyte
     assert found == {"name": None, "well": True, "port": 12345678, "said": "the [REDACTED] is [REDACTED]"}
 
 
-def test_a_muted_block_prints_nothing_and_hands_over_its_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_muted_block_collects_warnings_without_printing(capsys: pytest.CaptureFixture[str]) -> None:
     with muted() as warnings:
         say("one")
         note("two")

@@ -30,7 +30,7 @@ def open_to_all() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("open_to_all")
-def test_a_private_folder_is_private_from_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_directory_is_created_with_private_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not made for everybody and closed afterwards: in between somebody could open it, and would keep it open."""
     monkeypatch.setattr(Path, "chmod", lambda *_: None)
     folder = private_dir(tmp_path / "runs")
@@ -38,9 +38,7 @@ def test_a_private_folder_is_private_from_its_first_moment(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("names_it", [True, False])
-def test_what_a_full_disk_does_not_take_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_it: bool
-) -> None:
+def test_full_disk_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_it: bool) -> None:
     """A write that fails names no file, and a tree that is copied raises an error of another form."""
     full = OSError(errno.ENOSPC, "No space left on device", *([str(tmp_path / "new")] if names_it else []))
 
@@ -63,9 +61,7 @@ def test_what_a_full_disk_does_not_take_is_named(
 
 
 @pytest.mark.parametrize("open_file", [open_new, open_to_append, lambda path: open_unbuffered(path, os.open)])
-def test_a_file_that_is_open_is_named_where_it_takes_no_more(
-    tmp_path: Path, open_file: Callable[[Path], IO[bytes]]
-) -> None:
+def test_write_error_names_the_open_file(tmp_path: Path, open_file: Callable[[Path], IO[bytes]]) -> None:
     """Whether a write reaches the disk at once, or when what was gathered is written."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with open_file(tmp_path / "file") as file:

@@ -23,7 +23,7 @@ SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @given(PIECES)
 @SHARED
-def test_lines_are_the_same_wherever_the_looks_fall(tmp_path: Path, pieces: list[bytes]) -> None:
+def test_lines_do_not_depend_on_poll_timing(tmp_path: Path, pieces: list[bytes]) -> None:
     log = tmp_path / "server.log"
     log.unlink(missing_ok=True)
     tail, lines = LogTail(log), []
@@ -41,7 +41,7 @@ def test_lines_are_the_same_wherever_the_looks_fall(tmp_path: Path, pieces: list
         st.text(max_size=60) | st.from_regex(r"(Load|load)ing.*\| [0-9]+/[0-9]+ \[|\[.{0,20}\] .*begin.*"), max_size=80
     )
 )
-def test_stages_are_read_out_of_anything_and_little_is_kept(lines: list[str]) -> None:
+def test_startup_parser_accepts_any_input_in_bounded_memory(lines: list[str]) -> None:
     reader = StartupLogParser()
     for line in lines:
         reader.feed(line)

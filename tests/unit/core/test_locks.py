@@ -18,7 +18,7 @@ def lock(tmp_path: Path) -> Path:
     return tmp_path / ".lock"
 
 
-def test_a_lock_has_one_holder_who_is_named(lock: Path) -> None:
+def test_lock_has_one_named_holder(lock: Path) -> None:
     with hold(lock), pytest.raises(LockHeldError) as refused:
         hold(lock)
     assert refused.value.holder == str(os.getpid())
@@ -26,7 +26,7 @@ def test_a_lock_has_one_holder_who_is_named(lock: Path) -> None:
         pass
 
 
-def test_a_copy_that_a_child_inherits_holds_the_lock_too(lock: Path) -> None:
+def test_inherited_descriptor_keeps_lock_held(lock: Path) -> None:
     with hold(lock) as held:
         copy = os.dup(held.fileno())
     assert is_held(lock)
@@ -34,7 +34,7 @@ def test_a_copy_that_a_child_inherits_holds_the_lock_too(lock: Path) -> None:
     assert not is_held(lock)
 
 
-def test_a_look_makes_no_file_and_is_in_nobodys_way(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checking_a_lock_neither_creates_nor_blocks_it(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_held(lock)
     assert not lock.exists()
     lock.touch()
@@ -46,7 +46,7 @@ def test_a_look_makes_no_file_and_is_in_nobodys_way(lock: Path, monkeypatch: pyt
     os.close(look)
 
 
-def test_who_waits_says_so_and_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_lock_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = io.StringIO()
     lock = tmp_path / "new" / ".glm.lock"
     with file_lock(lock, Progress(said)):
@@ -64,9 +64,7 @@ def test_who_waits_says_so_and_for_what(tmp_path: Path, monkeypatch: pytest.Monk
         assert said.getvalue() == "waiting for another command that makes `glm`\n"
 
 
-def test_what_was_locked_can_be_locked_on_a_disk_that_is_read_only_by_now(
-    lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_existing_lock_works_on_read_only_disk(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock.write_text("123       ")
     opened = os.open
 

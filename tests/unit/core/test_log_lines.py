@@ -45,7 +45,7 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def test_each_line_is_given_once(log: Path) -> None:
+def test_each_line_is_returned_once(log: Path) -> None:
     tail = LogTail(log)
     append(log, "one\ntwo\n")
     assert list(tail()) == ["one", "two"]
@@ -60,21 +60,21 @@ def a_socket(path: Path) -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, a_socket, lambda path: path.symlink_to("/dev/zero")])
-def test_a_log_that_is_no_file_is_an_error_at_once(log: Path, make: Callable[[Path], None]) -> None:
+def test_log_must_be_a_regular_file(log: Path, make: Callable[[Path], None]) -> None:
     """`logs` hung on a FIFO, and read what a link named."""
     make(log)
     with pytest.raises(HostError, match="cannot read the log"):
         list(LogTail(log)())
 
 
-def test_a_log_that_is_not_there_yet_has_no_lines(log: Path) -> None:
+def test_missing_log_has_no_lines_yet(log: Path) -> None:
     tail = LogTail(log)
     assert list(tail()) == []
     append(log, "one\n")
     assert list(tail()) == ["one"]
 
 
-def test_an_unfinished_line_waits_for_its_end(log: Path) -> None:
+def test_incomplete_line_is_held_until_its_end(log: Path) -> None:
     tail = LogTail(log)
     append(log, "the server is fi")
     assert list(tail()) == []
@@ -82,17 +82,17 @@ def test_an_unfinished_line_waits_for_its_end(log: Path) -> None:
     assert list(tail()) == ["the server is fired up"]
 
 
-def test_of_a_log_that_has_ended_the_unfinished_line_is_read_too(log: Path) -> None:
+def test_final_incomplete_line_is_read(log: Path) -> None:
     append(log, "one\nKilled")
     assert list(LogTail(log).to_end()) == ["one", "Killed"]
 
 
-def test_a_progress_bar_is_a_line_at_each_state(log: Path) -> None:
+def test_progress_bar_updates_become_separate_lines(log: Path) -> None:
     append(log, "shards: | 1/3 [\rshards: | 2/3 [\r\nnext\n")
     assert list(LogTail(log)()) == ["shards: | 1/3 [", "shards: | 2/3 [", "next"]
 
 
-def test_a_truncated_log_is_read_from_its_beginning(log: Path) -> None:
+def test_truncated_log_is_read_from_the_start(log: Path) -> None:
     tail = LogTail(log)
     append(log, "a long first line\n")
     list(tail())
@@ -100,7 +100,7 @@ def test_a_truncated_log_is_read_from_its_beginning(log: Path) -> None:
     assert list(tail()) == ["new"]
 
 
-def test_a_replaced_log_is_read_from_its_beginning(log: Path) -> None:
+def test_replaced_log_is_read_from_the_start(log: Path) -> None:
     tail = LogTail(log)
     append(log, "old\n")
     list(tail())
@@ -109,7 +109,7 @@ def test_a_replaced_log_is_read_from_its_beginning(log: Path) -> None:
     assert list(tail()) == ["as long or longer"]
 
 
-def test_a_line_without_end_is_cut(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_line_is_split(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_lines, "CHUNK_BYTES", 1000)
     append(log, "x" * 200_000)
     pieces = list(LogTail(log)())
@@ -117,18 +117,18 @@ def test_a_line_without_end_is_cut(log: Path, monkeypatch: pytest.MonkeyPatch) -
     assert max(map(len, pieces)) <= log_lines.MAX_LINE_BYTES + 1000
 
 
-def test_bytes_that_are_no_text_do_not_stop_the_reading(log: Path) -> None:
+def test_invalid_utf8_does_not_stop_reading(log: Path) -> None:
     log.write_bytes(b"\xff\xfe\nnext\n")
     assert list(LogTail(log)())[-1] == "next"
 
 
-def test_lines_are_whole_wherever_the_pieces_are_cut() -> None:
+def test_lines_are_reassembled_from_arbitrary_chunks() -> None:
     pieces = [b"one\ntw", b"o\r\nth", b"ree", b"\n\n", b"10%\r20%\r", b"\xc3", b"\xa4", b"\xc3\nend"]
 
     assert list(Lines(complete_lines(pieces))) == ["one", "two", "three", "10%", "20%", "\xe4\ufffd", "end"]
 
 
-def test_a_line_without_end_does_not_fill_the_memory() -> None:
+def test_endless_line_is_dropped_in_bounded_memory() -> None:
     pieces = (b"x" * 65536 for _ in range(40))
 
     lines = list(Lines(complete_lines(chain([b"first\n"], pieces, [b"y\nlast\n"]))))
@@ -136,7 +136,7 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
     assert lines == ["first", "(a line of more than 1 MiB is left out)", "last"]
 
 
-def test_lines_that_differ_in_digits_only_become_the_same() -> None:
+def test_lines_differing_only_in_digits_share_a_shape() -> None:
     log = "".join(f"[2026-07-02 10:14:{number % 60:02}] Decode batch, #token: {number}é\n" for number in range(1000))
     zeros = "[0000-00-00 00:00:00] Decode batch, #token: "
     assert {*line_shapes(log).decode().split("\n")} == {"", f"{zeros}0é", f"{zeros}00é", f"{zeros}000é"}
@@ -144,7 +144,7 @@ def test_lines_that_differ_in_digits_only_become_the_same() -> None:
 
 
 @given(st.lists(st.text("ab\n", max_size=5)))
-def test_the_lines_that_hold_a_word_are_all_found(words: list[str]) -> None:
+def test_all_lines_containing_a_word_are_found(words: list[str]) -> None:
     text = "".join(words)
     assert [*lines_containing(b"ab", text.encode())] == [line.encode() for line in text.split("\n") if "ab" in line]
 
@@ -153,7 +153,7 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def test_a_full_log_begins_another_piece_and_is_read_whole(log: Path, bounded: Bounded) -> None:
+def test_rotated_log_is_read_completely(log: Path, bounded: Bounded) -> None:
     """`server.log` grew without end."""
     written, tail = bounded(40, 8), LogTail(log)
     seen = []
@@ -167,7 +167,7 @@ def test_a_full_log_begins_another_piece_and_is_read_whole(log: Path, bounded: B
     assert log.stat().st_mode & 0o077 == 0
 
 
-def test_the_bound_keeps_how_a_log_begins_and_how_it_ends(log: Path, bounded: Bounded) -> None:
+def test_log_limit_keeps_start_and_end(log: Path, bounded: Bounded) -> None:
     written, ahead, behind = bounded(40, 4), LogTail(log), LogTail(log)
     written.write(b"line 00\n")
     assert list(behind()) == ["line 00"]
@@ -182,7 +182,7 @@ def test_the_bound_keeps_how_a_log_begins_and_how_it_ends(log: Path, bounded: Bo
     assert [*behind.to_end()] == whole[1:]
 
 
-def test_a_reader_that_falls_behind_says_what_it_has_missed(log: Path, bounded: Bounded) -> None:
+def test_slow_reader_reports_skipped_log_segments(log: Path, bounded: Bounded) -> None:
     written, tail = bounded(40, 4), LogTail(log)
     for number in range(60):
         written.write(f"line {number:02}\n".encode())
@@ -192,9 +192,7 @@ def test_a_reader_that_falls_behind_says_what_it_has_missed(log: Path, bounded: 
     assert [*tail.to_end()][:2] == ["(6 x 128 MiB of this log are not kept)", "line 45"]
 
 
-def test_a_disk_that_takes_no_further_piece_leaves_the_log_as_it_is(
-    log: Path, bounded: Bounded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_rotation_leaves_log_unchanged(log: Path, bounded: Bounded, monkeypatch: pytest.MonkeyPatch) -> None:
     written = bounded(10, 4)
     written.write(b"line 1\n")
 
@@ -209,7 +207,7 @@ def test_a_disk_that_takes_no_further_piece_leaves_the_log_as_it_is(
     assert list(LogTail(log).to_end()) == ["line 1", "line 3"]
 
 
-def test_a_log_of_somebody_else_is_read_alone(log: Path) -> None:
+def test_foreign_log_ignores_rotated_siblings(log: Path) -> None:
     """`logrotate` counts the other way round: its `.1` is the youngest."""
     append(log, "now\n")
     for number in (1, 3):
@@ -218,9 +216,7 @@ def test_a_log_of_somebody_else_is_read_alone(log: Path) -> None:
     assert list(LogTail(log).to_end()) == ["before 1", "(1 x 128 MiB of this log are not kept)", "before 3", "now"]
 
 
-def test_a_piece_that_becomes_full_while_it_is_opened_is_read_to_its_end(
-    log: Path, bounded: Bounded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rotation_during_open_loses_no_lines(log: Path, bounded: Bounded, monkeypatch: pytest.MonkeyPatch) -> None:
     written, tail = bounded(40, 8), LogTail(log)
     written.write(b"line 00\n")
     assert list(tail()) == ["line 00"]

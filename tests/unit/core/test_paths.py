@@ -14,7 +14,7 @@ def home(root: object) -> Home:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o702])
-def test_a_home_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_home_writable_by_others_is_rejected(tmp_path: Path, mode: int) -> None:
     """Whoever puts a template or a profile into it says what its owner starts."""
     tmp_path.chmod(mode)
     with pytest.raises(HostError, match="other users can write to") as caught:
@@ -26,25 +26,25 @@ def test_a_home_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_a_home_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_home_of_another_user_is_rejected(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
     with pytest.raises(HostError, match="belongs to another user"):
         home(tmp_path)
 
 
 @pytest.mark.parametrize("root", ["~nobody-of-that-name/deploy"])
-def test_a_home_of_nobody_is_a_sentence(root: str) -> None:
+def test_home_of_unknown_user_is_rejected(root: str) -> None:
     with pytest.raises(HostError, match="no home directory found for `~nobody-of-that-name/deploy`"):
         home(root)
 
 
-def test_a_relative_home_is_below_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_home_is_below_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert home("a/b").root == tmp_path / "a/b"
     assert home("a b\nc").root == tmp_path / "a b\nc"
 
 
-def test_a_run_directory_is_of_the_home_that_really_holds_it(tmp_path: Path) -> None:
+def test_run_directory_must_be_inside_the_home(tmp_path: Path) -> None:
     (tmp_path / "home/runs/a/1").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "home/runs/a/link").symlink_to(tmp_path / "elsewhere")

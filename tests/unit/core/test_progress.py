@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_log_gets_a_line_for_each_stage_and_one_every_30_s() -> None:
+def test_log_gets_one_line_per_stage_and_interval() -> None:
     stream, clock = io.StringIO(), Clock()
     progress = Progress(stream, clock=clock)
     for second in range(70):
@@ -39,7 +39,7 @@ def test_a_log_gets_a_line_for_each_stage_and_one_every_30_s() -> None:
     ]
 
 
-def test_without_a_stage_each_text_is_a_line_of_a_log() -> None:
+def test_progress_without_stage_logs_each_new_text() -> None:
     stream, clock = io.StringIO(), Clock()
     progress = Progress(stream, clock=clock)
     for text in ("installing", "installing", "installed"):
@@ -51,7 +51,7 @@ def test_without_a_stage_each_text_is_a_line_of_a_log() -> None:
     assert stream.getvalue().splitlines() == ["installing", "installed", "installed  31 s"]
 
 
-def test_after_done_a_stage_begins_anew() -> None:
+def test_stage_is_logged_again_after_done() -> None:
     stream = io.StringIO()
     progress = Progress(stream, clock=Clock())
     progress.done()
@@ -62,7 +62,7 @@ def test_after_done_a_stage_begins_anew() -> None:
     assert stream.getvalue() == "pulling\npulling\n"
 
 
-def test_a_terminal_gets_one_line_that_changes_and_never_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_progress_stays_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()

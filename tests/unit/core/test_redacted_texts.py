@@ -160,7 +160,7 @@ PLACES: Final = sorted(name for name in vars(Places) if not name.startswith("_")
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_known_secret_comes_out_nowhere_in_no_spelling(
+def test_known_secret_is_redacted_in_every_encoding(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, spelling in SPELLINGS.items():
@@ -175,7 +175,7 @@ def test_a_known_secret_comes_out_nowhere_in_no_spelling(
 
 
 @given(st.sampled_from(sorted(SPELLINGS)), st.lists(st.integers(0, 400), max_size=6))
-def test_a_stream_hides_a_secret_wherever_it_is_cut(name: str, cuts: list[int]) -> None:
+def test_stream_redacts_secrets_across_chunk_boundaries(name: str, cuts: list[int]) -> None:
     set_known([KEY])
     spelling = SPELLINGS[name]
     text = f"it is {spelling}, and so on"
@@ -187,7 +187,7 @@ def test_a_stream_hides_a_secret_wherever_it_is_cut(name: str, cuts: list[int]) 
     assert shown.endswith(", and so on")
 
 
-def test_a_stream_holds_back_no_more_than_what_may_be_a_secret() -> None:
+def test_stream_buffers_only_potential_secrets() -> None:
     Secret("sk-0123456789")
     stream = StreamRedactor()
     assert stream.feed("the server is ready\n") == "the server is ready\n"
@@ -199,7 +199,7 @@ def test_a_stream_holds_back_no_more_than_what_may_be_a_secret() -> None:
     assert stream.close() == "sk"
 
 
-def test_secrets_that_overlap_are_hidden_together() -> None:
+def test_overlapping_secrets_are_redacted_together() -> None:
     set_known(["abcdefgh-0123", "gh-0123-ijklmnop"])
     text = "an abcdefgh-0123-ijklmnop."
     assert redact(text) == f"an {REDACTED}."
@@ -210,7 +210,7 @@ def test_secrets_that_overlap_are_hidden_together() -> None:
 
 
 @pytest.mark.parametrize("size", [5, 1 << 16])
-def test_a_line_over_1_mib_is_left_out_whole_and_said_to_be(size: int) -> None:
+def test_line_over_1_mib_is_replaced_with_notice(size: int) -> None:
     set_known([KEY])
     rest = 70_000
     for beyond in (0, 3, len(KEY), 40):  # the bound lies before, within and behind the key
@@ -223,20 +223,20 @@ def test_a_line_over_1_mib_is_left_out_whole_and_said_to_be(size: int) -> None:
             return
 
 
-def test_a_secret_is_hidden_before_a_text_is_cut() -> None:
+def test_excerpt_redacts_before_truncating() -> None:
     Secret(KEY)
     for most in range(1, 60):
         assert not tells(excerpt(f"a long introduction: {KEY}", most), KEY)
     assert excerpt(b"\xff" + KEY.encode(), 20) == f"\ufffd{REDACTED}"
 
 
-def test_what_stands_around_a_secret_stays() -> None:
+def test_text_around_a_secret_is_kept() -> None:
     Secret("sk-0123456789")
     assert redact("(sk-0123456789), sk-012345678, sk-0123456789") == f"({REDACTED}), sk-012345678, {REDACTED}"
     assert redact(f"{'x' * 70_000}sk-0123456789\ny") == f"{'x' * 70_000}{REDACTED}\ny"
 
 
-def test_values_are_redacted_and_keys_and_other_types_are_not() -> None:
+def test_only_string_values_are_redacted() -> None:
     set_known(["name", "12345678"])
     data = {"name": ("a name", 12345678, None, [True, "12345678"])}
     assert redact_data(data) == {"name": [f"a {REDACTED}", 12345678, None, [True, REDACTED]]}
@@ -251,17 +251,17 @@ def test_values_are_redacted_and_keys_and_other_types_are_not() -> None:
         ("", "nothing", "nothing"),
     ],
 )
-def test_a_short_secret_blanks_out_no_ordinary_text(secret: str, text: str, shown: str) -> None:
+def test_short_secret_does_not_redact_ordinary_text(secret: str, text: str, shown: str) -> None:
     Secret(secret)
     assert redact(text) == shown
 
 
-def test_a_secret_that_is_no_text_is_one_all_the_same() -> None:
+def test_secret_with_invalid_utf8_is_redacted() -> None:
     Secret("sk-\udcff-0123456789")  # a byte of the environment that is no UTF-8
     assert redact("a sk-\udcff-0123456789") == f"a {REDACTED}"
 
 
-def test_a_text_around_secrets_is_not_known_as_a_whole() -> None:
+def test_text_containing_secrets_registers_only_the_secrets() -> None:
     Secret("sk-0123456789")
     text = Secret.around('{"api-key": "sk-0123456789"}')
     assert (str(text), bool(text), known()) == (REDACTED, True, ("sk-0123456789",))
@@ -297,7 +297,7 @@ def test_a_text_around_secrets_is_not_known_as_a_whole() -> None:
         ('"http:\\/\\/me:pa%40@proxy"', f'"http:\\/\\/me:{REDACTED}@proxy"'),
     ],
 )
-def test_what_looks_like_a_secret_is_taken_out(text: str, shown: str) -> None:
+def test_secret_like_text_is_redacted(text: str, shown: str) -> None:
     assert redact(text) == shown
     assert redact(shown) == shown
     assert looks_secret(text)
@@ -318,12 +318,12 @@ def test_what_looks_like_a_secret_is_taken_out(text: str, shown: str) -> None:
         "https://me:****@pypi.example/simple",
     ],
 )
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert redact(text) == text
     assert not looks_secret(text)
 
 
-def test_no_line_of_a_real_log_is_taken_for_a_secret() -> None:
+def test_real_logs_are_not_redacted() -> None:
     logs = [path for path in Path(__file__).parents[1].rglob("*.log") if "real" in path.name]
     assert logs
     Secret("sk-0123456789")
@@ -333,7 +333,7 @@ def test_no_line_of_a_real_log_is_taken_for_a_secret() -> None:
 
 
 @given(st.text(alphabet="İé重\udcffK"), st.sampled_from(["api_key='", "API_KEY='", "Authorization: BASIC "]))
-def test_the_shape_stands_where_it_is_whatever_letters_come_before(before: str, lead: str) -> None:
+def test_unicode_before_secret_does_not_shift_redaction(before: str, lead: str) -> None:
     """`İ` in lower case is two letters."""
     assert redact(f"{before}{lead}Zq0lkjh' {before}") == f"{before}{lead}{REDACTED}' {before}"
 
@@ -343,7 +343,7 @@ def test_the_shape_stands_where_it_is_whatever_letters_come_before(before: str, 
     [b"x" * 100, b'\\"' * 50, b"%41" * 30, b"a\n" * 50, b"\x1b[0m" * 30, b"api_key=" * 12, b"\r" * 100],
     ids=["letters", "quotes", "percent", "short lines", "colors", "keys", "returns"],
 )
-def test_a_log_is_copied_in_little_memory_whatever_stands_in_it(line: bytes) -> None:
+def test_log_is_redacted_in_bounded_memory(line: bytes) -> None:
     Secret(KEY)
     piece = (line * (65536 // len(line)))[: 1 << 16]
     tracemalloc.start()
@@ -362,7 +362,7 @@ HARD: Final = (
 
 @pytest.mark.timeout(60)  # a search whose cost grows with the square of the length takes hours for 1 MiB
 @pytest.mark.parametrize("piece", HARD)
-def test_no_text_costs_more_than_its_length(piece: str) -> None:
+def test_redaction_time_is_linear_in_text_length(piece: str) -> None:
     Secret("aaaaaaaaaaaaaaaab")
     for end in ("", "'", "a" * (1 << 19)):
         text = piece * ((1 << 19) // len(piece)) + end

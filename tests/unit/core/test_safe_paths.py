@@ -95,27 +95,27 @@ def taken(kind: Callable[[object], object], values: Iterable[object]) -> list[st
     return [value for value, why in said.items() if not (why and why.isprintable() and len(why) < 250)]
 
 
-def test_a_hostile_name_is_no_file_of_a_checkpoint_and_no_path() -> None:
+def test_hostile_names_are_rejected_as_paths() -> None:
     assert taken(CheckpointFile, NAMES) == []
     names = [name for name in NAMES if not (isinstance(name, str) and {*name.lower().split("/")} & RESERVED)]
     assert taken(RelativePath, names) == taken(FileName, names) == []
 
 
-def test_a_hostile_hash_is_none() -> None:
+def test_hostile_hashes_are_rejected() -> None:
     assert taken(CommitHash, COMMITS) == taken(ContentHash, CONTENTS) == []
 
 
-def test_a_hostile_size_is_none() -> None:
+def test_hostile_sizes_are_rejected() -> None:
     assert taken(byte_count, SIZES) == []
 
 
-def test_what_is_not_a_repository_is_refused_with_the_form_to_write() -> None:
+def test_invalid_repository_error_shows_expected_form() -> None:
     for value in FORBIDDEN_REPOSITORIES:
         assert "write `org/name`" in refusal(RepositoryId, value), value
 
 
 @pytest.mark.parametrize("value", ["amd/GLM-5.2-MXFP4", "gpt2", "a/b", "zai-org/GLM-4.5_x", "A1/_x", "a/" + "b" * 96])
-def test_a_repository(value: str) -> None:
+def test_valid_repository_is_accepted(value: str) -> None:
     assert RepositoryId(value) == value
 
 
@@ -134,11 +134,11 @@ def test_a_repository(value: str) -> None:
         "中/文.json",
     ],
 )
-def test_a_file_of_a_checkpoint(name: str, tmp_path: Path) -> None:
+def test_valid_checkpoint_file_is_accepted(name: str, tmp_path: Path) -> None:
     assert join(tmp_path, CheckpointFile(name)) == tmp_path / name
 
 
-def test_a_link_among_the_folders_leads_nowhere_else(tmp_path: Path) -> None:
+def test_join_rejects_links_outside_the_root(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "inner").mkdir(parents=True)
     outside.mkdir()
@@ -158,7 +158,7 @@ def test_a_link_among_the_folders_leads_nowhere_else(tmp_path: Path) -> None:
     assert join(linked, RelativePath("inner/x")) == linked / "inner/x"
 
 
-def test_a_tree_is_removed_below_its_directory_and_nowhere_else(tmp_path: Path) -> None:
+def test_remove_tree_works_only_inside_its_root(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     for folder in (root / "inner/deep", outside / "deep", tmp_path / "root-2"):
         folder.mkdir(parents=True)
@@ -183,7 +183,7 @@ def test_a_tree_is_removed_below_its_directory_and_nowhere_else(tmp_path: Path) 
     assert sorted(path.name for path in root.iterdir()) == ["away"]
 
 
-def test_nothing_is_appended_to_through_a_link(tmp_path: Path) -> None:
+def test_append_does_not_follow_links(tmp_path: Path) -> None:
     outside, link = tmp_path / "outside", tmp_path / "link"
     outside.write_text("x")
     link.symlink_to(outside)
@@ -208,7 +208,7 @@ def test_nothing_is_appended_to_through_a_link(tmp_path: Path) -> None:
         (f"sha256:{'0' * 64}", None, "sha256"),  # the id of an image, which docker takes as well
     ],
 )
-def test_an_image_is_named_as_docker_names_it(text: str, host: str | None, path: str) -> None:
+def test_image_reference_is_parsed_like_docker(text: str, host: str | None, path: str) -> None:
     parts = ImageReference(text).parts
     assert (parts["host"], parts["path"]) == (host, path)
 
@@ -236,12 +236,12 @@ def test_an_image_is_named_as_docker_names_it(text: str, host: str | None, path:
         *("A", "a..b", "a/.b", "x:tag@", f"x:{'t' * 129}", "a" * 256, "x\n", "x@sha256:1", "host:x/y", "ü/x"),
     ],
 )
-def test_what_docker_takes_for_no_image_is_refused(text: str) -> None:
+def test_invalid_image_reference_is_rejected(text: str) -> None:
     with pytest.raises(UnsafeValueError, match="is not the name of an image"):
         ImageReference(text)
 
 
-def test_a_set_of_files_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_file_set_is_written_atomically(tmp_path: Path) -> None:
     old, new, blocked = tmp_path / "old", tmp_path / "new", tmp_path / "file" / "inside"
     old.write_text("before")
     (tmp_path / "file").touch()

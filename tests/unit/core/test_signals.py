@@ -10,7 +10,7 @@ from orchestrator.core.signals import TERMINATION_SIGNALS
 from orchestrator.engine.client import EngineClient
 
 
-def test_the_timer_of_a_request_hears_no_signal() -> None:
+def test_request_timer_thread_blocks_signals() -> None:
     deaf: list[bool] = []
 
     def look(_: httpx.Request) -> httpx.Response:

@@ -26,7 +26,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_everything_that_is_shown_is_text(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_output_is_free_of_control_characters(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
     foreign = f"a{attack}b"
     say(foreign)
     print_data(foreign)
@@ -46,9 +46,7 @@ def test_everything_that_is_shown_is_text(attack: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_document_for_programs_holds_the_same_and_no_control_character(
-    attack: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_output_round_trips_without_control_characters(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_json({attack: attack})
     shown = capsys.readouterr().out
     assert first_control_char(shown, lines=True) is None
@@ -63,7 +61,7 @@ def test_a_log_keeps_its_colors() -> None:
 
 
 @given(st.text())
-def test_text_is_kept(text: str) -> None:
+def test_printable_preserves_ordinary_text(text: str) -> None:
     assert first_control_char(printable(text), lines=True) is None
     assert first_control_char(text, lines=True) is not None or printable(text) == text
     assert json.loads(printable_json(json.dumps(text, ensure_ascii=False))) == text

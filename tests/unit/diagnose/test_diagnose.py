@@ -23,7 +23,7 @@ def lines_of(name: str) -> list[str]:
     return (LOGS / name).read_text(encoding="utf-8").splitlines()
 
 
-def test_the_first_cause_stands_before_its_consequences() -> None:
+def test_cause_is_listed_before_its_symptoms() -> None:
     diagnosis = diagnose(lines_of("truncated-weights/match-real-0.5.14.log"))
     assert [found.signature.id for found in diagnosis.matches] == [
         "truncated-weights",
@@ -34,7 +34,7 @@ def test_the_first_cause_stands_before_its_consequences() -> None:
     assert diagnosis.matches[1].evidence[0].line < diagnosis.matches[0].evidence[0].line  # although it is logged first
 
 
-def test_of_a_log_of_vllm_only_what_any_engine_can_have_is_named_and_nothing_of_sglang_is_advised() -> None:
+def test_vllm_log_gets_only_engine_neutral_diagnosis() -> None:
     started = "(EngineCore_DP0 pid=1) INFO [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='x'"
     memory = "(Worker pid=2) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     flag = "vllm: error: unrecognized arguments: --mem-fraction-static"  # a signature of sglang
@@ -49,13 +49,13 @@ def test_of_a_log_of_vllm_only_what_any_engine_can_have_is_named_and_nothing_of_
     assert not [hint for hint in named if "deploy" in hint or "`--" in hint or "flags." in hint]
 
 
-def test_for_people_a_consequence_is_brief_once_its_cause_is_known() -> None:
+def test_symptoms_are_brief_when_cause_is_known() -> None:
     text = diagnose(lines_of("no-weights/match-real-0.5.14.log")).to_text()
     assert text.count("hint: ") == 1
     assert "symptom: scheduler-exception\n  line " in text
 
 
-def test_the_words_for_the_effects_are_defined_where_they_are_printed() -> None:
+def test_output_explains_each_effect_term() -> None:
     *_, last = diagnose(lines_of("no-weights/match-real-0.5.14.log")).to_text().splitlines()
     assert re.findall("`(.+?)`: ", last) == ["fatal", "symptom"]
     assert "the first one is the most likely" in last
@@ -68,14 +68,14 @@ def test_the_words_for_the_effects_are_defined_where_they_are_printed() -> None:
     assert [meaning for meaning in MEANING.values() if meaning not in " ".join(page.split())] == []
 
 
-def test_of_two_causes_the_earlier_one_is_the_first() -> None:
+def test_earlier_cause_comes_first() -> None:
     full, memory = "OSError: [Errno 28] No space left on device: '/root/x'", "RuntimeError: No HIP GPUs are available"
     first = diagnose([memory, full]).cause
     assert first is not None
     assert first.signature.id == "no-gpu"
 
 
-def test_the_proof_has_its_line_numbers_and_its_context() -> None:
+def test_evidence_has_line_numbers_and_context() -> None:
     found = diagnose(["", *lines_of("quark-mtp-mismatch/match-shared-expert.log")]).cause
     assert found is not None
     assert [(line.line, line.text.split(",")[0]) for line in found.evidence] == [
@@ -84,13 +84,13 @@ def test_the_proof_has_its_line_numbers_and_its_context() -> None:
     ]
 
 
-def test_context_must_be_near() -> None:
+def test_context_must_be_close_to_the_match() -> None:
     frame = '  File "deepseek_nextn.py", line 401, in load_weights'
     assert diagnose([frame, *[""] * 60, "AssertionError"]).cause is not None
     assert diagnose([frame, *[""] * 90, "AssertionError"]).cause is None
 
 
-def test_an_unknown_failure_is_not_guessed_at() -> None:
+def test_unknown_failure_shows_last_lines() -> None:
     diagnosis = diagnose([f"line {number}" for number in range(100)])
     assert diagnosis.matches == ()
     assert diagnosis.to_text().splitlines()[0] == "no known signature; the last 40 of 100 lines:"
@@ -98,7 +98,7 @@ def test_an_unknown_failure_is_not_guessed_at() -> None:
     assert diagnosis.to_output(well=False, ended="").cause is None
 
 
-def test_consequences_alone_are_no_cause() -> None:
+def test_symptoms_alone_are_not_a_cause() -> None:
     text = diagnose(lines_of("scheduler-exception/match-unknown-error.log")).to_text()
     assert "no known cause of a failure; the last 3 of 3 lines:" in text
     assert text.endswith("ZeroDivisionError: division by zero")
@@ -112,17 +112,17 @@ def test_a_caught_failure_in_a_ready_server_is_reported_as_degraded() -> None:
     assert diagnosis.matches[0].count == 2
 
 
-def test_what_a_client_wrote_is_not_what_happened() -> None:
+def test_text_from_requests_is_not_matched() -> None:
     assert diagnose(["Receive: obj=GenerateReqInput(text='RuntimeError: No HIP GPUs are available')"]).matches == ()
     assert diagnose(["server_args=ServerArgs(chat_template='OOMKilled')"]).matches == ()
 
 
-def test_secrets_do_not_pass_through() -> None:
+def test_secrets_are_redacted_in_diagnosis() -> None:
     diagnosis = diagnose(["server_args=ServerArgs(api_key='sk-very-secret')", "OOMKilled api_key='sk-very-secret'"])
     assert "sk-very-secret" not in diagnosis.to_text() + str(diagnosis.to_output(well=False, ended=""))
 
 
-def test_among_short_lines_a_known_one_is_found_where_it_stands() -> None:
+def test_match_among_short_lines_has_correct_line_number() -> None:
     """Of many short lines none is looked at where none of their letters tell anything."""
     lines = ["a", "", "b"] * 1000
     assert diagnose(lines) == replace(diagnose([]), lines=3000, tail=tuple(lines[-TAIL_LINES:]))
@@ -152,12 +152,12 @@ def test_a_long_log_is_read_in_bounded_memory() -> None:
     [{"text": "abc"}, {"text": "long enough", "regex": "("}, {"text": "long enough", "pattern": "x"}],
     ids=["a literal that is too short", "a pattern that does not compile", "an unknown key"],
 )
-def test_a_broken_clause_is_refused(broken: dict[str, str]) -> None:
+def test_invalid_line_pattern_is_rejected(broken: dict[str, str]) -> None:
     with pytest.raises(ValidationError):
         LinePattern.model_validate(broken)
 
 
-def test_the_catalog_file_has_each_id_once_and_cites_a_source() -> None:
+def test_signature_ids_are_unique_and_cite_a_source() -> None:
     entries = load_catalog()
     assert len({entry.id for entry in entries}) == len(entries)
     assert all(entry.source for entry in entries)
@@ -170,7 +170,7 @@ LITERALS = sorted(SEARCH._watches)
 @given(
     st.lists(st.sampled_from([*LITERALS, *(each[1:] for each in LITERALS), b"\n", b"0", b": ", b"\xe4"]), max_size=12)
 )
-def test_every_line_with_a_literal_of_the_catalog_is_judged(pieces: list[bytes]) -> None:
+def test_every_line_with_a_signature_literal_is_examined(pieces: list[bytes]) -> None:
     of_lines = line_shapes(b"".join(pieces).decode(errors="surrogateescape"))
     holds = {kind for kind in of_lines.split(b"\n") if any(literal in kind for literal in LITERALS)}
     assert {*SEARCH._concerned(of_lines)} == holds

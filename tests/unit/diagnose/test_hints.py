@@ -14,13 +14,13 @@ COMMAND = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)")
 
 
 @pytest.mark.parametrize("signature", load_catalog(), ids=lambda signature: signature.id)
-def test_every_command_of_a_hint_can_be_asked_for_help(signature: Signature) -> None:
+def test_every_command_in_a_hint_exists(signature: Signature) -> None:
     for command in COMMAND.findall(signature.hint):
         assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0, f"no `deploy {command}`"
 
 
 @pytest.mark.parametrize("signature", load_catalog(), ids=lambda signature: signature.id)
-def test_a_hint_for_a_profile_has_commands_as_they_work(signature: Signature) -> None:
+def test_hint_commands_are_expanded_with_profile_and_overrides(signature: Signature) -> None:
     set_invocation("./night-owl.yaml", ["layout.tp=2", "flags.x=a b"], None)
     match = Match(signature=signature, count=1, evidence=())
 

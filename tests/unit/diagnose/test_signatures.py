@@ -38,12 +38,12 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("match")], ids=name_of)
-def test_a_log_of_the_failure_matches(path: Path) -> None:
+def test_matching_log_is_recognized(path: Path) -> None:
     assert path.parent.name in found_in(path)
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("near")], ids=name_of)
-def test_a_near_miss_does_not(path: Path) -> None:
+def test_near_miss_log_does_not_match(path: Path) -> None:
     assert path.parent.name not in found_in(path)
 
 
@@ -59,7 +59,7 @@ def test_each_signature_has_both_kinds_of_logs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_short_log_is_told_from_its_near_miss(name: str) -> None:
+def test_short_log_is_distinguished_from_near_miss(name: str) -> None:
     logs = (SAMPLES[name][kind].splitlines() for kind in ("match", "near"))
     match, near = ({found.signature.id for found in diagnose(log).matches} for log in logs)
     assert name in match
@@ -99,7 +99,7 @@ def test_a_capture_race_is_not_blamed_on_aiter() -> None:
     assert "aiter" not in cause
 
 
-def test_no_log_belongs_to_a_signature_that_is_gone() -> None:
+def test_every_log_belongs_to_an_existing_signature() -> None:
     assert {path.name for path in LOGS.iterdir()} - {"none"} | set(SAMPLES) == set(BY_ID)
 
 

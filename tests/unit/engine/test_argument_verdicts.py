@@ -45,11 +45,11 @@ def refusal(
         (refusal("it names dcp_size", options=("model-path",)), ("dcp-size",)),
     ],
 )
-def test_a_refusal_names_the_options_that_it_is_about(said: ArgumentRefusal, named: tuple[str, ...]) -> None:
+def test_refusal_names_the_options_involved(said: ArgumentRefusal, named: tuple[str, ...]) -> None:
     assert said.named_options(GIVEN) == named
 
 
-def test_an_assertion_without_a_message_shows_what_is_asserted() -> None:
+def test_assertion_without_message_shows_its_condition() -> None:
     bare = refusal("AssertionError", kind="AssertionError", line="assert self.ep_size > 1")
     assert bare.text == "`assert self.ep_size > 1` (server_args.py:1)"
     assert refusal("argument --x: bad", kind="argparse").text == "argument --x: bad"
@@ -73,12 +73,12 @@ def test_verdicts_are_read_from_the_last_line() -> None:
 
 
 @pytest.mark.parametrize("printed", ["", "Traceback", "{}", "[]", '{"verdicts": [{"refused": {"kind": "x"}}]}'])
-def test_what_is_no_answer_is_told(printed: str) -> None:
+def test_invalid_verdict_output_is_an_error(printed: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         read_verdicts(printed)
 
 
-def test_a_question_holds_the_model_s_files_or_says_that_its_path_is_to_be_read() -> None:
+def test_question_includes_model_files_if_available() -> None:
     def asked(files: dict[str, str] | None) -> object:
         question = ArgumentQuestion(
             argv=(("--model-path", "m"),),
@@ -96,12 +96,12 @@ def test_a_question_holds_the_model_s_files_or_says_that_its_path_is_to_be_read(
     assert asked({"config.json": "{}"}) == {"name": "glm", "files": {"config.json": "{}"}}
 
 
-def test_the_arguments_of_a_server_are_what_follows_its_module() -> None:
+def test_server_arguments_follow_the_module_name() -> None:
     argv = ("apptainer", "exec", "image", "python3", "-m", "sglang.launch_server", "--model-path", "m")
     assert server_arguments(argv) == ("--model-path", "m")
 
 
-def test_the_options_that_this_tool_writes_have_keys_of_a_profile() -> None:
+def test_every_generated_option_has_a_profile_key() -> None:
     launch = Launch(
         model_path="m",
         served_name="s",

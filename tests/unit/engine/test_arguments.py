@@ -48,7 +48,7 @@ def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]
         ("config=more.yaml", "cannot be set as a flag", "`flags`"),
     ],
 )
-def test_a_value_that_parses_and_is_refused(setting: str, message: str, hint: str) -> None:
+def test_invalid_option_value_is_rejected(setting: str, message: str, hint: str) -> None:
     found = [problem for problem in problems(f"flags.{setting}") if message in problem.message]
     assert found, setting
     assert hint in found[0].hint
@@ -56,7 +56,7 @@ def test_a_value_that_parses_and_is_refused(setting: str, message: str, hint: st
 
 
 @pytest.mark.parametrize("name", ["pp-size", "pipeline-parallel-size"])
-def test_pipeline_stages_under_either_name_need_gpus(name: str) -> None:
+def test_pipeline_stages_need_gpus_under_either_name(name: str) -> None:
     messages = [problem.message for problem in problems(f"flags.{name}=2")]
     assert "tp 8 x pp 2 needs 16 GPUs; the node has 8" in messages
 
@@ -68,17 +68,17 @@ def test_pipeline_stages_under_either_name_need_gpus(name: str) -> None:
         (["flags.gpu-id-step=2"], "tp 8, from GPU 0 in steps of 2, needs 15 GPUs; the node has 8"),
     ],
 )
-def test_ranks_lie_on_gpus_that_exist(settings: list[str], message: str) -> None:
+def test_ranks_must_fit_on_existing_gpus(settings: list[str], message: str) -> None:
     assert message in [problem.message for problem in problems(*settings)]
     assert load("mi355x-tp8-july", overrides=[*settings, "layout.tp=4"]).plan.layout.tp == 4
 
 
-def test_an_option_is_written_under_one_of_its_names() -> None:
+def test_option_given_under_both_names_is_rejected() -> None:
     two = problems("flags.pp-size=1", "flags.pipeline-parallel-size=1")
     assert [problem.message for problem in two] == ["`--pipeline-parallel-size` and `--pp-size` are one option"]
 
 
-def test_a_name_with_a_colon_and_a_port_without_its_second() -> None:
+def test_colon_in_name_and_high_port_are_rejected() -> None:
     found = problems("model.served_name=a:b", "server.port=60000", profile="mi355x-tp8-july")
     messages = [problem.message for problem in found]
     assert messages == [
@@ -89,7 +89,7 @@ def test_a_name_with_a_colon_and_a_port_without_its_second() -> None:
 
 
 @pytest.mark.parametrize("written", [".8", "8e-1", "0.80"])
-def test_a_number_is_read_however_it_is_written(written: str) -> None:
+def test_number_is_parsed_in_any_notation(written: str) -> None:
     with pytest.raises(ProfileError, match="cannot plan profile") as caught:
         load("mi355x-tp8-july", overrides=[f"flags.mem-fraction-static={written}", "model.weights_size=2TB"])
     (problem,) = caught.value.problems
@@ -104,14 +104,14 @@ def carried(plan: Plan) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["cuda-graph-max-bs", "nsa-decode-backend"])
-def test_a_deprecated_option_is_told_with_its_successor(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deprecated_option_names_its_successor(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     successor = {"cuda-graph-max-bs": "cuda-graph-max-bs-decode", "nsa-decode-backend": "dsa-decode-backend"}[name]
     value = {"cuda-graph-max-bs": "16", "nsa-decode-backend": "tilelang"}[name]
     load("mi355x-tp8-july", overrides=[f"flags.{name}={value}"])
     assert f"`--{name}` is deprecated in sglang 0.5.14: use `{successor}`" in capsys.readouterr().err
 
 
-def test_speculation_is_told_by_its_algorithm_and_completed_as_sglang_does() -> None:
+def test_speculation_defaults_match_sglang() -> None:
     """0.5.14, 0.5.16 and 0.5.23: srt/arg_groups/speculative_hook.py, `_auto_choose_speculative_params`."""
 
     def speculation(**flags: str) -> tuple[int, int, int] | None:

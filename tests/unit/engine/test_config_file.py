@@ -7,7 +7,7 @@ from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.engine.launch import split_secrets
 
 
-def test_key_goes_into_a_config_file_and_the_rest_into_the_environment() -> None:
+def test_api_key_goes_into_config_other_secrets_into_environment() -> None:
     ways = split_secrets({"KEY": Secret('a "quoted" key'), "HF_TOKEN": Secret("t")}, api_key_env="KEY")
 
     assert ways.config is not None
@@ -16,14 +16,14 @@ def test_key_goes_into_a_config_file_and_the_rest_into_the_environment() -> None
     assert "quoted" not in repr(ways)
 
 
-def test_without_a_key_there_is_no_config_file() -> None:
+def test_no_config_file_without_api_key() -> None:
     ways = split_secrets({"HF_TOKEN": Secret("t")}, api_key_env=None)
 
     assert ways.config is None
     assert list(ways.env) == ["HF_TOKEN"]
 
 
-def test_the_key_that_changes_a_gateway_goes_the_way_of_the_clients_key() -> None:
+def test_control_key_goes_into_config_file() -> None:
     both = split_secrets({"KEY": Secret("of-clients"), CONTROL_KEY: Secret("of-control")}, api_key_env="KEY")
     assert both.config is not None
     assert json.loads(both.config.reveal()) == {"api-key": "of-clients", "control-key": "of-control"}

@@ -16,14 +16,14 @@ def argv(plan: Plan) -> tuple[str, ...]:
     return runtime_class(plan.runtime).render(plan, {}).command.argv
 
 
-def test_an_option_of_several_values_is_given_as_a_list() -> None:
+def test_multi_value_option_accepts_a_list() -> None:
     plan = load("mi355x-tp8", overrides=["flags.cuda-graph-bs-decode=[1,2,4]"]).plan
     assert "--cuda-graph-bs-decode 1 2 4 " in " ".join(argv(plan)) + " "
     assert plan.flag("cuda-graph-bs-decode") == "1 2 4"
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_one_value_and_none_are_as_before() -> None:
+def test_single_value_and_boolean_options_are_unchanged() -> None:
     plan = load("mi355x-tp8", overrides=["flags.cuda-graph-bs-decode=8"]).plan
     assert "--cuda-graph-bs-decode 8 " in " ".join(argv(plan)) + " "
     assert plan.flag("enable-metrics") == ""
@@ -42,18 +42,18 @@ def test_one_value_and_none_are_as_before() -> None:
         ("enable-metrics=[1]", "takes no value"),
     ],
 )
-def test_a_value_that_the_parser_would_refuse_is_refused(override: str, message: str) -> None:
+def test_value_rejected_by_parser_is_rejected_early(override: str, message: str) -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8", overrides=[f"flags.{override}"])
     assert any(message in problem.message for problem in caught.value.problems)
 
 
-def test_an_option_that_may_go_without_a_value_takes_both() -> None:
+def test_option_with_optional_value_accepts_both_forms() -> None:
     assert load("cpu-tiny", overrides=["flags.model-checksum=true"]).plan.flag("model-checksum") == ""
     assert load("cpu-tiny", overrides=["flags.model-checksum=sums.json"]).plan.flag("model-checksum") == "sums.json"
 
 
-def test_a_deprecated_option_is_noted_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+def test_deprecated_option_is_noted_with_location(capsys: pytest.CaptureFixture[str]) -> None:
     load("cpu-tiny", overrides=["flags.disable-cuda-graph=true"])
     noted = capsys.readouterr().err
     assert "`--disable-cuda-graph` is deprecated in sglang 0.5.14: use " in noted
@@ -62,7 +62,7 @@ def test_a_deprecated_option_is_noted_with_its_place(capsys: pytest.CaptureFixtu
     assert not capsys.readouterr().err
 
 
-def test_a_version_without_a_table_is_told_how_to_get_one() -> None:
+def test_version_without_flag_table_hints_at_add_engine() -> None:
     with pytest.raises(ProfileError) as caught:
         load("cpu-tiny", overrides=["engine.version=0.5.99"])
     assert "`deploy add engine 0.5.99 --flags-only`" in caught.value.hint
@@ -71,7 +71,7 @@ def test_a_version_without_a_table_is_told_how_to_get_one() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "[" * 10_000, '{"sglang": "0.5.13", "flags": {}}', '{"sglang": "0.5.99", "flags": 1}']
 )
-def test_a_table_that_is_none_is_named(text: str, tmp_path: Path) -> None:
+def test_invalid_flag_table_is_rejected(text: str, tmp_path: Path) -> None:
     path = tmp_path / "profiles/engines/flags/0.5.99.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)

@@ -49,12 +49,12 @@ def test_a_quantile_is_interpolated_in_its_bucket(share: float, seconds: float) 
     ],
     ids=["no histogram", "nothing counted", "started again"],
 )
-def test_nothing_is_said_of_what_was_not_counted(before: dict[float, float], after: dict[float, float]) -> None:
+def test_quantile_without_observations_is_unknown(before: dict[float, float], after: dict[float, float]) -> None:
     assert quantile(before, after, 0.5) is None
 
 
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=60), st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0]))
-def test_it_lies_in_the_bucket_of_the_exact_quantile(seen: list[float], share: float) -> None:
+def test_quantile_lies_in_bucket_of_exact_value(seen: list[float], share: float) -> None:
     ends = (0.1, 0.3, 0.7, 1.5, math.inf)
     after = {end: float(sum(each <= end for each in seen)) for end in ends}
     found = quantile({}, after, share)
@@ -65,7 +65,7 @@ def test_it_lies_in_the_bucket_of_the_exact_quantile(seen: list[float], share: f
     assert share == 0.0 or begin <= found <= (begin if math.isinf(end) else end)
 
 
-def test_the_work_of_each_rank_is_told_apart_and_a_tensor_rank_repeats_it() -> None:
+def test_work_is_counted_per_dp_rank_once() -> None:
     """As sglang 0.5.14 exports it: prefill and decode apart, `dp_rank` only with several."""
     two = b"""
 sglang:realtime_tokens_total{dp_rank="0",mode="prefill_compute",tp_rank="0"} 100.0

@@ -45,7 +45,7 @@ def silent(look: Looked, kept: Path) -> list[int]:
     return sorted(unresponsive_ranks(look, kept))  # type: ignore[arg-type]  # what a look is asked
 
 
-def test_a_rank_that_answers_costs_no_further_question(tmp_path: Path) -> None:
+def test_responsive_ranks_need_no_progress_check(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("{}")
     assert silent(Looked({}), kept) == []
@@ -64,13 +64,13 @@ def test_a_rank_that_answers_costs_no_further_question(tmp_path: Path) -> None:
     ],
     ids=["idle", "prefills", "held up", "nobody says", "nobody said", "the other one works"],
 )
-def test_a_rank_that_does_not_answer_lives_while_it_works(
+def test_busy_rank_without_response_is_alive(
     before: RankProgress | None, after: RankProgress | None, dead: list[int], tmp_path: Path
 ) -> None:
     assert silent(Looked({1: "no answer"}, [before, after]), tmp_path / "kept") == dead
 
 
-def test_a_chunk_may_take_longer_than_a_look(tmp_path: Path) -> None:
+def test_progress_between_probes_counts(tmp_path: Path) -> None:
     """It is counted as it ends, be that between two looks."""
     kept = tmp_path / "kept"
     assert silent(Looked({1: "no answer"}, [IDLE, IDLE]), kept) == [1]
@@ -80,7 +80,7 @@ def test_a_chunk_may_take_longer_than_a_look(tmp_path: Path) -> None:
     assert silent(Looked({1: "no answer"}, [IDLE, BUSY]), kept) == []
 
 
-def test_a_disk_that_is_full_ends_no_server(tmp_path: Path) -> None:
+def test_full_disk_does_not_fail_liveness(tmp_path: Path) -> None:
     """What cannot be kept, or looked for, is missed at the next look alone."""
     kept = tmp_path / "no such folder" / "kept"
     assert silent(Looked({1: "no answer"}, [IDLE, BUSY]), kept) == []
@@ -104,7 +104,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[socket.socket]]:
         end.close()
 
 
-def test_where_nothing_can_be_written_a_server_that_answers_lives(
+def test_responsive_server_is_alive_without_writable_directory(
     monkeypatch: pytest.MonkeyPatch, sent: list[socket.socket]
 ) -> None:
     def no_room() -> str:
@@ -115,7 +115,7 @@ def test_where_nothing_can_be_written_a_server_that_answers_lives(
     assert len(sent) == 2
 
 
-def test_each_rank_is_sampled_once_before_a_pod_gets_requests(sent: list[socket.socket]) -> None:
+def test_each_rank_samples_once_before_readiness(sent: list[socket.socket]) -> None:
     assert first_sample.main("30000", "3") == ""
     health, *questions = (end.recv(1 << 16).decode() for end in sent)
     assert health.startswith("GET /health ")
@@ -125,7 +125,7 @@ def test_each_rank_is_sampled_once_before_a_pod_gets_requests(sent: list[socket.
     ]
 
 
-def test_a_role_is_asked_for_what_it_answers_without_the_other(sent: list[socket.socket]) -> None:
+def test_prefill_or_decode_role_is_probed_with_fake_bootstrap(sent: list[socket.socket]) -> None:
     assert liveness.main(["30000", "1", "2", liveness.ALONE]) == ""
     assert first_sample.main("30000", "1", first_sample.ALONE) == ""
     texts = [end.recv(1 << 16).decode().partition("\r\n\r\n")[2] for end in sent]
@@ -137,7 +137,7 @@ def test_a_role_is_asked_for_what_it_answers_without_the_other(sent: list[socket
 @pytest.mark.parametrize(
     ("key", "presented"), [("sk-0f", b"Bearer sk-0f"), ("sk-€", "Bearer sk-€".encode()), ("sk-0f\nb", None)]
 )
-def test_a_key_that_no_header_holds_is_not_shown_in_an_event_either(
+def test_liveness_probe_omits_key_invalid_in_header(
     key: str, presented: bytes | None, tmp_path: Path, sent: list[socket.socket]
 ) -> None:
     config = tmp_path / "config.yaml"
@@ -149,14 +149,12 @@ def test_a_key_that_no_header_holds_is_not_shown_in_an_event_either(
 
 
 @pytest.mark.parametrize(("healthy", "dead"), [(True, []), (False, [0])])
-def test_where_no_work_is_counted_the_server_is_taken_at_its_word(
-    healthy: bool, dead: list[int], tmp_path: Path
-) -> None:
+def test_health_endpoint_decides_without_work_counters(healthy: bool, dead: list[int], tmp_path: Path) -> None:
     """A queue that is longer than a look is no death."""
     assert silent(Looked({0: "no answer"}, [UNCOUNTED], healthy=healthy), tmp_path / "kept") == dead
 
 
-def test_work_that_was_never_read_is_no_life() -> None:
+def test_first_reading_is_not_progress() -> None:
     assert not makes_progress(0, None, BUSY)
 
 
@@ -173,11 +171,11 @@ def test_work_that_was_never_read_is_no_life() -> None:
         ("log-level: info\n", ""),
     ],
 )
-def test_the_key_is_read_as_sglang_reads_it(config: str, key: str) -> None:
+def test_api_key_is_parsed_like_sglang(config: str, key: str) -> None:
     assert key_in(config) == key
 
 
-def test_the_engine_s_own_python_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_liveness_script_runs_on_python_3_10(monkeypatch: pytest.MonkeyPatch) -> None:
     """3.10 on AMD's images: no syntax that is younger, and nothing but the standard library."""
     source = Path(liveness.__file__).read_text()
     tree = ast.parse(source, feature_version=(3, 10))

@@ -21,7 +21,7 @@ def read(*lines: str) -> StartupLogParser:
     return reader
 
 
-def test_the_stages_of_a_real_start_of_two_replicas() -> None:
+def test_stages_of_recorded_start_are_recognized() -> None:
     assert read(*LogTail(REAL)()).names == [
         "starting",
         "connecting ranks",
@@ -33,19 +33,19 @@ def test_the_stages_of_a_real_start_of_two_replicas() -> None:
     ]
 
 
-def test_shards_are_counted() -> None:
+def test_loaded_shards_are_counted() -> None:
     bar = "Loading safetensors checkpoint shards:  38% Completed | 18/47 [00:31<00:49,  1.71s/it]"
     assert read("[2026-07-02 10:14:31 TP0] Load weight begin. avail mem=250 GB", bar).text == "loading weights 18/47"
 
 
-def test_after_the_weights_the_cache_is_allocated() -> None:
+def test_kv_cache_allocation_follows_weight_loading() -> None:
     """It is logged when it is done, which took 50 s on a CPU (sglang 0.5.14)."""
     rank = "[2026-07-02 10:14:31 TP0]"
     reader = read(f"{rank} Load weight begin. avail mem=19.50 GB", f"{rank} Load weight end. elapsed=0.29 s, type=X")
     assert reader.text == "allocating the KV cache"
 
 
-def test_with_eagle_the_second_load_is_the_draft() -> None:
+def test_second_weight_load_with_eagle_is_draft() -> None:
     rank = "[2026-07-02 10:14:31 TP0]"
     reader = read(
         f"{rank} Load weight begin. avail mem=250 GB",
@@ -55,7 +55,7 @@ def test_with_eagle_the_second_load_is_the_draft() -> None:
     assert reader.text == "loading draft weights"
 
 
-def test_two_ranks_loading_are_not_a_draft() -> None:
+def test_weight_load_of_second_rank_is_not_draft() -> None:
     reader = read(
         "[2026-07-02 10:14:31 DP0 TP0] Load weight begin.", "[2026-07-02 10:14:31 DP1 TP0] Load weight begin."
     )
@@ -72,12 +72,12 @@ def test_two_ranks_loading_are_not_a_draft() -> None:
         ("the server says nothing of a capture", "capturing graphs 5/20"),
     ],
 )
-def test_graphs_are_counted_in_every_wording(begin: str, shown: str) -> None:
+def test_graph_captures_are_counted_in_every_wording(begin: str, shown: str) -> None:
     bar = "Capturing batches (bs=16 avail_mem=40.11 GB):  25%|██▌       | 5/20 [00:10<00:30]"
     assert read(begin, bar).text == shown
 
 
-def test_the_captures_of_a_real_start_on_an_h200_are_told_apart_and_counted() -> None:
+def test_graph_captures_of_recorded_h200_start_are_distinguished() -> None:
     """sglang 0.5.16 with EAGLE: the prefill of the target in 58 sizes, its verification and the draft in 27 each."""
     reader, shown = StartupLogParser(), []
     for line in LogTail(H200)():
@@ -92,16 +92,16 @@ def test_the_captures_of_a_real_start_on_an_h200_are_told_apart_and_counted() ->
     assert counted | {"capturing draft decode graphs 2/27"} <= set(shown)
 
 
-def test_a_count_does_not_outlive_its_stage() -> None:
+def test_progress_count_resets_with_stage() -> None:
     reader = read("Load weight begin.", "shards loading: | 2/2 [", "Memory pool end. avail mem=20 GB")
     assert reader.text == "allocating the KV cache"
 
 
-def test_a_later_rank_does_not_take_the_stage_back() -> None:
+def test_slower_rank_does_not_reset_the_stage() -> None:
     assert read("Memory pool end.", "Uvicorn running on", "Memory pool end.").text == "warming up"
 
 
-def test_a_progress_bar_does_not_push_the_log_out_of_what_is_kept() -> None:
+def test_progress_bar_does_not_displace_last_lines() -> None:
     reader = read("the reason", *[f"loading shards: | {n}/100 [" for n in range(100)])
     assert reader.last_lines == ["the reason", "loading shards: | 99/100 ["]
 
@@ -114,7 +114,7 @@ def state(reader: StartupLogParser) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("at_once", [7, 100_000])
-def test_a_log_says_the_same_read_at_once_as_line_by_line(at_once: int) -> None:
+def test_batched_log_reading_matches_line_by_line(at_once: int) -> None:
     for path in LOGS:
         lines, whole = list(LogTail(path).to_end()), StartupLogParser()
         for at in range(0, len(lines), at_once):
@@ -140,7 +140,7 @@ LINES = (
 
 
 @given(st.lists(st.tuples(st.sampled_from(LINES), st.integers(0, 12)), max_size=60), st.integers(1, 60))
-def test_lines_say_the_same_however_many_are_read_at_once(said: list[tuple[str, int]], at_once: int) -> None:
+def test_parsed_state_does_not_depend_on_batch_size(said: list[tuple[str, int]], at_once: int) -> None:
     lines, whole, told = [line.format(number, number) for line, number in said], StartupLogParser(), []
     for at in range(0, len(lines), at_once):
         piece = lines[at : at + at_once]
@@ -150,7 +150,7 @@ def test_lines_say_the_same_however_many_are_read_at_once(said: list[tuple[str, 
 
 
 @pytest.mark.parametrize("end", ["health", "metrics"])
-def test_a_probe_is_no_sign_of_life_and_is_not_kept(end: str) -> None:
+def test_health_probes_in_log_are_ignored(end: str) -> None:
     reader = StartupLogParser()
     probe = f'INFO:     127.0.0.1:51234 - "GET /{end} HTTP/1.1" 200 OK'
     assert not reader.feed("\n".join([probe] * 3))
@@ -158,12 +158,12 @@ def test_a_probe_is_no_sign_of_life_and_is_not_kept(end: str) -> None:
     assert reader.last_lines == ["Decode batch"]
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_occupied_port_is_detected() -> None:
     assert read(PORTS).port_taken
     assert not read("Uvicorn running on").port_taken
 
 
-def test_lines_that_say_nothing_are_kept_for_whoever_asks() -> None:
+def test_last_lines_are_kept_within_limits() -> None:
     reader = StartupLogParser()
     reader.feed("\n".join(f"line {number}" for number in range(100)))
     reader.feed("x" * 10_000)

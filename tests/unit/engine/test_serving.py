@@ -51,25 +51,27 @@ def facts(flags: dict[str, FlagValue], *, platform: str = "rocm", sparse: bool =
     ],
     ids=str,
 )
-def test_a_fact_follows_from_its_option(flags: dict[str, FlagValue], fact: str, value: object, default: object) -> None:
+def test_serving_fact_follows_from_option_or_default(
+    flags: dict[str, FlagValue], fact: str, value: object, default: object
+) -> None:
     assert (getattr(facts(flags), fact), getattr(facts({}), fact)) == (value, default)
 
 
-def test_a_value_that_counts_nothing_is_as_none() -> None:
+def test_invalid_option_value_falls_back_to_default() -> None:
     """Other checks refuse it, and capacity is computed before they are asked."""
     assert facts({"page-size": "x", "max-total-tokens": "nan", "pp-size": "1e400", "context-length": 0}) == facts({})
 
 
-def test_a_cpu_has_structured_output_only_by_a_backend_that_is_named() -> None:
+def test_cpu_needs_explicit_grammar_backend() -> None:
     assert not facts({}, platform="cpu").grammar
     assert facts({"grammar-backend": "xgrammar"}, platform="cpu").grammar
 
 
-def test_pages_of_sparse_attention_are_its_own() -> None:
+def test_sparse_attention_has_fixed_page_size() -> None:
     assert facts({"page-size": 1}, sparse=True).page == 64
 
 
-def test_a_plan_and_its_record_mean_the_same() -> None:
+def test_recorded_plan_yields_same_serving_facts() -> None:
     plan = load("mi355x-tp8").plan
 
     assert plan.serving.drafts is not None

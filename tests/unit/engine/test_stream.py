@@ -28,13 +28,13 @@ EVENTS = [b'{"text": "a"}', b'{"text":\n"b"}', b"[DONE]"]
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
-def test_the_same_events_however_the_bytes_are_cut(cuts: list[int]) -> None:
+def test_events_are_parsed_for_any_fragmentation(cuts: list[int]) -> None:
     reader, places = SseParser(), [0, *sorted(cuts), len(STREAM)]
     pieces = [STREAM[a:b] for a, b in pairwise(places)]
     assert [event for piece in pieces for event in reader.feed(piece)] == EVENTS
 
 
-def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_event_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "MOST_EVENT_BYTES", 1000)
     reader = SseParser()
     reader.feed(b"data: " + b"x" * 900)
@@ -62,7 +62,7 @@ def test_tokens_are_counted_without_parsing(event: bytes, tokens: int | None) ->
     "event",
     [b'{"error": {"message": "x"}}', b'{ "error":1}', b'{"id":"1","choices":[{"text":"a"}],"error":{"code":500}}'],
 )
-def test_an_error_is_told_from_a_text_that_speaks_of_one(event: bytes) -> None:
+def test_error_event_is_distinguished_from_error_text(event: bytes) -> None:
     assert is_error(event)
     assert not is_error(b'{"text": "{\\"error\\": 1}"}')
     assert not is_error(b'{"choices":[{"text":"a"}],"error": null}')
@@ -70,14 +70,14 @@ def test_an_error_is_told_from_a_text_that_speaks_of_one(event: bytes) -> None:
 
 
 @pytest.mark.parametrize("line", ["event: error", "event:error", "event: error\r"])
-def test_an_event_of_the_type_error_is_one(line: str) -> None:
+def test_error_event_type_is_recognized(line: str) -> None:
     with pytest.raises(UnexpectedResponseError, match="the stream contains an error: out of memory"):
         SseParser().feed(f"{line}\ndata: out of memory\n\n".encode())
     assert SseParser().feed(b"event: token\ndata: event: error\n\n") == [b"event: error"]
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
-def test_an_answer_that_was_given_up_is_none(reason: str) -> None:
+def test_aborted_response_is_rejected(reason: str) -> None:
     """`error` is vLLM's word, `abort` that of both."""
     choice = f'"choices":[{{"text":"a","index":0,"message":{{"content":"a"}},"finish_reason":"{reason}"}}]'
     usage = '"usage":{"prompt_tokens":1,"completion_tokens":1}'
@@ -108,6 +108,6 @@ def test_an_answer_that_was_given_up_is_none(reason: str) -> None:
         b"\xff",
     ],
 )
-def test_an_end_in_another_form_is_an_odd_answer(counted: bytes) -> None:
+def test_malformed_usage_is_rejected(counted: bytes) -> None:
     with pytest.raises(UnexpectedResponseError):
         read_usage(counted, b"")

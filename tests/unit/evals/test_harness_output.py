@@ -34,7 +34,7 @@ def request(
     )
 
 
-def test_the_command_line_of_gsm8k() -> None:
+def test_gsm8k_command_line_is_complete() -> None:
     line = argv(request(limit=200), task="gsm8k", work=Path("/w"))
     assert line == [
         *("prlimit", "--data=8589934592:"),
@@ -46,21 +46,21 @@ def test_the_command_line_of_gsm8k() -> None:
     ]
 
 
-def test_gpqa_goes_through_the_chat_template_and_is_sampled_as_published() -> None:
+def test_gpqa_uses_chat_template_and_published_sampling() -> None:
     line = argv(request("gpqa-diamond"), task="gpqa_diamond_cot_zeroshot", work=Path("/w"))
     assert "--apply_chat_template" in line
     assert "local-chat-completions" in line
     assert any("temperature=1.0,do_sample=True" in part for part in line)
 
 
-def test_the_key_is_on_no_command_line() -> None:
+def test_api_key_is_not_on_command_line() -> None:
     assert "sk-not-to-be-shown" not in " ".join(argv(request(), task="gsm8k", work=Path("/w")))
 
 
 @pytest.mark.parametrize(
     ("suite", "file"), [("gsm8k", "samples_gsm8k.jsonl"), ("gpqa-diamond", "samples_gpqa_diamond.jsonl")]
 )
-def test_recorded_answers_are_read_once_each(suite: str, file: str) -> None:
+def test_each_recorded_answer_is_read_once(suite: str, file: str) -> None:
     """The harness writes each question once for every filter; one filter is the score."""
     chosen = find_suite(suite)
     text = (RECORDED / file).read_text()
@@ -75,7 +75,7 @@ def test_an_unknown_filter_is_an_error() -> None:
         read_items((RECORDED / "samples_gsm8k.jsonl").read_text(), metric="exact_match", filter_="none")
 
 
-def test_the_outcome_is_found_where_the_harness_puts_it(tmp_path: Path) -> None:
+def test_eval_result_is_read_from_harness_output(tmp_path: Path) -> None:
     folder = tmp_path / "out" / "glm-5.2"
     folder.mkdir(parents=True)
     (folder / "samples_gsm8k_2026-11-20T15-50-00.434455.jsonl").write_text(
@@ -90,12 +90,12 @@ def test_the_outcome_is_found_where_the_harness_puts_it(tmp_path: Path) -> None:
     assert load_eval_result(file) == outcome
 
 
-def test_a_harness_that_left_nothing_is_an_error(tmp_path: Path) -> None:
+def test_missing_harness_output_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="wrote no answers"):
         read_eval_result(tmp_path, request(), task="gsm8k")
 
 
-def test_local_questions_bring_their_examples(tmp_path: Path) -> None:
+def test_local_dataset_requires_few_shot_examples(tmp_path: Path) -> None:
     harness = tmp_path / "lib/python3.11/site-packages/lm_eval"
     harness.mkdir(parents=True)
     asked = request(environment=tmp_path)
@@ -112,20 +112,20 @@ def test_local_questions_bring_their_examples(tmp_path: Path) -> None:
     }
 
 
-def test_an_unknown_suite_names_the_known_ones() -> None:
+def test_unknown_suite_lists_known_suites() -> None:
     with pytest.raises(UsageError) as caught:
         find_suite("mmlu")
     assert "gpqa-diamond" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"schema_version": 1}'])
-def test_a_damaged_outcome_is_refused(text: str, tmp_path: Path) -> None:
+def test_corrupt_eval_result_is_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / "eval.json").write_text(text)
     with pytest.raises(BenchError):
         load_eval_result(tmp_path / "eval.json")
 
 
-def test_bytes_that_are_no_text_are_refused_in_words(tmp_path: Path) -> None:
+def test_result_with_invalid_utf8_is_rejected(tmp_path: Path) -> None:
     """They used to end as internal error."""
     file = tmp_path / "eval.json"
     file.write_bytes(b'{"suite": "\xe9"}')
@@ -144,6 +144,6 @@ def test_bytes_that_are_no_text_are_refused_in_words(tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-def test_a_harness_that_fails_is_told_by_what_its_traceback_ends_with(printed: str, told: str) -> None:
+def test_harness_error_is_last_part_of_traceback(printed: str, told: str) -> None:
     """All of it was said as it came."""
     assert _error_message(printed.splitlines()) == told

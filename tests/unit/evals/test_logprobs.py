@@ -76,7 +76,7 @@ def alarms(report: ProbeReport) -> dict[tuple[str, int], list[int]]:
     }
 
 
-def test_the_same_server_twice_is_the_same(ask: Ask, right: LogprobReference) -> None:
+def test_same_server_matches_its_reference(ask: Ask, right: LogprobReference) -> None:
     report, again = ask(engine(), reference=right)
     assert report.ok
     assert again == right
@@ -87,7 +87,7 @@ def test_the_same_server_twice_is_the_same(ask: Ask, right: LogprobReference) ->
     assert "4 times the noise of the reference, 0.0005, the minimum of its rounding" in report.to_table()
 
 
-def test_without_a_reference_nothing_is_judged_and_it_is_said(ask: Ask) -> None:
+def test_without_reference_there_is_no_limit(ask: Ask) -> None:
     report, _ = ask(engine(wrong_scores=lambda _position, _rank, way: 0.1 * (way == "again")))
     assert report.ok
     assert "no limit" in report.to_table()
@@ -103,7 +103,7 @@ WRONG: tuple[tuple[Wrong, dict[tuple[str, int], list[int]]], ...] = (
 
 
 @pytest.mark.parametrize(("wrong", "found"), WRONG, ids=["with the position", "in a batch", "cached", "decoding"])
-def test_what_is_wrong_is_named_with_the_positions_it_begins_at(
+def test_failed_comparison_names_first_wrong_position(
     ask: Ask,
     right: LogprobReference,
     wrong: Wrong,
@@ -117,22 +117,20 @@ def test_what_is_wrong_is_named_with_the_positions_it_begins_at(
     assert caught.value.problems[0].message.startswith(f"{name}, {length} tokens, positions {first} to ")
 
 
-def test_a_limit_of_the_user_s_is_of_the_reference_alone(ask: Ask, right: LogprobReference) -> None:
+def test_user_tolerance_applies_only_to_reference(ask: Ask, right: LogprobReference) -> None:
     strict = dataclasses.replace(OPTIONS, tolerance=1e-4)
     slightly = engine(wrong_scores=lambda position, _rank, way: 2e-4 * (position % 2 if way == "again" else 1))
     assert {what for what, _ in alarms(ask(slightly, reference=right, options=strict)[0])} == {"the reference"}
     assert ask(slightly, reference=right)[0].ok
 
 
-def test_a_rank_is_judged_by_itself_and_beside_the_first(ask: Ask) -> None:
+def test_each_rank_is_compared_with_first_rank(ask: Ask) -> None:
     second = engine(wrong_scores=lambda _position, rank, _way: 0.01 * rank)
     report, _ = ask(second, options=dataclasses.replace(OPTIONS, tolerance=1e-3), dp=2)
     assert {name for name, _ in alarms(report)} == {"rank 1: the first rank"}
 
 
-def test_noise_of_the_reference_s_own_server_raises_the_limit_and_one_s_own_does_not(
-    ask: Ask, right: LogprobReference
-) -> None:
+def test_only_noise_of_reference_raises_the_limit(ask: Ask, right: LogprobReference) -> None:
     noisy = engine(wrong_scores=lambda _position, _rank, way: 0.004 * (way == "batch"))
     off = engine(wrong_scores=lambda _position, _rank, way: 0.003 if way != "batch" else 0.009)
     reference = ask(noisy)[1]
@@ -141,7 +139,7 @@ def test_noise_of_the_reference_s_own_server_raises_the_limit_and_one_s_own_does
     assert {what for what, _ in alarms(ask(off, reference=right)[0])} == {"the reference", "in a batch of 4"}
 
 
-def test_another_rounding_is_said_and_judged_by_the_noisier_side(
+def test_different_dtype_uses_limit_of_noisier_side(
     ask: Ask,
 ) -> None:
     exact = ask(engine(dtype="float32"))[1]
@@ -155,7 +153,7 @@ def test_another_rounding_is_said_and_judged_by_the_noisier_side(
 
 
 @pytest.mark.parametrize(("way", "said"), [("batch", False), ("again", False), ("alone", True)])
-def test_a_server_that_refuses_is_quoted_and_not_proven(ask: Ask, way: Way, *, said: bool) -> None:
+def test_rejected_logprobs_request_fails_with_server_message(ask: Ask, way: Way, *, said: bool) -> None:
     server = engine(refuses_scores=lambda _, asked: asked == way)
     refused = "answers 400: .*speculation does not support return_logprob yet"
     if said:
@@ -167,7 +165,7 @@ def test_a_server_that_refuses_is_quoted_and_not_proven(ask: Ask, way: Way, *, s
         assert caught.value.problems[0].message.startswith("not queried: `/generate` answers 400")
 
 
-def test_a_rank_that_computes_no_numbers_is_named_and_the_others_are_told(ask: Ask, right: LogprobReference) -> None:
+def test_rank_returning_nan_fails_and_others_are_reported(ask: Ask, right: LogprobReference) -> None:
     server = engine(wrong_scores=lambda position, rank, _way: None if rank and position == 40 else 0.0)
     report, _ = ask(server, reference=right, dp=2)
     assert not report.ok
@@ -178,19 +176,19 @@ def test_a_rank_that_computes_no_numbers_is_named_and_the_others_are_told(ask: A
     assert {row.whose for row in report.rows} == {"rank 0"}
 
 
-def test_a_cache_that_is_empty_has_no_rows(ask: Ask) -> None:
+def test_disabled_cache_has_no_rows(ask: Ask) -> None:
     report, _ = ask(engine(cache_off=True))
     assert not [row for row in report.rows if "cached" in row.what]
 
 
-def test_every_request_carries_the_key_and_no_report_does(ask: Ask) -> None:
+def test_api_key_is_sent_but_never_reported(ask: Ask) -> None:
     server = engine(key="sk-0123456789")
     report, reference = ask(server, key=Secret("sk-0123456789"))
     assert report.ok  # without its key, the server says 401
     assert "sk-0123456789" not in json.dumps(report.to_dict()) + str(reference)
 
 
-def test_a_reference_is_read_as_it_was_written(right: LogprobReference, tmp_path: Path) -> None:
+def test_reference_round_trips_through_file(right: LogprobReference, tmp_path: Path) -> None:
     save_reference(right, tmp_path / "reference.json")
     assert load_reference(tmp_path / "reference.json") == right
 
@@ -205,7 +203,7 @@ def test_a_reference_is_read_as_it_was_written(right: LogprobReference, tmp_path
         ("texts", [], "not a valid reference"),
     ],
 )
-def test_a_damaged_reference_is_refused(
+def test_corrupt_reference_is_rejected(
     right: LogprobReference, tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     file = tmp_path / "reference.json"
@@ -238,7 +236,7 @@ def filled(unit: str, location: str, most: int) -> str:
     return json.dumps({**HEAD, "texts": "here"}).replace('"here"', texts)
 
 
-def test_a_reference_of_any_form_takes_little_memory(tmp_path: Path) -> None:
+def test_malformed_reference_is_rejected_in_bounded_memory(tmp_path: Path) -> None:
     """As many values as are allowed, and as many as there is room for: 2 MiB of `[]` took 171 MiB."""
     file = tmp_path / "reference.json"
     for unit in ("[[[[]]]]", "[[1,0]]", "[1,2]", "[]", "{}", "1", '""'):
@@ -253,7 +251,7 @@ def test_a_reference_of_any_form_takes_little_memory(tmp_path: Path) -> None:
             assert kib("VmHWM") - before < 48 << 10, (unit, size, location)  # of 64 MiB that a command may take
 
 
-def test_of_the_ranks_one_keeps_what_it_said(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_of_later_ranks_are_not_accumulated(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of 8 MiB a rank, of which there may be 64."""
     alive: list[int] = []
     probe_rank = probe.probe_rank
@@ -270,7 +268,7 @@ def test_of_the_ranks_one_keeps_what_it_said(ask: Ask, monkeypatch: pytest.Monke
     assert alive[2:] == [2 * alive[1]] * 3  # and those of the one before
 
 
-def test_a_reference_of_another_checkpoint_is_refused_unless_that_is_wanted(ask: Ask, right: LogprobReference) -> None:
+def test_reference_of_another_checkpoint_needs_explicit_consent(ask: Ask, right: LogprobReference) -> None:
     with pytest.raises(BenchError, match=r"another checkpoint: `glm-5\.2`, not `other`"):
         ask(engine(model="other"), reference=right)
     anyway = dataclasses.replace(OPTIONS, allow_other_checkpoint=True)
@@ -280,16 +278,14 @@ def test_a_reference_of_another_checkpoint_is_refused_unless_that_is_wanted(ask:
         ask(engine(), reference=sourced, source="amd/GLM-5.2-MXFP4@2")
 
 
-def test_a_reference_by_another_tokenizer_is_refused_before_an_unknown_id_is_sent(
-    ask: Ask, right: LogprobReference
-) -> None:
+def test_reference_with_another_tokenizer_is_rejected_before_scoring(ask: Ask, right: LogprobReference) -> None:
     other = engine(tokenizer_shift=1)
     with pytest.raises(BenchError, match="different tokens for the same text"):
         ask(other, reference=right)
     assert not other.scored
 
 
-def test_shorter_texts_alone_fit_a_longer_reference(ask: Ask, right: LogprobReference) -> None:
+def test_longer_reference_accepts_shorter_maximum_length(ask: Ask, right: LogprobReference) -> None:
     report, _ = ask(engine(), reference=right, options=dataclasses.replace(OPTIONS, max_length=100))
     assert report.ok
     assert {row.length for row in report.rows} == {64}
@@ -301,7 +297,7 @@ def test_a_reference_can_be_another_server(ask: Ask, right: LogprobReference) ->
     assert measure_reference(side, dataclasses.replace(OPTIONS, tolerance=1e-9)) == right
 
 
-def test_a_server_that_cannot_be_asked_all_is_no_reference(ask: Ask) -> None:
+def test_server_rejecting_queries_cannot_be_reference(ask: Ask) -> None:
     with pytest.raises(SmokeError):
         ask(engine(refuses_scores=lambda _, asked: asked == "batch"))[0].require()
     side = ProbeSide(name="other", engines=(("", TARGET),), source=None, run=None)
@@ -314,7 +310,7 @@ def flat(*scores: float) -> TokenLogprobs:
     return TokenLogprobs(own=scores, top=tops)
 
 
-def test_the_divergence_of_tops_is_that_of_their_masses() -> None:
+def test_divergence_is_computed_from_probability_masses() -> None:
     half, quarter = flat(math.log(0.5)), flat(math.log(0.25))
     whole, bands = diverge(half, quarter, first=3)
     assert whole == bands[0]
@@ -325,7 +321,7 @@ def test_the_divergence_of_tops_is_that_of_their_masses() -> None:
     assert diverge(half, flat(math.log(0.1)), first=3)[0].same_top == 0.0
 
 
-def test_bands_begin_where_they_are_said_to() -> None:
+def test_position_bands_have_expected_bounds() -> None:
     long = flat(*[-1.0] * 3000)
     _, bands = diverge(long, long, first=1)
     assert [(band.first, band.last) for band in bands] == [(1, 63), (64, 511), (512, 2047), (2048, 3000)]
@@ -362,7 +358,7 @@ GOOD = engine().scores(
         (("output_ids",), "abc", "expected a list of token ids"),
     ],
 )
-def test_an_answer_of_another_form_is_no_number(place: tuple[Any, ...], value: object, message: str) -> None:
+def test_malformed_logprobs_response_is_rejected(place: tuple[Any, ...], value: object, message: str) -> None:
     read_scored(GOOD, (5, 6, 7), start=0, tokens=2, top=2)
     answer = copy.deepcopy(GOOD)
     inner: Any = answer
@@ -373,7 +369,7 @@ def test_an_answer_of_another_form_is_no_number(place: tuple[Any, ...], value: o
         read_scored(answer, (5, 6, 7), start=0, tokens=2, top=2)
 
 
-def test_the_last_token_of_a_vocabulary_is_named_0_by_sglang() -> None:
+def test_zero_token_id_for_last_vocabulary_entry_is_accepted() -> None:
     answer = copy.deepcopy(GOOD)
     answer["meta_info"]["input_token_logprobs"][2][1] = 0
     assert read_scored(answer, (5, 6, 7), start=0, tokens=2, top=2) == read_scored(

@@ -33,13 +33,13 @@ def outcome(answers: str, *, prefix: str = "q") -> EvalResult:
     )  # fmt: skip
 
 
-def test_wilson_interval() -> None:
+def test_wilson_interval_matches_newcombe() -> None:
     """81 of 263: 0.2553 to 0.3662 (Newcombe 1998, Stat Med 17:857, table I, method 3)."""
     interval = wilson(81 / 263, 263)
     assert (round(interval.low, 4), round(interval.high, 4)) == (0.2553, 0.3662)
 
 
-def test_difference_of_independent_shares() -> None:
+def test_independent_interval_matches_newcombe() -> None:
     """56/70 against 48/80: 0.0524 to 0.3339 (Newcombe 1998, Stat Med 17:873, table II (a), method 10)."""
     interval = independent_interval(baseline=48 / 80, candidate=56 / 70, items=(80, 70))
     assert (round(interval.low, 4), round(interval.high, 4)) == (0.0524, 0.3339)
@@ -52,16 +52,16 @@ def changes(*, lost: int, gained: int, same: int = 0) -> list[Fraction]:
 @pytest.mark.parametrize(
     ("lost", "gained", "p"), [(0, 0, 1.0), (1, 1, 1.0), (0, 5, 2 / 32), (1, 9, 2 * 11 / 1024), (0, 1500, 0.0)]
 )
-def test_sign_flips_of_one_answer_a_question_are_the_exact_mcnemar_test(lost: int, gained: int, p: float) -> None:
+def test_sign_flip_equals_exact_mcnemar_for_one_seed(lost: int, gained: int, p: float) -> None:
     assert sign_flip([changes(lost=lost, gained=gained, same=7)]) == pytest.approx(p)
 
 
-def test_sign_flips_of_several_seeds_are_counted() -> None:
+def test_sign_flip_handles_several_seeds() -> None:
     """Of +1, +1/2 and -1/2 the sum is 1; of the eight choices of signs, 2, 1, 1 and -2, -1, -1 are as far from 0."""
     assert sign_flip([[Fraction(1), Fraction(1, 2), Fraction(-1, 2)]]) == pytest.approx(6 / 8)
 
 
-def test_sign_flips_count_a_small_domain_as_much_as_a_large_one() -> None:
+def test_sign_flip_weights_domains_equally() -> None:
     """+1 of two tasks and -1 of four weigh 2 and 1: of the sums 3, 1, -1, -3 all are as far from 0 as 1."""
     small, large = changes(lost=0, gained=1, same=1), changes(lost=1, gained=0, same=3)
     assert sign_flip([small, large]) == 1.0
@@ -69,13 +69,13 @@ def test_sign_flips_count_a_small_domain_as_much_as_a_large_one() -> None:
 
 
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=9))
-def test_sign_flips_are_all_choices_of_signs(quarters: list[int]) -> None:
+def test_sign_flip_matches_full_enumeration(quarters: list[int]) -> None:
     sums = [abs(sum(signs)) for signs in product(*((each, -each) for each in quarters))]
     expected = sum(each >= abs(sum(quarters)) for each in sums) / len(sums)
     assert sign_flip([[Fraction(each, 4) for each in quarters]]) == pytest.approx(expected)
 
 
-def test_too_many_sums_to_count_are_taken_as_normal() -> None:
+def test_sign_flip_uses_normal_approximation_for_large_sums() -> None:
     """9 of 9 at z = 3: 0.0027."""
     odd = [[Fraction(1, 999_983)] * 9, [Fraction(0)] * 999_979]
     assert sign_flip(odd) == pytest.approx(2 / 512)
@@ -84,25 +84,25 @@ def test_too_many_sums_to_count_are_taken_as_normal() -> None:
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
-def test_it_does_not_matter_which_side_is_which(lost: int, gained: int) -> None:
+def test_sign_flip_is_symmetric(lost: int, gained: int) -> None:
     there, back = ([changes(lost=one, gained=other, same=1)] for one, other in ((lost, gained), (gained, lost)))
     assert sign_flip(there) == sign_flip(back) <= 1
 
 
-def test_a_paired_interval_is_that_of_agresti_and_min() -> None:
+def test_paired_interval_matches_agresti_and_min() -> None:
     """14 lost and 5 gained of 100: (5.5 - 14.5) / 102 = -0.0882, 1.96 * sqrt(20 - 81 / 102) / 102 = 0.0842."""
     interval = paired_interval([changes(lost=14, gained=5, same=81)])
     assert (round(interval.low, 4), round(interval.high, 4)) == (-0.1724, -0.0040)
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(80, 2000))
-def test_a_paired_interval_holds_its_difference_and_has_a_width(lost: int, gained: int, items: int) -> None:
+def test_paired_interval_contains_the_difference(lost: int, gained: int, items: int) -> None:
     interval = paired_interval([changes(lost=lost, gained=gained, same=items - lost - gained)])
     assert interval.low < (gained - lost) / items < interval.high
 
 
 @pytest.mark.parametrize("suite", ["gsm8k", "gpqa-diamond"])
-def test_the_published_tables_cannot_tell(suite: str) -> None:
+def test_published_score_differences_are_not_significant(suite: str) -> None:
     line = next(line for line in load_published("wafer-glm52").evals if line.suite == suite)
     assert line.samples is not None
     judgment = compare_independent(
@@ -115,7 +115,7 @@ def test_the_published_tables_cannot_tell(suite: str) -> None:
     assert judgment.sentence.startswith("not significant at this sample size")
 
 
-def test_the_same_items_are_paired() -> None:
+def test_results_on_same_questions_are_paired() -> None:
     """Eight lost and none gained is seen in 40 paired items, while two independent samples would not show it."""
     before, after = outcome("+" * 36 + "-" * 4), outcome("-" * 8 + "+" * 28 + "-" * 4)
     judgment = compare_results(before, after)
@@ -125,13 +125,13 @@ def test_the_same_items_are_paired() -> None:
     assert judgment.sentence.startswith("worse: -0.200")
 
 
-def test_other_items_are_independent_samples() -> None:
+def test_different_questions_are_independent_samples() -> None:
     judgment = compare_results(outcome("+" * 36 + "-" * 4), outcome("+" * 28 + "-" * 12, prefix="other"))
     assert judgment.p_value is None
     assert judgment.method.startswith("independent")
 
 
-def test_questions_asked_twice_are_paired_in_order() -> None:
+def test_duplicate_questions_are_paired_in_order() -> None:
     twice = outcome("++--")
     both = EvalResult(
         **{**vars(twice), "items": tuple(AnsweredQuestion(id="same", correct=item.correct) for item in twice.items)}
@@ -152,7 +152,7 @@ def of_items(*items: AnsweredQuestion) -> EvalResult:
     return replace(outcome("+"), items=items)
 
 
-def test_a_second_seed_that_answers_alike_adds_no_answer_and_one_that_does_not_adds_as_many() -> None:
+def test_effective_sample_size_reflects_seed_variation() -> None:
     """p = 3/4: alike, the shares 1, 1, 1, 0 vary by 3/16, so n = 4; 1, 1, 1/2, 1/2 vary by 1/16: n = 12."""
     alike, other = of_items(*seeded("+++-", "+++-")), of_items(*seeded("+++-", "++-+"))
     assert (alike.score, other.score) == (0.75, 0.75)
@@ -161,12 +161,12 @@ def test_a_second_seed_that_answers_alike_adds_no_answer_and_one_that_does_not_a
     assert other.by_seed == {0: 0.75, 1: 0.75}
 
 
-def test_one_answer_to_each_question_is_worth_one() -> None:
+def test_single_seed_effective_size_is_question_count() -> None:
     assert outcome("+" * 190 + "-" * 10).effective_items == pytest.approx(200)
     assert outcome("+" * 200).effective_items == 200
 
 
-def test_two_seeds_of_the_same_questions_are_no_twice_as_many_pairs() -> None:
+def test_seeds_are_clustered_by_question() -> None:
     """Six questions lost by both seeds: 2 / 2^6 over questions, where 12 pairs would have said 2 / 2^12."""
     right, wrong = "+" * 20, "-" * 6 + "+" * 14
     judgment = compare_results(of_items(*seeded(right, right)), of_items(*seeded(wrong, wrong)))
@@ -175,17 +175,17 @@ def test_two_seeds_of_the_same_questions_are_no_twice_as_many_pairs() -> None:
     assert "clustered by question" in judgment.method
 
 
-def test_other_numbers_of_seeds_are_independent_samples() -> None:
+def test_different_seed_counts_are_independent_samples() -> None:
     one, two = of_items(*seeded("++-")), of_items(*seeded("++-", "+--"))
     assert compare_results(one, two).p_value is None
 
 
-def test_each_domain_counts_as_much_as_any_other() -> None:
+def test_domains_are_weighted_equally() -> None:
     """1 of 2 and 4 of 4: 0.75, where 5 of 6 would be 0.83."""
     assert of_items(*seeded("+-", group="airline"), *seeded("++++", group="retail")).score == 0.75
 
 
-def test_seeds_that_repeat_one_answer_word_for_word_have_sampled_nothing() -> None:
+def test_identical_answers_across_seeds_are_deterministic() -> None:
     alike = tuple(replace(item, answer="a" + item.id) for item in seeded("++-", "++-"))
     assert of_items(*alike).is_deterministic
     assert not of_items(replace(alike[0], answer="b"), *alike[1:]).is_deterministic
@@ -193,5 +193,5 @@ def test_seeds_that_repeat_one_answer_word_for_word_have_sampled_nothing() -> No
     assert not of_items(*alike[:3]).is_deterministic, "one seed repeats nothing"
 
 
-def test_no_number_of_items_shows_no_difference() -> None:
+def test_zero_difference_has_no_required_sample_size() -> None:
     assert required_sample_size(0.9, 0.0) is None

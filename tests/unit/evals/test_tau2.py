@@ -31,7 +31,7 @@ def run_of(folder: Path, name: str, domain: str, **changes: object) -> Path:
     return file
 
 
-def test_the_score_is_the_pass_1_that_tau2_printed_of_its_own_run() -> None:
+def test_score_equals_pass_1_printed_by_tau2() -> None:
     """`Pass^1 0.250`, 40 simulations of 10 tasks."""
     outcome = read_simulations(RECORDED, "glm", "deploy eval glm").result
     assert (outcome.score, len(outcome.items), len(outcome.answers)) == (0.25, 40, 10)
@@ -41,7 +41,7 @@ def test_the_score_is_the_pass_1_that_tau2_printed_of_its_own_run() -> None:
     assert 10 <= outcome.effective_items < 40, "four trials of a task are no four tasks"
 
 
-def test_every_domain_counts_alike_and_the_runs_of_a_name_are_its_own(tmp_path: Path) -> None:
+def test_domains_count_equally_and_names_are_separate(tmp_path: Path) -> None:
     run_of(tmp_path, "glm", "airline", rewards=[1.0, 1.0, 1.0, 0.0])
     run_of(tmp_path, "glm", "retail", rewards=[1.0, 0.0, 0.0, 0.0])
     run_of(tmp_path, "glm-fp8", "airline", rewards=[1.0] * 4)
@@ -49,7 +49,7 @@ def test_every_domain_counts_alike_and_the_runs_of_a_name_are_its_own(tmp_path: 
     assert read_simulations(tmp_path, "glm-fp8", "").result.score == 1.0
 
 
-def test_two_servers_are_paired_by_task(tmp_path: Path) -> None:
+def test_results_of_two_servers_are_paired_by_task(tmp_path: Path) -> None:
     run_of(tmp_path, "fp8", "airline", rewards=[1.0] * 4)
     run_of(tmp_path, "mxfp4", "airline", rewards=[1.0, 1.0, 0.0, 0.0])
     judged = compare_results(*(read_simulations(tmp_path, name, "").result for name in ("fp8", "mxfp4")))
@@ -57,7 +57,7 @@ def test_two_servers_are_paired_by_task(tmp_path: Path) -> None:
     assert judged.p_value == pytest.approx(2 / 2**10)
 
 
-def test_a_simulation_that_never_ran_is_left_out_as_tau2_does(tmp_path: Path) -> None:
+def test_infrastructure_errors_are_skipped_like_tau2(tmp_path: Path) -> None:
     data = json.loads(RECORDED.read_text())
     data["simulations"][0]["termination_reason"] = "infrastructure_error"
     del data["simulations"][0]["reward_info"]
@@ -66,7 +66,7 @@ def test_a_simulation_that_never_ran_is_left_out_as_tau2_does(tmp_path: Path) ->
     assert (runs.skipped, len(runs.result.items)) == (1, 39)
 
 
-def test_an_agent_that_broke_off_without_a_reward_has_failed(tmp_path: Path) -> None:
+def test_simulation_without_reward_counts_as_failed(tmp_path: Path) -> None:
     data = json.loads(RECORDED.read_text())
     for simulation in data["simulations"]:
         simulation["termination_reason"] = "max_steps"
@@ -76,14 +76,14 @@ def test_an_agent_that_broke_off_without_a_reward_has_failed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"info": {}, "simulations": []}', "\xff", "[" * 100_000])
-def test_what_is_no_result_of_tau2_is_refused(text: str, tmp_path: Path) -> None:
+def test_invalid_tau2_results_are_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(text, encoding="latin-1")
     with pytest.raises(BenchError, match="not valid tau2 results") as caught:
         read_simulations(tmp_path, "glm", "")
     assert caught.value.location == str(tmp_path / "results.json")
 
 
-def test_runs_of_different_models_users_or_of_one_domain_twice_are_no_evaluation(tmp_path: Path) -> None:
+def test_inconsistent_tau2_runs_are_rejected(tmp_path: Path) -> None:
     run_of(tmp_path, "a", "airline")
     run_of(tmp_path, "b", "retail", user_info={"llm": "another-user"})
     with pytest.raises(BenchError, match="different simulated users: `another-user`, `hosted_vllm/user`"):
@@ -94,7 +94,7 @@ def test_runs_of_different_models_users_or_of_one_domain_twice_are_no_evaluation
         read_simulations(tmp_path, "neither", "")
 
 
-def test_a_run_is_compared_with_no_other_than_the_one_that_was_named(tmp_path: Path) -> None:
+def test_baseline_requires_results_of_named_run(tmp_path: Path) -> None:
     """Of two servers of which only one was asked, its score was compared with itself."""
     file = run_of(tmp_path, "glm", "airline")
     assert read_simulations(tmp_path, "glm", "", require_name=True).result.score == 0.25
@@ -103,7 +103,7 @@ def test_a_run_is_compared_with_no_other_than_the_one_that_was_named(tmp_path: P
             read_simulations(place, "fp8", "", require_name=True)
 
 
-def test_a_simulation_that_stands_there_twice_is_no_other_task(tmp_path: Path) -> None:
+def test_duplicate_simulation_is_rejected(tmp_path: Path) -> None:
     data = json.loads(RECORDED.read_text())
     data["simulations"].append(data["simulations"][0])
     (tmp_path / "results.json").write_text(json.dumps(data))
@@ -111,19 +111,19 @@ def test_a_simulation_that_stands_there_twice_is_no_other_task(tmp_path: Path) -
         read_simulations(tmp_path, "glm", "")
 
 
-def test_a_reward_that_is_no_number_is_damage(tmp_path: Path) -> None:
+def test_nan_reward_is_rejected(tmp_path: Path) -> None:
     run_of(tmp_path, "glm", "airline", rewards=[1.0, float("nan"), 1.0, 1.0])
     with pytest.raises(BenchError, match="not valid tau2 results"):
         read_simulations(tmp_path, "glm", "")
 
 
-def test_an_empty_folder_names_the_command_that_fills_it(tmp_path: Path) -> None:
+def test_empty_results_directory_hints_at_command(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no tau2 results found") as caught:
         read_simulations(tmp_path, "glm", "")
     assert "`deploy eval glm --suite tau2`" in caught.value.hint
 
 
-def test_the_commands_hold_no_key() -> None:
+def test_tau2_commands_contain_no_key() -> None:
     script = tau2_script("http://h:1/", "glm 5", key_env="GLM_KEY", name="mine", trials=4)
     assert f"git checkout {COMMIT}" in script
     assert "HOSTED_VLLM_API_BASE=http://h:1/v1\n" in script

@@ -13,7 +13,7 @@ def goal(objective: Objective, at_rps: float | None = None, *, closed: bool = Fa
     return Goal(objective=objective, at_rps=at_rps, ttft_p95_s=5.0, closed=closed)
 
 
-def test_the_knee_and_a_rate() -> None:
+def test_objective_value_is_knee_or_rate_metric() -> None:
     result = tp8()  # sustains 1.5, and 2 no more
     assert goal(Objective.KNEE).values(result) == (1.5,)
     assert goal(Objective.TOK_S).values(result) == (1.5 * 985,)
@@ -24,7 +24,7 @@ def test_the_knee_and_a_rate() -> None:
     assert goal(Objective.TOK_S, closed=True).values(single_stream()) is not None
 
 
-def test_what_was_not_measured_has_no_value() -> None:
+def test_unmeasured_objective_has_no_value() -> None:
     none_sustained = replace(tp8(), knee_rps=None)
     assert goal(Objective.KNEE).values(none_sustained) is None
     assert goal(Objective.TOK_S).values(none_sustained) is None
@@ -42,20 +42,20 @@ def overloaded(*, p95: float, window: bool) -> BenchResult:
 
 
 @pytest.mark.parametrize(("p95", "window"), [(17.2, True), (17.2, False), (1.0, False)])
-def test_a_setting_that_cannot_hold_the_rate_has_no_value_and_a_reason(p95: float, window: bool) -> None:
+def test_overloaded_setting_has_a_reason_instead_of_value(p95: float, window: bool) -> None:
     """It ended the whole sweep with `output tok/s per node was not measured`."""
     result = overloaded(p95=p95, window=window)
     at_rate = goal(Objective.TOK_S, at_rps=2.0)
     assert at_rate.overload(result) == f"TTFT p95 {p95:.2f} s exceeds 5 s"
 
 
-def test_a_rate_beyond_the_knee_within_the_limit_counts() -> None:
+def test_rate_above_knee_counts_if_within_limits() -> None:
     result = overloaded(p95=1.0, window=True)
     assert goal(Objective.TOK_S, at_rps=2.0).overload(result) == ""
     assert goal(Objective.TOK_S, at_rps=2.0).values(result) is not None
 
 
-def test_the_ladder_ends_where_the_knee_is_known() -> None:
+def test_ladder_ends_once_knee_is_known() -> None:
     below = replace(tp8(), points=tp8().points[:3])
     assert [goal(Objective.KNEE).known_now(result) for result in (below, tp8())] == [False, True]
     assert not goal(Objective.TOK_S, at_rps=2.0).known_now(tp8())
@@ -64,12 +64,12 @@ def test_the_ladder_ends_where_the_knee_is_known() -> None:
 @pytest.mark.parametrize(
     ("p95", "success", "completed", "held"), [(0.5, 1.0, 1.0, 1.0), (10.0, 1.0, 1.0, 0.5), (0.5, 0.96, 0.5, 0.5)]
 )
-def test_noise_tells_no_two_apart(p95: float, success: float, completed: float, held: float) -> None:
+def test_held_rate_drops_only_beyond_limits(p95: float, success: float, completed: float, held: float) -> None:
     found = replace(point(1.0, 0.4, p95), success_share=success, completion_ratio=completed)
     assert goal(Objective.KNEE).held(found) == pytest.approx(held)
 
 
-def test_a_late_client_measures_no_server() -> None:
+def test_client_lag_is_reported_for_relevant_points() -> None:
     lag = ComparabilityIssue(kind=IssueKind.CLIENT_LAGGED, detail="the load client was late", point="1")
     result = replace(tp8(), comparability_issues=(lag,))
     assert goal(Objective.KNEE).client_lag(result) == "the load client was late"

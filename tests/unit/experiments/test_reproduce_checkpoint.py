@@ -43,7 +43,7 @@ def steps(capsys: pytest.CaptureFixture[str], tmp_path: Path, **options: object)
     return capsys.readouterr()
 
 
-def test_without_it_the_default_is_measured_and_named(
+def test_default_checkpoint_is_used_and_named(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not checkpoint.exists()
@@ -52,7 +52,7 @@ def test_without_it_the_default_is_measured_and_named(
     assert f"checkpoint: `glm-5.2-mxfp4`, amd/GLM-5.2-MXFP4, not of the published kind, as `{ROUTED}` is" in notes
 
 
-def test_it_is_measured_where_the_host_has_it(
+def test_published_kind_of_checkpoint_is_used_if_staged(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage(checkpoint)
@@ -68,7 +68,7 @@ def test_it_is_measured_where_the_host_has_it(
 
 
 @pytest.mark.usefixtures("checkpoint")
-def test_the_baseline_is_measured_where_its_checkpoint_is_else_its_command_and_price_are_told(
+def test_baseline_without_checkpoint_prints_command_and_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, notes = steps(capsys, tmp_path)
@@ -89,7 +89,7 @@ def test_the_baseline_is_measured_where_its_checkpoint_is_else_its_command_and_p
 
 
 @pytest.mark.usefixtures("checkpoint")
-def test_access_to_gated_questions_is_told_before_money_is_spent(
+def test_gated_dataset_is_reported_in_dry_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -103,7 +103,7 @@ def test_access_to_gated_questions_is_told_before_money_is_spent(
         assert "gated" not in steps(capsys, tmp_path, **without)[1]
 
 
-def test_one_profile_is_measured_alone_and_at_the_price_of_its_gpus(
+def test_single_profile_is_reproduced_at_its_gpu_price(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The post's B200 figure is of its own workload; engine and flags were not published."""

@@ -24,7 +24,7 @@ def planned(served: str, *overrides: str, **options: object) -> ReproducePlan:
     return plan_steps(load_published("wafer-glm52"), Path("results"), request)
 
 
-def test_only_its_measurements_are_steps() -> None:
+def test_running_server_gets_only_measurement_steps() -> None:
     steps = planned("mi355x-tp4dp2").steps
     assert [" ".join(step.argv) for step in steps] == [
         "smoke mine",
@@ -33,14 +33,14 @@ def test_only_its_measurements_are_steps() -> None:
     ]
 
 
-def test_the_published_run_with_the_same_settings_is_repeated() -> None:
+def test_published_run_is_selected_by_running_settings() -> None:
     steps = planned("mi355x-tp4dp2", *SAMPLED).steps
     assert [step.stage for step in steps] == ["smoke", "eval", "eval", "report"]
     (server,) = planned("mi355x-tp8").servers
     assert server.workloads == ("single-stream-10k-1.5k",)
 
 
-def test_a_server_of_another_plan_is_refused_with_what_differs() -> None:
+def test_server_with_different_plan_is_rejected_with_differences() -> None:
     with pytest.raises(UsageError, match="`mine` runs another plan than `mi355x-tp4dp2`") as refused:
         planned("mi355x-tp4dp2", "flags.max-running-requests=7")
     assert "flags.max-running-requests: 7, not 80" in str(refused.value)

@@ -95,27 +95,27 @@ def go(directory: Path, machine: Machine, *, keep: bool = False) -> None:
     reproduce(planned, StepLog(directory / STATE_FILE, planned), runner, keep_failed=keep)
 
 
-def test_everything_that_can_fail_early_comes_before_the_first_server(tmp_path: Path) -> None:
+def test_preparation_steps_precede_first_server(tmp_path: Path) -> None:
     stages = [step.stage for step in steps(tmp_path)]
     assert stages[:16] == ["preflight"] * 4 + ["kernels"] * 4 + ["build"] * 4 + ["stage"] * 4
     measured = ["up", "smoke", "bench", "report", "down"] * 3
     assert stages[16:] == [*measured, "up", "smoke", "eval", "eval", "report", "down"]
 
 
-def test_the_tuner_runs_after_the_checkpoint_that_tells_it_the_shape(tmp_path: Path) -> None:
+def test_tuning_follows_staging(tmp_path: Path) -> None:
     planned = plan_steps(WAFER, tmp_path, replace(asked(), overrides=("engine=sglang-0.5.14-rocm",), tune=True))
     stages = dict.fromkeys(step.stage for step in planned.steps)
     assert [*stages][:5] == ["preflight", "stage", "tune", "kernels", "build"]
 
 
-def test_the_tuned_table_is_built_for_the_image_that_is_built_next(tmp_path: Path) -> None:
+def test_kernel_table_is_built_before_the_image(tmp_path: Path) -> None:
     """The published 2,626 tok/s are those of tuned fp4 MoE kernels."""
     commands = [" ".join(step.argv) for step in steps(tmp_path)]
     table = commands.index("kernels build --profile mi355x-tp4dp2")
     assert commands.index("build --profile mi355x-tp4dp2") > table
 
 
-def test_a_plan_has_only_the_steps_that_it_needs_and_says_so(tmp_path: Path) -> None:
+def test_skipped_steps_are_listed_with_reasons(tmp_path: Path) -> None:
     published = runs_of(("cpu-tiny", "smoke-tiny"), ("b200-tp8", "wafer-20k-1k"))
     planned = plan_steps(published, tmp_path, asked("mine.yaml"))
     early = [step.id for step in planned.steps if step.stage in {"stage", "kernels", "build"}]
@@ -129,14 +129,14 @@ def test_a_plan_has_only_the_steps_that_it_needs_and_says_so(tmp_path: Path) -> 
     assert ("report", str(tmp_path), "--published", "mine.yaml") in [step.argv for step in planned.steps]
 
 
-def test_no_server_that_is_measured_under_load_admits_fewer_requests_than_the_load_brings() -> None:
+def test_load_servers_admit_enough_concurrent_requests() -> None:
     """2.4 requests/s that take some 10 s each are 24 at once, more than the 16 of a single stream's server."""
     for server in of().servers:
         admitted = int(server.plan.flag("max-running-requests") or 0) * server.plan.layout.dp
         assert admitted >= (80 if "wafer-20k-1k" in server.workloads else 1), server.name
 
 
-def test_each_measurement_is_kept_under_its_own_name(tmp_path: Path) -> None:
+def test_each_measurement_has_a_separate_output_directory(tmp_path: Path) -> None:
     outputs = [step.output.relative_to(tmp_path) for step in steps(tmp_path) if step.output and step.stage == "bench"]
     assert [str(path) for path in outputs] == [
         "mi355x-tp8/single-stream-10k-1.5k",
@@ -145,7 +145,7 @@ def test_each_measurement_is_kept_under_its_own_name(tmp_path: Path) -> None:
     ]
 
 
-def test_a_profile_in_a_file_is_served_under_its_name(tmp_path: Path) -> None:
+def test_profile_file_gives_server_its_name(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text((data_root() / "profiles" / "cpu-tiny.yaml").read_text())
     (tmp_path / "brief.yaml").write_text((data_root() / "profiles" / "workloads" / "smoke-tiny.yaml").read_text())
     published = runs_of((str(tmp_path / "mine.yaml"), str(tmp_path / "brief.yaml")))
@@ -154,7 +154,7 @@ def test_a_profile_in_a_file_is_served_under_its_name(tmp_path: Path) -> None:
     assert found["bench"].output == tmp_path / "mine" / "brief"
 
 
-def test_what_two_layouts_share_is_downloaded_once(tmp_path: Path) -> None:
+def test_shared_downloads_are_counted_once(tmp_path: Path) -> None:
     """438 GB at 400 MB/s; the image comes with the first step that reads it."""
     about = {step.id: step.seconds for step in steps(tmp_path)}
     assert about["mi355x-tp8/stage"] - about["mi355x-tp4dp2/stage"] == pytest.approx(438e9 / 400e6, rel=0.001)
@@ -162,28 +162,28 @@ def test_what_two_layouts_share_is_downloaded_once(tmp_path: Path) -> None:
     assert about["mi355x-tp8/build"] == about["mi355x-tp4dp2/build"] < 60
 
 
-def test_a_server_takes_as_long_as_its_weights_to_load(tmp_path: Path) -> None:
+def test_startup_estimate_scales_with_weights_size(tmp_path: Path) -> None:
     planned = plan_steps(runs_of(("cpu-tiny", "smoke-tiny")), tmp_path, asked("x"))
     tiny = next(step.seconds for step in planned.steps if step.stage == "up")
     large = next(step.seconds for step in steps(tmp_path) if step.stage == "up")
     assert large - tiny == pytest.approx(13 * 60 + 400, rel=0.01)  # and kernels are compiled, graphs captured
 
 
-def test_each_server_is_down_before_the_next_is_up(tmp_path: Path) -> None:
+def test_each_server_stops_before_the_next_starts(tmp_path: Path) -> None:
     machine = Machine()
     go(tmp_path, machine)
     order = [line for line in machine.ran if line.startswith(("up", "down"))]
     assert [line.split()[0] for line in order] == ["up", "down"] * 4
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+def test_completed_steps_are_not_repeated(tmp_path: Path) -> None:
     go(tmp_path, Machine())
     again = Machine()
     go(tmp_path, again)
     assert again.ran == []
 
 
-def test_after_a_failed_measurement_the_server_goes_down_and_comes_up_again(tmp_path: Path) -> None:
+def test_server_stops_after_failure_and_restarts_on_resume(tmp_path: Path) -> None:
     machine = Machine(failing="bench mi355x-tp8-throughput --workload wafer")
     with pytest.raises(DeployError) as caught:
         go(tmp_path, machine)
@@ -195,14 +195,14 @@ def test_after_a_failed_measurement_the_server_goes_down_and_comes_up_again(tmp_
     assert again.ran[1].startswith("bench mi355x-tp8-throughput --workload wafer-20k-1k")
 
 
-def test_keep_leaves_it_up(tmp_path: Path) -> None:
+def test_keep_option_leaves_server_running(tmp_path: Path) -> None:
     machine = Machine(failing="smoke")
     with pytest.raises(DeployError):
         go(tmp_path, machine, keep=True)
     assert not any(line.startswith("down") for line in machine.ran)
 
 
-def test_an_interruption_takes_the_server_down_too(tmp_path: Path) -> None:
+def test_interrupt_stops_the_server(tmp_path: Path) -> None:
     machine = Machine("smoke", interrupted=True)
     with pytest.raises(Interrupted, match="interrupted") as caught:
         go(tmp_path, machine)
@@ -210,7 +210,7 @@ def test_an_interruption_takes_the_server_down_too(tmp_path: Path) -> None:
     assert machine.ran[-1] == "down mi355x-tp8"
 
 
-def test_a_server_that_is_gone_is_not_taken_down_again(tmp_path: Path) -> None:
+def test_stopped_server_is_not_stopped_again(tmp_path: Path) -> None:
     """The failed report took it down; what remains after the mended report is nothing."""
     with pytest.raises(DeployError):
         go(tmp_path, Machine("report"))
@@ -220,7 +220,7 @@ def test_a_server_that_is_gone_is_not_taken_down_again(tmp_path: Path) -> None:
     assert again.ran[1] == "up --profile mi355x-tp8-throughput --name mi355x-tp8-throughput"
 
 
-def test_a_server_whose_runtime_is_silent_is_not_taken_for_gone(tmp_path: Path) -> None:
+def test_unresponsive_runtime_means_server_might_exist(tmp_path: Path) -> None:
     """While the Docker daemon restarts, a container is still to be taken down."""
 
     class Silent:
@@ -236,7 +236,7 @@ def test_a_server_whose_runtime_is_silent_is_not_taken_for_gone(tmp_path: Path) 
     assert not might_exist(servers, "never-started")
 
 
-def test_a_measurement_that_was_begun_is_resumed(tmp_path: Path) -> None:
+def test_started_measurement_is_resumed(tmp_path: Path) -> None:
     step = next(step for step in steps(tmp_path) if step.stage == "bench")
     assert command(step)[-1] != "--resume"
     assert step.output is not None
@@ -245,14 +245,14 @@ def test_a_measurement_that_was_begun_is_resumed(tmp_path: Path) -> None:
     assert command(step)[-1] == "--resume"
 
 
-def test_a_server_with_nothing_left_to_measure_is_not_brought_up(tmp_path: Path) -> None:
+def test_server_without_remaining_measurements_is_not_started(tmp_path: Path) -> None:
     planned = steps(tmp_path)
     done = {step.id: "" for step in planned if step.server == "mi355x-tp8" and step.stage not in {"report", "down"}}
     assert "up" not in {step.stage for step in remaining_steps(planned, done) if step.server == "mi355x-tp8"}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 10_000, '{"steps": "other", "done": {}}'])
-def test_a_state_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
+def test_invalid_state_file_is_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_text(text)
     with pytest.raises(UsageError):
         StepLog(tmp_path / STATE_FILE, steps(tmp_path))
@@ -284,7 +284,7 @@ def damaged(text: str, dice: Random) -> str:
     return json.dumps(data)
 
 
-def test_a_state_that_was_changed_is_gone_on_with_or_refused_and_nothing_done_is_lost(
+def test_corrupt_state_file_never_loses_completed_steps(
     begun: tuple[Path, str],
 ) -> None:
     """A list of steps in place of the table was taken for an empty one, and all of it was done again."""
@@ -311,13 +311,13 @@ def test_a_state_that_was_changed_is_gone_on_with_or_refused_and_nothing_done_is
     assert 20 < refused < 80
 
 
-def test_a_state_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_fifo_as_state_file_is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / STATE_FILE)
     with pytest.raises(UsageError):
         StepLog(tmp_path / STATE_FILE, steps(tmp_path))
 
 
-def test_how_long_a_measurement_takes() -> None:
+def test_measurement_duration_is_estimated() -> None:
     """200 requests a rate: 400 s at 0.5 rps down to 83 s at 2.4 rps are about 17 min, before climbing and drains."""
     published = bench_seconds(load_workload("wafer-20k-1k").model_copy(update={"ramp": None}), tok_s=213)
     assert published == pytest.approx(1005 + 6 * 30, abs=1)
@@ -333,7 +333,7 @@ def lines(planned: ReproducePlan, run: str = "") -> list[str]:
     return [" ".join(step.argv) for step in planned.steps if step.server == run or not run]
 
 
-def test_settings_and_an_engine_reach_every_command_that_plans() -> None:
+def test_overrides_are_passed_to_every_planning_command() -> None:
     planned = of(overrides=("engine=sglang-0.5.14-rocm", "flags.max-running-requests=64"))
     settings = "--set engine=sglang-0.5.14-rocm --set flags.max-running-requests=64"
     planning = [line for line in lines(planned) if "--profile" in line]
@@ -342,7 +342,7 @@ def test_settings_and_an_engine_reach_every_command_that_plans() -> None:
     assert {server.plan.engine.version for server in planned.servers} == {"0.5.14"}
 
 
-def test_a_far_machine_makes_its_table_and_its_image_on_the_way_up() -> None:
+def test_remote_host_builds_table_and_image_during_up() -> None:
     planned = of(host="ssh://node")
     assert {step.stage for step in planned.steps if "--host" not in step.argv} == {"report"}
     assert {step.stage for step in planned.steps} == {
@@ -351,7 +351,7 @@ def test_a_far_machine_makes_its_table_and_its_image_on_the_way_up() -> None:
     assert "no step `build` for `mi355x-tp8`: `up` builds it on ssh://node" in planned.skipped
 
 
-def test_a_server_on_a_far_machine_is_taken_down_there() -> None:
+def test_remote_server_is_stopped_on_its_host() -> None:
     asked_for: list[tuple[str, ...]] = []
     runner = StepRunner(
         run=lambda argv: asked_for.append(argv) or 0, might_exist=lambda _: True, now=lambda: NOW, host="ssh://node"
@@ -360,7 +360,7 @@ def test_a_server_on_a_far_machine_is_taken_down_there() -> None:
     assert asked_for == [("down", "tiny", "--host", "ssh://node")]
 
 
-def test_weights_that_are_there_are_verified_and_not_downloaded(tmp_path: Path) -> None:
+def test_local_weights_are_verified_without_download(tmp_path: Path) -> None:
     planned = of(checkpoint=tmp_path, ablations=("baseline-checkpoint",))
     about = {step.id: step.seconds for step in planned.steps if step.stage == "stage"}
     assert about["mi355x-tp8/stage"] == about["mi355x-tp4dp2/stage"] < 60
@@ -370,7 +370,7 @@ def test_weights_that_are_there_are_verified_and_not_downloaded(tmp_path: Path) 
     assert about["mi355x-tp4dp2-evals-baseline-checkpoint/stage"] == pytest.approx(756e9 / 400e6, rel=0.01)
 
 
-def test_an_ablation_is_a_server_of_its_own_beside_the_whole_one() -> None:
+def test_each_ablation_is_a_separate_server() -> None:
     planned = of(ablations=("mtp-off", "table-off"))
     servers = {server.name: server for server in planned.servers}
     published = ["mi355x-tp8", "mi355x-tp8-throughput", "mi355x-tp4dp2", "mi355x-tp4dp2-evals"]
@@ -385,7 +385,7 @@ def test_an_ablation_is_a_server_of_its_own_beside_the_whole_one() -> None:
     ]  # fmt: skip
 
 
-def test_the_baseline_is_asked_the_same_as_the_whole_one_and_stands_beside_it() -> None:
+def test_baseline_is_evaluated_like_the_full_server() -> None:
     planned = of(ablations=("baseline-checkpoint",), prices=("MI355X=2",), evals=False)
     asked_eval = [line for line in lines(planned) if line.startswith("eval ")]
     whole, baseline = "mi355x-tp4dp2-evals", "mi355x-tp4dp2-evals-baseline-checkpoint"
@@ -405,7 +405,7 @@ def evals_of(planned: ReproducePlan) -> list[Step]:
     return [step for step in planned.steps if step.stage == "eval"]
 
 
-def test_the_published_suites_are_asked_as_they_were_of_a_server_that_can_sample() -> None:
+def test_published_suites_run_on_a_sampling_server() -> None:
     planned = of()
     server = next(server for server in planned.servers if server.suites)
     assert [warning.id for warning in server.plan.warnings if warning.id == "speculation-is-greedy"] == []
@@ -417,14 +417,14 @@ def test_the_published_suites_are_asked_as_they_were_of_a_server_that_can_sample
     assert "`deploy eval mi355x-tp4dp2-evals --suite tau2` prints its commands" in planned.skipped[-1]
 
 
-def test_how_long_suites_take_where_every_answer_is_as_long_as_it_may_be() -> None:
+def test_suite_duration_is_estimated_from_longest_answers() -> None:
     """200 x 512 / 1944 tok/s = 52.7 s and 60 s before them; 396 x 32768 / 1944 = 6674.9 s and twice 60 s."""
     gsm8k, gpqa = evals_of(of())
     assert gsm8k.seconds == pytest.approx(112.7, abs=0.1)
     assert gpqa.seconds == pytest.approx(6794.9, abs=0.1)
 
 
-def test_an_evaluation_that_was_begun_goes_on(tmp_path: Path) -> None:
+def test_started_evaluation_is_resumed(tmp_path: Path) -> None:
     gsm8k, gpqa = evals_of(plan_steps(WAFER, tmp_path, asked()))
     assert gpqa.output is not None
     gpqa.output.mkdir(parents=True)
@@ -432,7 +432,7 @@ def test_an_evaluation_that_was_begun_goes_on(tmp_path: Path) -> None:
     assert (command(gsm8k)[-1], command(gpqa)[-1]) == (str(gsm8k.output), "--resume")
 
 
-def test_an_evaluation_that_fails_takes_its_server_down_and_is_asked_again(tmp_path: Path) -> None:
+def test_failed_evaluation_stops_server_and_is_repeated(tmp_path: Path) -> None:
     machine = Machine(failing="eval mi355x-tp4dp2-evals --suite gpqa", interrupted=True)
     with pytest.raises(Interrupted):
         go(tmp_path, machine)
@@ -443,7 +443,7 @@ def test_an_evaluation_that_fails_takes_its_server_down_and_is_asked_again(tmp_p
     assert "gpqa-diamond" in again.ran[1]
 
 
-def test_evaluations_can_be_left_out_and_their_questions_be_here(tmp_path: Path) -> None:
+def test_evaluations_can_be_skipped_or_use_local_dataset(tmp_path: Path) -> None:
     assert evals_of(of(evals=False)) == []
     assert {server.name for server in of(evals=False).servers} == {
         "mi355x-tp8",
@@ -453,7 +453,7 @@ def test_evaluations_can_be_left_out_and_their_questions_be_here(tmp_path: Path)
     assert all(f"--dataset {tmp_path}" in " ".join(step.argv) for step in evals_of(of(dataset=tmp_path)))
 
 
-def test_gated_questions_are_missed_before_a_node_is_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inaccessible_gated_dataset_is_rejected_before_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     planned = of()
@@ -471,7 +471,7 @@ def test_gated_questions_are_missed_before_a_node_is_paid_for(tmp_path: Path, mo
     assert "ask for access at https://huggingface.co/datasets/Idavidrein/gpqa as its account" in caught.value.hint
 
 
-def test_an_ablation_that_nobody_published_is_refused() -> None:
+def test_unknown_ablation_is_rejected() -> None:
     with pytest.raises(UsageError, match="`wafer-glm52` has no ablation `mtp-of`") as caught:
         of(ablations=("mtp-of",))
     assert "mtp-off" in caught.value.hint
@@ -487,9 +487,7 @@ def test_an_ablation_that_nobody_published_is_refused() -> None:
         (("B200=2.10EUR",), "EUR", None),
     ],
 )
-def test_what_it_costs_is_told_in_the_currency_that_was_given(
-    prices: tuple[str, ...], currency: str, hourly: float | None
-) -> None:
+def test_cost_estimate_uses_the_given_currency(prices: tuple[str, ...], currency: str, hourly: float | None) -> None:
     """A published cost in dollars is no price in euros."""
     found, plain = split_currency(prices)
     bill = CostEstimate.for_node(WAFER, plain, found)
@@ -502,6 +500,6 @@ def test_what_it_costs_is_told_in_the_currency_that_was_given(
     )
 
 
-def test_two_currencies_are_not_added_up() -> None:
+def test_mixed_currencies_are_rejected() -> None:
     with pytest.raises(UsageError, match="prices are in different currencies: EUR, USD"):
         split_currency(["2.10EUR", "B200=3"])

@@ -49,7 +49,7 @@ def go(found: Search, count: int, value: Callable[[dict[str, int]], float] = tok
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_planted_setting_is_found_within_20_of_72_points(tmp_path: Path, seed: int) -> None:
+def test_search_finds_planted_optimum_within_20_trials(tmp_path: Path, seed: int) -> None:
     found = search(tmp_path, seed=seed)
     tried = go(found, 20)
     assert found.best()[0].point["flags.running"] == PLANTED
@@ -60,7 +60,7 @@ def test_a_planted_setting_is_found_within_20_of_72_points(tmp_path: Path, seed:
     assert sum(weights.values()) == pytest.approx(1)
 
 
-def test_it_goes_on_from_its_journal(tmp_path: Path) -> None:
+def test_search_resumes_from_its_journal(tmp_path: Path) -> None:
     first = go(search(tmp_path), 5)
     again = search(tmp_path)
     assert [dict(trial.point) for trial in again.trials] == first
@@ -71,7 +71,7 @@ def test_it_goes_on_from_its_journal(tmp_path: Path) -> None:
         search(tmp_path, begun="two")
 
 
-def test_every_point_is_tried_once_and_then_none_is_left(tmp_path: Path) -> None:
+def test_every_point_is_tried_once(tmp_path: Path) -> None:
     small = SearchSpace(knobs=SPACE.knobs[1:2])
     found = search(tmp_path, space=small)
     tried = []
@@ -82,7 +82,7 @@ def test_every_point_is_tried_once_and_then_none_is_left(tmp_path: Path) -> None
     assert found.best() == ()
 
 
-def test_what_was_interrupted_or_killed_is_tried_again(tmp_path: Path) -> None:
+def test_interrupted_or_killed_trial_is_repeated(tmp_path: Path) -> None:
     found = search(tmp_path)
     asked = found.ask(OWN)
     assert asked is not None
@@ -97,7 +97,7 @@ def test_what_was_interrupted_or_killed_is_tried_again(tmp_path: Path) -> None:
     assert again.point == OWN
 
 
-def test_what_was_told_and_not_counted_before_a_kill_is_counted(tmp_path: Path) -> None:
+def test_trial_reported_before_kill_is_counted(tmp_path: Path) -> None:
     asked = search(tmp_path).ask(OWN)
     assert asked is not None
     ended = SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=(5.0,), own=True)
@@ -105,7 +105,7 @@ def test_what_was_told_and_not_counted_before_a_kill_is_counted(tmp_path: Path) 
     assert search(tmp_path).best() == (ended,)
 
 
-def test_a_large_space_is_not_said_to_be_tried_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_space_is_not_reported_exhausted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the search suggests nothing but what was tried already."""
     monkeypatch.setattr("orchestrator.experiments.sweep.search._MAX_SUGGESTIONS", 0)
     knobs = (
@@ -118,7 +118,7 @@ def test_a_large_space_is_not_said_to_be_tried_whole(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("objective", [Objective.TOK_S, Objective.USD])
-def test_one_that_holds_less_than_the_others_is_stopped(tmp_path: Path, objective: Objective) -> None:
+def test_trial_worse_than_others_is_pruned(tmp_path: Path, objective: Objective) -> None:
     goal = replace(GOAL, objective=objective)
     found, higher = search(tmp_path, goal), goal.higher_is_better[0]
 
@@ -136,13 +136,13 @@ def test_one_that_holds_less_than_the_others_is_stopped(tmp_path: Path, objectiv
     assert [less.worse(rung, held, higher_is_better=higher) for rung, held in ((1, 1.0), (2, 1.9))] == [False, True]
 
 
-def test_of_a_price_the_lowest_is_the_best(tmp_path: Path) -> None:
+def test_lowest_price_is_best(tmp_path: Path) -> None:
     found = search(tmp_path, Goal(objective=Objective.USD, at_rps=None, ttft_p95_s=5.0))
     go(found, 6)
     assert found.best()[0].values[0] == min(trial.values[0] for trial in found.trials)
 
 
-def test_a_front_is_all_that_no_other_one_beats(tmp_path: Path) -> None:
+def test_pareto_front_contains_only_non_dominated_trials(tmp_path: Path) -> None:
     found = search(tmp_path, Goal(objective=Objective.PARETO, at_rps=None, ttft_p95_s=5.0))
     for values in ((10.0, 5.0), (20.0, 1.0), (9.0, 4.0)):
         asked = found.ask(None)
@@ -152,14 +152,14 @@ def test_a_front_is_all_that_no_other_one_beats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["no json\n{}\n", '{"op_code": 99}\n', "[]\n"])
-def test_a_journal_of_others_is_told(tmp_path: Path, written: str) -> None:
+def test_foreign_journal_is_rejected(tmp_path: Path, written: str) -> None:
     (tmp_path / "journal.log").write_text(written)
     with pytest.raises(UsageError, match="cannot read the journal"):
         search(tmp_path)
 
 
 @pytest.mark.parametrize("record", ["outcome", "confirmed"])
-def test_a_record_of_another_version_is_refused_before_a_trial(tmp_path: Path, record: str) -> None:
+def test_journal_record_of_another_version_is_rejected(tmp_path: Path, record: str) -> None:
     first = search(tmp_path)
     go(first, 1)
     old = {"number": 1, "outcome": "measured", "values": [1.0]}  # without the point
@@ -175,7 +175,7 @@ def test_a_record_of_another_version_is_refused_before_a_trial(tmp_path: Path, r
     assert error.value.hint == "use another `--output`"
 
 
-def test_without_optuna_it_is_said_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_optuna_hints_at_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UsageError, match="not installed") as error:
         search(tmp_path)

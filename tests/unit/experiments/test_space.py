@@ -16,7 +16,7 @@ def space(tmp_path: Path, text: str) -> SearchSpace:
     return space_of(read_model(path, SpaceFile, "space.yaml"))
 
 
-def test_lists_ranges_and_layouts_are_knobs(tmp_path: Path) -> None:
+def test_lists_ranges_and_layouts_become_parameters(tmp_path: Path) -> None:
     found = space(
         tmp_path,
         """
@@ -42,7 +42,7 @@ env:
     assert ordered == {"flags.chunked-prefill-size", "flags.mem-fraction-static"}
 
 
-def test_a_point_is_what_set_would_say(tmp_path: Path) -> None:
+def test_point_is_expressed_as_set_overrides(tmp_path: Path) -> None:
     found = space(
         tmp_path, "layouts: [{tp: 4, dp: 2}]\nflags: {mem-fraction-static: [0.80], schedule-policy: [null]}\n"
     )
@@ -76,7 +76,7 @@ def test_a_point_is_what_set_would_say(tmp_path: Path) -> None:
         ("flags: {a: [1]}\nrequest_rates: [2, 1]\n", 1, "must be ascending"),
     ],
 )
-def test_what_is_wrong_is_told_at_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+def test_space_file_problem_has_line_number(tmp_path: Path, text: str, line: int, said: str) -> None:
     with pytest.raises(ProfileError) as error:
         space(tmp_path, text)
     [problem] = error.value.problems_or_self()
@@ -84,14 +84,14 @@ def test_what_is_wrong_is_told_at_its_line(tmp_path: Path, text: str, line: int,
     assert problem.location == f"space.yaml:{line}"
 
 
-def test_a_key_is_called_what_a_user_writes(tmp_path: Path) -> None:
+def test_space_file_hint_uses_yaml_key_names(tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as error:
         space(tmp_path, "flags:\n  a: {form: 1, from: 1, to: 9, step: 1}\n")
     [problem] = error.value.problems_or_self()
     assert problem.hint == "did you mean `from`?"
 
 
-def test_the_profiles_own_point_is_known(tmp_path: Path) -> None:
+def test_point_of_the_profile_is_recognized(tmp_path: Path) -> None:
     profile = load("mi355x-tp8").profile
     found = space(tmp_path, "layouts: [{tp: 4, dp: 2}, {tp: 8}]\nflags: {max-running-requests: [8, 16, null]}\n")
     assert found.own(profile) == {"layout": 1, "flags.max-running-requests": 1}
@@ -103,7 +103,7 @@ def test_the_profiles_own_point_is_known(tmp_path: Path) -> None:
     assert SearchSpace(knobs=off.knobs[:1]).own(profile) == {"flags.disable-radix-cache": 1}
 
 
-def test_the_default_space_is_around_the_profile() -> None:
+def test_default_space_surrounds_the_profile() -> None:
     loaded = load("mi355x-tp8")
     found = default_space(loaded.profile, tuple(loaded.valid.table.flags))
     values = {knob.key: knob.values for knob in found.knobs}
@@ -115,7 +115,7 @@ def test_the_default_space_is_around_the_profile() -> None:
     assert "layout" not in {knob.key for knob in default_space(load("cpu-tiny").profile, ()).knobs}
 
 
-def test_draft_tokens_follow_the_steps(tmp_path: Path) -> None:
+def test_draft_token_count_follows_speculative_steps(tmp_path: Path) -> None:
     """With top-k 1, sglang verifies steps + 1 tokens: 1 step with the 6 tokens of the profile could not be planned."""
     flags = {"speculative-num-steps": 5, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 6}
     path = tmp_path / "space.yaml"

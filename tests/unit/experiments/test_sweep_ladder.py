@@ -19,7 +19,7 @@ def cut(count: int, *, success: float = 1.0) -> BenchResult:
     return replace(tp8(), points=(*points[:-1], last))
 
 
-def test_a_ladder_ends_at_its_knee_or_below_the_others(tmp_path: Path) -> None:
+def test_ladder_ends_at_knee_or_when_worse(tmp_path: Path) -> None:
     (tmp_path / "space.yaml").write_text("flags: {max-running-requests: [4, 8, 16, 32, 64, 128]}\n")
     request = SweepRequest(
         profile="mi355x-tp8",

@@ -57,7 +57,7 @@ def planned(home: Home, text: str = SPACE, profile: str = "mi355x-tp8", **more: 
     return plan_sweep(replace(plain, **{"workload": "wafer-20k-1k", **more}), home)  # type: ignore[arg-type]
 
 
-def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
+def test_preview_lists_points_that_do_not_fit(home: Home) -> None:
     sweep = planned(home, usd_per_gpu_hour=2.0)
     told = preview_text(sweep, preview_sweep(sweep))
     assert "space: 6 points: 4 can be planned, 2 do not fit" in told
@@ -76,7 +76,7 @@ def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
     assert not (home.root.parent / "out").exists()
 
 
-def test_a_profile_that_is_none_of_the_space_is_said_to_be_none(home: Home) -> None:
+def test_preview_reports_profile_outside_the_space(home: Home) -> None:
     sweep = planned(home, "flags: {max-running-requests: [32, 64]}")
     told = preview_text(sweep, preview_sweep(sweep))
     assert "32, 64  16" in told
@@ -84,7 +84,7 @@ def test_a_profile_that_is_none_of_the_space_is_said_to_be_none(home: Home) -> N
     assert "is not a trial" not in preview_text(planned(home), preview_sweep(planned(home)))
 
 
-def test_the_example_of_the_page_is_one_that_can_be_tried(home: Home) -> None:
+def test_documentation_example_space_is_plannable(home: Home) -> None:
     page = PAGE.read_text()
     profile = page.partition("deploy sweep ")[2].partition(" ")[0]
     sweep = planned(home, page.partition("```yaml\n")[2].partition("```")[0], profile=profile)
@@ -92,7 +92,7 @@ def test_the_example_of_the_page_is_one_that_can_be_tried(home: Home) -> None:
     assert sweep.refusal(sweep.own) == ""
 
 
-def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
+def test_capacity_warning_rejects_a_point(home: Home) -> None:
     """A warning of `up`, that requests will wait or memory may run out, is a refusal here; the profile's own is not."""
     most = "flags: {max-running-requests: [16, 5000]}"
     sweep = planned(home, most)
@@ -127,12 +127,12 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
         ({"profile": "cpu-tiny", "objective": "tok-s-per-watt"}, "`tok-s-per-watt` needs GPUs"),
     ],
 )
-def test_what_no_trial_could_tell_is_refused_at_once(home: Home, more: dict[str, object], said: str) -> None:
+def test_unmeasurable_objective_is_rejected_early(home: Home, more: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         profile_path(planned(home, **more))  # type: ignore[arg-type]
 
 
-def test_an_option_that_sglang_does_not_know_is_told_at_its_line(home: Home) -> None:
+def test_unknown_option_in_space_has_line_number(home: Home) -> None:
     text = "flags:\n  max-running-requests: [16]\n  schedule-polcy: [lpm, fcfs]\n  schedule-policy: [lpm, fcsf]\n"
     with pytest.raises(ProfileError) as error:
         planned(home, text)
@@ -142,26 +142,26 @@ def test_an_option_that_sglang_does_not_know_is_told_at_its_line(home: Home) -> 
     assert value.location.endswith("space.yaml:4")
 
 
-def test_a_text_that_is_not_there_is_told_before_anything_is_started(home: Home) -> None:
+def test_missing_text_file_is_rejected_before_start(home: Home) -> None:
     load = home.root.parent / "load.yaml"
     load.write_text("{input_tokens: 20, output_tokens: 10, prompts: text, text_file: gone.txt, request_rates: [1.0]}\n")
     with pytest.raises(ProfileError, match="cannot read `text_file`"):
         planned(home, workload=str(load))
 
 
-def test_the_default_output_is_called_as_the_profile() -> None:
+def test_default_output_is_named_after_profile() -> None:
     assert default_output("mi355x-glm-4.7-flash") == Path("results/sweep-mi355x-glm-4.7-flash")
     assert default_output("./own/house.yaml") == Path("results/sweep-house")
 
 
-def test_the_ladder_ends_at_the_rate_that_is_asked_for(home: Home) -> None:
+def test_ladder_ends_at_requested_rate(home: Home) -> None:
     sweep = planned(home, at_rps=1.7, objective="tok-s", ttft_p95_s=2.0)
     assert sweep.workload.request_rates == (0.5, 1.0, 1.5, 1.7)
     assert (sweep.workload.ramp, sweep.workload.slo.ttft_p95_s) == (None, 2.0)
     assert sweep.goal.words == "output tok/s per node at 1.7 requests/s, with a TTFT p95 of at most 2 s"
 
 
-def test_a_closed_load_has_one_point(home: Home) -> None:
+def test_closed_load_optimizes_throughput(home: Home) -> None:
     sweep = planned(home, workload=None)  # the profile's own
     assert sweep.goal.words == "output tok/s per node"
 
@@ -170,7 +170,7 @@ def trial(number: int, outcome: TrialOutcome = TrialOutcome.MEASURED, seconds: f
     return SweepTrial(number=number, point={}, outcome=outcome, seconds=seconds)
 
 
-def test_a_budget_is_of_all_calls_together(home: Home) -> None:
+def test_budget_spans_resumed_sweeps(home: Home) -> None:
     two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.REFUSED, 0.0))
     for budget, why in (
         (Budget(trials=2), "the limit of 2 trials is reached"),
@@ -189,7 +189,7 @@ def test_a_budget_is_of_all_calls_together(home: Home) -> None:
     assert affordable(planned(home, budget=Budget(hours=planned(home).about / 3600 * 2.5)), 6) == 2
 
 
-def test_servers_have_names_of_their_own(home: Home) -> None:
+def test_sweeps_use_distinct_server_names(home: Home) -> None:
     here, there = planned(home), planned(home, output=home.root.parent / "other")
     assert here.server.startswith("mi355x-tp8-sweep-")
     assert here.server != there.server
@@ -221,7 +221,7 @@ def won(sweep: Sweep, search: Search, results: dict[int, BenchResult]) -> tuple[
     return write_winners(sweep, search)
 
 
-def test_the_winner_is_a_profile_with_its_evidence(home: Home) -> None:
+def test_winner_is_written_as_profile_with_report(home: Home) -> None:
     sweep = planned(home, overrides=("server.port=31000",))
     with open_search(sweep) as search:
         [winner] = won(sweep, search, {1: tp8(), 2: tp4dp2()})
@@ -249,7 +249,7 @@ def again(search: Search, number: int, value: float, seconds: float = 600.0) -> 
     search.confirm(replace(trial(number, seconds=seconds), values=(value,)))
 
 
-def test_the_best_is_measured_again_before_it_is_named_and_who_is_within_its_noise(home: Home) -> None:
+def test_best_trials_are_repeated_before_naming_winner(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
         won(sweep, search, {1: tp8(), 2: tp4dp2()})  # 1.5 and 2.4 requests/s
@@ -268,7 +268,7 @@ def test_the_best_is_measured_again_before_it_is_named_and_who_is_within_its_noi
     assert "Trial 2: 3 runs: 2.4, 1.4, 1.6." in report.replace("\\", "")
 
 
-def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody_asks(home: Home) -> None:
+def test_only_close_contenders_are_repeated(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
         won(sweep, search, {1: tp8(), 2: tp4dp2()})
@@ -289,7 +289,7 @@ def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody
         assert next_to_confirm(front, search) is None
 
 
-def test_what_is_looked_for_stands_in_preview_and_report(home: Home) -> None:
+def test_description_is_shown_in_preview_and_report(home: Home) -> None:
     sweep = planned(home, f"description: how many at once\n{SPACE}", repeats=4)
     told = preview_text(sweep, preview_sweep(sweep))
     assert told.startswith("how many at once\n")
@@ -300,7 +300,7 @@ def test_what_is_looked_for_stands_in_preview_and_report(home: Home) -> None:
     assert "How many at once." in report.read_text()
 
 
-def test_the_profile_itself_may_win(home: Home) -> None:
+def test_original_profile_may_win(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
         [winner] = won(sweep, search, {1: tp4dp2(), 2: tp8()})
@@ -308,7 +308,7 @@ def test_the_profile_itself_may_win(home: Home) -> None:
     assert not (home.root / "profiles").exists()
 
 
-def test_a_setting_that_saturates_is_a_result_and_wins_nothing(home: Home) -> None:
+def test_saturated_trial_is_reported_but_cannot_win(home: Home) -> None:
     """It ended the whole sweep; now each trial without a value has its reason in the report."""
     sweep = planned(home, "flags: {max-running-requests: [32, 64, 128]}")
     lag = ComparabilityIssue(kind=IssueKind.CLIENT_LAGGED, detail="the load client was late: p99 70 ms")
@@ -333,7 +333,7 @@ def test_a_setting_that_saturates_is_a_result_and_wins_nothing(home: Home) -> No
     assert not (home.root / "profiles").exists()
 
 
-def test_a_repeat_that_saturates_is_worse_than_any_value(home: Home) -> None:
+def test_saturated_repeat_ranks_below_any_value(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
         won(sweep, search, {1: tp8(), 2: tp4dp2()})  # 1.5 and 2.4 requests/s
@@ -349,7 +349,7 @@ def test_a_repeat_that_saturates_is_worse_than_any_value(home: Home) -> None:
     assert "3 runs: 2.4, client-lagged (2.4, but late), saturated (TTFT p95 17.20 s exceeds 5 s)" in text
 
 
-def test_an_interrupted_trial_is_none_of_the_trials(home: Home) -> None:
+def test_interrupted_trial_is_not_counted(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
         asked = search.ask(sweep.own)
@@ -367,7 +367,7 @@ def faster(point: Point) -> Point:
     return replace(point, latency=replace(point.latency, tpot_s=spread(0.001, 0.002)))
 
 
-def test_of_equal_ones_the_profiles_own_wins_else_the_one_whose_users_wait_least(home: Home) -> None:
+def test_tie_is_won_by_profile_or_lowest_latency(home: Home) -> None:
     same = replace(tp8(), points=tuple(map(faster, tp8().points)))
     sweep = planned(home)
     with open_search(sweep) as search:
@@ -379,7 +379,7 @@ def test_of_equal_ones_the_profiles_own_wins_else_the_one_whose_users_wait_least
         assert [best.number for best in best_trials(other, search)] == [2]
 
 
-def test_a_profile_in_a_file_is_extended_by_its_path(home: Home) -> None:
+def test_winner_extends_profile_file_by_path(home: Home) -> None:
     own = home.root.parent / "house.yaml"
     own.write_text("extends: mi355x-tp8\nflags: {max-running-requests: 16}\n")
     sweep = planned(home, profile=str(own))
@@ -390,14 +390,14 @@ def test_a_profile_in_a_file_is_extended_by_its_path(home: Home) -> None:
     assert load(str(winner.profile), catalog=Catalog.of(home)).plan.profile == "house-swept"
 
 
-def test_a_file_of_the_users_is_not_written_over(home: Home) -> None:
+def test_existing_user_profile_is_not_overwritten(home: Home) -> None:
     (home.root / "profiles").mkdir()
     (home.root / "profiles/mine.yaml").write_text("extends: mi355x-tp8\n")
     with pytest.raises(UsageError, match="a profile `mine` exists"):
         profile_path(planned(home, name="mine"))
 
 
-def test_a_sweep_is_begun_or_resumed_by_one_command_at_a_time(home: Home) -> None:
+def test_sweep_directory_allows_one_command_at_a_time(home: Home) -> None:
     sweep = planned(home)
     with pytest.raises(UsageError, match="nothing to resume"), open_search(planned(home, resume=True)):
         pass
@@ -419,7 +419,7 @@ def test_a_sweep_is_begun_or_resumed_by_one_command_at_a_time(home: Home) -> Non
         pass
 
 
-def test_a_journal_that_was_cut_by_a_kill_is_read(home: Home) -> None:
+def test_truncated_journal_is_readable(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
         won(sweep, search, {1: tp8()})
@@ -439,7 +439,7 @@ def test_a_journal_that_was_cut_by_a_kill_is_read(home: Home) -> None:
         ([], None),
     ],
 )
-def test_the_kernels_that_were_missed_are_to_be_tuned_first(home: Home, misses: list[object], said: str | None) -> None:
+def test_missed_kernels_hint_at_tuning(home: Home, misses: list[object], said: str | None) -> None:
     result = tp8()
     gate: dict[str, object] = {"misses": misses}
     run = replace(result.run, provenance=replace(result.run.provenance, kernel_gate=gate))
@@ -447,7 +447,7 @@ def test_the_kernels_that_were_missed_are_to_be_tuned_first(home: Home, misses: 
     assert (said in told) if said and told else told is said
 
 
-def test_a_late_client_is_told_before_a_missed_limit(home: Home) -> None:
+def test_client_lag_takes_precedence_over_saturation(home: Home) -> None:
     """It was called saturated, while `compare` and `history` called the same result client-lagged."""
     sweep = planned(home, objective="tok-s", at_rps=2.0, ttft_p95_s=0.1)
     lag = ComparabilityIssue(kind=IssueKind.CLIENT_LAGGED, detail="the load client was late", point="2")
@@ -460,7 +460,7 @@ def test_a_late_client_is_told_before_a_missed_limit(home: Home) -> None:
     assert ended[1].why.endswith(", but the load client was late")
 
 
-def test_the_best_is_compared_with_the_next_as_compare_does(home: Home) -> None:
+def test_best_is_compared_with_runner_up_like_compare(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
         won(sweep, search, {1: tp4dp2(), 2: tp8()})  # 2.4 and 1.5 requests/s
@@ -481,7 +481,7 @@ def test_the_best_is_compared_with_the_next_as_compare_does(home: Home) -> None:
     assert "measured once" not in text, "each was measured several times"
 
 
-def test_the_report_lists_the_points_of_the_best_beside_the_front(home: Home) -> None:
+def test_report_lists_points_of_the_best_trial(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
         [winner] = won(sweep, search, {1: tp8(), 2: tp8()})
@@ -498,14 +498,14 @@ def test_the_report_lists_the_points_of_the_best_beside_the_front(home: Home) ->
         ({"objective": "tok-s"}, False),
     ],
 )
-def test_an_objective_that_a_fixed_rate_decides_is_told(home: Home, more: dict[str, object], warns: bool) -> None:
+def test_objective_fixed_by_rate_prints_a_warning(home: Home, more: dict[str, object], warns: bool) -> None:
     sweep = planned(home, **more)  # type: ignore[arg-type]
     assert (
         "all values that sustain 2 requests/s deliver the same tok/s" in preview_text(sweep, preview_sweep(sweep))
     ) is warns
 
 
-def test_the_server_of_a_trial_joins_no_gateway(home: Home) -> None:
+def test_trial_server_joins_no_gateway(home: Home) -> None:
     """Requests of the gateway's users would be measured with the trial's own."""
     sweep = planned(home, overrides=("server.gateway=pair",))
     request = _up_request(sweep, Suggestion(point=next(sweep.space.points()), own=True, trial=None))

@@ -30,7 +30,7 @@ def contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     return {"DOCKER_CONFIG": str(tmp_path)}
 
 
-def test_who_is_asked_first(contexts: dict[str, str]) -> None:
+def test_docker_endpoint_precedence(contexts: dict[str, str]) -> None:
     assert docker_endpoint(None, {"HOME": "/nowhere"}) == DEFAULT
     assert docker_endpoint(None, contexts) == REMOTE
     assert docker_endpoint(None, {**contexts, "DOCKER_CONTEXT": "default"}) == DEFAULT
@@ -38,13 +38,13 @@ def test_who_is_asked_first(contexts: dict[str, str]) -> None:
     assert docker_endpoint("ssh://other", {**contexts, "DOCKER_HOST": "unix:///x"}) == "ssh://other"
 
 
-def test_the_sdk_starts_where_the_command_builds(contexts: dict[str, str], tmp_path: Path) -> None:
+def test_sdk_and_cli_use_same_docker_host(contexts: dict[str, str], tmp_path: Path) -> None:
     """With a chosen context the command built on one machine and the SDK started on another."""
     command = DockerCli(program="docker", version="27", builder="buildkit", host=docker_endpoint(None, contexts))
     assert command.env["DOCKER_HOST"] == DockerHost(Home(tmp_path), environ=contexts).url == REMOTE
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{", '{"currentContext": 1}'])
-def test_a_configuration_that_cannot_be_read_chooses_nothing(tmp_path: Path, config: str) -> None:
+def test_invalid_docker_configuration_is_ignored(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     assert docker_endpoint(None, {"DOCKER_CONFIG": str(tmp_path)}) == DEFAULT

@@ -29,7 +29,7 @@ def looks(*machines: str) -> Sequence[GpuInventory | None]:
     return [read_amd(survey_of(machine)) for machine in machines]
 
 
-def test_it_waits_until_each_gpu_has_drained_and_says_what_it_waits_for() -> None:
+def test_wait_reports_gpus_until_vram_is_released() -> None:
     clock, said = Clock(), list[str]()
     reads = iter(looks("mi355x-half-drained", "mi355x-half-drained", "mi355x-healthy"))
     seconds = wait_for_vram_release(
@@ -40,7 +40,7 @@ def test_it_waits_until_each_gpu_has_drained_and_says_what_it_waits_for() -> Non
     assert len(said) == 2
 
 
-def test_only_the_gpus_of_the_plan_count() -> None:
+def test_only_gpus_of_the_plan_are_checked() -> None:
     (half,) = looks("mi355x-half-drained")
     assert wait_for_vram_release(lambda: half, gpus=range(4), clock=Clock(), sleep=pytest.fail) == 0.0
     clock = Clock()
@@ -48,7 +48,7 @@ def test_only_the_gpus_of_the_plan_count() -> None:
         wait_for_vram_release(lambda: half, gpus=range(4, 8, 2), clock=clock, sleep=clock.sleep)
 
 
-def test_it_gives_up_after_its_limit_and_says_who_holds_it() -> None:
+def test_timeout_names_processes_using_vram() -> None:
     clock = Clock()
     (held,) = looks("mi355x-held")
     with pytest.raises(HostError, match=r"after 900 s: gpu 2 85%; used by python3 \(pid 48213, gpu 2, 243.9 GiB\)"):
@@ -56,7 +56,7 @@ def test_it_gives_up_after_its_limit_and_says_who_holds_it() -> None:
     assert clock.now == 900.0
 
 
-def test_vram_that_cannot_be_read_is_not_taken_for_empty() -> None:
+def test_unreadable_vram_is_an_error() -> None:
     (healthy, truncated) = looks("mi355x-healthy", "mi355x-truncated")
     assert healthy is not None
     silent = replace(healthy, gpus=tuple(replace(gpu, vram_used=None) for gpu in healthy.gpus))

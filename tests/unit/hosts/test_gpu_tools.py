@@ -15,7 +15,7 @@ def amd(machine: str) -> GpuInventory:
     return inventory
 
 
-def test_a_healthy_mi355x_node() -> None:
+def test_healthy_mi355x_node_is_parsed() -> None:
     node = amd("mi355x-healthy")
     assert (node.tool, node.driver, node.toolkit, node.faults) == ("amd-smi", "6.16.13", "7.2.0", ())
     assert [gpu.index for gpu in node.gpus] == list(range(8))
@@ -26,23 +26,23 @@ def test_a_healthy_mi355x_node() -> None:
     assert node.processes == ()
 
 
-def test_the_process_that_holds_vram_is_named_with_its_gpu() -> None:
+def test_process_using_vram_is_listed_with_gpu() -> None:
     node = amd("mi355x-held")
     assert holders(node, [2]) == ("python3 (pid 48213, gpu 2, 243.9 GiB)",)
     assert holders(node, [0, 1]) == ()
 
 
-def test_bare_lists_and_bare_numbers_of_older_releases() -> None:
+def test_older_amd_smi_format_is_parsed() -> None:
     node = amd("mi300x-rocm-6.2")
     assert [(gpu.arch, gpu.vram_bytes, gpu.vram_used) for gpu in node.gpus] == [("gfx942", 196592 * MIB, 285 * MIB)] * 2
     assert [(p.pid, p.gpu, p.vram_bytes) for p in node.processes] == [(1177, 0, 512 * MIB)]
 
 
-def test_lines_before_the_json_do_no_harm() -> None:
+def test_text_before_json_is_skipped() -> None:
     assert amd("mi355x-warnings") == amd("mi355x-healthy")
 
 
-def test_what_cannot_be_read_is_said_and_hides_nothing_else() -> None:
+def test_unreadable_tool_output_is_reported() -> None:
     node = amd("mi355x-truncated")
     assert node.gpus == ()
     assert len(node.faults) == 1
@@ -50,13 +50,13 @@ def test_what_cannot_be_read_is_said_and_hides_nothing_else() -> None:
     assert "driver not initialized" in amd("mi355x-no-driver").faults[0]
 
 
-def test_a_tool_that_hangs_is_told_apart() -> None:
+def test_tool_timeout_is_reported() -> None:
     node = read_amd(Survey({"amd-smi static": Section(124, "")}))
     assert node is not None
     assert "`amd-smi static` did not respond within 30 s" in node.faults
 
 
-def test_a_driver_without_a_tool_still_tells_gfx_and_cus() -> None:
+def test_driver_without_tool_reports_arch_and_compute_units() -> None:
     node = read_amd(Survey({"kfd": survey_of("mi300x-driver")["kfd"]}))
     assert node is not None
     assert [(gpu.arch, gpu.compute_units, gpu.vram_used) for gpu in node.gpus] == [("gfx942", 304, None)] * 2
@@ -64,14 +64,14 @@ def test_a_driver_without_a_tool_still_tells_gfx_and_cus() -> None:
 
 
 @pytest.mark.parametrize("value", ['"N/A"', "null", '{"value": "N/A", "unit": "MB"}', "[]"])
-def test_what_a_gpu_does_not_tell_is_unknown_and_not_zero(value: str) -> None:
+def test_missing_gpu_values_are_unknown_not_zero(value: str) -> None:
     text = f'{{"gpu_data": [{{"gpu": 0, "asic": {value}, "vram": {{"size": {value}}}}}]}}'
     node = read_amd(Survey({"amd-smi static": Section(0, text)}))
     assert node is not None
     assert (node.gpus[0].arch, node.gpus[0].vram_bytes, node.gpus[0].used_share) == (None, None, None)
 
 
-def test_an_h200_idle_and_held() -> None:
+def test_idle_and_busy_h200_are_parsed() -> None:
     idle, held = read_nvidia(survey_of("h200-idle")), read_nvidia(survey_of("h200-held"))
     assert idle is not None
     assert held is not None
@@ -83,7 +83,7 @@ def test_an_h200_idle_and_held() -> None:
     assert (held.processes[0].vram_bytes or 0) > 40 * GIB
 
 
-def test_nvidia_smi_without_a_driver() -> None:
+def test_nvidia_smi_without_driver_is_reported() -> None:
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
     node = read_nvidia(Survey({"nvidia gpus": Section(9, said)}))
     assert node is not None
@@ -91,6 +91,6 @@ def test_nvidia_smi_without_a_driver() -> None:
     assert "couldn't communicate" in node.faults[0]
 
 
-def test_a_machine_without_gpus_has_none() -> None:
+def test_host_without_gpus_has_no_node() -> None:
     assert read_amd(Survey({})) is None
     assert read_nvidia(Survey({})) is None

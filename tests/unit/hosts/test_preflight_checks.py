@@ -56,7 +56,7 @@ def raised(report: PreflightReport) -> set[str]:
     return {item.check for item in report.findings if item.level is not Level.INFO}
 
 
-def test_a_port_of_our_own_server_is_freed_by_the_tool() -> None:
+def test_port_used_by_own_server_hints_at_down() -> None:
     plan = plan_of("cpu-tiny", "server.port=30010")
     inode = "41234"
     line = f"   0: 0100007F:753A 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 {inode} 1"
@@ -104,7 +104,7 @@ def meminfo(available: int, *nodes: int) -> dict[str, str]:
         ),
     ],
 )
-def test_the_host_has_the_memory_of_the_cache_tier(
+def test_host_memory_is_checked_against_cache_tier(
     memory: dict[str, str], flags: tuple[str, ...], check: str, level: Level, found: str
 ) -> None:
     report = look("mi355x-healthy", plan_of("mi355x-tp4dp2-tiers", *flags), **memory)
@@ -115,14 +115,14 @@ def test_the_host_has_the_memory_of_the_cache_tier(
     assert "host memory" not in {item.check for item in look("mi355x-healthy", **memory).findings}
 
 
-def test_the_tier_of_one_role_counts() -> None:
+def test_cache_tier_of_single_role_is_counted() -> None:
     """Prefill alone has a tier: the plan's own value is 0."""
     flags = ("layout.prefill.flags.enable-hierarchical-cache=true", "layout.prefill.flags.hicache-size=500")
     plan = plan_of("mi355x-1p1d", *flags, "engine=sglang-0.5.20-rocm")
     assert only(look("mi355x-healthy", plan, **meminfo(2000)), "host memory").level is Level.FAIL
 
 
-def test_a_healthy_node_is_ready() -> None:
+def test_healthy_node_passes_preflight() -> None:
     report = look("mi355x-healthy")
     assert raised(report) == set()
     assert only(report, "gpu arch").found == "8 x gfx950"
@@ -130,26 +130,26 @@ def test_a_healthy_node_is_ready() -> None:
     report.require()
 
 
-def test_a_node_that_still_drains_says_which_gpus_and_how_much() -> None:
+def test_vram_in_use_lists_gpus_and_shares() -> None:
     finding = only(look("mi355x-half-drained"), "vram in use")
     assert finding.level is Level.FAIL
     assert finding.found.startswith("gpu 4 41%, gpu 5 41%, gpu 6 41%, gpu 7 41%; used by no visible process")
 
 
-def test_who_holds_vram_is_named_and_how_to_stop_it() -> None:
+def test_process_using_vram_is_named_with_kill_hint() -> None:
     finding = only(look("mi355x-held"), "vram in use")
     assert "python3 (pid 48213, gpu 2, 243.9 GiB)" in finding.found
     assert "`kill 48213`" in finding.hint
 
 
-def test_gpus_that_the_plan_does_not_take_may_be_busy() -> None:
+def test_busy_gpus_outside_the_plan_are_ignored() -> None:
     plan = plan_of("mi355x-tp8")
     four = replace(plan, layout=replace(plan.layout, tp=4))
     assert only(look("mi355x-half-drained", four), "vram in use").level is Level.INFO
     assert only(look("mi355x-half-drained", plan), "vram in use").level is Level.FAIL
 
 
-def test_a_gpu_is_missing() -> None:
+def test_missing_gpu_fails_preflight() -> None:
     lost = only(look("mi355x-gpu-missing"), "gpus")
     assert lost.level is Level.FAIL
     assert lost.hint.endswith("; or `deploy up --model amd/GLM-5.2-MXFP4` proposes a profile for this host's GPUs")
@@ -160,7 +160,7 @@ def test_a_gpu_is_missing() -> None:
     assert "`--set hardware.gpus=7`" in part.hint
 
 
-def test_other_gpus_are_told_by_gfx_and_cus() -> None:
+def test_wrong_gpu_model_fails_preflight() -> None:
     plan = plan_of("mi355x-tp8")
     two = replace(plan, layout=replace(plan.layout, tp=2))
     report = look("mi300x-rocm-6.2", two)
@@ -170,19 +170,19 @@ def test_other_gpus_are_told_by_gfx_and_cus() -> None:
     assert only(report, "vram").level is Level.FAIL
 
 
-def test_a_tool_that_prints_half_its_json_is_not_taken_for_no_gpus() -> None:
+def test_truncated_tool_output_is_not_reported_as_no_gpus() -> None:
     report = look("mi355x-truncated")
     assert only(report, "gpus").level is Level.FAIL
     assert "`amd-smi static` printed no JSON" in only(report, "gpu tool").found
     assert only(report, "gpu tool").hint == "run it by hand and read its output"
 
 
-def test_a_driver_without_its_tool_asks_for_the_tool() -> None:
+def test_driver_without_tool_hints_at_installation() -> None:
     tool = only(look("mi300x-driver"), "gpu tool")
     assert (tool.level, tool.hint) == (Level.WARN, "install `amd-smi`")
 
 
-def test_a_machine_without_gpus_says_so() -> None:
+def test_host_without_matching_gpus_fails_preflight() -> None:
     nvidia = look("h200-idle")
     assert only(nvidia, "gpus").found == "no AMD GPU (1 of NVIDIA)"
     with pytest.raises(HostError) as caught:
@@ -191,13 +191,13 @@ def test_a_machine_without_gpus_says_so() -> None:
     assert "gpus: no AMD GPU" in caught.value.problems[0].message
 
 
-def test_a_cpu_plan_looks_for_no_gpu() -> None:
+def test_cpu_plan_skips_gpu_checks() -> None:
     report = look("h200-idle", plan_of("cpu-tiny"))
     assert report.ready
     assert only(report, "gpus").found == "not queried"
 
 
-def test_an_nvidia_node() -> None:
+def test_nvidia_node_is_checked() -> None:
     plan = plan_of("b200-tp8")
     one = replace(
         plan,
@@ -225,13 +225,13 @@ def test_an_nvidia_node() -> None:
         ("cpus_allowed", "Cpus_allowed_list:\t64-127\n", "cpu affinity", "SGLANG_SET_CPU_AFFINITY=0"),
     ],
 )
-def test_around_the_gpus(section: str, text: str, check: str, hint: str) -> None:
+def test_host_setting_problem_has_a_hint(section: str, text: str, check: str, hint: str) -> None:
     report = look("mi355x-healthy", **{section: text})
     assert raised(report) == {check}
     assert hint in only(report, check).hint
 
 
-def test_a_process_needs_open_devices_and_locked_memory() -> None:
+def test_process_runtime_needs_device_access_and_memlock() -> None:
     plan = plan_of("mi355x-tp8", runtime="process")
     closed = "/dev/kfd 109 render closed\n/dev/dri/renderD128 109 render closed\n"
     report = look("mi355x-healthy", plan, devices=closed, memlock="8192\n", user="1000\namd\n")
@@ -240,13 +240,13 @@ def test_a_process_needs_open_devices_and_locked_memory() -> None:
     assert raised(look("mi355x-healthy", plan)) == set()
 
 
-def test_the_cpus_sglang_binds_each_rank_to() -> None:
+def test_cpus_bound_to_each_rank_match_sglang() -> None:
     assert bound_cpus(1, 8, cores=128, cpus=256) == set(range(16, 32)) | set(range(144, 160))
     assert bound_cpus(5, 4, cores=128, cpus=128) == set(range(32, 64))
     assert bound_cpus(3, 8, cores=2, cpus=2) == set()
 
 
-def test_room_is_summed_over_what_shares_a_file_system() -> None:
+def test_disk_needs_are_summed_per_file_system() -> None:
     disk = "F B U A C M\n/dev/nvme0n1 500000000 0 {} 0% /\n"
     spaces = (
         DiskNeed(purpose="weights", directory="/a", size=408 * GIB),
@@ -259,7 +259,7 @@ def test_room_is_summed_over_what_shares_a_file_system() -> None:
     assert finding.needed == "472.0 GiB for weights and image"
 
 
-def test_a_port_that_is_taken() -> None:
+def test_occupied_port_fails_with_free_port_hint() -> None:
     line = "   0: 0100007F:{:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 640 1\n"
     table = "  sl\n" + line.format(30000) + line.format(30001)
     finding = only(look("mi355x-healthy", sockets=table), "port 30000")
@@ -267,7 +267,7 @@ def test_a_port_that_is_taken() -> None:
     assert "`--set server.port=30002`" in finding.hint
 
 
-def test_the_image() -> None:
+def test_image_check_reports_missing_or_changed_image() -> None:
     plan = plan_of("mi355x-tp8")
     pinned = replace(plan, engine=replace(plan.engine, image_digest="sha256:" + "a" * 64))
 
@@ -297,9 +297,7 @@ def test_the_image() -> None:
         ("http: server gave HTTP response to HTTPS client", Level.WARN, "cannot query the registry"),  # a pull may work
     ],
 )
-def test_an_image_that_cannot_be_pulled_fails_before_the_checkpoint_is_downloaded(
-    error: str, level: Level, found: str
-) -> None:
+def test_unavailable_image_fails_preflight(error: str, level: Level, found: str) -> None:
     plan = plan_of("mi355x-tp8")
     alone = replace(plan, engine=replace(plan.engine, image_fallbacks=()))
     finding = only(look("mi355x-healthy", alone, docker=docker_told(missing=error)), "image")
@@ -313,9 +311,7 @@ def test_an_image_that_cannot_be_pulled_fails_before_the_checkpoint_is_downloade
         ("inspect", "[]", Level.INFO),  # the image is here by its pinned digest, without its tag
     ],
 )
-def test_a_registry_that_only_the_daemon_reaches_or_needs_not_is_no_failure(
-    command: str, says: str, level: Level
-) -> None:
+def test_registry_unreachable_from_client_is_not_fatal(command: str, says: str, level: Level) -> None:
     plan = plan_of("mi355x-tp8")
     pinned = replace(plan, engine=replace(plan.engine, image_digest="sha256:" + "a" * 64))
     silent = docker_told(missing="lookup hub: no such host")
@@ -328,7 +324,7 @@ def test_a_registry_that_only_the_daemon_reaches_or_needs_not_is_no_failure(
     assert only(look("mi355x-healthy", pinned, docker=docker), "image").level is level
 
 
-def test_the_checkpoint_and_the_token_to_fetch_it_with() -> None:
+def test_incomplete_checkpoint_and_missing_token_are_reported() -> None:
     def lacking() -> str:
         problems = [Problem(f"`model-{n}.safetensors` is missing") for n in range(5)]
         raise CheckpointError("the checkpoint is incomplete", problems=problems)
@@ -342,7 +338,7 @@ def test_the_checkpoint_and_the_token_to_fetch_it_with() -> None:
     assert whole.ready
 
 
-def test_a_checkpoint_that_can_still_be_fetched_is_no_fault() -> None:
+def test_missing_downloadable_checkpoint_is_only_a_warning() -> None:
     """A fresh node is asked before anything is downloaded to it."""
 
     def nothing() -> str:
@@ -368,7 +364,7 @@ def test_a_checkpoint_that_can_still_be_fetched_is_no_fault() -> None:
         ({"SGLANG_KEY": "key-4711\n"}, Level.INFO),
     ],
 )
-def test_an_api_key_that_is_named_must_be_there_and_be_one(environ: dict[str, str], level: Level) -> None:
+def test_named_api_key_variable_must_be_valid(environ: dict[str, str], level: Level) -> None:
     plan = plan_of("mi355x-tp8")
     keyed = replace(plan, server=replace(plan.server, api_key_env="SGLANG_KEY"))
     assert only(look("mi355x-healthy", keyed, environ={"PATH": os.defpath, **environ}), "api key").level is level
@@ -385,17 +381,17 @@ def test_an_api_key_that_is_named_must_be_there_and_be_one(environ: dict[str, st
         ("nvidia", "12.8", "13.0", False),
     ],
 )
-def test_which_driver_carries_which_image(vendor: str, host: str, image: str, *, runs: bool) -> None:
+def test_driver_compatibility_with_image_toolkit(vendor: str, host: str, image: str, *, runs: bool) -> None:
     assert carries(vendor, host, image) is runs
 
 
-def test_the_toolkit_stands_in_the_tag() -> None:
+def test_toolkit_version_is_read_from_image_tag() -> None:
     assert image_toolkit(plan_of("mi355x-tp8")) == "7.2"
     assert image_toolkit(plan_of("b200-tp8")) == "13.0"
     assert image_toolkit(plan_of("cpu-tiny")) is None
 
 
-def test_the_report_reads_the_same_for_people_and_programs() -> None:
+def test_report_text_and_dictionary_agree() -> None:
     report = look("mi355x-held")
     assert report.to_dict()["ready"] is False
     text = report.to_text()
@@ -403,7 +399,7 @@ def test_the_report_reads_the_same_for_people_and_programs() -> None:
     assert "vram in use: stop them: `kill 48213`" in text
 
 
-def test_a_checkpoint_of_another_size_than_was_planned_with_is_told() -> None:
+def test_unexpected_checkpoint_size_is_a_warning() -> None:
     plan = plan_of("mi355x-tp8")
     smaller = only(look("mi355x-healthy", plan, checkpoint=lambda: ("80 shards, 380.0 GB", 380 * 10**9)), "checkpoint")
     assert (smaller.level, smaller.found, smaller.needed) == (Level.WARN, "80 shards, 380.0 GB", "complete, 438.0 GB")
@@ -412,7 +408,7 @@ def test_a_checkpoint_of_another_size_than_was_planned_with_is_told() -> None:
     assert only(look("mi355x-healthy", tiny, checkpoint=lambda: ("1 shard", 878_000)), "checkpoint").level is Level.INFO
 
 
-def test_the_gpus_that_a_plan_takes_are_those_it_names() -> None:
+def test_plan_with_base_gpu_checks_only_its_gpus() -> None:
     """Four of a node whose last four still drain: the second half is looked at, and the first is not."""
     second = plan_of("mi355x-tp8", "layout.tp=4", "flags.base-gpu-id=4", "hardware.gpus=8")
     assert list(second.gpus) == [4, 5, 6, 7]
@@ -421,7 +417,7 @@ def test_the_gpus_that_a_plan_takes_are_those_it_names() -> None:
     assert only(look("mi355x-half-drained", first), "vram in use").level is Level.INFO
 
 
-def test_a_server_on_one_gpu_misses_no_other() -> None:
+def test_single_gpu_plan_needs_one_gpu() -> None:
     assert only(look("h200-idle", plan_of("h200-tiny")), "gpus").level is Level.INFO
 
 
@@ -442,7 +438,7 @@ DECODE_CACHE = "layout.decode.flags.disaggregation-decode-enable-radix-cache=tru
         ("", None, Level.FAIL, "no NIC"),
     ],
 )
-def test_the_image_sees_the_nics_of_the_host(nics: str, inside: str | None, level: Level, found: str) -> None:
+def test_image_must_see_host_rdma_devices(nics: str, inside: str | None, level: Level, found: str) -> None:
     """With another ABI of the NIC's driver, an image has no RDMA device (sglang #33374)."""
 
     def docker(argv: Sequence[str]) -> CompletedProgram:
@@ -460,14 +456,14 @@ def test_the_image_sees_the_nics_of_the_host(nics: str, inside: str | None, leve
     assert [each.found for each in report.findings if each.check == "gid"] == ["index 1 on this host"] * bool(nics)
 
 
-def test_nics_matter_only_where_a_cache_crosses_over_rdma() -> None:
+def test_rdma_is_checked_only_for_rdma_transfer() -> None:
     for transfer in ("", "mooncake over tcp"):
         plan = plan_of("mi355x-tp8", transfer=transfer)
         assert not [finding for finding in look("mi355x-healthy", plan).findings if finding.check == "rdma"]
 
 
 @pytest.mark.parametrize(("weights", "level"), [(30 * GIB, Level.INFO), (50 * GIB, Level.WARN), (70 * GIB, Level.FAIL)])
-def test_weights_beyond_the_memory_of_a_host_on_cpus(weights: int, level: Level) -> None:
+def test_cpu_host_memory_is_checked_against_weights(weights: int, level: Level) -> None:
     plan = plan_of("cpu-tiny", f"model.weights_size={weights}")
     text = f"MemTotal: {64 << 20} kB\nMemAvailable: {40 << 20} kB\n"
     found = only(look("mi355x-healthy", plan, memory=text), "memory")

@@ -12,18 +12,18 @@ from orchestrator.hosts.ssh import ssh_runner
 from orchestrator.hosts.survey import MACHINE_SECTIONS, Section, parse, script, survey
 
 
-def test_each_command_is_fenced_by_name_and_exit_code() -> None:
+def test_each_command_is_delimited_by_name_and_exit_code() -> None:
     assert script({"a b": "true"}).splitlines()[-1] == ("printf '\\036%s\\n' 'a b'; ( true ) 2>&1; printf '\\037%d' $?")
 
 
-def test_sections_come_back_and_a_cut_one_is_left_out() -> None:
+def test_truncated_section_is_dropped() -> None:
     assert parse("\x1ea b\nline\nline\n\x1f0\x1ec\n\x1f127\x1ed\nhalf") == {
         "a b": Section(0, "line\nline\n"),
         "c": Section(127, ""),
     }
 
 
-def test_a_machine_that_cannot_be_looked_at() -> None:
+def test_unreachable_host_is_an_error() -> None:
     refused = CompletedProgram(
         argv=(), code=255, stdout="", stderr="ssh: connect to host node port 22: Connection refused\n"
     )
@@ -31,7 +31,7 @@ def test_a_machine_that_cannot_be_looked_at() -> None:
         survey(lambda _argv: refused, MACHINE_SECTIONS)
 
 
-def test_a_far_machine_is_reached_without_a_password_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ssh_runs_in_batch_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, ...]] = []
 
     def attempt(argv: Sequence[str], *, timeout: float) -> CompletedProgram:
@@ -46,7 +46,7 @@ def test_a_far_machine_is_reached_without_a_password_prompt(monkeypatch: pytest.
     assert argv[-5:] == ("-p", "2222", "--", "amd@node", "cat '/proc/a b'")
 
 
-def test_a_node_as_values() -> None:
+def test_survey_is_parsed_into_values() -> None:
     disk = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/nvme0n1 100 60 40 60% /data\n"
     node = {**sections("mi355x-healthy"), "disk /data/models": disk, "memlock": "8192\n"}
     machine = read_machine(survey(runner_of(node), {}))
@@ -57,7 +57,7 @@ def test_a_node_as_values() -> None:
     assert (len(machine.cpus_allowed), machine.cores, machine.numa_balancing) == (256, 128, False)
 
 
-def test_the_kernel_s_lists() -> None:
+def test_cpu_list_and_listening_ports_are_parsed() -> None:
     assert cpu_list("0-2,8\n") == {0, 1, 2, 8}
     table = (
         "  sl  local_address rem_address   st tx_queue rx_queue\n"

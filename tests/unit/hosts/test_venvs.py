@@ -22,7 +22,7 @@ def images(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_shipped_list_pins_every_package_and_asks_for_the_cpu_build_of_torch() -> None:
+def test_shipped_requirements_pin_packages_and_cpu_torch() -> None:
     lines = (data_root() / "images/sglang-cpu-0.5.14.txt").read_text().splitlines()
     packages = [line for line in lines if line and not line.startswith("#")]
 
@@ -31,7 +31,7 @@ def test_shipped_list_pins_every_package_and_asks_for_the_cpu_build_of_torch() -
     assert all(package.count("==") == 1 for package in packages)
 
 
-def test_key_changes_with_the_list_and_with_the_shim(images: Path) -> None:
+def test_venv_key_depends_on_requirements_and_shim(images: Path) -> None:
     first = _Recipe.read(images / "engine.txt", images / "cpu_shim").digest
     (images / "cpu_shim/shim.py").write_text("changed")
     second = _Recipe.read(images / "engine.txt", images / "cpu_shim").digest
@@ -41,7 +41,7 @@ def test_key_changes_with_the_list_and_with_the_shim(images: Path) -> None:
     assert len({first, second, third}) == 3
 
 
-def test_shim_belongs_to_a_cpu_torch_only(images: Path) -> None:
+def test_shim_is_used_only_with_cpu_torch(images: Path) -> None:
     (images / "engine.txt").write_text("torch==2.13.0+cu130\n")
 
     assert _Recipe.read(images / "engine.txt", images / "cpu_shim").shim == ()
@@ -59,7 +59,7 @@ def test_finished_environment_is_reused(images: Path, tmp_path: Path) -> None:
     assert (environment.python, environment.built) == (folder / "bin/python", False)
 
 
-def test_list_that_is_not_there_is_named(images: Path, tmp_path: Path) -> None:
+def test_missing_requirement_file_is_named(images: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"no requirement file `other\.txt`"):
         ensure_venv(images / "other.txt", home=Home(tmp_path), progress=Progress())
 
@@ -72,11 +72,11 @@ def test_list_that_is_not_there_is_named(images: Path, tmp_path: Path) -> None:
         ("Because there is no version of orjson==3 and you require orjson==3", "PIP_INDEX_URL"),
     ],
 )
-def test_hint_follows_from_what_uv_said(said: str, advice: str) -> None:
+def test_hint_depends_on_uv_error(said: str, advice: str) -> None:
     assert advice in hint(said)
 
 
-def test_an_environment_that_the_disk_cannot_hold_is_refused_before_it_is_begun(tmp_path: Path) -> None:
+def test_insufficient_disk_space_is_rejected_before_install(tmp_path: Path) -> None:
     requirements = tmp_path / "engine-1.txt"
     requirements.write_text("# Installed size: 900,000,000 MB (an engine of tomorrow)\npackaging==26.0\n")
     home = Home(tmp_path / "home")
@@ -116,7 +116,7 @@ class Recording(Progress):
         self.beside.append(transient)
 
 
-def test_what_uv_does_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_progress_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def follow(_argv: object, take: object, **_: object) -> int:
         assert callable(take)
         for line in UV.splitlines():
@@ -131,7 +131,7 @@ def test_what_uv_does_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Downloading scipy (33.7MiB)" in progress.beside
 
 
-def test_uv_is_told_what_pip_knows_of_indexes_and_certificates() -> None:
+def test_pip_settings_are_passed_to_uv() -> None:
     listed = """\
 :env:.index-url='https://mirror.example/simple'
 global.cert='/etc/ssl/certs/ca-certificates.crt'
@@ -147,7 +147,7 @@ install.find-links='\\n/opt/wheels\\n/opt/more'"""
     }
 
 
-def test_what_uv_is_told_itself_stands() -> None:
+def test_uv_settings_take_precedence_over_pip() -> None:
     listed = "global.index-url='https://mirror.example/simple'"
     assert pip_settings_for_uv(listed, {"UV_DEFAULT_INDEX": "https://own.example"}) == {}
     assert pip_settings_for_uv("", {}) == {}

@@ -94,7 +94,7 @@ def written(home: Home) -> list[str]:
     )
 
 
-def test_of_a_version_that_is_not_there_nothing_else_is_asked(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_version_suggests_nearest_one(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = "ERROR: … sglang==0.5.21 (from versions: 0.5.20, 0.5.22)"
     monkeypatch.setattr(
         "orchestrator.images.patch_check.run",
@@ -105,14 +105,14 @@ def test_of_a_version_that_is_not_there_nothing_else_is_asked(home: Home, monkey
     assert written(home) == []
 
 
-def test_a_wheel_is_asked_for_what_it_does_not_say(home: Home) -> None:
+def test_platform_missing_from_wheel_is_requested(home: Home) -> None:
     [platform] = refused("0.5.20")
     assert "cannot read `platform`: all platforms have the same wheel | `--set platform=rocm`" in platform
     assert written(home) == []
 
 
 @pytest.mark.usefixtures("home")
-def test_an_engine_without_an_image_says_so_and_takes_one_at_a_start() -> None:
+def test_engine_without_image_accepts_image_at_start() -> None:
     """A release may have no image yet: its options and the state of its patches are known all the same."""
     done = deploy("add", "engine", "0.5.20", "--set", "platform=rocm", "--name", "own")
     assert done.exit_code == 0, done.stderr
@@ -125,7 +125,7 @@ def test_an_engine_without_an_image_says_so_and_takes_one_at_a_start() -> None:
     assert load("mi355x-tp8-current", overrides=["engine=own", "engine.image=mine:1"]).plan.engine.image == "mine:1"
 
 
-def test_the_file_says_behind_each_fact_what_says_so(home: Home) -> None:
+def test_engine_file_comments_name_sources(home: Home) -> None:
     done = deploy("add", "engine", "v0.5.20", *GIVEN, "--name", "own")
     assert done.exit_code == 0, done.stderr
     assert (
@@ -146,7 +146,7 @@ dockerfile: sglang-rocm  # of its platform
     assert "the image's aiter is unknown" in done.stderr
 
 
-def test_what_contradicts_is_refused_and_nothing_is_written(home: Home, tmp_path: Path) -> None:
+def test_contradicting_input_is_rejected_without_writing(home: Home, tmp_path: Path) -> None:
     [named] = refused("0.5.20", "--set", "platform=rocm", "--set", "image=a/sglang:v0.5.19-rocm720-mi35x")
     assert named.startswith("`version` is 0.5.20, but the name of `a/sglang:v0.5.19-rocm720-mi35x` says sglang 0.5.19")
     other = wheel(tmp_path / "sglang-0.5.19-py3-none-any.whl", "0.5.19")
@@ -166,7 +166,7 @@ def test_what_contradicts_is_refused_and_nothing_is_written(home: Home, tmp_path
     assert written(home) == []
 
 
-def test_a_name_that_is_taken_is_kept() -> None:
+def test_existing_engine_needs_replace_option() -> None:
     [shipped] = refused("0.5.20", *GIVEN, fault=UsageError)
     assert shipped.startswith("an engine `sglang-0.5.20-rocm` exists")
     for again in ((), ("--replace",)):
@@ -177,9 +177,7 @@ def test_a_name_that_is_taken_is_kept() -> None:
     assert none.startswith("invalid name `../own` for an engine")
 
 
-def test_a_table_that_is_not_known_is_asked_of_the_engines_own_parser(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_flag_table_is_generated_from_engine_parser(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel(home.root / "wheels/sglang-0.5.99-py3-none-any.whl", "0.5.99")
     table = '{"sglang": "0.5.99", "flags": {"port": {"takes_value": true}}}\n'
     monkeypatch.setattr(flag_tables, "run", lambda _: CompletedProgram(argv=(), code=0, stdout=table, stderr=""))
@@ -193,7 +191,7 @@ def test_a_table_that_is_not_known_is_asked_of_the_engines_own_parser(
 
 
 @pytest.mark.usefixtures("image")
-def test_an_image_says_all_of_it(home: Home) -> None:
+def test_image_supplies_all_engine_facts(home: Home) -> None:
     said = json.loads(deploy("add", "engine", IMAGE, "--name", "own", "--json").stdout)
     engine = read_model(home.root / "profiles/engines/own.yaml", EngineFile, "own")
     assert (engine.version, engine.platform, engine.dockerfile) == ("0.5.20", "rocm", "sglang-rocm")
@@ -206,7 +204,7 @@ def test_an_image_says_all_of_it(home: Home) -> None:
 
 
 @pytest.mark.usefixtures("image")
-def test_its_own_rows_are_what_coverage_knows_without_the_image(home: Home) -> None:
+def test_recorded_image_tables_are_used_for_coverage(home: Home) -> None:
     """An aiter that is not among those known here: its image was read once."""
     choice = ("engine=own",)
     assert deploy("add", "engine", IMAGE, "--name", "own").exit_code == 0
@@ -222,7 +220,7 @@ def test_its_own_rows_are_what_coverage_knows_without_the_image(home: Home) -> N
 
 
 @pytest.mark.usefixtures("image")
-def test_what_an_image_does_not_say_is_asked_for(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_missing_from_image_are_requested(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     between = replace(FACTS.sglang, version="0.5.21.dev7+gc610c40399")
     serves(monkeypatch, replace(FACTS, sglang=between, platform=None, platform_from=""))
     version, platform = refused(IMAGE)
@@ -238,7 +236,7 @@ def test_what_an_image_does_not_say_is_asked_for(home: Home, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("image")
-def test_an_aiter_without_tables_is_told_and_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_without_kernel_tables_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> ImageTables:
         raise KernelsError("`it` has no tuned fused-MoE table")
 
@@ -249,7 +247,7 @@ def test_an_aiter_without_tables_is_told_and_no_reason_to_refuse(monkeypatch: py
 
 
 @pytest.mark.usefixtures("image")
-def test_an_image_that_is_not_there_is_not_pulled(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_image_is_not_pulled(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_sources, "docker_config", lambda *_: None)
     [said] = refused("0.5", fault=BuildError)
     assert said == "no image `0.5` found on this Docker host | `docker pull 0.5`; write a version of sglang as 0.5.17"

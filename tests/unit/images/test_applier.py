@@ -55,23 +55,23 @@ def state(package: Path, asked: dict[str, Any]) -> tuple[str, str]:
     return found, "\n".join(evidence)
 
 
-def test_sources_without_the_fix_need_it_and_the_line_says_so(package: Path) -> None:
+def test_unpatched_sources_are_needed_with_evidence(package: Path) -> None:
     assert state(package, patch()) == ("needed", "kernels/copy.cuh:2: #include <cuda_runtime.h>")
 
 
-def test_sources_with_the_fix_have_it(package: Path) -> None:
+def test_patched_sources_are_upstream(package: Path) -> None:
     (package / "kernels/copy.cuh").write_text(MENDED.replace("#endif", "#endif  // USE_ROCM"))
 
     assert state(package, patch()) == ("upstream", "kernels/copy.cuh:2: #ifdef USE_ROCM")
 
 
-def test_a_file_that_does_not_exist_has_nothing_to_mend(package: Path) -> None:
+def test_patch_for_missing_file_is_not_applicable(package: Path) -> None:
     (package / "kernels/copy.cuh").unlink()
 
     assert state(package, patch()) == ("not applicable", "there is no file `copy.cuh`")
 
 
-def test_sources_that_look_like_neither_are_a_conflict_for_what_changes_files(package: Path) -> None:
+def test_unrecognized_sources_conflict_with_file_patches(package: Path) -> None:
     (package / "kernels/copy.cuh").write_text("#include <something_else.h>\n")
 
     assert state(package, patch())[0] == "conflict"
@@ -79,7 +79,7 @@ def test_sources_that_look_like_neither_are_a_conflict_for_what_changes_files(pa
     assert state(package, patch(apply={"kind": "environment", "env": []}))[0] == "not applicable"
 
 
-def test_a_context_that_changed_is_a_conflict_that_shows_both_sides(package: Path) -> None:
+def test_changed_context_is_a_conflict_showing_both_sides(package: Path) -> None:
     (package / "kernels/copy.cuh").write_text(SOURCE.replace("<algorithm>", "<vector>"))
 
     found, evidence = state(package, patch())
@@ -89,13 +89,13 @@ def test_a_context_that_changed_is_a_conflict_that_shows_both_sides(package: Pat
     assert "    | #include <vector>\n    | #include <cuda_runtime.h>" in evidence
 
 
-def test_a_context_in_two_places_is_refused_rather_than_guessed(package: Path) -> None:
+def test_ambiguous_context_is_rejected(package: Path) -> None:
     (package / "kernels/copy.cuh").write_text(SOURCE + SOURCE)
 
     assert "2 times" in state(package, patch())[1]
 
 
-def test_applying_writes_the_file_its_hashes_and_leaves_no_bytecode(package: Path) -> None:
+def test_apply_records_hashes_and_removes_bytecode(package: Path) -> None:
     stale = package / "kernels/__pycache__/copy.cpython-310.pyc"
     stale.parent.mkdir()
     stale.write_bytes(b"old")
@@ -108,7 +108,7 @@ def test_applying_writes_the_file_its_hashes_and_leaves_no_bytecode(package: Pat
     assert not stale.exists()
 
 
-def test_applying_twice_changes_nothing_and_the_patch_stays_ours(package: Path) -> None:
+def test_apply_is_idempotent(package: Path) -> None:
     (first,) = applier.apply([patch()], {"sglang": package})
     (again,) = applier.apply([patch()], {"sglang": package})
 
@@ -120,7 +120,7 @@ def test_applying_twice_changes_nothing_and_the_patch_stays_ours(package: Path) 
     )
 
 
-def test_a_patch_that_was_not_expected_stops_nothing_where_it_fits_nowhere(package: Path) -> None:
+def test_unexpected_inapplicable_patch_does_not_fail_build(package: Path) -> None:
     gone = patch(id="gone", expected=False, detect={"needed": [{"file": "gone.py", "match": "x"}], "present": []})
     torn = patch(id="torn", expected=False, detect={"needed": [{"file": "copy.cuh", "match": "other"}], "present": []})
 
@@ -129,7 +129,7 @@ def test_a_patch_that_was_not_expected_stops_nothing_where_it_fits_nowhere(packa
     assert [entry["state"] for entry in applied] == ["applied", "not applicable", "conflict"]
 
 
-def test_every_diff_that_fits_nowhere_is_named_and_nothing_is_written(package: Path) -> None:
+def test_all_failing_diffs_are_reported_without_writing(package: Path) -> None:
     lost = patch(id="lost", detect={"needed": [{"file": "gone.py", "match": "x"}], "present": []})
     torn = patch(id="torn", detect={"needed": [{"file": "copy.cuh", "match": "no such line"}], "present": []})
 
@@ -142,9 +142,7 @@ def test_every_diff_that_fits_nowhere_is_named_and_nothing_is_written(package: P
     assert (package / "kernels/copy.cuh").read_text() == SOURCE
 
 
-def test_a_file_patch_is_applied_by_the_file_that_was_given(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_patch_requires_its_input(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = patch(apply={"kind": "file", "input": "moe-table", "destination": str(tmp_path / "t.csv"), "env": []})
 
     with pytest.raises(applier.Refusal, match=r"guard` cannot be applied: no `moe-table` was given.*\n  make it$"):
@@ -158,7 +156,7 @@ def test_a_file_patch_is_applied_by_the_file_that_was_given(
 class TestFilesThatAreNotAsExpected:
     """Each is patched as it is, or refused with a reason; none ends in a traceback."""
 
-    def test_a_byte_that_is_not_utf8_is_kept(self, package: Path) -> None:
+    def test_non_utf8_bytes_are_preserved(self, package: Path) -> None:
         file = package / "kernels/copy.cuh"
         file.write_bytes(SOURCE.encode() + b"// caf\xe9\n")
 
@@ -166,7 +164,7 @@ class TestFilesThatAreNotAsExpected:
 
         assert file.read_bytes() == MENDED.encode() + b"// caf\xe9\n"
 
-    def test_evidence_is_text_whatever_the_line_holds(self, package: Path) -> None:
+    def test_evidence_is_valid_text_for_any_bytes(self, package: Path) -> None:
         (package / "kernels/copy.cuh").write_bytes(
             SOURCE.replace("time.h>", "time.h> // caf").encode()[:-14] + b"\xe9\n"
         )
@@ -175,13 +173,13 @@ class TestFilesThatAreNotAsExpected:
 
         assert evidence.encode()
 
-    def test_a_directory_in_its_place_is_no_file(self, package: Path) -> None:
+    def test_directory_in_place_of_file_is_not_applicable(self, package: Path) -> None:
         (package / "kernels/copy.cuh").unlink()
         (package / "kernels/copy.cuh").mkdir()
 
         assert state(package, patch()) == ("not applicable", "there is no file `copy.cuh`")
 
-    def test_a_file_that_cannot_be_read_is_a_conflict(self, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unreadable_file_is_a_conflict(self, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(_: Path) -> bytes:
             raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -192,7 +190,7 @@ class TestFilesThatAreNotAsExpected:
             f"cannot read `{package / 'kernels/copy.cuh'}`: Permission denied",
         )
 
-    def test_a_file_that_cannot_be_written_is_refused_and_left_whole(
+    def test_unwritable_file_is_rejected_and_left_unchanged(
         self, package: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(_: Path, __: Path) -> None:
@@ -205,9 +203,7 @@ class TestFilesThatAreNotAsExpected:
         assert (package / "kernels/copy.cuh").read_text() == SOURCE
         assert [path.name for path in (package / "kernels").iterdir()] == ["copy.cuh"]
 
-    def test_its_mode_stays_and_a_copy_that_shares_its_content_does_not_change(
-        self, package: Path, tmp_path: Path
-    ) -> None:
+    def test_patching_keeps_mode_and_breaks_hard_links(self, package: Path, tmp_path: Path) -> None:
         file = package / "kernels/copy.cuh"
         file.chmod(0o444)
         os.link(file, tmp_path / "cached.cuh")
@@ -217,7 +213,7 @@ class TestFilesThatAreNotAsExpected:
         assert (file.read_text(), file.stat().st_mode & 0o777) == (MENDED, 0o444)
         assert (tmp_path / "cached.cuh").read_text() == SOURCE
 
-    def test_a_link_within_the_sources_is_the_file_it_leads_to(self, package: Path) -> None:
+    def test_link_inside_sources_is_followed(self, package: Path) -> None:
         (package / "old").mkdir()
         (package / "old/copy.cuh").symlink_to(package / "kernels/copy.cuh")
 
@@ -226,7 +222,7 @@ class TestFilesThatAreNotAsExpected:
         assert (package / "old/copy.cuh").is_symlink()
         assert (package / "kernels/copy.cuh").read_text() == MENDED
 
-    def test_a_link_that_leads_out_of_the_sources_is_not_followed(self, package: Path, tmp_path: Path) -> None:
+    def test_link_outside_sources_is_a_conflict(self, package: Path, tmp_path: Path) -> None:
         (tmp_path / "shared.cuh").write_text(SOURCE)
         (package / "kernels/copy.cuh").unlink()
         (package / "kernels/copy.cuh").symlink_to(tmp_path / "shared.cuh")
@@ -236,14 +232,14 @@ class TestFilesThatAreNotAsExpected:
         assert (found, "is a link that leads out of the sources" in evidence) == ("conflict", True)
         assert (tmp_path / "shared.cuh").read_text() == SOURCE
 
-    def test_lines_that_end_in_crlf_keep_their_ends(self, package: Path) -> None:
+    def test_crlf_line_endings_are_preserved(self, package: Path) -> None:
         (package / "kernels/copy.cuh").write_bytes(SOURCE.replace("\n", "\r\n").encode())
 
         applier.apply([patch()], {"sglang": package})
 
         assert (package / "kernels/copy.cuh").read_bytes() == MENDED.replace("\n", "\r\n").encode()
 
-    def test_an_empty_file_and_one_without_a_last_newline_are_conflicts(self, package: Path) -> None:
+    def test_empty_or_unterminated_file_is_a_conflict(self, package: Path) -> None:
         (package / "kernels/copy.cuh").write_text("")
         assert (
             state(package, patch(detect={"needed": [{"file": "copy.cuh", "match": "$"}], "present": []}))[0]
@@ -252,12 +248,12 @@ class TestFilesThatAreNotAsExpected:
         (package / "kernels/copy.cuh").write_text(SOURCE[: SOURCE.index("\n\n")])
         assert "the file ends without a newline" in state(package, patch())[1]
 
-    def test_one_name_in_two_places_is_this_patch_es_conflict_alone(self, package: Path) -> None:
+    def test_ambiguous_file_name_is_a_conflict(self, package: Path) -> None:
         (package / "copy.cuh").write_text(SOURCE)
 
         assert state(package, patch()) == ("conflict", f"`copy.cuh` exists in 2 places below {package}")
 
-    def test_a_version_that_is_not_utf8_is_described(self, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_version_is_read_from_non_utf8_file(self, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def no_git(*_: object, **__: object) -> str:
             raise OSError
 
@@ -267,7 +263,7 @@ class TestFilesThatAreNotAsExpected:
         assert applier.describe(package) == {"root": str(package), "version": "0.5.14", "commit": None}
 
 
-def test_a_diff_between_files_without_a_last_newline_is_read(package: Path) -> None:
+def test_diff_without_final_newline_is_applied(package: Path) -> None:
     (package / "end").write_text("a\nb")
     no_newline = "\\ No newline at end of file\n"
     diff = f"--- a/end\n+++ b/end\n@@ -1,2 +1,2 @@\n a\n-b\n{no_newline}+c\n{no_newline}"
@@ -281,21 +277,21 @@ class TestVerify:
         monkeypatch.setattr(applier, "installed", lambda _name: package.resolve())
         return {"patches": applier.apply([patch()], {"sglang": package})}
 
-    def test_what_was_written_is_there(self, package: Path, receipt: dict[str, Any]) -> None:
+    def test_verify_accepts_patched_files(self, package: Path, receipt: dict[str, Any]) -> None:
         applier.verify([patch()], {"sglang": package}, receipt)
 
-    def test_a_file_that_was_changed_afterwards(self, package: Path, receipt: dict[str, Any]) -> None:
+    def test_verify_rejects_file_modified_after_patching(self, package: Path, receipt: dict[str, Any]) -> None:
         (package / "kernels/copy.cuh").write_text(SOURCE)
         with pytest.raises(applier.Refusal, match="has changed since it was patched"):
             applier.verify([patch()], {"sglang": package}, receipt)
 
-    def test_bytecode_that_came_back(self, package: Path, receipt: dict[str, Any]) -> None:
+    def test_verify_rejects_stale_bytecode(self, package: Path, receipt: dict[str, Any]) -> None:
         (package / "kernels/__pycache__").mkdir()
         (package / "kernels/__pycache__/copy.cpython-311.pyc").touch()
         with pytest.raises(applier.Refusal, match="stale bytecode"):
             applier.verify([patch()], {"sglang": package}, receipt)
 
-    def test_python_imports_other_sources(
+    def test_verify_rejects_sources_that_python_does_not_import(
         self, package: Path, receipt: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(applier, "installed", lambda _name: tmp_path / "elsewhere")
@@ -308,7 +304,7 @@ LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "x = 1\n", "form\x0
 
 @given(before=LINES, after=LINES)
 @settings(max_examples=200)
-def test_the_diff_between_two_texts_makes_one_of_the_other(
+def test_generated_diff_transforms_one_text_into_other(
     tmp_path_factory: pytest.TempPathFactory, before: list[str], after: list[str]
 ) -> None:
     """With the whole file as context, so that every hunk has one place only."""

@@ -33,12 +33,12 @@ def dockerfile(built: BuildContext) -> str:
     return next(file.content.decode() for file in built.files if file.path == "Dockerfile")
 
 
-def test_equal_plans_are_equal_bytes_down_to_the_archive() -> None:
+def test_equal_plans_yield_identical_archives() -> None:
     assert archive(context(plan())) == archive(context(plan()))
     assert context(plan()).digest == context(plan()).digest
 
 
-def test_a_context_holds_the_applier_what_it_reads_sources_with_its_manifest_and_nothing_else() -> None:
+def test_build_context_contains_only_required_files() -> None:
     assert [file.path for file in context(plan()).files] == [
         "Dockerfile",
         "patches/apply_patches.py",
@@ -47,7 +47,7 @@ def test_a_context_holds_the_applier_what_it_reads_sources_with_its_manifest_and
     ]
 
 
-def test_a_base_is_named_by_digest_where_one_is_known() -> None:
+def test_base_image_is_referenced_by_known_digest() -> None:
     engine = replace(plan().engine, image="host:5000/rocm/sgl:v1", image_digest=DIGEST)
 
     assert base_reference(engine) == f"host:5000/rocm/sgl@{DIGEST}"
@@ -57,11 +57,11 @@ def test_a_base_is_named_by_digest_where_one_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgl", "rocm/sgl", "host:5000/sgl", "host:5000/a/b"])
-def test_the_tag_of_a_reference_is_not_its_port(name: str) -> None:
+def test_repository_distinguishes_tag_from_port(name: str) -> None:
     assert repository(f"{name}:v1") == repository(name) == name
 
 
-def test_a_table_that_was_given_is_copied_and_named_to_aiter() -> None:
+def test_kernel_table_is_copied_and_set_for_aiter() -> None:
     with_table = context(plan(table=TABLE), table=TABLE)
 
     assert "tables/moe-table" in [file.path for file in with_table.files]
@@ -70,7 +70,7 @@ def test_a_table_that_was_given_is_copied_and_named_to_aiter() -> None:
     assert "AITER_CONFIG_FMOE" not in dockerfile(context(plan()))
 
 
-def test_the_dockerfile_has_a_step_for_each_fix_of_the_publication_first() -> None:
+def test_dockerfile_starts_with_published_fixes() -> None:
     text = dockerfile(context(plan()))
     fixes = [line for line in text.splitlines() if line.startswith("# wafer.ai/blog/glm52-amd, fix ")]
 
@@ -84,7 +84,7 @@ def test_the_dockerfile_has_a_step_for_each_fix_of_the_publication_first() -> No
     assert {*steps} == {use.id for use in plan().patches}
 
 
-def test_a_step_says_what_it_does() -> None:
+def test_dockerfile_step_explains_its_patch() -> None:
     new = dockerfile(context(plan()))
     assert "Upstream since sglang 0.5.15, and this image has 0.5.16: this step checks that in the sources." in new
     old = dockerfile(context(load("mi355x-tp8-july").plan))
@@ -92,7 +92,7 @@ def test_a_step_says_what_it_does() -> None:
     assert "Applied at startup by `deploy up`, if this step finds that the sources need it." in old
 
 
-def test_the_labels_name_each_fix_and_what_is_known_of_its_state() -> None:
+def test_labels_name_each_patch_and_its_state() -> None:
     """Also of a plain `docker build`, which adds no receipt: only what holds whatever the sources are."""
     new = dockerfile(context(plan(table=TABLE), table=TABLE))
     old = dockerfile(context(load("mi355x-tp8-july").plan))
@@ -106,7 +106,7 @@ def test_the_labels_name_each_fix_and_what_is_known_of_its_state() -> None:
     assert new.count("; see /opt/deploy/receipt.json") == len(plan().patches)
 
 
-def test_a_context_without_its_table_stops_its_build_with_the_command() -> None:
+def test_build_without_required_table_fails_with_command() -> None:
     without, given = context(plan()), context(plan(table=TABLE), table=TABLE)
 
     assert (without.missing_inputs, given.missing_inputs) == (("aiter-fp4-moe-table",), ())
@@ -116,12 +116,12 @@ def test_a_context_without_its_table_stops_its_build_with_the_command() -> None:
     assert f"Applied by this step: a table, sha256 {sha256(TABLE).hexdigest()}" in dockerfile(given)
 
 
-def test_a_table_the_plan_was_decided_with_has_to_be_given_again() -> None:
+def test_table_recorded_in_plan_must_be_provided() -> None:
     with pytest.raises(BuildError, match="that is not given now"):
         context(plan(table=TABLE))
 
 
-def test_another_table_is_another_image() -> None:
+def test_image_digest_depends_on_kernel_table() -> None:
     other = b"gfx,cu_num\ngfx950,256\n"
 
     assert context(plan(table=TABLE), table=TABLE).digest != context(plan(table=other), table=other).digest
@@ -138,7 +138,7 @@ def test_another_table_is_another_image() -> None:
         "{{ plan.flags.__class__ }}{% for %}",
     ],
 )
-def test_a_template_reaches_nothing_but_the_plan(template: str) -> None:
+def test_template_is_sandboxed_to_the_plan(template: str) -> None:
     sources = dataclasses.replace(image_sources(plan()), template="FROM {{ base }}\n" + template)
 
     with pytest.raises(BuildError, match="template `sglang-rocm` cannot be rendered"):

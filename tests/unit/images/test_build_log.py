@@ -35,11 +35,11 @@ def options(**secrets: Path) -> BuildOptions:
         ("#7 0.364 error: patch", None),
     ],
 )
-def test_steps_of_both_builders(line: str, step: str | None) -> None:
+def test_steps_of_both_builders_are_parsed(line: str, step: str | None) -> None:
     assert parse_step(line) == step
 
 
-def test_what_the_applier_said_is_found_in_buildkits_log() -> None:
+def test_patch_error_is_found_in_buildkit_log() -> None:
     assert parse_patch_error(REFUSED.splitlines()) == (
         "patch `guard` neither applies nor is present\n"
         "  `copy.cuh` has no match for: ^#include\n"
@@ -47,17 +47,17 @@ def test_what_the_applier_said_is_found_in_buildkits_log() -> None:
     )
 
 
-def test_what_the_applier_said_is_found_in_the_classic_builders_log() -> None:
+def test_patch_error_is_found_in_classic_builder_log() -> None:
     log = ["Step 3/3 : RUN", "error: patch `guard` neither", "  upstream: x", "The command 'python3' returned: 1"]
 
     assert parse_patch_error(log) == "patch `guard` neither\n  upstream: x"
 
 
-def test_another_failure_is_not_taken_for_a_patch() -> None:
+def test_other_build_failure_is_not_a_patch_error() -> None:
     assert parse_patch_error(["#7 0.1 error: could not resolve host", "#7 ERROR: exit code: 1"]) is None
 
 
-def test_a_secret_is_mounted_and_never_an_argument(tmp_path: Path) -> None:
+def test_build_secret_is_mounted_not_passed_as_argument(tmp_path: Path) -> None:
     (tmp_path / "pip.conf").write_text("password")
 
     argv = build_arguments(BUILDKIT, options(pip=tmp_path / "pip.conf"), tag="t")
@@ -65,7 +65,7 @@ def test_a_secret_is_mounted_and_never_an_argument(tmp_path: Path) -> None:
     assert argv == ["build", "--tag", "t", "--progress", "plain", "--secret", f"id=pip,src={tmp_path}/pip.conf", "-"]
 
 
-def test_the_classic_builder_refuses_what_it_cannot_hide(tmp_path: Path) -> None:
+def test_classic_builder_rejects_build_secrets(tmp_path: Path) -> None:
     assert build_arguments(CLASSIC, options(), tag="t") == ["build", "--tag", "t", "--force-rm", "-"]
     with pytest.raises(BuildError, match="does not support build secrets"):
         build_arguments(CLASSIC, options(pip=tmp_path), tag="t")

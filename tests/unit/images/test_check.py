@@ -26,7 +26,7 @@ def make(root: Path, *packages: str) -> None:
         ("sgl-workspace/sglang/python/sglang", "sgl-workspace/aiter/aiter", "sgl-workspace/sglang/python/sglang"),
     ],
 )
-def test_aiter_is_found_beside_sglang(
+def test_aiter_is_found_next_to_sglang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sglang: str, beside: str, given: str
 ) -> None:
     make(tmp_path, sglang, beside)
@@ -37,14 +37,14 @@ def test_aiter_is_found_beside_sglang(
     assert aiter_beside(package_in(Path()), Path()) == tmp_path / beside
 
 
-def test_where_there_is_none_no_other_is_taken(tmp_path: Path) -> None:
+def test_missing_aiter_has_no_substitute(tmp_path: Path) -> None:
     make(tmp_path, "sglang")
 
     assert not aiter_beside(tmp_path / "sglang", tmp_path).exists()
 
 
 @pytest.mark.parametrize("version", ["*", "0.5.*", "newest", "0.5.14 --index-url http://nowhere"])
-def test_a_version_is_a_version(tmp_path: Path, version: str) -> None:
+def test_invalid_sglang_version_is_rejected(tmp_path: Path, version: str) -> None:
     (tmp_path / "sglang-0.5.14-py3-none-any.whl").touch()
 
     with pytest.raises(UsageError, match="is not a version of sglang"):
@@ -63,7 +63,7 @@ def test_a_version_is_a_version(tmp_path: Path, version: str) -> None:
         ("none", "download the wheel with"),  # as pip says it where the index cannot be reached
     ],
 )
-def test_of_a_version_that_is_not_there_the_most_similar_is_named(
+def test_unknown_version_suggests_most_similar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, said: str
 ) -> None:
     stderr = f"ERROR: Could not find a version that satisfies the requirement sglang==0.5.11 (from versions: {listed})"
@@ -81,9 +81,7 @@ def test_of_a_version_that_is_not_there_the_most_similar_is_named(
     ("name", "said"),
     [("none.whl", "cannot read `none.whl`: No such file or directory"), ("a.whl", "`a.whl` is not a wheel")],
 )
-def test_what_is_no_wheel_is_said_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
-) -> None:
+def test_invalid_wheel_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:
     """It used to be `[Errno 2] No such file or directory: 'none.whl'`."""
     monkeypatch.chdir(tmp_path)
     Path("a.whl").write_text("no archive")
@@ -94,7 +92,7 @@ def test_what_is_no_wheel_is_said_in_words(
 
 
 @pytest.mark.parametrize("json", [False, True])
-def test_a_conflict_is_shown_and_ends_with_an_error(
+def test_conflict_is_shown_and_exits_with_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
 ) -> None:
     states = tuple(

@@ -27,7 +27,7 @@ def no_gpu(folder: Path) -> BaseException:
     return raised(space["init"])
 
 
-def test_an_error_of_this_machine_is_told_from_one_of_the_arguments(tmp_path: Path) -> None:
+def test_host_errors_are_distinguished_from_argument_errors(tmp_path: Path) -> None:
     def refuse() -> None:
         raise ValueError("--dcp-size must be >= 1")
 
@@ -39,7 +39,7 @@ def test_an_error_of_this_machine_is_told_from_one_of_the_arguments(tmp_path: Pa
     assert not program._is_of_this_machine(raised(lambda: 8 % 0))
 
 
-def test_each_option_but_the_model_is_left_out_with_its_values() -> None:
+def test_each_option_except_model_is_omitted_with_values() -> None:
     argv = ["--model-path", "m", "--tp-size", "8", "--enable-metrics", "--cuda-graph-bs", "1", "2"]
     assert dict(program._each_left_out(argv)) == {
         "tp-size": ["--model-path", "m", "--enable-metrics", "--cuda-graph-bs", "1", "2"],
@@ -51,11 +51,11 @@ def test_each_option_but_the_model_is_left_out_with_its_values() -> None:
 @pytest.mark.parametrize(
     ("option", "named"), [("tp-size", True), ("tp", False), ("tp-size-x", False), ("tensor-parallel-size", True)]
 )
-def test_an_option_is_named_as_a_whole(option: str, named: bool) -> None:
+def test_option_name_is_matched_as_whole_word(option: str, named: bool) -> None:
     assert program._names("argument --tp-size/--tensor-parallel-size: invalid int value", option) == named
 
 
-def test_the_models_files_take_the_place_of_its_path(tmp_path: Path) -> None:
+def test_model_files_replace_model_path(tmp_path: Path) -> None:
     request = {
         "argv": [["--model-path", "models/glm", "--tp-size", "8"]],
         "model": {"name": "glm", "files": {"config.json": "{}", "../../out.py": "x"}},
@@ -67,7 +67,7 @@ def test_the_models_files_take_the_place_of_its_path(tmp_path: Path) -> None:
     assert program.placed({**request, "model": None}, tmp_path)[0] == request["argv"]
 
 
-def test_a_gpu_is_made_up_from_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_is_simulated_from_plan_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     for platform, arch, capability in (
         ("rocm", "gfx942", (9, 4)),
         ("rocm", "gfx950", (9, 5)),
@@ -95,7 +95,7 @@ def test_a_gpu_is_made_up_from_what_the_plan_says(monkeypatch: pytest.MonkeyPatc
         (["--tokenizer-path", __file__], None),
     ],
 )
-def test_a_path_that_is_not_there_is_refused(words: list[str], missing: str | None, tmp_path: Path) -> None:
+def test_nonexistent_path_argument_is_rejected(words: list[str], missing: str | None, tmp_path: Path) -> None:
     """`ServerArgs` takes it, and the start would end after the weights are loaded."""
     (tmp_path / "config.json").write_text("{}")
     accepting = ModuleType("server_args")

@@ -17,11 +17,11 @@ from image_facts import platform_of
         ("__version__ = '2.9.1'\n", None),
     ],
 )
-def test_the_platform_is_what_torch_says(said: str, platform: str | None, tmp_path: Path) -> None:
+def test_platform_is_read_from_torch_version(said: str, platform: str | None, tmp_path: Path) -> None:
     (tmp_path / "version.py").write_text(f"raise ImportError\n{said}")
     found = platform_of(tmp_path)
     assert (found and found["platform"]) == platform
 
 
-def test_a_torch_that_says_nothing_is_none(tmp_path: Path) -> None:
+def test_torch_without_version_has_no_platform(tmp_path: Path) -> None:
     assert platform_of(tmp_path) is None

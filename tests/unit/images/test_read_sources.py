@@ -36,30 +36,30 @@ def seen(text: str, **macros: str | None) -> tuple[list[str], list[str]]:
         ("#if USE_ROCM ? 0 : 1", None),
     ],
 )
-def test_a_condition_is_decided_as_far_as_it_can_be(condition: str, counts: bool | None) -> None:
+def test_preprocessor_conditions_are_evaluated_if_decidable(condition: str, counts: bool | None) -> None:
     certain, possible = seen(f"{condition}\nthen\n#else\nelse\n#endif\n")
 
     assert ("then" in certain, "else" in certain) == (counts is True, counts is False)
     assert ("then" in possible, "else" in possible) == (counts is not False, counts is not True)
 
 
-def test_only_one_branch_of_many_counts() -> None:
+def test_only_first_true_branch_is_active() -> None:
     text = "#if 0\na\n#elif defined(USE_ROCM)\nb\n#elif 1\nc\n#else\nd\n#endif\n"
 
     assert seen(text) == (["b"], ["b"])
 
 
-def test_after_a_branch_that_may_count_the_next_ones_may() -> None:
+def test_branches_after_undecidable_one_are_possible() -> None:
     text = "#ifdef UNKNOWN\na\n#elif 1\nb\n#else\nc\n#endif\n"
 
     assert seen(text) == ([], ["a", "b"])
 
 
-def test_within_a_branch_that_may_count_a_known_condition_is_known() -> None:
+def test_known_condition_inside_undecidable_branch_is_decided() -> None:
     assert seen("#ifdef UNKNOWN\n#ifdef USE_ROCM\na\n#else\nb\n#endif\n#endif\n") == ([], ["a"])
 
 
-def test_what_the_file_defines_itself_is_known() -> None:
+def test_macros_defined_in_file_are_used() -> None:
     """As in the top-k kernel of 0.5.23, `topk_impl.cuh`."""
     text = "#if !defined(USE_ROCM)\n#define CLUSTER (ARCH >= 900)\n#else\n#define CLUSTER false\n#endif\n"
 
@@ -68,20 +68,20 @@ def test_what_the_file_defines_itself_is_known() -> None:
     assert seen("#ifdef UNKNOWN\n#define CLUSTER 1\n#endif\n#if CLUSTER\nx\n#endif\n") == ([], ["x"])
 
 
-def test_the_guard_of_a_header_lets_it_count() -> None:
+def test_include_guard_is_active() -> None:
     text = "#ifndef FILE_H\n#define FILE_H\nx\n#endif\n"
 
     assert seen(text) == (["x"], ["x"])
     assert seen(f"/* a\n * license\n */\n#pragma once\n\n{text}")[0][-1] == "x"
 
 
-def test_comments_and_strings_are_told_apart() -> None:
+def test_comments_and_strings_are_distinguished() -> None:
     text = '// #if 0\n/* #if 0\n*/ a\nconst char* s = "/*"; b // "\nR"(\n// c\n)"\n\'"\' /* " */ d\n'
 
     assert [word for word in "abcd" if word in seen(text)[0]] == ["a", "b", "c", "d"]
 
 
-def test_an_include_is_written_one_way() -> None:
+def test_includes_are_normalized() -> None:
     text = '#  include<a.h>\n#include   "b.h"  // b\n#define HEADER <c.h>\n#include HEADER\n'
 
     assert preprocessed(text, {}).certain.split("\n")[:4] == ["#include <a.h>", '#include "b.h"', "", "#include <c.h>"]
@@ -97,12 +97,12 @@ def test_an_include_is_written_one_way() -> None:
         ("/* for ever\n", "unterminated comment"),
     ],
 )
-def test_what_the_preprocessor_refuses_is_refused(text: str, fault: str) -> None:
+def test_invalid_preprocessor_input_is_rejected(text: str, fault: str) -> None:
     with pytest.raises(Refusal, match=fault):
         preprocessed(text, {"USE_ROCM": "1"})
 
 
-def test_python_is_read_whatever_its_form() -> None:
+def test_python_is_matched_independent_of_formatting() -> None:
     one = 'if a in ["b",\n  "c",  # "d"\n]:\n    x = "y"\n'
     other = "\n\nif (a in ['b', 'c']): x = 'y'\n"
 
@@ -110,20 +110,20 @@ def test_python_is_read_whatever_its_form() -> None:
     assert (canonical(one).lines, canonical(other).lines) == ({1: 1, 2: 4}, {1: 3, 2: 3})
 
 
-def test_evidence_of_python_is_its_statement_at_its_own_line(tmp_path: Path) -> None:
+def test_python_evidence_has_statement_and_line(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text('# x = 1\nif a in [\n    "b",\n]:\n    x = (\n        1)\n')
 
     assert match(tmp_path, {"file": "a.py", "match": r"'b'\]:\n +x = 1"}) == "a.py:5: x = 1"
 
 
-def test_python_that_does_not_compile_is_refused_and_not_searched(tmp_path: Path) -> None:
+def test_invalid_python_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\nif:\n")
 
     with pytest.raises(Refusal, match=r"a.py` cannot be compiled: .*line 2"):
         match(tmp_path, {"file": "a.py", "match": "x = 1"})
 
 
-def test_what_is_left_out_stands_in_the_file_and_may_not_count(tmp_path: Path) -> None:
+def test_left_out_text_must_exist_but_be_inactive(tmp_path: Path) -> None:
     probe = {"file": "a.cuh", "defines": ["USE_ROCM"], "left_out": "^x"}
 
     def found(text: str) -> str | None:
@@ -135,5 +135,5 @@ def test_what_is_left_out_stands_in_the_file_and_may_not_count(tmp_path: Path) -
     assert found("// nothing of the kind\n") is None
 
 
-def test_a_reading_of_text_is_the_text() -> None:
+def test_plain_text_is_unchanged() -> None:
     assert preprocessed("a\nb\n", {}) == Reading("a\nb\n", "a\nb\n", "a\nb\n", {})

@@ -15,7 +15,7 @@ EXCLUDE = "mtp-shared-expert-exclude"
 @pytest.mark.parametrize(
     ("state", "acts"), [("applied at startup", True), ("upstream", False), ("not applicable", False)]
 )
-def test_a_config_patch_acts_where_the_receipt_says_so_and_nowhere_else(
+def test_config_patch_is_applied_only_if_receipt_requires(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, state: str, acts: bool
 ) -> None:
     record = PatchRecord(id=EXCLUDE, title="", kind="config", state=state, upstream="", evidence=(), files=())

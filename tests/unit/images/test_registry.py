@@ -53,7 +53,7 @@ def served(asked: list[str], *, top: bytes = INDEX, config: bytes = BLOB) -> Cal
     return answer
 
 
-def test_variables_and_labels_are_read_through_index_manifest_and_token() -> None:
+def test_image_config_is_read_with_token_authentication() -> None:
     asked: list[str] = []
     found = registry(served(asked)).config("a/b:v1")
     assert found.engine_env == {"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"}
@@ -73,7 +73,7 @@ def test_variables_and_labels_are_read_through_index_manifest_and_token() -> Non
         (f"a/b:v1@{digest(MANIFEST)}", f"https://registry-1.docker.io/v2/a/b/manifests/{digest(MANIFEST)}"),
     ],
 )
-def test_a_name_leads_to_its_registry_as_dockers_does(reference: str, address: str) -> None:
+def test_registry_address_is_resolved_like_docker(reference: str, address: str) -> None:
     asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -107,7 +107,7 @@ def test_a_name_leads_to_its_registry_as_dockers_does(reference: str, address: s
         (served([], config=BLOB + b" "), "the content does not match its digest"),
     ],
 )
-def test_an_answer_that_is_none_is_told_with_the_way_out(
+def test_invalid_registry_response_hints_at_docker_pull(
     answer: Callable[[httpx.Request], httpx.Response], why: str
 ) -> None:
     with pytest.raises(BuildError) as caught:
@@ -116,7 +116,7 @@ def test_an_answer_that_is_none_is_told_with_the_way_out(
     assert "`docker pull a/b:v1` first" in caught.value.hint
 
 
-def test_a_registry_that_drips_is_left_after_the_time_of_the_whole() -> None:
+def test_slow_registry_response_times_out() -> None:
     def answer(_: httpx.Request) -> httpx.Response:
         time.sleep(0.2)
         return httpx.Response(200, content=MANIFEST)
@@ -125,6 +125,6 @@ def test_a_registry_that_drips_is_left_after_the_time_of_the_whole() -> None:
         registry(answer, timeout=0.05).config("a/b:v1")
 
 
-def test_what_is_no_name_is_asked_of_nobody() -> None:
+def test_invalid_image_name_is_rejected_without_request() -> None:
     with pytest.raises(BuildError, match="is not the name of an image"):
         registry(served([])).config("UPPER case")

@@ -10,7 +10,7 @@ from orchestrator.images.client import DockerCli
 
 
 @pytest.mark.parametrize("code", [0, 255])
-def test_a_container_is_removed_unless_its_command_succeeded(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_is_removed_after_failed_command(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that loses its connection leaves the container running."""
     commands: list[Sequence[str]] = []
 

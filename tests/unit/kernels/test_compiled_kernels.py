@@ -36,7 +36,7 @@ def put(home: Path, path: str, content: bytes = b"code") -> Path:
     return file
 
 
-def test_folders_follow_the_variables_of_the_server() -> None:
+def test_kernel_directories_follow_server_environment() -> None:
     env = {"SGLANG_CACHE_DIR": "/fast/sglang", "FLASHINFER_WORKSPACE_BASE": "/fast"}
     found = {
         folder.name: path for folder, path in kernel_folders(env, home="/home/u", user="u", aiter_dir="/src/aiter")
@@ -64,11 +64,11 @@ def test_folders_follow_the_variables_of_the_server() -> None:
         ("aiter", "build/module_norm/build/norm.so", False),
     ],
 )
-def test_only_finished_kernels_are_taken(folder: str, path: str, kept: bool) -> None:
+def test_only_finished_kernels_are_archived(folder: str, path: str, kept: bool) -> None:
     assert is_kernel_file(next(each for each in FOLDERS if each.name == folder), path) is kept
 
 
-def test_an_archive_fills_an_empty_host(tmp_path: Path) -> None:
+def test_archive_populates_empty_host(tmp_path: Path) -> None:
     there, here, path = tmp_path / "there", tmp_path / "here", tmp_path / "kernels.tar.gz"
     put(there, ".triton/cache/K/kernel.cubin").chmod(0o755)
     put(there, ".cache/flashinfer/0.6/op/op.so")
@@ -86,7 +86,7 @@ def test_an_archive_fills_an_empty_host(tmp_path: Path) -> None:
     assert [each.name for each in (here / ".triton").iterdir()] == ["cache"]  # nothing else is left
 
 
-def test_existing_kernels_are_kept_and_missing_ones_added(tmp_path: Path) -> None:
+def test_unpacking_keeps_existing_kernels(tmp_path: Path) -> None:
     path = tmp_path / "kernels.tar.gz"
     write_archive(path, USE, [], [kernel("triton/K/a.cubin", b"new"), kernel("triton/L/b.cubin", b"new")])
     own = put(tmp_path, ".triton/cache/K/a.cubin", b"own")
@@ -95,7 +95,7 @@ def test_existing_kernels_are_kept_and_missing_ones_added(tmp_path: Path) -> Non
     assert (tmp_path / ".triton/cache/L/b.cubin").read_bytes() == b"new"
 
 
-def test_equal_kernels_give_equal_bytes(tmp_path: Path) -> None:
+def test_equal_kernels_yield_identical_archives(tmp_path: Path) -> None:
     one, two = tmp_path / "1.tar.gz", tmp_path / "2.tar.gz"
     for path in (one, two):
         write_archive(path, USE, ["b" * 64], [kernel("triton/K/a.cubin")])
@@ -103,7 +103,7 @@ def test_equal_kernels_give_equal_bytes(tmp_path: Path) -> None:
     assert read_archive(one).receipt.plans == ("a" * 64, "b" * 64)
 
 
-def test_nothing_is_written_without_kernels(tmp_path: Path) -> None:
+def test_no_archive_is_written_without_kernels(tmp_path: Path) -> None:
     assert write_archive(tmp_path / "kernels.tar.gz", USE, [], []) == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -121,7 +121,7 @@ def test_nothing_is_written_without_kernels(tmp_path: Path) -> None:
         (replace(USE, plan="c" * 64), "`plan`: compiled for `aaaaaaaaaaaa`, this start has `cccccccccccc`"),
     ],
 )
-def test_a_receipt_names_each_field_that_differs(tmp_path: Path, other: KernelUse, said: str) -> None:
+def test_receipt_mismatch_names_each_field(tmp_path: Path, other: KernelUse, said: str) -> None:
     path = tmp_path / "kernels.tar.gz"
     write_archive(path, USE, [], [kernel("triton/K/a.cubin")])
     assert any(problem.message.startswith(said) for problem in read_archive(path).receipt.problems(other))
@@ -154,23 +154,21 @@ def planted(path: Path, change: Callable[[tarfile.TarInfo], None]) -> None:
         lambda entry: setattr(entry, "type", tarfile.DIRTYPE),
     ],
 )
-def test_an_archive_that_could_leave_its_folders_is_refused(
-    tmp_path: Path, change: Callable[[tarfile.TarInfo], None]
-) -> None:
+def test_archive_with_unsafe_entries_is_rejected(tmp_path: Path, change: Callable[[tarfile.TarInfo], None]) -> None:
     path = tmp_path / "kernels.tar.gz"
     planted(path, change)
     with pytest.raises(KernelsError, match="not an archive of compiled kernels"):
         read_archive(path)
 
 
-def test_more_than_an_archive_can_hold_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_archive_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_module, "_MAX_UNPACKED", 7)
     with pytest.raises(KernelsError, match="of kernels"):
         write_archive(tmp_path / "k.tar.gz", USE, [], [kernel("triton/K/a.cubin"), kernel("triton/K/b.cubin")])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_user_without_a_name_has_folders_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_name_has_kernel_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container that runs as any user id: neither a name nor a home directory."""
 
     def nobody() -> str:
@@ -183,14 +181,14 @@ def test_a_user_without_a_name_has_folders_too(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("content", [b"", b"not gzip", b"\x1f\x8b\x08\x00cut"])
-def test_a_damaged_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_corrupt_archive_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "kernels.tar.gz"
     path.write_bytes(content)
     with pytest.raises(KernelsError, match="not an archive of compiled kernels"):
         read_archive(path)
 
 
-def test_an_archive_that_changes_after_its_check_is_not_unpacked(tmp_path: Path) -> None:
+def test_archive_modified_after_verification_is_rejected(tmp_path: Path) -> None:
     path, home = tmp_path / "kernels.tar.gz", tmp_path / "home"
     write_archive(path, USE, [], [kernel("triton/K/a.cubin")])
     archive = read_archive(path)
@@ -200,7 +198,7 @@ def test_an_archive_that_changes_after_its_check_is_not_unpacked(tmp_path: Path)
     assert not (home / ".triton/cache/K").exists()
 
 
-def test_a_folder_of_another_user_gets_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_another_user_gets_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "kernels.tar.gz"
     write_archive(path, USE, [], [kernel("triton/K/a.cubin")])
     (tmp_path / ".triton/cache").mkdir(parents=True)
@@ -208,7 +206,7 @@ def test_a_folder_of_another_user_gets_no_code(tmp_path: Path, monkeypatch: pyte
     assert folders(tmp_path).add(read_archive(path)) == 0
 
 
-def test_records_of_other_versions_stay_unchanged() -> None:
+def test_ninja_files_of_other_versions_are_unchanged() -> None:
     assert stamped(".ninja_deps", b"# ninjadeps\n\x03\x00\x00\x00rest", 7) == b"# ninjadeps\n\x03\x00\x00\x00rest"
     assert (
         stamped(".ninja_log", b"# ninja log v5\n1\t2\t3\top.so\tabc\n", 7) == b"# ninja log v5\n1\t2\t7\top.so\tabc\n"

@@ -58,7 +58,7 @@ def plan_of(profile: str, *overrides: str) -> Plan:
         ("mi355x-tp4dp2-july", (1, 2, 8), (8,)),
     ],
 )
-def test_what_each_pin_covers_is_known(
+def test_coverage_of_each_aiter_pin_is_known(
     profile: str, missing: tuple[int, ...], met: tuple[int, ...], tmp_path: Path
 ) -> None:
     found = compute_coverage(plan_of(profile), RowSources(), Home(tmp_path)).coverage
@@ -68,7 +68,7 @@ def test_what_each_pin_covers_is_known(
 
 
 @pytest.mark.parametrize(("layout", "label", "keys"), [("tp8", "TP8", 17), ("tp4dp2", "TP4×DP2", 16)])
-def test_the_published_kind_of_checkpoint_runs_derived_kernels_until_they_are_tuned(
+def test_published_checkpoint_uses_derived_kernels_until_tuned(
     layout: str, label: str, keys: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its shared experts are BF16, so its key is 256/8, for which no table is published."""
@@ -87,9 +87,7 @@ def test_the_published_kind_of_checkpoint_runs_derived_kernels_until_they_are_tu
     assert "--retune-derived" not in capsys.readouterr().err
 
 
-def test_the_line_counts_what_is_tuned_re_keyed_borrowed_and_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_coverage_line_counts_each_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report_coverage(plan_of("mi355x-tp8-july"), Home(tmp_path))
     line = capsys.readouterr().err
     assert "TP8, fused 257/9: 8 tuned, 0 derived, 1 fallback, 8 untuned of 17;" in line
@@ -106,11 +104,11 @@ def test_the_line_counts_what_is_tuned_re_keyed_borrowed_and_missing(
         ({"speculative_algorithm": "EAGLE"}, (4, 8, 16, 32, 64, 128, 256)),
     ],
 )
-def test_a_decode_step_looks_up_every_draft_of_every_request(flags: dict[str, str], buckets: tuple[int, ...]) -> None:
+def test_workload_buckets_include_all_draft_tokens(flags: dict[str, str], buckets: tuple[int, ...]) -> None:
     assert workload_buckets(glm_plan(chunked_prefill_size="8192", **flags)) == (*buckets, 8192)
 
 
-def test_a_load_without_kernels_is_refused_with_the_engine_that_has_them(tmp_path: Path) -> None:
+def test_untuned_workload_is_rejected_with_alternatives(tmp_path: Path) -> None:
     with pytest.raises(
         KernelsError, match="no tuned MoE kernel for batches of `mi355x-tp4dp2-july`: 8 tokens"
     ) as caught:
@@ -128,7 +126,7 @@ def test_a_load_without_kernels_is_refused_with_the_engine_that_has_them(tmp_pat
     require_tuned(plan_of("cpu-tiny"), Home(tmp_path))
 
 
-def test_a_dry_run_refuses_what_its_up_would(
+def test_dry_run_rejects_untuned_plan_like_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for asking in ("planner.image_env", "planner.estimate"):
@@ -140,7 +138,7 @@ def test_a_dry_run_refuses_what_its_up_would(
 
 
 @pytest.mark.parametrize("write", [show, partial(render, output=Path("out"))])
-def test_a_plan_without_kernels_is_shown_with_what_it_lacks_and_the_command(
+def test_show_and_render_report_untuned_kernels(
     write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -154,12 +152,12 @@ def test_a_plan_without_kernels_is_shown_with_what_it_lacks_and_the_command(
     assert "no tuned MoE kernel" not in "".join(capsys.readouterr())
 
 
-def test_a_dry_run_of_the_tuner_prints_its_limit_and_price(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_dry_run_prints_limit_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
     tune(profile="mi355x-tp4dp2-july", hours=2, dry_run=True, price=["2"])
     assert "6 keys, at most 2 hours; no duration is published; up to 32.00 USD, at 16.00" in capsys.readouterr().err
 
 
-def test_a_reproduction_tunes_what_it_lacks_as_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reproduce_includes_tuning_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reproduce("wafer-glm52", engine="sglang-0.5.14-rocm", tune=True, dry_run=True, output=tmp_path / "new")
     shown = capsys.readouterr()
     tuned = [line for line in shown.out.splitlines() if line.startswith("deploy kernels tune ")]
@@ -172,7 +170,7 @@ def test_a_reproduction_tunes_what_it_lacks_as_a_step(tmp_path: Path, capsys: py
         reproduce("wafer-glm52", tune=True, dry_run=True, host="node1", output=tmp_path / "new")
 
 
-def test_a_reproduction_is_refused_before_its_first_step(tmp_path: Path) -> None:
+def test_untuned_reproduce_is_rejected_before_first_step(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="8, 32, 128 tokens") as caught:
         reproduce("wafer-glm52", engine="sglang-0.5.14-rocm", dry_run=True, output=tmp_path / "new")
     assert "--allow-untuned" not in caught.value.hint, "it has no such option"
@@ -181,9 +179,7 @@ def test_a_reproduction_is_refused_before_its_first_step(tmp_path: Path) -> None
     )
 
 
-def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_skipping_table_patch_is_not_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a table would hold is nothing that its server reads."""
     plan = plan_of("mi355x-tp8-july", f"skip_patches=[{TABLE_PATCH}]")
     report_coverage(plan, Home(tmp_path))
@@ -192,7 +188,7 @@ def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
     assert "aiter's own tables only, without `aiter-fp4-moe-table`" in capsys.readouterr().err
 
 
-def test_an_aiter_that_nobody_knows_is_not_judged_before_its_image_is_read(
+def test_unknown_aiter_is_not_rejected_before_image_inspection(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unknown = plan_of("mi355x-tp8", "engine.aiter_commit=c16d44b93a528b2a4bfd6d8d3409116d465872a9")
@@ -202,7 +198,7 @@ def test_an_aiter_that_nobody_knows_is_not_judged_before_its_image_is_read(
     assert f"`deploy kernels coverage mi355x-tp8 --image {unknown.engine.image}` reads the image" in told
 
 
-def test_fp8_experts_are_told_of_and_never_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_untuned_fp8_experts_are_reported_but_not_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the aiter's own tables were not read, too: an aiter that promises rows for MXFP4 is none of them."""
     for commit, told in (
         (
@@ -239,7 +235,7 @@ EVERY = (*buckets(32768), 131072)
         ("mi355x-tp4dp2", ("model=glm-5.2-fp8",), C16D44B, buckets(32768)),  # another width: no row of it
     ],
 )
-def test_what_an_aiters_own_tables_answer_for_fp8_is_known(
+def test_fp8_coverage_of_aiter_tables_is_known(
     profile: str, choices: tuple[str, ...], commit: str, missing: tuple[int, ...], tmp_path: Path
 ) -> None:
     """By GPU and shape, as its repository has them at that commit."""
@@ -250,14 +246,14 @@ def test_what_an_aiters_own_tables_answer_for_fp8_is_known(
     assert "kernel names not checked" not in found.to_text()
 
 
-def test_what_was_measured_counts_before_a_table_is_built(tmp_path: Path) -> None:
+def test_measured_rows_count_without_built_table(tmp_path: Path) -> None:
     plan, home = plan_of("mi355x-tp8-july"), Home(tmp_path)
     store = Store.of(home, plan)
     store._write(store._measured, [*every_bucket(FUSED_TP8), *every_bucket(UNFUSED_TP8)])
     require_tuned(plan, home)
 
 
-def test_a_table_is_that_of_a_model_and_a_layout(tmp_path: Path) -> None:
+def test_kernel_table_belongs_to_model_and_layout(tmp_path: Path) -> None:
     """With the table of another layout every key would miss."""
     home = Home(tmp_path)
     whole = plan_of("mi355x-tp8")
@@ -267,7 +263,7 @@ def test_a_table_is_that_of_a_model_and_a_layout(tmp_path: Path) -> None:
     assert profile_source("mi355x-tp4dp2", (), home).planned()[1] == {}
 
 
-def test_a_table_older_than_what_was_measured_is_built_anew(tmp_path: Path) -> None:
+def test_table_older_than_measurements_is_rebuilt(tmp_path: Path) -> None:
     plan = glm_plan()
     store = Store.of(Home(tmp_path), plan)
     assert not store.is_fresh(plan)
@@ -302,7 +298,7 @@ def started_before(plan: Plan, home: Home) -> RunSource:
     return RunSource(run=RunDir(home.root / "run"), plan=plan, home=home, inputs={})
 
 
-def test_shared_experts_that_the_checkpoint_keeps_apart_have_to_be_told_to_the_engine(tmp_path: Path) -> None:
+def test_separate_shared_experts_require_fusion_flag(tmp_path: Path) -> None:
     plan = plan_of("mi355x-tp8-july")
     staged(Home(tmp_path), plan, "lm_head", BF16_SHARED)
 
@@ -322,7 +318,7 @@ def test_shared_experts_that_the_checkpoint_keeps_apart_have_to_be_told_to_the_e
     assert inferred_fusion_flag(load("mi355x-tp8-july", overrides=[set_by_user], facts=facts).plan) is None
 
 
-def test_coverage_says_what_is_wrong_with_the_checkpoint_it_is_shown(tmp_path: Path) -> None:
+def test_coverage_warns_about_checkpoint_problems(tmp_path: Path) -> None:
     config, header = Tiny(experts=256).quantized("glm5")
     lost = {name: kind for name, kind in header.items() if ".layers.2.mlp.experts.7." not in name}
     folder = write_tiny(tmp_path / "lacking", config, lost)
@@ -338,7 +334,7 @@ def test_coverage_says_what_is_wrong_with_the_checkpoint_it_is_shown(tmp_path: P
 
 @pytest.mark.parametrize("profile", ["mi355x-tp8-july", "mi355x-tp8", "b200-tp8"])
 @pytest.mark.parametrize(("recipe", "shared"), [("sharedfp8", "F8_E4M3"), ("wafer", "BF16"), ("amd52", "")])
-def test_what_the_headers_of_a_real_recipe_say_is_told_to_every_engine(
+def test_shared_expert_dtype_sets_fusion_flag_for_every_engine(
     recipe: str, shared: str, profile: str, tmp_path: Path
 ) -> None:
     plan, home = plan_of(profile), Home(tmp_path)
@@ -350,7 +346,7 @@ def test_what_the_headers_of_a_real_recipe_say_is_told_to_every_engine(
         assert added.source == f"dtype: the checkpoint stores shared experts as {shared} and routed experts as U8"
 
 
-def test_a_checkpoint_that_fuses_or_is_not_here_and_an_engine_that_looks_ask_for_nothing(
+def test_fusion_flag_is_added_only_when_required(
     tmp_path: Path,
 ) -> None:
     plan = plan_of("mi355x-tp8-july")
@@ -365,7 +361,7 @@ def test_a_checkpoint_that_fuses_or_is_not_here_and_an_engine_that_looks_ask_for
     assert load("cpu-tiny", facts=facts).plan == plan_of("cpu-tiny")
 
 
-def test_a_checkpoint_with_experts_in_bf16_has_no_table(tmp_path: Path) -> None:
+def test_bf16_experts_need_no_kernel_table(tmp_path: Path) -> None:
     """The profile's model is quantized; what counts is the checkpoint that is asked about."""
     config = {"hidden_size": 128, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))

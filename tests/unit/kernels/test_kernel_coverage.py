@@ -63,11 +63,11 @@ def checkpoint(*exclude: str, shared: str | None = None, routed: str | None = No
         ("0.5.15.post1", ("model.layers.40.self_attn.o_proj",), True),
     ],
 )
-def test_the_exclude_list_decides_fusion(version: str, exclude: tuple[str, ...], fused: bool) -> None:
+def test_fusion_depends_on_exclude_list(version: str, exclude: tuple[str, ...], fused: bool) -> None:
     assert decide_fusion(glm_plan(version=version), checkpoint(*exclude)).fused is fused
 
 
-def test_the_vetoing_entry_is_named_and_an_old_sglang_must_be_told() -> None:
+def test_fusion_reason_names_exclude_entry() -> None:
     decision = decide_fusion(glm_plan(version="0.5.14"), checkpoint("lm_head", BF16_SHARED))
     assert f"exclude entry `{BF16_SHARED}`" in decision.reason
     assert "set the flag `disable-shared-experts-fusion`" in decision.hint
@@ -82,16 +82,14 @@ def test_the_vetoing_entry_is_named_and_an_old_sglang_must_be_told() -> None:
         ("U8", "U8", True), ("BF16", "BF16", True), ("F8_E4M3", "F8_E4M3", True),
     ],
 )  # fmt: skip
-def test_another_dtype_is_not_fused_and_no_version_sees_it_where_the_exclude_list_is_silent(
-    shared: str, routed: str, fused: bool, version: str
-) -> None:
+def test_shared_experts_of_different_dtype_are_not_fused(shared: str, routed: str, fused: bool, version: str) -> None:
     decision = decide_fusion(glm_plan(version=version), checkpoint(shared=shared, routed=routed))
     assert decision.fused is fused
     assert decision.required_flag == ("" if fused else "disable-shared-experts-fusion")
     assert fused or (shared in decision.reason and routed in decision.reason)
 
 
-def test_what_does_not_fuse_by_itself_need_not_be_told() -> None:
+def test_fusion_flag_is_unnecessary_without_default_fusion() -> None:
     apart = checkpoint(shared="BF16", routed="U8")
     assert not decide_fusion(glm_plan(enable_two_batch_overlap=None), apart).required_flag
     assert not decide_fusion(plan_of("cpu-tiny"), apart).required_flag
@@ -107,7 +105,7 @@ def test_what_does_not_fuse_by_itself_need_not_be_told() -> None:
     assert (decide_fusion(glm_plan(), kimi).required_flag != "", decide_fusion(fp8, kimi).required_flag) == (True, "")
 
 
-def test_flags_decide() -> None:
+def test_flags_control_fusion() -> None:
     assert decide_fusion(glm_plan(disable_shared_experts_fusion=None), None).fused is False
     assert decide_fusion(glm_plan(enable_two_batch_overlap=None), checkpoint()).fused is False
     assert decide_fusion(glm_plan(moe_a2a_backend="deepep"), checkpoint()).fused is False
@@ -122,28 +120,28 @@ def test_flags_decide() -> None:
         ("0.5.23", "model.decoder.mlp.shared_experts.gate_proj", "not by `model.decoder`"),
     ],
 )
-def test_no_flag_lifts_the_veto_of_an_entry_that_is_taken_for_the_models(version: str, entry: str, helps: str) -> None:
+def test_enforce_flag_does_not_override_exclude_entry(version: str, entry: str, helps: str) -> None:
     enforced = decide_fusion(glm_plan(version=version, enforce_shared_experts_fusion=None), checkpoint(entry))
     assert enforced.fused is False
     assert "`--enforce-shared-experts-fusion` does not override this" in enforced.hint
     assert helps in enforced.hint
 
 
-def test_without_a_checkpoint_the_decision_is_open_and_both_keys_count() -> None:
+def test_without_checkpoint_both_keys_are_considered() -> None:
     found = coverage_of(glm_plan(), every_bucket(FUSED_TP8), names=NAMES)
     assert found.fusion.fused is None
     assert [(one.shape, one.expected) for one in found.keys] == [(FUSED_TP8, None), (UNFUSED_TP8, None)]
     assert {key.shape for key in found.untuned} == {UNFUSED_TP8}
 
 
-def test_with_a_checkpoint_only_the_key_looked_up_counts() -> None:
+def test_with_checkpoint_only_looked_up_key_counts() -> None:
     rows_257 = every_bucket(FUSED_TP8)
     assert coverage_of(glm_plan(), rows_257, checkpoint=checkpoint(), names=NAMES).untuned == ()
     unfused = coverage_of(glm_plan(), rows_257, checkpoint=checkpoint(BF16_SHARED), names=NAMES)
     assert {key.shape for key in unfused.untuned} == {UNFUSED_TP8}
 
 
-def test_buckets_end_where_the_prefill_chunks_do() -> None:
+def test_largest_bucket_follows_prefill_chunk_size() -> None:
     small = coverage_of(glm_plan(chunked_prefill_size="8192"), [], names=NAMES)
     assert [bucket.key.token for bucket in small.keys[0].buckets][-1] == 8192
     whole = coverage_of(glm_plan(chunked_prefill_size="-1"), [], names=NAMES)
@@ -165,21 +163,19 @@ def test_buckets_end_where_the_prefill_chunks_do() -> None:
         (line(16, kernels=("moe_ck2stages_gemm1_256", "moe_ck2stages_gemm2_256")), NAMES, BucketState.TUNED),
     ],
 )
-def test_a_bucket_is_judged_by_the_row_that_answers_it(
-    text: str, names: KernelNames | None, state: BucketState
-) -> None:
+def test_bucket_state_follows_its_row(text: str, names: KernelNames | None, state: BucketState) -> None:
     found = coverage_of(glm_plan(), rows([text]), checkpoint=checkpoint(), names=names)
     assert found.keys[0].buckets[4].state is state
 
 
-def test_the_upper_tier_borrows_and_a_borrowed_kernel_is_judged_too() -> None:
+def test_largest_bucket_falls_back_to_checked_kernel() -> None:
     for names, state in ((None, BucketState.FALLBACK), (WITHOUT_KW, BucketState.UNKNOWN_KERNEL)):
         found = coverage_of(glm_plan(), rows([line(32768, kernels=(STAGE1_KW, STAGE2))]), names=names)
         assert found.keys[0].buckets[-1].key.token == 131072
         assert found.keys[0].buckets[-1].state is state
 
 
-def test_a_derived_row_is_called_so_in_the_table_the_counts_and_json() -> None:
+def test_derived_rows_are_labeled_in_every_output() -> None:
     """Also where it is the fallback for the largest batch, and in a table that is given without its origins."""
     derived = derive_unfused(rows([line(32768), line(16)]), fused=FUSED_TP8, unfused=UNFUSED_TP8)
     given = read_rows(write_table(derived).splitlines(), name="given", origin=RowOrigin.FILE, problems=[])
@@ -193,7 +189,7 @@ def test_a_derived_row_is_called_so_in_the_table_the_counts_and_json() -> None:
         assert [words[-1] for words in cells if words[0] in {"16", "32768", "131072"}] == ["derived"] * 3
 
 
-def test_of_equal_keys_the_first_row_answers_whatever_its_activation() -> None:
+def test_first_row_wins_among_duplicate_keys() -> None:
     swiglu = line(16, kernels=(STAGE1_KW, STAGE2)).replace("ActivationType.Silu", "ActivationType.Swiglu")
     found = coverage_of(glm_plan(), rows([swiglu, line(16)]), names=NAMES)
     row = found.keys[0].buckets[4].row
@@ -201,7 +197,7 @@ def test_of_equal_keys_the_first_row_answers_whatever_its_activation() -> None:
     assert row.kernels[0] == STAGE1_KW
 
 
-def test_a_table_is_put_together_from_all_origins() -> None:
+def test_table_is_assembled_from_all_origins() -> None:
     image = of(
         rows([line(16), line(16, shape=Shape(model_dim=7168, inter_dim=256, expert=257, topk=9))]), RowOrigin.IMAGE
     )
@@ -212,26 +208,26 @@ def test_a_table_is_put_together_from_all_origins() -> None:
     assert coverage_of(glm_plan(), table.rows, names=NAMES).untuned == ()
 
 
-def test_no_row_enters_a_table_whose_kernel_this_aiter_lacks() -> None:
+def test_row_with_unknown_kernel_is_rejected() -> None:
     upstream = rows([line(16), line(32, kernels=(STAGE1_KW, STAGE2))])
     table = assemble(glm_plan(), upstream, names=WITHOUT_KW)
     assert {row.key.token for row in table.rows} == {16}
     assert [row.key.token for row in table.rejected] == [32]
 
 
-def test_an_unknown_aiter_gets_neither_upstream_nor_rekeyed_rows() -> None:
+def test_unknown_aiter_gets_only_image_rows() -> None:
     table = assemble(glm_plan(), [*every_bucket(FUSED_TP8), *of(rows([line(1)]), RowOrigin.IMAGE)], names=None)
     assert [row.origin for row in table.rows] == [RowOrigin.IMAGE]
 
 
-def test_a_measured_row_is_preferred_to_a_rekeyed_one() -> None:
+def test_measured_row_is_preferred_to_derived_row() -> None:
     measured = of(rows([line(16, shape=UNFUSED_TP8)]), RowOrigin.MEASURED)
     table = assemble(glm_plan(), [*every_bucket(FUSED_TP8), *measured], names=NAMES)
     found = coverage_of(glm_plan(), table.rows, names=NAMES)
     assert [bucket.origin for bucket in to_output(found, tables="").keys[1].buckets][3:5] == ["derived", "measured"]
 
 
-def test_a_name_is_matched_whole() -> None:
+def test_kernel_name_is_matched_exactly() -> None:
     assert WITHOUT_KW.check("flydsl_moe1_afp4_x", FUSED_TP8) is NameVerdict.KNOWN
     assert WITHOUT_KW.check("flydsl_moe1_afp4_x y", FUSED_TP8) is NameVerdict.UNKNOWN_KERNEL
     assert WITHOUT_KW.check("flydslv2_moe2_afp4_x", FUSED_TP8) is NameVerdict.UNKNOWN_KERNEL

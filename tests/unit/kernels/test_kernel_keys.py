@@ -27,12 +27,12 @@ from orchestrator.plan.plan import Layout, Moe
         (10**6, 131072),
     ],
 )
-def test_tokens_are_looked_up_by_bucket(tokens: int, looked_up: int) -> None:
+def test_token_count_maps_to_bucket(tokens: int, looked_up: int) -> None:
     assert bucket(tokens) == looked_up
 
 
 @given(st.integers(0, 2**21))
-def test_a_bucket_is_a_fixed_point_and_one_of_those_a_server_needs(tokens: int) -> None:
+def test_bucket_is_idempotent_and_in_bucket_list(tokens: int) -> None:
     found = bucket(tokens)
     assert bucket(found) == found
     assert found in buckets(tokens)
@@ -40,11 +40,11 @@ def test_a_bucket_is_a_fixed_point_and_one_of_those_a_server_needs(tokens: int) 
 
 
 @given(st.integers(1, TIERS[0] - 1))
-def test_below_the_tiers_a_bucket_holds_its_tokens_and_is_less_than_twice_as_large(tokens: int) -> None:
+def test_bucket_is_less_than_twice_the_token_count(tokens: int) -> None:
     assert tokens <= bucket(tokens) < 2 * tokens
 
 
-def test_only_the_upper_tier_borrows() -> None:
+def test_only_largest_bucket_has_a_fallback() -> None:
     assert fallbacks(131072) == (32768,)
     assert all(fallbacks(size) == () for size in buckets(131071))
 
@@ -59,7 +59,7 @@ def test_only_the_upper_tier_borrows() -> None:
         (Layout(tp=4, dp=1, ep=4, dp_attention=False), True, (2048, 65, 8)),
     ],
 )
-def test_the_keys_of_glm(layout: Layout, fused: bool, key: tuple[int, int, int]) -> None:
+def test_kernel_keys_of_glm_layouts(layout: Layout, fused: bool, key: tuple[int, int, int]) -> None:
     shape = rank_shape(GLM, layout, fused=fused)
     assert (shape.inter_dim, shape.expert, shape.topk) == key
     assert shape.model_dim == 6144
@@ -74,7 +74,7 @@ def test_inter_dim_is_padded_up_to_a_multiple_of_256(slices_of: int, tp: int) ->
 
 
 @given(st.sampled_from((1, 2, 4, 8)), st.booleans())
-def test_expert_parallelism_divides_experts_and_not_their_width(ep: int, fused: bool) -> None:
+def test_expert_parallelism_divides_experts_not_width(ep: int, fused: bool) -> None:
     shape = rank_shape(GLM, Layout(tp=8, dp=1, ep=ep, dp_attention=False), fused=fused)
     assert shape == Shape(
         model_dim=6144, inter_dim=256 * ep, expert=256 // ep + fused, topk=8 + fused - (1 if ep > 1 else 0)
@@ -82,6 +82,6 @@ def test_expert_parallelism_divides_experts_and_not_their_width(ep: int, fused: 
 
 
 @pytest.mark.parametrize(("tp", "ep"), [(8, 3), (6, 4), (3, 1)])
-def test_a_layout_that_does_not_divide_the_model_is_refused(tp: int, ep: int) -> None:
+def test_layout_not_dividing_the_model_is_rejected(tp: int, ep: int) -> None:
     with pytest.raises(ProfileError):
         rank_shape(GLM, Layout(tp=tp, dp=1, ep=ep, dp_attention=False), fused=True)

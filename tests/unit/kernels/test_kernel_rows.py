@@ -27,24 +27,24 @@ def faults(*lines: str) -> list[Problem]:
     return problems
 
 
-def test_a_missing_last_field_is_read_as_no_tag() -> None:
+def test_missing_last_field_means_no_tag() -> None:
     (row,) = rows([line(16).removesuffix(",")])
     assert row.tag == ""
 
 
-def test_a_table_without_gfx_gets_it_from_the_compute_units() -> None:
+def test_missing_gfx_column_is_inferred_from_compute_units() -> None:
     lines = [text.removeprefix("gfx950,") for text in (line(16), line(32).replace("gfx950,256", "gfx950,304"))]
     found = rows(lines, header=HEADER.removeprefix("gfx,"))
     assert [row.key.gfx for row in found] == ["gfx950", "gfx942"]
 
 
 @pytest.mark.parametrize("empty", ["", "0", "nan"])
-def test_an_empty_gfx_follows_from_the_compute_units(empty: str) -> None:
+def test_empty_gfx_is_inferred_from_compute_units(empty: str) -> None:
     (row,) = rows([line(16).replace("gfx950", empty, 1)])
     assert row.key.gfx == "gfx950"
 
 
-def test_numbers_as_pandas_writes_them_and_windows_line_ends_are_read() -> None:
+def test_pandas_numbers_and_crlf_are_parsed() -> None:
     (row,) = rows(
         [line(16).replace(",16,6144,", ",16.0,6144.0,").replace(",1,0,32,", ",True,False,32,") + "\r\n"],
         header=f"\ufeff{HEADER}\r\n",
@@ -69,22 +69,22 @@ def test_numbers_as_pandas_writes_them_and_windows_line_ends_are_read() -> None:
         ((HEADER, line(16).replace(",1,0,32,", ",2,0,32,")), "`use_g1u1` is `2`, neither 0 nor 1", "t.csv:2"),
     ],
 )
-def test_what_cannot_be_read_is_named_by_line(lines: tuple[str, ...], message: str, location: str) -> None:
+def test_invalid_row_is_reported_with_line(lines: tuple[str, ...], message: str, location: str) -> None:
     problems = faults(*lines)
     assert (problems[0].message, problems[0].location) == (message, location)
 
 
-def test_an_empty_file_is_no_table() -> None:
+def test_empty_file_is_rejected() -> None:
     assert "missing columns" in faults()[0].message
 
 
-def test_a_quote_that_never_ends_is_a_fault_and_not_a_row() -> None:
+def test_unterminated_quote_is_a_problem() -> None:
     problems = faults(HEADER, line(16), '"' + "x" * 200_000, line(32))
     assert len(problems) == 1
     assert "not a CSV table" in problems[0].message
 
 
-def test_a_hundred_megabytes_are_read_one_row_at_a_time() -> None:
+def test_table_is_read_lazily() -> None:
     """A table far larger than any buffer: lines are asked for only as rows are taken."""
     asked = 0
 
@@ -101,7 +101,7 @@ def test_a_hundred_megabytes_are_read_one_row_at_a_time() -> None:
     assert asked == 1000
 
 
-def test_the_preferred_origin_stands_and_among_equals_the_fastest() -> None:
+def test_merge_prefers_origin_then_fastest_row() -> None:
     image = rows([line(16, us="30"), line(16, us="20"), line(32, us="9")], origin=RowOrigin.IMAGE)
     measured = rows([line(32, us="99")], origin=RowOrigin.MEASURED)
     merged = merge([*image, *measured], gfx="gfx950", cu_num=256)
@@ -111,7 +111,7 @@ def test_the_preferred_origin_stands_and_among_equals_the_fastest() -> None:
     ]
 
 
-def test_rows_of_another_gpu_are_left_out() -> None:
+def test_rows_of_another_gpu_are_skipped() -> None:
     other = rows([line(16).replace("gfx950", "gfx1250")])
     assert merge([*other, *rows([line(16)])], gfx="gfx950", cu_num=256) == tuple(rows([line(16)]))
 
@@ -129,7 +129,7 @@ tables = st.lists(
 
 
 @given(tables)
-def test_a_merge_has_no_key_twice_keeps_its_order_and_is_its_own_merge(given_rows: list[TunedRow]) -> None:
+def test_merge_is_unique_and_idempotent(given_rows: list[TunedRow]) -> None:
     before = list(given_rows)
     merged = merge(given_rows, gfx="gfx950", cu_num=256)
     identities = [row.identity for row in merged]
@@ -140,7 +140,7 @@ def test_a_merge_has_no_key_twice_keeps_its_order_and_is_its_own_merge(given_row
 
 
 @given(tables)
-def test_a_written_table_reads_back_as_it_was(given_rows: list[TunedRow]) -> None:
+def test_table_round_trips_through_file(given_rows: list[TunedRow]) -> None:
     merged = merge(given_rows, gfx="gfx950", cu_num=256)
     back = list(read_rows(io.StringIO(write_table(merged)), name="t", origin=RowOrigin.FILE, problems=[]))
     assert [row.identity for row in back] == [row.identity for row in merged]
@@ -148,7 +148,7 @@ def test_a_written_table_reads_back_as_it_was(given_rows: list[TunedRow]) -> Non
     assert write_origins(merged).count("\n") == len(merged) + 1
 
 
-def test_columns_that_aiter_reads_at_a_lookup_are_never_empty() -> None:
+def test_lookup_columns_are_never_empty() -> None:
     """An empty `run_1stage` is NaN to pandas, and NaN is true."""
     old = HEADER.replace(",xbf16,flat", "")
     (row,) = rows([line(16).replace(",0,0,0,10.0", ",0,10.0")], header=old)
@@ -156,7 +156,7 @@ def test_columns_that_aiter_reads_at_a_lookup_are_never_empty() -> None:
     assert (cells["run_1stage"], cells["xbf16"], cells["flat"], cells["ksplit"]) == ("0", "0", "0", "0")
 
 
-def test_rekeyed_rows_keep_their_kernels_and_lose_their_times() -> None:
+def test_derived_rows_keep_kernels_but_not_times() -> None:
     (row,) = derive_unfused(rows([line(16)]), fused=FUSED_TP8, unfused=UNFUSED_TP8)
     assert row.key.shape == UNFUSED_TP8
     assert row.kernels == (STAGE1, STAGE2)
@@ -174,11 +174,11 @@ def test_rekeyed_rows_keep_their_kernels_and_lose_their_times() -> None:
         ((STAGE1, STAGE2), "flydsl_fallback"),
     ],
 )
-def test_other_kernels_are_never_rekeyed(kernels: tuple[str, str], tag: str) -> None:
+def test_other_kernels_are_never_derived(kernels: tuple[str, str], tag: str) -> None:
     assert derive_unfused(rows([line(16, kernels=kernels, tag=tag)]), fused=FUSED_TP8, unfused=UNFUSED_TP8) == ()
 
 
-def test_the_tuner_gets_each_missing_key_once_and_in_order() -> None:
+def test_tuner_input_lists_missing_keys_sorted_once() -> None:
     keys = [row.key for row in of(every_bucket(FUSED_TP8), RowOrigin.FILE)]
     text = write_untuned([keys[4], keys[0], keys[4]]).splitlines()
     assert text[0].startswith("token,model_dim,inter_dim,expert,topk,act_type,dtype,")

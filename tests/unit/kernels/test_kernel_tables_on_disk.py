@@ -51,7 +51,7 @@ def pin(content: bytes) -> PinnedFile:
     )
 
 
-def test_every_fault_of_every_table_is_shown_at_once(tmp_path: Path) -> None:
+def test_problems_of_all_tables_are_reported_together(tmp_path: Path) -> None:
     first = table(tmp_path / "a.csv", line(16), line(32).replace(",6144,", ",wide,"))
     second = table(tmp_path / "b.csv", line(64) + ",more")
     with pytest.raises(KernelsError) as caught:
@@ -63,7 +63,7 @@ def test_every_fault_of_every_table_is_shown_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_written_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+def test_table_file_is_written_atomically(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     atomic_write(path, "old\n")
     with pytest.raises(UnicodeEncodeError):
@@ -72,7 +72,7 @@ def test_a_written_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["t.csv"]
 
 
-def test_the_upstream_file_is_downloaded_once(tmp_path: Path) -> None:
+def test_upstream_file_is_downloaded_once(tmp_path: Path) -> None:
     asked: list[str] = []
     for _ in range(2):
         path = upstream_file(pin(b"rows"), tmp_path, transport=answering(b"rows", asked))
@@ -80,24 +80,24 @@ def test_the_upstream_file_is_downloaded_once(tmp_path: Path) -> None:
     assert asked == ["https://example.org/45458be7280c/configs/glm5.csv"]
 
 
-def test_a_download_with_another_checksum_is_refused_and_not_kept(tmp_path: Path) -> None:
+def test_download_with_wrong_checksum_is_discarded(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="checksum"):
         upstream_file(pin(b"rows"), tmp_path, transport=answering(b"<html>sign in</html>", []))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_download_without_end_is_not_read_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_download_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "_MAX_BYTES", 3)
     with pytest.raises(KernelsError, match="the response has more than"):
         upstream_file(pin(b"rows"), tmp_path, transport=answering(b"rows", []))
 
 
-def test_a_table_on_disk_with_another_checksum_is_downloaded_again(tmp_path: Path) -> None:
+def test_cached_table_with_wrong_checksum_is_downloaded_again(tmp_path: Path) -> None:
     (tmp_path / "45458be7280c-glm5.csv").write_bytes(b"cut o")
     assert upstream_file(pin(b"rows"), tmp_path, transport=answering(b"rows", [])).read_bytes() == b"rows"
 
 
-def test_without_internet_the_message_says_where_the_file_may_be_put(tmp_path: Path) -> None:
+def test_download_error_hints_at_local_path(tmp_path: Path) -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("no route", request=request)
 
@@ -106,7 +106,7 @@ def test_without_internet_the_message_says_where_the_file_may_be_put(tmp_path: P
     assert str(tmp_path / "45458be7280c-glm5.csv") in caught.value.hint
 
 
-def test_the_shipped_names_tell_the_pins_apart() -> None:
+def test_shipped_kernel_names_distinguish_aiter_pins() -> None:
     pins = read_pins()
     older, newer = pins.names_of("7d604afe"), pins.names_of("9127c94a18e4398e1eba91f6639e910f0994ad02")
     assert older is not None
@@ -127,7 +127,7 @@ def test_every_pin_of_a_shipped_engine_is_known() -> None:
     assert unknown == {"sglang-0.5.20-rocm", "sglang-0.5.21-rocm724"}
 
 
-def test_the_shipped_profiles_show_both_layouts_and_both_keys(tmp_path: Path) -> None:
+def test_shipped_profiles_cover_both_layouts_and_keys(tmp_path: Path) -> None:
     plans = [plan for name in profile_names() if uses_tuned_table(plan := load(name).plan)]
     shapes = {
         (found.layout, one.shape.inter_dim, one.shape.expert, one.shape.topk)
@@ -138,7 +138,7 @@ def test_the_shipped_profiles_show_both_layouts_and_both_keys(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("dtype", "read"), [("BF16", "BF16"), ("U8", "U8")])
-def test_a_checkpoint_gives_its_shape_its_excludes_and_a_dtype(tmp_path: Path, dtype: str, read: str) -> None:
+def test_expert_facts_are_read_from_checkpoint(tmp_path: Path, dtype: str, read: str) -> None:
     at = "model.layers.{}.mlp.{}.gate_proj.weight"
     dtypes = {at.format(layer, part): "U8" for layer in (0, 1) for part in ("shared_experts", "experts.0")}
     dtypes[at.format(1, "shared_experts")] = dtype
@@ -153,14 +153,14 @@ def test_a_checkpoint_gives_its_shape_its_excludes_and_a_dtype(tmp_path: Path, d
     assert (checkpoint.shared_dtype, checkpoint.routed_dtype) == (read, "U8")
 
 
-def test_experts_of_another_architecture_are_read_under_its_names(tmp_path: Path) -> None:
+def test_expert_count_is_read_under_alternative_key(tmp_path: Path) -> None:
     names = {"n_routed_experts": "num_experts"}  # Qwen3-MoE
     config = {names.get(key, key): value for key, value in CONFIG.items()}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_experts(Checkpoint.local(tmp_path)).moe.routed_experts == 256
 
 
-def test_a_config_without_routed_experts_is_told(tmp_path: Path) -> None:
+def test_config_without_routed_experts_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 128}))
     with pytest.raises(CheckpointError, match="n_routed_experts"):
         read_experts(Checkpoint.local(tmp_path))
@@ -182,7 +182,7 @@ def test_measured_rows_keep_their_provenance(tmp_path: Path) -> None:
     }
 
 
-def test_a_table_is_built_from_files_and_leaves_them_as_they_are(tmp_path: Path) -> None:
+def test_table_is_built_without_modifying_input_files(tmp_path: Path) -> None:
     own = table(tmp_path / "image.csv", line(16), line(16, us="1"), line(32, shape=UNFUSED_TP8))
     before = own.read_bytes()
     home = Home(tmp_path / "home")
@@ -196,7 +196,7 @@ def test_a_table_is_built_from_files_and_leaves_them_as_they_are(tmp_path: Path)
     assert compute_coverage(glm_plan(), RowSources(), home).tables == f"`{built.path}`"
 
 
-def test_rows_of_upstream_carry_its_commit_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upstream_rows_record_commit_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = table(tmp_path / "glm5.csv", line(16))
     monkeypatch.setattr("orchestrator.kernels.plan_table.upstream_file", lambda *_, **__: upstream)
     own = table(tmp_path / "own.csv")
@@ -204,12 +204,12 @@ def test_rows_of_upstream_carry_its_commit_and_line(tmp_path: Path, monkeypatch:
     assert built.table.rows[0].location == "aiter 45458be7280c glm5_fp4_tuned_fmoe.csv:2"
 
 
-def test_a_profile_without_such_experts_gets_no_table(tmp_path: Path) -> None:
+def test_profile_without_mxfp4_experts_gets_no_table(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="does not use aiter's fused MXFP4 experts"):
         build_table(load("cpu-tiny").plan, RowSources(), Home(tmp_path), upstream=False)
 
 
-def test_a_table_edited_by_hand_loses_the_origin_of_what_was_changed(tmp_path: Path) -> None:
+def test_manually_edited_row_loses_its_origin(tmp_path: Path) -> None:
     store = Store(tmp_path)
     path = store.write(glm_plan(), every_bucket(FUSED_TP8))
     path.write_text(path.read_text().replace("gfx950,256,16,", "gfx950,256,131072,"))
@@ -217,7 +217,7 @@ def test_a_table_edited_by_hand_loses_the_origin_of_what_was_changed(tmp_path: P
     assert (origins[131072], origins[32]) == (RowOrigin.FILE, RowOrigin.UPSTREAM)
 
 
-def test_an_unreadable_names_file_is_named(tmp_path: Path) -> None:
+def test_invalid_kernel_names_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "profiles" / "kernels").mkdir(parents=True)
     (tmp_path / "profiles" / "kernels" / "aiter.yaml").write_text("upstream: {commit: a}\nnames: []\n")
     with pytest.raises(DeployError) as caught:
@@ -226,7 +226,7 @@ def test_an_unreadable_names_file_is_named(tmp_path: Path) -> None:
     assert lost.location == "profiles/kernels/aiter.yaml:1"
 
 
-def test_a_built_table_goes_into_the_servers_image_and_the_variable_leads_to_it(tmp_path: Path) -> None:
+def test_built_table_is_copied_into_server_image(tmp_path: Path) -> None:
     home = Home(tmp_path)
     without, nothing = profile_source("mi355x-tp8", (), home).planned()
     assert nothing == {}
@@ -239,7 +239,7 @@ def test_a_built_table_goes_into_the_servers_image_and_the_variable_leads_to_it(
     assert plan.digest != without.digest
 
 
-def test_a_built_table_is_promised_to_a_process_beside_its_sources(tmp_path: Path) -> None:
+def test_process_runtime_uses_table_next_to_sources(tmp_path: Path) -> None:
     """The variable does not name the path that only an image has."""
     home = Home(tmp_path)
     without, _ = profile_source("mi355x-tp8", (), home).planned()
@@ -251,7 +251,7 @@ def test_a_built_table_is_promised_to_a_process_beside_its_sources(tmp_path: Pat
     assert 'export AITER_CONFIG_FMOE="$PATCHED_SGLANG/tables/tuned_fmoe.csv"' in command.script
 
 
-def test_a_staged_checkpoint_decides_the_key_without_being_named(tmp_path: Path) -> None:
+def test_staged_checkpoint_determines_kernel_key(tmp_path: Path) -> None:
     home, plan = Home(tmp_path), glm_plan()
     staged = home.models / plan.model.name
     staged.mkdir(parents=True)
@@ -264,7 +264,7 @@ def test_a_staged_checkpoint_decides_the_key_without_being_named(tmp_path: Path)
     ("endless", "said"),
     [("fifo", "not a file"), ("/dev/zero", "not a file"), ("line", "unterminated line")],
 )
-def test_a_table_without_end_is_not_read_to_it(tmp_path: Path, endless: str, said: str) -> None:
+def test_endless_table_is_rejected(tmp_path: Path, endless: str, said: str) -> None:
     os.mkfifo(tmp_path / "fifo")
     with (tmp_path / "line").open("wb") as file:
         file.truncate(1 << 36)
@@ -273,7 +273,7 @@ def test_a_table_without_end_is_not_read_to_it(tmp_path: Path, endless: str, sai
     assert caught.value.problems[0].message == f"cannot read the table: {said}"
 
 
-def test_images_whose_aiter_is_not_known_share_no_table(tmp_path: Path) -> None:
+def test_images_with_unknown_aiter_share_no_table(tmp_path: Path) -> None:
     """A row names a kernel of one aiter; another image may lack it."""
     home = Home(tmp_path)
     folders = {Store.at(home, None, image).folder for image in ("mine:1", "mine:2", None)}

@@ -38,7 +38,7 @@ def leaving(*lines: str, printed: str = "", fault: str = "") -> Callable[..., st
     return run
 
 
-def test_its_container_is_given_what_a_server_is_and_its_output_a_place(
+def test_tuner_container_gets_server_devices_and_volume(
     tmp_path: Path,
 ) -> None:
     ids = {"video": "44"}  # no group `render` on this machine
@@ -68,31 +68,31 @@ def test_its_container_is_given_what_a_server_is_and_its_output_a_place(
         (line(16, kernels=("flydsl_moe1_afp4_wfp4_bf16_t1x1x1", STAGE2)), "unknown kernel"),
     ],
 )
-def test_a_row_that_is_not_right_is_not_taken(tmp_path: Path, text: str, fault: str) -> None:
+def test_invalid_tuned_row_is_rejected(tmp_path: Path, text: str, fault: str) -> None:
     kept, problems = check_rows(rows([text, line(32)]), job(tmp_path))
     assert [row.key.token for row in kept] == [32]
     assert fault in problems[0].message
 
 
-def test_an_error_ratio_is_read_in_both_notations(tmp_path: Path) -> None:
+def test_error_ratio_is_parsed_in_both_notations(tmp_path: Path) -> None:
     kept, _ = check_rows(rows([line(16).replace(",0.9%,", ",0.009,")]), job(tmp_path))
     assert len(kept) == 1
 
 
-def test_two_rows_for_one_key_are_both_refused(tmp_path: Path) -> None:
+def test_duplicate_rows_are_both_rejected(tmp_path: Path) -> None:
     twice = rows([line(16), line(16, us="9"), line(32), line(32, tag="flydsl_fallback")])
     kept, problems = check_rows(twice, job(tmp_path))
     assert [(row.key.token, row.tag) for row in kept] == [(32, ""), (32, "flydsl_fallback")]
     assert [problem.message for problem in problems] == ["duplicate rows for the key"] * 2
 
 
-def test_names_are_held_against_the_images_aiter(tmp_path: Path) -> None:
+def test_kernel_names_are_checked_against_image_aiter(tmp_path: Path) -> None:
     found = rows([line(16, kernels=(STAGE1_KW, STAGE2))])
     assert len(check_rows(found, job(tmp_path, commit="9127c94a"))[0]) == 1
     assert len(check_rows(found, job(tmp_path, commit="7d604afe"))[0]) == 0
 
 
-def test_a_complete_tuning_is_kept_with_its_provenance(tmp_path: Path) -> None:
+def test_completed_tuning_is_stored_with_provenance(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     store = Store(tmp_path / "store")
     run = leaving(line(16), line(32))
@@ -112,7 +112,7 @@ def test_a_complete_tuning_is_kept_with_its_provenance(tmp_path: Path) -> None:
         "Traceback (most recent call last):",
     ],
 )
-def test_a_printed_error_is_told_whatever_the_exit_code(tmp_path: Path, printed: str) -> None:
+def test_tuner_error_output_is_reported_despite_success(tmp_path: Path, printed: str) -> None:
     run = leaving(line(16), printed=f"Start tuning\n{printed}\n")
     tuned = tune(job(tmp_path), run=run, store=Store(tmp_path / "store"), provenance=WHO)
     assert [key.token for key in tuned.remaining] == [32]
@@ -122,12 +122,12 @@ def test_a_printed_error_is_told_whatever_the_exit_code(tmp_path: Path, printed:
 @pytest.mark.parametrize(
     ("fault", "hint"), [("exit code 1", ""), (TIME_LIMIT, "run the same command again to continue")]
 )
-def test_a_fault_of_the_tuner_is_told(tmp_path: Path, fault: str, hint: str) -> None:
+def test_tuner_failure_is_reported(tmp_path: Path, fault: str, hint: str) -> None:
     failed = tune(job(tmp_path), run=leaving(fault=fault), store=Store(tmp_path / "a"), provenance=WHO)
     assert [(problem.message, problem.hint) for problem in failed.problems] == [(fault, hint)]
 
 
-def test_an_interruption_keeps_what_is_finished_and_the_next_run_asks_for_the_rest(tmp_path: Path) -> None:
+def test_interrupted_tuning_keeps_finished_rows(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
 
     def interrupted(argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: TunerTimeouts) -> str:
@@ -139,7 +139,7 @@ def test_an_interruption_keeps_what_is_finished_and_the_next_run_asks_for_the_re
     assert [row.key.token for row in store.measured()] == [16]
 
 
-def test_rows_of_a_run_that_was_killed_are_taken_up_first(tmp_path: Path) -> None:
+def test_rows_of_killed_run_are_recovered(tmp_path: Path) -> None:
     (tmp_path / "tuned.csv").write_text(f"{HEADER}\n{line(16)}\n{line(32)[:40]}")
     tuned = tune(job(tmp_path), run=leaving(line(32)), store=Store(tmp_path / "store"), provenance=WHO)
     assert tuned.remaining == ()

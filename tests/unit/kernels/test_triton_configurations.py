@@ -21,7 +21,7 @@ OLDER = (
 )
 
 
-def test_the_configuration_that_an_h200_lacks_is_named_once_and_the_optional_one_is_not() -> None:
+def test_missing_required_configuration_is_reported_once() -> None:
     report = triton_report(LogTail(H200)())
     assert [Path(path).name for path in report.misses] == [MISSING]
     assert report.summary.splitlines() == [
@@ -30,7 +30,7 @@ def test_the_configuration_that_an_h200_lacks_is_named_once_and_the_optional_one
     ]
 
 
-def test_one_that_is_found_and_one_of_another_triton_are_told_apart() -> None:
+def test_configurations_for_another_triton_are_distinguished() -> None:
     report = triton_report([FOUND, FOUND.replace("TP0", "TP1"), OLDER])
     assert report.to_dict() == {
         "hits": [f"{CONFIGS}/triton_3_6_0/{MISSING}"],
@@ -43,9 +43,7 @@ def test_one_that_is_found_and_one_of_another_triton_are_told_apart() -> None:
     )
 
 
-def test_the_gate_of_an_nvidia_server_warns_keeps_the_report_and_fails_where_that_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nvidia_kernel_gate_fails_only_in_strict_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, plan = RunDir(tmp_path), plan_of("b200-tp8")
     kernel_gate(LogTail(H200)(), plan=plan, run=run, strict=False)
     said = capsys.readouterr().err

@@ -9,7 +9,7 @@ from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.kernels.tuning import prepare_tuning
 
 
-def test_two_tunings_by_processes_of_one_pid_have_containers_of_their_own(tmp_path: Path) -> None:
+def test_tuning_container_names_are_unique_despite_equal_pids(tmp_path: Path) -> None:
     """In namespaces of their own, before one daemon: the one ended the other's container."""
     plan, given = plan_of("mi355x-tp8"), RowSources()
     names = {

@@ -48,18 +48,18 @@ SGLANG_METRICS = {metric for metric in Metric if metric.startswith("sglang:") an
 
 
 @pytest.mark.parametrize("version", Catalog.shipped().names(EntryKind.FLAGS))
-def test_every_version_has_the_metrics_that_are_read_here(version: str) -> None:
+def test_every_version_exports_the_required_metrics(version: str) -> None:
     assert (read_flags(version, Catalog.shipped()).metrics or set()) >= SGLANG_METRICS
 
 
-def test_the_rules_name_no_metric_but_those_that_every_version_has(home: Home) -> None:
+def test_rules_use_only_metrics_of_every_version(home: Home) -> None:
     for profile in ("mi355x-tp4dp2", "mi355x-tp4x2"):
         text = rendered("rules.yaml.j2", of_profile(home, profile=profile))
         named = {name.removesuffix("_bucket") for name in re.findall(r"sglang:\w+", text)}
         assert named == SGLANG_METRICS - {Metric.RETRACTIONS, Metric.E2E}
 
 
-def test_a_limit_is_that_of_the_load_and_says_so(home: Home) -> None:
+def test_alert_threshold_comes_from_workload(home: Home) -> None:
     server = of_profile(home)
     assert server.expected == {
         "ttft_p95_s": Expected(value=5.0, source="`slo.ttft_p95_s` of workload `wafer-20k-1k`"),
@@ -71,7 +71,7 @@ def test_a_limit_is_that_of_the_load_and_says_so(home: Home) -> None:
     assert of_profile(home, workload="single-stream-10k-1.5k").expected.keys() == {"ttft_p95_s"}
 
 
-def test_what_is_given_goes_before_the_load(home: Home) -> None:
+def test_explicit_expectation_overrides_workload(home: Home) -> None:
     server = of_profile(home, expected=("cache_hit_rate=0.9", "accept_length=3.6"))
     assert str(alerts(server)["DeployCacheHitRateLow"]["expr"]).endswith("< 0.72")
     assert str(alerts(server)["DeployAcceptLengthLow"]["expr"]).endswith("< 2.88")
@@ -82,12 +82,12 @@ def test_what_is_given_goes_before_the_load(home: Home) -> None:
 @pytest.mark.parametrize(
     "pair", ["cache_hit_rate=1.5", "cache_hit_rate=", "accept_length=1", "ttft=3", "ttft_p95_s=nan", "x"]
 )
-def test_an_expectation_that_cannot_be_is_refused(home: Home, pair: str) -> None:
+def test_invalid_expectation_is_rejected(home: Home, pair: str) -> None:
     with pytest.raises(UsageError):
         of_profile(home, expected=(pair,))
 
 
-def test_what_a_version_does_not_export_is_left_out_and_said(home: Home) -> None:
+def test_rules_for_missing_metrics_are_skipped_and_reported(home: Home) -> None:
     server = of_profile(home)
     server = replace(server, exported=server.exported - {Metric.CACHED_TOKENS})
     assert "DeployCacheHitRateLow" not in alerts(server)
@@ -99,7 +99,7 @@ def test_what_a_version_does_not_export_is_left_out_and_said(home: Home) -> None
     assert "no alert DeployCacheHitRateLow: deploy:prefix_cache_hit:rate5m is not recorded" in said
 
 
-def test_a_server_that_was_started_is_watched_by_the_plan_that_it_has(home: Home) -> None:
+def test_started_server_is_monitored_by_its_plan(home: Home) -> None:
     past_run(home, 1, "server.port=31999")
     server = monitored(replace(NOTHING, name="owl"), home)
     assert (server.name, server.targets, server.plan.server.port) == ("owl", ("127.0.0.1:31999",), 31999)
@@ -127,7 +127,7 @@ def test_a_server_that_was_started_is_watched_by_the_plan_that_it_has(home: Home
         ({"profile": "cpu-tiny", "overrides": ("replicas=2",), "target": "x:1"}, UsageError, "`cpu-tiny` is 2 servers"),
     ],
 )
-def test_what_cannot_be_watched_is_refused(
+def test_unmonitorable_server_is_rejected(
     home: Home, asked: dict[str, object], kind: type[DeployError], said: str
 ) -> None:
     past_run(home, 1)
@@ -135,12 +135,12 @@ def test_what_cannot_be_watched_is_refused(
         monitored(replace(NOTHING, **asked), home)  # type: ignore[arg-type]
 
 
-def test_a_server_in_a_cluster_is_watched_where_it_is_said_to_be(home: Home) -> None:
+def test_cluster_server_uses_the_given_target(home: Home) -> None:
     asked = replace(NOTHING, profile="cpu-tiny", overrides=SLURM, target="n0:30010")
     assert monitored(asked, home).targets == ("n0:30010",)
 
 
-def test_several_servers_and_their_gateway_are_scraped_each_by_itself(home: Home) -> None:
+def test_replicas_and_gateway_are_scraped_separately(home: Home) -> None:
     server = of_profile(home, profile="mi355x-tp4x2", gpu_exporter="node:5000")
     files = {file.path: file.content for file in monitoring_files(server)}
     targets = yaml.safe_load(files["mi355x-tp4x2.targets.yml"])
@@ -180,7 +180,7 @@ def in_cluster(home: Home, **asked: object) -> tuple[MonitoredServer, dict[str, 
     return server, {file.path: file.content.decode() for file in monitoring_files(server)}
 
 
-def test_the_prometheus_of_a_cluster_is_given_objects_of_its_operator(home: Home) -> None:
+def test_cluster_monitoring_uses_prometheus_operator_objects(home: Home) -> None:
     server, files = in_cluster(home)
     assert sorted(files) == ["mi355x-tp4dp2.dashboard.json", "mi355x-tp4dp2.monitor.yml"]
     monitor, rules = yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])
@@ -203,7 +203,7 @@ def test_the_prometheus_of_a_cluster_is_given_objects_of_its_operator(home: Home
             assert all(DURATION.match(rule.get(key, "0s")) for key in ("for", "keep_firing_for"))
 
 
-def test_a_monitor_selects_the_very_pod_and_port_of_the_manifest(home: Home) -> None:
+def test_pod_monitor_matches_pod_labels_and_port(home: Home) -> None:
     _, files = in_cluster(home)
     monitor = next(iter(yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])))
     plan = cluster_plan("mi355x-tp4dp2", "kubernetes.weights.pvc=models", "kubernetes.namespace=serving")
@@ -213,7 +213,7 @@ def test_a_monitor_selects_the_very_pod_and_port_of_the_manifest(home: Home) -> 
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in {port["name"] for port in server["ports"]}
 
 
-def test_a_monitor_of_several_takes_the_pods_of_its_servers_and_tells_them_apart(home: Home) -> None:
+def test_pod_monitor_selects_and_labels_replicas(home: Home) -> None:
     settings = ("runtime=kubernetes", *CASES["mi355x-tp4x2"])
     server = of_profile(home, profile="mi355x-tp4x2", overrides=settings)
     text = next(file.content for file in monitoring_files(server) if file.path.endswith(".monitor.yml"))
@@ -235,7 +235,7 @@ def test_a_monitor_of_several_takes_the_pods_of_its_servers_and_tells_them_apart
     ]
 
 
-def test_counters_that_nobody_is_let_in_to_have_no_alert_and_that_is_said(home: Home) -> None:
+def test_unscrapable_gateway_metrics_have_no_alerts(home: Home) -> None:
     settings = ("runtime=kubernetes", *(word for word in CASES["mi355x-tp4x2"] if word != MONITORED))
     server = of_profile(home, profile="mi355x-tp4x2", overrides=settings)
     assert any("see `kubernetes.allowed_scrapers`" in text for text in skipped_rules(server))
@@ -243,14 +243,14 @@ def test_counters_that_nobody_is_let_in_to_have_no_alert_and_that_is_said(home: 
     assert ("DeployReplicaDown" in text, "DeployGateway" in text, text.count("kind: PodMonitor")) == (True, False, 1)
 
 
-def test_the_rules_are_the_same_for_a_prometheus_of_ones_own(home: Home) -> None:
+def test_operator_and_standalone_rules_are_identical(home: Home) -> None:
     _, files = in_cluster(home, target="node:30000")
     assert {"prometheus.yml", "mi355x-tp4dp2.targets.yml", "mi355x-tp4dp2.monitor.yml"} <= set(files)
     _, rules = yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])
     assert rules["spec"] == yaml.safe_load(files["mi355x-tp4dp2.rules.yml"])
 
 
-def test_a_table_of_options_that_is_older_says_how_it_is_made_anew(home: Home) -> None:
+def test_flag_table_without_metrics_hints_at_add_engine(home: Home) -> None:
     version = "0.5.14"
     table = json.loads((data_root() / f"profiles/engines/flags/{version}.json").read_text())
     own = home.root / f"profiles/engines/flags/{version}.json"
@@ -261,7 +261,7 @@ def test_a_table_of_options_that_is_older_says_how_it_is_made_anew(home: Home) -
     assert caught.value.hint == f"`deploy add engine {version} --flags-only` recreates it"
 
 
-def test_the_command_writes_the_files_and_says_what_it_left_out(
+def test_command_writes_files_and_reports_skipped_rules(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(home.root))
@@ -275,7 +275,7 @@ def test_the_command_writes_the_files_and_says_what_it_left_out(
     assert "only the log" in written["left_out"][-1]
 
 
-def test_two_servers_share_a_folder_and_a_prometheus(home: Home) -> None:
+def test_two_servers_share_one_prometheus_configuration(home: Home) -> None:
     with_gpus = of_profile(home, gpu_exporter="node:5000")
     one, other = (
         {file.path: file.content for file in monitoring_files(each)}

@@ -98,7 +98,7 @@ def test_another_number_of_hosts_is_refused(plan: Plan, hosts: tuple[str, ...]) 
 
 
 def test_the_plan_of_several_nodes_takes_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a plan of one node, `test_several_hosts.py` has the command for each host."""
+    """With a plan of one node, `test_host_fanout.py` has the command for each host."""
     asked = list[UpRequest]()
 
     def refuse(request: UpRequest, _: Home) -> None:

@@ -53,7 +53,7 @@ def end() -> dict[str, object]:
     return {"end": True, "directory": "/share/glm"}
 
 
-def test_a_whole_one_is_verified_by_headers_and_sizes_and_its_receipt_goes_back(tmp_path: Path) -> None:
+def test_complete_checkpoint_is_verified_and_receipt_is_returned(tmp_path: Path) -> None:
     there = write_checkpoint(tmp_path / "there", size=5 * 10**9)
     program = Scripted(*_file_records(there), end())
     found = staged(program)
@@ -63,7 +63,7 @@ def test_a_whole_one_is_verified_by_headers_and_sizes_and_its_receipt_goes_back(
     assert receipt["files"] == {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in there.iterdir()}
 
 
-def test_a_file_that_is_there_and_not_whole_is_refused(tmp_path: Path) -> None:
+def test_truncated_remote_file_is_rejected(tmp_path: Path) -> None:
     there = write_checkpoint(tmp_path / "there")
     shard = there / "model-00001-of-00003.safetensors"
     shard.write_bytes(shard.read_bytes()[:-10])
@@ -89,21 +89,21 @@ def test_a_file_that_is_there_and_not_whole_is_refused(tmp_path: Path) -> None:
         (Scripted({"room": {"missing": 9 * 10**9, "free": 1}}), "", "9.0 GB needed, 1 B free", "--dir DIR"),
     ],
 )
-def test_an_end_without_a_checkpoint_says_what_to_do(program: Scripted, said: str, message: str, hint: str) -> None:
+def test_failed_remote_staging_has_a_hint(program: Scripted, said: str, message: str, hint: str) -> None:
     with pytest.raises(HostError) as caught:
         staged(program, said)
     assert message in caught.value.message
     assert hint in caught.value.hint
 
 
-def test_nothing_there_is_told() -> None:
+def test_missing_remote_checkpoint_is_reported() -> None:
     with pytest.raises(CheckpointNotFoundError) as caught:
         staged(Scripted({"nothing": "/share/glm"}))
     assert caught.value.location == "ssh://node: /share/glm"
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x"])
-def test_a_machine_that_tells_of_files_elsewhere_writes_none_here(name: str) -> None:
+def test_unsafe_file_names_from_remote_host_are_rejected(name: str) -> None:
     file = {"file": name, "size": 1, "time": 0, "data": base64.b64encode(b"x").decode()}
     with pytest.raises(CheckpointError, match="from the remote host"):
         staged(Scripted(file, end()))

@@ -58,13 +58,13 @@ def done(tmp_path: Path) -> WorkDir:
     return folder
 
 
-def test_what_is_as_foreseen_is_done(tmp_path: Path, foreseen: Forecast) -> None:
+def test_shards_matching_forecast_are_finished(tmp_path: Path, foreseen: Forecast) -> None:
     folder = done(tmp_path)
     assert folder.resume(foreseen) == {*JOB.shards}
     folder.require_complete(foreseen)
 
 
-def test_what_a_killed_command_left_beside_the_shards_is_removed(tmp_path: Path, foreseen: Forecast) -> None:
+def test_leftover_temporary_files_are_removed_on_resume(tmp_path: Path, foreseen: Forecast) -> None:
     """The directory becomes the target: its temporary files would be part of the checkpoint."""
     folder = done(tmp_path)
     (folder.checkpoint / ".config.json.0a1b").write_text("{")
@@ -75,7 +75,7 @@ def test_what_a_killed_command_left_beside_the_shards_is_removed(tmp_path: Path,
 
 
 @pytest.mark.parametrize("how", ["cut", "other", "without a note"])
-def test_what_is_not_is_made_again(how: str, tmp_path: Path, foreseen: Forecast) -> None:
+def test_invalid_shards_are_quantized_again(how: str, tmp_path: Path, foreseen: Forecast) -> None:
     folder, shard = done(tmp_path), "model.safetensors"
     if how == "cut":
         with (folder.checkpoint / shard).open("r+b") as file:
@@ -93,7 +93,7 @@ def test_what_is_not_is_made_again(how: str, tmp_path: Path, foreseen: Forecast)
 @pytest.mark.parametrize(
     "changed", [{"exclude": ()}, {"files": {"config.json": (10, 21)}}, {"made_by": "rocm/sglang:x"}], ids=str
 )
-def test_another_job_does_not_go_on_with_it(changed: dict[str, object], tmp_path: Path) -> None:
+def test_work_directory_of_another_job_is_rejected(changed: dict[str, object], tmp_path: Path) -> None:
     folder = done(tmp_path)
     folder.begin(JOB)
     with pytest.raises(UsageError, match="started with another source, recipe or Quark"):
@@ -101,14 +101,14 @@ def test_another_job_does_not_go_on_with_it(changed: dict[str, object], tmp_path
     assert len(folder.finished(JOB.shards)) == 2, "nothing was removed"
 
 
-def test_workers_share_the_cores(tmp_path: Path) -> None:
+def test_workers_split_the_cores(tmp_path: Path) -> None:
     folder = WorkDir(tmp_path / "x")
     pool = local_command(Path("/env/bin/python"), Path("/p.py"), folder, workers=3, cores=16)
     assert pool.commands == (("/env/bin/python", "-P", "/p.py", f"{tmp_path}/x.quantizing", "cpu"),) * 3
     assert pool.env["OMP_NUM_THREADS"] == "5"
 
 
-def test_a_container_has_a_gpu_and_ends_with_its_standard_input(tmp_path: Path) -> None:
+def test_each_worker_container_gets_one_gpu(tmp_path: Path) -> None:
     needs = ContainerRequirements(
         devices=("/dev/kfd",), all_gpus=False, groups=("video",), ipc=None, shm_bytes=None, ulimits=(),
         security_opt=(), cap_add=(),
@@ -129,7 +129,7 @@ def test_a_container_has_a_gpu_and_ends_with_its_standard_input(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_a_folder_that_somebody_else_made_is_neither_worked_in_nor_removed(tmp_path: Path, *, link: bool) -> None:
+def test_foreign_work_directory_is_left_untouched(tmp_path: Path, *, link: bool) -> None:
     folder = WorkDir(tmp_path / "target")
     place = tmp_path / "elsewhere" if link else folder.root
     (place / "parts").mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_a_folder_that_somebody_else_made_is_neither_worked_in_nor_removed(tmp_p
     assert (place / "parts" / "thesis.txt").read_text() == "mine"
 
 
-def test_one_that_was_killed_before_it_began_is_gone_on_with(tmp_path: Path) -> None:
+def test_work_directory_killed_before_start_is_resumed(tmp_path: Path) -> None:
     folder = WorkDir(tmp_path / "target")
     folder.root.mkdir()
     (folder.root / "quantization.lock").touch()
@@ -150,7 +150,7 @@ def test_one_that_was_killed_before_it_began_is_gone_on_with(tmp_path: Path) -> 
     folder.begin(JOB)
 
 
-def test_containers_of_two_commands_with_one_pid_have_different_names(tmp_path: Path) -> None:
+def test_container_names_are_unique_despite_equal_pids(tmp_path: Path) -> None:
     nothing: dict[str, tuple[str, ...]] = dict.fromkeys(("devices", "groups", "ulimits", "security_opt", "cap_add"), ())
     needs = ContainerRequirements(all_gpus=False, ipc=None, shm_bytes=None, **nothing)
 
@@ -172,13 +172,13 @@ def test_containers_of_two_commands_with_one_pid_have_different_names(tmp_path: 
         {"config": {"quantization_config": {"exclude": []}}, "versions": {}, "device": "cpu", "seconds": "much"},
     ],
 )
-def test_a_note_without_what_is_read_of_it_is_none(tmp_path: Path, foreseen: Forecast, note: object) -> None:
+def test_incomplete_shard_note_is_ignored(tmp_path: Path, foreseen: Forecast, note: object) -> None:
     folder = done(tmp_path)
     (folder.root / "made" / f"{JOB.shards[0]}.json").write_text(json.dumps(note))
     assert folder.resume(foreseen) == {JOB.shards[1]}
 
 
-def test_in_the_folder_of_somebody_else_no_lock_is_left(tmp_path: Path) -> None:
+def test_no_lock_is_left_in_foreign_directory(tmp_path: Path) -> None:
     folder = WorkDir(tmp_path / "target")
     folder.root.mkdir()
     (folder.root / "thesis.txt").write_text("years of work")
@@ -187,7 +187,7 @@ def test_in_the_folder_of_somebody_else_no_lock_is_left(tmp_path: Path) -> None:
     assert [path.name for path in folder.root.iterdir()] == ["thesis.txt"]
 
 
-def test_a_kill_while_the_target_appears_leaves_none_without_its_receipt(
+def test_interrupted_publish_never_leaves_target_without_receipt(
     tmp_path: Path, source: Source, foreseen: Forecast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before it appears, and right after: the next command makes it, or says that it is whole."""
@@ -232,7 +232,7 @@ def test_a_kill_while_the_target_appears_leaves_none_without_its_receipt(
     assert f"rm -r {folder.root}" in caught.value.hint
 
 
-def test_what_is_copied_as_it_is_counts(source: Source) -> None:
+def test_copied_files_count_toward_size(source: Source) -> None:
     before = copied_size(source.directory)
     (source.directory / "vocabulary.txt").write_text("x" * 5000)
     (source.directory / "code").mkdir()

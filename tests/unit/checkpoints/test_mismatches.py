@@ -46,7 +46,7 @@ def look(folder: Path, config: dict[str, Any], header: Header, *, drafts: bool =
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_samples_are_what_quark_writes(recipe: str) -> None:
+def test_samples_match_real_quark_output(recipe: str) -> None:
     assert facts_digest(*Tiny().quantized(recipe)) == REAL[recipe]
 
 
@@ -89,7 +89,9 @@ def test_the_samples_are_what_quark_writes(recipe: str) -> None:
         ),
     ],
 )
-def test_fourteen_checkpoints(name: str, refused_by: str, said: tuple[str, ...], tmp_path: Path) -> None:
+def test_sample_checkpoints_yield_expected_mismatches(
+    name: str, refused_by: str, said: tuple[str, ...], tmp_path: Path
+) -> None:
     found = look(tmp_path / "tiny", *CHECKPOINTS[name]())
     refused = [version for version in ("0.5.14", "0.5.16") if any(each.is_fatal_in(version) for each in found)]
     assert " ".join(refused) == refused_by
@@ -98,7 +100,7 @@ def test_fourteen_checkpoints(name: str, refused_by: str, said: tuple[str, ...],
     assert bool(told) == bool(said), told
 
 
-def test_there_are_fourteen_and_the_excludes_of_78_layers_are_as_many_as_quark_s() -> None:
+def test_exclude_count_of_78_layers_matches_quark() -> None:
     assert len(CHECKPOINTS) == 14
     config, _ = CHECKPOINTS["amd52, of 78 layers"]()
     assert len(config["quantization_config"]["exclude"]) == 575  # as Quark's real list for such a model has
@@ -112,7 +114,9 @@ def test_there_are_fourteen_and_the_excludes_of_78_layers_are_as_many_as_quark_s
         ("mtpfp8", "`layer_quant_config` names the MTP layer as `*layers.4.*`", "0.5.16", "0.5.14"),
     ],
 )
-def test_what_some_versions_do_not_load(recipe: str, said: str, fatal: str, not_fatal: str, tmp_path: Path) -> None:
+def test_mismatch_is_fatal_only_in_affected_versions(
+    recipe: str, said: str, fatal: str, not_fatal: str, tmp_path: Path
+) -> None:
     every = look(tmp_path / recipe, *Tiny().quantized(recipe))
     found = next(each for each in every if each.message.startswith(said))
     assert (APART.format("F8_E4M3") in [each.message for each in every]) == (recipe == "sharedfp8")
@@ -148,7 +152,7 @@ def changed(name: str, dtype: str, *shape: int) -> Callable[[Header], Header]:
         ),
     ],
 )
-def test_what_sglang_would_not_load_or_load_wrongly(
+def test_tensors_that_sglang_would_misload_are_fatal(
     change: Callable[[Header], Header], said: str, tmp_path: Path
 ) -> None:
     config, header = Tiny().quantized("amd52")
@@ -156,7 +160,7 @@ def test_what_sglang_would_not_load_or_load_wrongly(
     assert any(each.message.startswith(said) and each.fatal for each in found), found
 
 
-def test_a_layer_that_is_not_loaded_is_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_mismatch_in_unused_mtp_layer_is_not_fatal(tmp_path: Path) -> None:
     config, header = Tiny().quantized("amd52")
     found = look(tmp_path / "tiny", config, without(".layers.4.eh_proj")(header), drafts=False)
     assert [each.fatal for each in found] == [False]
@@ -166,7 +170,7 @@ def test_a_layer_that_is_not_loaded_is_no_reason_to_refuse(tmp_path: Path) -> No
     )
 
 
-def test_parts_of_one_module_have_one_scheme(tmp_path: Path) -> None:
+def test_fused_modules_must_share_one_scheme(tmp_path: Path) -> None:
     config, header = Tiny().quantized("default")
     name = "model.layers.1.mlp.shared_experts.up_proj"
     config["quantization_config"]["exclude"].append(name)
@@ -175,7 +179,7 @@ def test_parts_of_one_module_have_one_scheme(tmp_path: Path) -> None:
     assert (found[0].fatal, "sglang fuses them with" in found[0].message) == (True, True)
 
 
-def test_experts_that_are_excluded_one_by_one_are_built_as_quantized(tmp_path: Path) -> None:
+def test_individually_excluded_experts_are_treated_as_quantized(tmp_path: Path) -> None:
     """sglang asks for `…mlp.experts`; `re:` may match it, and a pattern without `re:` matches nothing."""
     config, header = Tiny().quantized("default")
     bf16 = {name: kind for name, kind in Tiny().header().items() if ".layers.1.mlp.experts." in name}
@@ -218,7 +222,7 @@ PACKED = {
     ],
     ids=["fp8", "compressed-tensors"],
 )
-def test_other_methods_are_read_as_sglang_reads_them(
+def test_other_quantization_methods_follow_sglang(
     given: dict[str, Any],
     tensors: list[tuple[str, str, tuple[int, ...]]],
     wrong: tuple[str, tuple[int, ...]],
@@ -235,7 +239,7 @@ def test_other_methods_are_read_as_sglang_reads_them(
     assert "self_attn.o_proj.weight" in found.message, "what is not excluded is expected to be quantized"
 
 
-def test_a_method_or_a_scheme_that_is_not_known_is_not_guessed_at(tmp_path: Path) -> None:
+def test_unknown_quantization_method_or_scheme_is_not_checked(tmp_path: Path) -> None:
     (found,) = look(tmp_path / "hqq", *quantized_as({"quant_method": "hqq"}, ("weight", "U8", (256, 256))))
     assert (found.message, found.fatal) == (
         "the storage of tensors is not checked: unknown quantization method `hqq`",
@@ -249,7 +253,7 @@ def test_a_method_or_a_scheme_that_is_not_known_is_not_guessed_at(tmp_path: Path
     assert (found.fatal, "not checked, with the unknown scheme `int3 per_group`" in found.message) == (False, True)
 
 
-def test_an_architecture_that_is_not_known_is_told_and_not_refused(tmp_path: Path) -> None:
+def test_unknown_architecture_is_reported_but_not_rejected(tmp_path: Path) -> None:
     config, header = Tiny().quantized("default")
     found = look(tmp_path / "tiny", {**config, "architectures": ["TinyForCausalLM"]}, promised(header))
     assert [each.fatal for each in found] == [False] * len(found)
@@ -278,7 +282,7 @@ def staged(folder: Path, of: Model, *, accept: bool) -> tuple[Mismatch, ...]:
     return stage_checkpoint(of, folder, asked, hub=nowhere, progress=lambda _: None).mismatches
 
 
-def test_what_is_not_loaded_is_refused_until_it_is_accepted_or_changes(unlike: tuple[Path, Model]) -> None:
+def test_mismatch_is_rejected_until_accepted(unlike: tuple[Path, Model]) -> None:
     folder, of = unlike
     for attempt in (lambda: staged(folder, of, accept=False), lambda: verify_checkpoint(folder, of, speculative=True)):
         with pytest.raises(
@@ -296,7 +300,7 @@ def test_what_is_not_loaded_is_refused_until_it_is_accepted_or_changes(unlike: t
         verify_checkpoint(folder, of, speculative=True)
 
 
-def test_a_receipt_is_no_way_past_another_version_of_sglang(tmp_path: Path) -> None:
+def test_receipt_does_not_cover_another_sglang_version(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "tiny", *Tiny().quantized("attnfp8"))
     of = replace(PROMISED_OF, checkpoint=replace(PROMISED_OF.checkpoint, path=str(folder)))
     verify_checkpoint(folder, of, speculative=True, sglang="0.5.18")
@@ -306,7 +310,7 @@ def test_a_receipt_is_no_way_past_another_version_of_sglang(tmp_path: Path) -> N
     assert "use sglang 0.5.18 or newer" in caught.value.problems[0].hint
 
 
-def test_the_bytes_of_the_weights_are_held_against_the_profile(tmp_path: Path) -> None:
+def test_weights_size_is_compared_with_profile(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "tiny", *Tiny().quantized("amd52"))
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     of = replace(PROMISED_OF, checkpoint=replace(PROMISED_OF.checkpoint, path=str(folder)))
@@ -316,9 +320,7 @@ def test_the_bytes_of_the_weights_are_held_against_the_profile(tmp_path: Path) -
         assert verify_checkpoint(folder, again, speculative=True).mismatches == ()
 
 
-def test_inspect_shows_how_a_checkpoint_is_stored_and_what_is_wrong_with_it(
-    unlike: tuple[Path, Model], tmp_path: Path
-) -> None:
+def test_inspect_shows_storage_formats_and_mismatches(unlike: tuple[Path, Model], tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["inspect", str(write_tiny(tmp_path / "amd52", *Tiny().quantized("amd52")))])
     assert shown.exit_code == 0
     assert "GlmMoeDsaForCausalLM, quark-mxfp4, 2 shards" in shown.output
@@ -329,7 +331,7 @@ def test_inspect_shows_how_a_checkpoint_is_stored_and_what_is_wrong_with_it(
 
 
 @pytest.mark.slow
-def test_438_gb_in_282_files_take_seconds_and_little_memory(tmp_path: Path) -> None:
+def test_verifying_282_shards_takes_seconds_and_little_memory(tmp_path: Path) -> None:
     """GLM-5.2's own numbers: 78 layers of 256 experts and the MTP layer, at a dimension that files can be sparse of."""
     config, header = Tiny(layers=78, dense=3, experts=256).quantized("amd52")
     folder = tmp_path / "large"

@@ -40,7 +40,7 @@ def every() -> dict[str, TyperCommand]:
     return dict(commands(root))
 
 
-def test_the_host_is_named_to_the_commands_that_take_one() -> None:
+def test_host_is_added_only_to_supporting_commands() -> None:
     root = get_command(app)
     set_invocation(None, [], "ssh://node", partial(takes, root))
     for words in ("logs owl", "prune", "kernels coverage mine", "patches check"):
@@ -49,7 +49,7 @@ def test_the_host_is_named_to_the_commands_that_take_one() -> None:
         assert expand_commands(f"`deploy {words}`") == f"`deploy {words}`"
 
 
-def test_profile_settings_and_host_are_filled_in() -> None:
+def test_hints_are_expanded_with_profile_settings_and_host() -> None:
     set_invocation("./my own.yaml", ["layout.tp=2"], "ssh://me@node", lambda verb, _: verb in {"stage", "logs owl"})
     given = "'./my own.yaml' --set layout.tp=2"
     assert expand_commands("`deploy stage PROFILE`, or not") == f"`deploy stage {given} --host ssh://me@node`, or not"
@@ -59,12 +59,12 @@ def test_profile_settings_and_host_are_filled_in() -> None:
     assert expand_commands("`deploy kernels tune PROFILE`; PROFILE") == f"`deploy kernels tune {given}`; PROFILE"
 
 
-def test_what_was_not_asked_is_not_made_up() -> None:
+def test_hint_without_context_is_unchanged() -> None:
     set_invocation(None, [], None)
     assert expand_commands("`deploy up PROFILE` starts one") == "`deploy up PROFILE` starts one"
 
 
-def test_every_message_is_filled_in(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_message_field_is_expanded(capsys: pytest.CaptureFixture[str]) -> None:
     set_invocation("owl", [], None)
     note("`deploy show PROFILE`")
     problem = Problem("`deploy stage PROFILE`", hint="`deploy up PROFILE`")
@@ -74,7 +74,7 @@ def test_every_message_is_filled_in(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_a_server_s_name_leads_to_what_it_was_asked_for_with(tmp_path: Path) -> None:
+def test_hint_uses_request_recorded_for_the_server(tmp_path: Path) -> None:
     set_invocation(None, [], None)
     run = open_run(Home(tmp_path), "owl", plan_of("cpu-tiny"))
     run.save(
@@ -84,7 +84,7 @@ def test_a_server_s_name_leads_to_what_it_was_asked_for_with(tmp_path: Path) -> 
     assert expand_commands("`deploy stage PROFILE`") == "`deploy stage /p/own.yaml --set layout.tp=2`"
 
 
-def test_a_command_line_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_is_recorded_for_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
     CliRunner().invoke(
         app, ["stage", "-p", "mi355x-tp8", "--set", "layout.tp=9", "--revision", "abc", "--host", "ssh://x"]
@@ -93,7 +93,7 @@ def test_a_command_line_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert expand_commands("`deploy stage PROFILE`") == f"`deploy stage {given}`"
 
 
-def test_the_commands_of_messages_exist_and_leave_nothing_to_guess(every: dict[str, TyperCommand]) -> None:
+def test_commands_in_messages_exist_without_placeholders(every: dict[str, TyperCommand]) -> None:
     """In the place of a profile stands `PROFILE`, which is filled in; no `…`, no name of a plan, no other capitals."""
     for path in SOURCES.rglob("*.py"):
         text = re.sub(r'"\n\s+f?"', "", path.read_text())  # strings that are written in pieces
@@ -121,7 +121,7 @@ def test_the_commands_of_messages_exist_and_leave_nothing_to_guess(every: dict[s
         ),
     ],
 )
-def test_a_command_that_names_no_profile_fills_in_the_one_at_hand(
+def test_hint_uses_resolved_profile_without_explicit_one(
     words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
@@ -133,7 +133,7 @@ def test_a_command_that_names_no_profile_fills_in_the_one_at_hand(
     assert not re.search(r"`deploy [^`]*\bPROFILE\b", shown)
 
 
-def test_preflight_says_so_to_programs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_json_hints_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def look(*_: object, **__: object) -> PreflightReport:
         return PreflightReport(profile="own", findings=(fail("x", "not here", "whole", "`deploy stage PROFILE`"),))
 
@@ -145,6 +145,6 @@ def test_preflight_says_so_to_programs_too(tmp_path: Path, monkeypatch: pytest.M
     assert json.loads(shown.stdout)["findings"][0]["hint"] == "`deploy stage ./own.yaml`"
 
 
-def test_a_url_without_its_scheme_is_told_from_a_name() -> None:
+def test_url_without_scheme_gets_a_hint() -> None:
     shown = CliRunner().invoke(app, ["status", "127.0.0.1:30000"])
     assert "`http://127.0.0.1:30000`" in str(getattr(shown.exception, "hint", "")) + shown.output

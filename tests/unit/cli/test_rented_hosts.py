@@ -35,7 +35,7 @@ def lines(form: dict[str, object]) -> list[str]:
 
 
 @pytest.mark.parametrize("broker", BROKERS)
-def test_the_very_same_up_with_what_the_user_set_listens_behind_a_key(broker: str, home: Home) -> None:
+def test_rented_host_runs_same_up_with_api_key(broker: str, home: Home) -> None:
     for form in told(broker, "mi355x-tp4dp2", home, "flags.max-running-requests=64"):
         up = next(shlex.split(line) for line in lines(form) if line.startswith("deploy up"))
         assert up[2] == "mi355x-tp4dp2"
@@ -51,14 +51,14 @@ def test_the_very_same_up_with_what_the_user_set_listens_behind_a_key(broker: st
 
 
 @pytest.mark.parametrize("broker", BROKERS)
-def test_what_the_user_set_stays_one_word_of_the_shell(broker: str, home: Home) -> None:
+def test_overrides_are_shell_quoted(broker: str, home: Home) -> None:
     override = 'description=it\'s $(touch gone); `ls` "x"'
     for form in told(broker, "cpu-tiny", home, override):
         up = next(line for line in lines(form) if line.startswith("deploy up"))
         assert override in shlex.split(up)
 
 
-def test_the_gpus_that_the_layout_takes_and_the_disk_that_the_checkpoint_takes(home: Home) -> None:
+def test_resources_cover_layout_gpus_and_checkpoint_disk(home: Home) -> None:
     sky = told("skypilot", "mi355x-tp4dp2", home)[0]["resources"]
     assert isinstance(sky, dict)
     assert sky["accelerators"] == {"MI355X": 8}
@@ -68,7 +68,7 @@ def test_the_gpus_that_the_layout_takes_and_the_disk_that_the_checkpoint_takes(h
     assert half["gpu"] == {"vendor": "amd", "name": "MI355X", "count": 4}
 
 
-def test_a_fleet_names_the_instance_types_that_are_whole_nodes_of_this_hardware(home: Home) -> None:
+def test_fleet_lists_full_node_instance_types(home: Home) -> None:
     def fleet(profile: str, *overrides: str) -> dict[str, object]:
         files = rental_files("dstack", profile, overrides, home, tool=URL)[1]
         found: dict[str, object] = next(yaml.safe_load(f.content) for f in files if f.path == "fleet.dstack.yml")
@@ -83,7 +83,7 @@ def test_a_fleet_names_the_instance_types_that_are_whole_nodes_of_this_hardware(
     assert "instance_types" not in fleet("b200-tp8")  # its hardware has no offers
 
 
-def test_the_page_names_the_offers_of_the_hardware_files() -> None:
+def test_documentation_lists_offers_of_hardware_entries() -> None:
     page = (Path(__file__).parents[3] / "docs/how-to/rented-machines.md").read_text()
     rows = re.findall(r"^\| 8×(\w+) \| (\w+) \| ([^|]+) \|$", page, re.MULTILINE)
     named = {(gpu, backend): re.findall(r"`([a-z]+-[^`]+)`", types) for gpu, backend, types in rows}
@@ -95,13 +95,13 @@ def test_the_page_names_the_offers_of_the_hardware_files() -> None:
     assert ("MI300X", "hotaisle") in named
 
 
-def test_an_engine_with_a_list_of_packages_needs_no_image(home: Home) -> None:
+def test_engine_with_requirements_needs_no_image(home: Home) -> None:
     form = told("dstack", "cpu-tiny", home)[0]
     assert "image" not in form
     assert "gpu" not in form["resources"]  # type: ignore[operator]
 
 
-def test_files_of_the_users_own_come_along_but_not_what_registries_said(home: Home) -> None:
+def test_user_profiles_are_mounted_but_not_registry_cache(home: Home) -> None:
     (home.root / "profiles").mkdir()
     (home.root / "profiles/mine.yaml").write_text("extends: cpu-tiny\n")
     home.images.mkdir()
@@ -110,7 +110,7 @@ def test_files_of_the_users_own_come_along_but_not_what_registries_said(home: Ho
     assert mounts == {"~/.local/share/deploy/profiles": str(home.root / "profiles")}
 
 
-def test_a_wheel_that_lies_here_is_brought_and_installed_from_there(home: Home, tmp_path: Path) -> None:
+def test_local_wheel_is_uploaded_and_installed(home: Home, tmp_path: Path) -> None:
     wheel = tmp_path / "deploy_sglang-9-py3-none-any.whl"
     wheel.touch()
     form = told("dstack", "cpu-tiny", home, tool=str(wheel))[0]
@@ -119,14 +119,14 @@ def test_a_wheel_that_lies_here_is_brought_and_installed_from_there(home: Home, 
     assert f"uv tool install {URL}" in lines(told("dstack", "cpu-tiny", home)[0])
 
 
-def test_a_name_that_a_package_index_would_resolve_is_refused(home: Home) -> None:
+def test_package_index_name_is_rejected(home: Home) -> None:
     with pytest.raises(UsageError, match="`--package deploy-sglang` is not a file"):
         rental_files("dstack", "cpu-tiny", (), home, tool="deploy-sglang")
     with pytest.raises(UsageError, match="no `--package` given"):
         CliRunner().invoke(app, ["render", "cpu-tiny", "--runtime", "dstack"], catch_exceptions=False)
 
 
-def test_everything_that_stands_in_the_way_is_named_at_once(home: Home) -> None:
+def test_all_problems_are_reported_together(home: Home) -> None:
     with pytest.raises(ProfileError) as refused:
         rental_files("dstack", "mi355x-tp4x2", ("layout.tp=16",), home, tool=None)
     messages = [problem.message for problem in refused.value.problems]
@@ -134,7 +134,7 @@ def test_everything_that_stands_in_the_way_is_named_at_once(home: Home) -> None:
     assert "tp 16 needs 16 GPUs; the node has 8" in messages
 
 
-def test_a_directory_is_too_large_for_dstack(home: Home, tmp_path: Path) -> None:
+def test_package_directory_is_rejected_for_dstack(home: Home, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="its server accepts 2 MiB by default") as refused:
         rental_files("dstack", "cpu-tiny", (), home, tool=str(tmp_path))
     assert "uv build --wheel" in (refused.value.hint or "")
@@ -142,7 +142,7 @@ def test_a_directory_is_too_large_for_dstack(home: Home, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("named", [("./mine.yaml", ()), ("cpu-tiny", ("engine=./engine.yaml",))])
-def test_a_file_of_this_machine_is_refused(
+def test_local_profile_file_is_rejected(
     named: tuple[str, tuple[str, ...]], home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -153,7 +153,7 @@ def test_a_file_of_this_machine_is_refused(
         rental_files("dstack", *named, home, tool=URL)
 
 
-def test_hardware_without_a_name_to_rent_it_by_and_a_checkpoint_that_lies_here_are_refused_at_once(home: Home) -> None:
+def test_unnamed_gpu_product_and_local_checkpoint_are_rejected(home: Home) -> None:
     (home.root / "profiles/hardware").mkdir(parents=True)
     own = (Path(__file__).parents[3] / "profiles/hardware/mi355x.yaml").read_text().replace("gpu_product: MI355X\n", "")
     (home.root / "profiles/hardware/own.yaml").write_text(own)
@@ -168,7 +168,7 @@ def test_hardware_without_a_name_to_rent_it_by_and_a_checkpoint_that_lies_here_a
 
 
 @pytest.mark.parametrize("broker", BROKERS)
-def test_several_servers_are_refused_as_the_watch_that_stays_there_looks_after_one(broker: str, home: Home) -> None:
+def test_multiple_replicas_are_rejected_on_rented_host(broker: str, home: Home) -> None:
     with pytest.raises(ProfileError) as refused:
         told(broker, "mi355x-tp4x2", home)
     assert [problem.message for problem in refused.value.problems_or_self()] == [
@@ -178,7 +178,7 @@ def test_several_servers_are_refused_as_the_watch_that_stays_there_looks_after_o
 
 
 @pytest.mark.parametrize("verb", ["up", "show", "preflight"])
-def test_a_broker_in_the_place_of_a_runtime_is_told_what_it_is_for(verb: str) -> None:
+def test_launcher_given_as_runtime_hints_at_render(verb: str) -> None:
     with pytest.raises(UsageError, match="`dstack` is a launcher of rented machines") as refused:
         CliRunner().invoke(app, [verb, "cpu-tiny", "--runtime", "dstack"], catch_exceptions=False)
     assert "`deploy render PROFILE --runtime dstack`" in (refused.value.hint or "")

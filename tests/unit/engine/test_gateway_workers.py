@@ -15,7 +15,7 @@ ANSWER = {
 }
 
 
-def test_one_that_is_taken_away_is_not_ready_and_counts_what_it_still_answers() -> None:
+def test_cordoned_worker_is_not_ready_and_counts_requests() -> None:
     assert parse_workers(ANSWER) == (
         GatewayWorker(identity="01a2-1", url="http://127.0.0.1:8", ready=False, requests=2),
         GatewayWorker(identity="01a2-2", url="http://127.0.0.1:16", ready=True, requests=0),
@@ -28,6 +28,6 @@ LOADED = {"id": "1", "url": "u", "status": "ready", "load": float("inf")}  # as 
 @pytest.mark.parametrize(
     "answer", [{}, {"workers": None}, {"workers": [{"id": "1"}]}, {"workers": ["one"]}, {"workers": [LOADED]}]
 )
-def test_another_form_is_no_list_of_servers(answer: dict[str, object]) -> None:
+def test_invalid_worker_list_is_rejected(answer: dict[str, object]) -> None:
     with pytest.raises(UnexpectedResponseError, match="does not list workers"):
         parse_workers(answer)

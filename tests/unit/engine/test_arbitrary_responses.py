@@ -54,7 +54,7 @@ READERS: tuple[Callable[[bytes], object], ...] = (
     ("sizes", "replicas"),
     [({}, 1), ({"dp_size": 8}, 8), ({"dp_size": 1, "attn_dp_size": 8}, 8), ({"dp_size": 2, "attn_dp_size": None}, 2)],
 )
-def test_data_parallel_ranks_are_counted_under_their_old_and_new_names(sizes: dict[str, int], replicas: int) -> None:
+def test_dp_size_is_read_under_both_names(sizes: dict[str, int], replicas: int) -> None:
     info = read_server_info({"version": "0.5.22", "page_size": 1, **sizes})
     assert info is not None
     assert info.replicas == replicas
@@ -67,7 +67,7 @@ class Crumbs(httpx.SyncByteStream):
         return (b"%02d" % (number % 100) for number in range(1 << 16))
 
 
-def test_a_body_in_crumbs_takes_little_more_than_its_bytes() -> None:
+def test_fragmented_response_needs_little_memory() -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Crumbs()))
     with EngineClient("http://127.0.0.1:1", key=None, transport=transport) as server:
         tracemalloc.start()
@@ -78,7 +78,7 @@ def test_a_body_in_crumbs_takes_little_more_than_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_any_document_is_read_or_is_odd(read: Callable[[bytes], object]) -> None:
+def test_arbitrary_document_is_parsed_or_rejected(read: Callable[[bytes], object]) -> None:
     @few
     @given(documents)
     def holds(data: bytes) -> None:
@@ -98,32 +98,32 @@ def test_any_document_is_read_or_is_odd(read: Callable[[bytes], object]) -> None
     ],
     ids=["bom", "latin-1", "NaN", "half a surrogate pair", "nested lists", "nested objects", "digits"],
 )  # fmt: skip
-def test_what_only_some_parsers_take_is_refused(data: bytes) -> None:
+def test_ambiguous_json_is_rejected(data: bytes) -> None:
     with pytest.raises(UnexpectedResponseError):
         read_object(data, path="/v1/models")
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "\u202e", "\u2028"])
-def test_a_name_can_be_shown(name: str) -> None:
+def test_unprintable_model_name_is_rejected(name: str) -> None:
     with pytest.raises(UnexpectedResponseError, match="expected a name"):
         read_models({"data": [{"id": name}]})
 
 
 @few
 @given(st.dictionaries(st.text("abc-/.0", min_size=1), st.integers(0, 1 << 53) | st.none()))
-def test_models_come_back_as_they_were(models: dict[str, int | None]) -> None:
+def test_model_list_round_trips(models: dict[str, int | None]) -> None:
     listed = [{"id": name, "max_model_len": length} for name, length in models.items()]
     assert read_models(read_object(json.dumps({"data": listed}).encode(), path="")) == models
 
 
 @few
 @given(st.lists(st.binary(max_size=60) | st.sampled_from([b"data: ", b"\n\n", b"\r\n", b": ", b"data: {}\n\n"])))
-def test_any_bytes_are_events_or_none(pieces: list[bytes]) -> None:
+def test_arbitrary_bytes_never_crash_event_parser(pieces: list[bytes]) -> None:
     reader = SseParser()
     assert all(b"\n\n" not in event for piece in pieces for event in reader.feed(piece))
 
 
-def test_an_event_in_many_pieces_costs_each_of_them_once() -> None:
+def test_fragmented_event_is_parsed_in_linear_time() -> None:
     """Searched anew at every piece, this one would take a minute."""
     reader = SseParser()
     for _ in range(200_000):
@@ -139,7 +139,7 @@ def test_an_event_in_many_pieces_costs_each_of_them_once() -> None:
         | st.sampled_from([b"sglang:num_queue_reqs", b"{", b'a="', b"\\", b'"', b"}", b" 1\n", b" NaN\n"])
     )
 )
-def test_any_bytes_are_metrics_or_none(pieces: list[bytes]) -> None:
+def test_arbitrary_bytes_never_crash_metrics_parser(pieces: list[bytes]) -> None:
     assert all(value is None or abs(value) <= 1 << 53 for value in read_metrics(b"".join(pieces)).values())
 
 
@@ -149,7 +149,7 @@ def test_any_bytes_are_metrics_or_none(pieces: list[bytes]) -> None:
     st.integers(0, 1 << 40),
     st.booleans(),
 )
-def test_a_metric_is_read_whatever_its_label_holds(label: str, count: int, timed: bool) -> None:
+def test_metric_is_read_with_any_label(label: str, count: int, timed: bool) -> None:
     line = f'{Metric.PROMPT_TOKENS}{{model_name="{label}}}\\"\\\\"}} {count}{" 1700000000000" if timed else ""}\n'
     assert read_metrics(line.encode()) == {Metric.PROMPT_TOKENS: count}
 
@@ -158,7 +158,7 @@ def test_a_metric_is_read_whatever_its_label_holds(label: str, count: int, timed
 @pytest.mark.parametrize(
     "line", [b"sglang:a{\n", b'sglang:a{b="c\n', b"sglang:a{" + b'"' * 999 + b"\n", b"sglang:a " + b" " * 999 + b"\n"]
 )
-def test_lines_that_are_none_are_passed_at_once(line: bytes) -> None:
+def test_invalid_metric_lines_are_skipped_quickly(line: bytes) -> None:
     assert read_metrics(line * ((4 << 20) // len(line))) == {}
 
 
@@ -171,7 +171,7 @@ PIECES = (
 
 @few
 @given(st.lists(st.binary(max_size=40) | st.sampled_from(PIECES), max_size=12))
-def test_any_bytes_are_an_answer_or_none(pieces: list[bytes]) -> None:
+def test_arbitrary_bytes_never_crash_response_parser(pieces: list[bytes]) -> None:
     answer, framing = StreamedResponse(3), ResponseFraming()
     for take in (lambda data: answer.feed(data, 0.0), framing.feed):
         try:
@@ -185,7 +185,7 @@ def test_any_bytes_are_an_answer_or_none(pieces: list[bytes]) -> None:
 
 @few
 @given(st.binary(max_size=2000), st.lists(st.integers(1, 50), min_size=1))
-def test_a_body_comes_back_as_it_was_however_it_is_cut(body: bytes, sizes: list[int]) -> None:
+def test_chunked_body_is_reassembled_for_any_fragmentation(body: bytes, sizes: list[int]) -> None:
     chunks, at = [], 0
     while at < len(body):
         size = sizes[len(chunks) % len(sizes)]
@@ -198,7 +198,7 @@ def test_a_body_comes_back_as_it_was_however_it_is_cut(body: bytes, sizes: list[
 
 
 @pytest.mark.parametrize("worker", ["a\x00b", "a\nb", "x" * 70_000, "\ud800"])
-def test_a_worker_of_any_name_is_asked_for_or_refused_in_words(worker: str) -> None:
+def test_invalid_worker_name_is_rejected(worker: str) -> None:
     """A gateway names its workers, and their names are parts of paths."""
     transport = httpx.MockTransport(lambda _: httpx.Response(200))
     with (

@@ -15,7 +15,7 @@ class Thing:
     """What a callback may wait for the end of."""
 
 
-def test_an_interrupt_in_a_callback_is_not_lost(
+def test_interrupt_in_callback_is_raised_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "unraisablehook", exit_codes._interrupt_again)
@@ -32,7 +32,7 @@ def test_an_interrupt_in_a_callback_is_not_lost(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_second_one_that_comes_meanwhile_is_not_shown_as_dropped(
+def test_second_interrupt_is_not_reported_as_dropped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is heard where the signals that were held for the thread are let go."""
@@ -43,4 +43,4 @@ def test_a_second_one_that_comes_meanwhile_is_not_shown_as_dropped(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(exit_codes, "start_thread_without_signals", interrupted)
-    test_an_interrupt_in_a_callback_is_not_lost(monkeypatch, capsys)
+    test_interrupt_in_callback_is_raised_again(monkeypatch, capsys)

@@ -38,7 +38,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
 
 
 @pytest.mark.parametrize(("least", "enough"), [(0.95, True), (0.96, False)])
-def test_a_replica_that_scores_less_ends_the_change(
+def test_replica_below_minimum_score_stops_rolling_update(
     least: float, enough: bool, asked: list[tuple[str, int | None]], tmp_path: Path
 ) -> None:
     def ask() -> None:

@@ -33,23 +33,23 @@ def july() -> Plan:
 
 
 @pytest.mark.parametrize("found", ["0.5.14", "0.5.14+g1234", None, "unknown"])
-def test_sources_of_the_engines_version_or_of_none_are_taken(found: str | None) -> None:
+def test_matching_or_unknown_source_version_is_accepted(found: str | None) -> None:
     require_version(receipt(found), july().engine)
 
 
 @pytest.mark.parametrize("found", ["0.5.16", "0.5.14.post1", "0.5.15"])
-def test_sources_of_another_release_are_refused_with_the_way_out(found: str) -> None:
+def test_sources_of_another_release_are_rejected_with_hint(found: str) -> None:
     with pytest.raises(BuildError, match=f"contains sglang {found}; the engine names 0.5.14") as caught:
         require_version(receipt(found), july().engine)
     assert f"`--set engine.version={found}`" in caught.value.hint
 
 
-def test_a_build_between_two_releases_is_told_and_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_development_build_is_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     require_version(receipt("0.5.15.dev57+g1234"), july().engine)
     assert "contains sglang 0.5.15.dev57+g1234, between two releases" in capsys.readouterr().err
 
 
-def test_what_was_expected_and_found_is_no_difference() -> None:
+def test_expected_patch_states_are_not_reported() -> None:
     found = receipt(
         rocm_cuda_runtime_guard="applied", mtp_shared_expert_exclude="applied at startup",
         eagle_verify_broadcast="applied", dsa_topk_v2_off="not applicable", aiter_fp4_moe_table="needed",
@@ -58,7 +58,7 @@ def test_what_was_expected_and_found_is_no_difference() -> None:
     assert found_at_start(july(), found) == NO_DETECTED_PATCHES
 
 
-def test_each_difference_is_told_with_its_reason() -> None:
+def test_each_unexpected_patch_state_has_a_reason() -> None:
     told = unexpected_patches(july(), receipt(rocm_cuda_runtime_guard="upstream", dsa_topk_v2_off="applied at startup"))
     assert list(told) == [
         (
@@ -83,7 +83,7 @@ def prepared(plan: Plan, found: ImageReceipt, monkeypatch: pytest.MonkeyPatch, h
     return spec.prepare(render_artifacts(plan), HostRef(home=home))
 
 
-def test_a_variable_that_the_content_calls_for_is_set_under_the_plans_own_digest(
+def test_detected_patch_sets_variable_without_changing_digest(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """An image of July, labeled 0.5.14: the kernel that the next release has on by default is in it."""
@@ -97,7 +97,7 @@ def test_a_variable_that_the_content_calls_for_is_set_under_the_plans_own_digest
     assert made.artifacts.plan.digest == plan.digest
 
 
-def test_an_overlay_that_the_content_calls_for_is_mounted(
+def test_detected_config_patch_mounts_overlay(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     home = Home(tmp_path_factory.mktemp("home"))
@@ -112,7 +112,7 @@ def test_an_overlay_that_the_content_calls_for_is_mounted(
     assert EXCLUDE not in made.not_needed
 
 
-def test_a_variable_that_the_profile_sets_itself_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_profile_variable_overrides_detected_patch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = load("mi355x-tp8-july", overrides=["env.SGLANG_OPT_USE_TOPK_V2=true"]).plan
     made = prepared(own, receipt(dsa_topk_v2_off="applied at startup"), monkeypatch, Home(tmp_path))
     assert dict(made.artifacts.command.env)["SGLANG_OPT_USE_TOPK_V2"] == "true"

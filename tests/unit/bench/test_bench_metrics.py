@@ -85,7 +85,7 @@ def steady(count: int = 100) -> list[RequestRecord]:
     return [request(index, at=float(index)) for index in range(count)]
 
 
-def test_latency_counts_from_the_plan_and_from_the_send() -> None:
+def test_latency_is_measured_from_schedule_and_from_send() -> None:
     latency = point([request(index, at=float(index), late=0.2) for index in range(100)]).latency
     assert latency is not None
     assert latency.ttft_from_schedule_s.p95 == pytest.approx(0.5)
@@ -98,7 +98,7 @@ def test_latency_counts_from_the_plan_and_from_the_send() -> None:
     assert latency.tokens_per_chunk == 1.0
 
 
-def test_several_tokens_a_chunk_are_counted_by_the_servers_count() -> None:
+def test_tokens_per_chunk_use_reported_token_counts() -> None:
     chunks = {"chunk_s": (0.5, 1.0, 1.5), "chunk_tokens": (3, 7, 11), "ended_s": 1.5}
     latency = point([request(0, at=0.0, **chunks)]).latency
     assert latency is not None
@@ -109,7 +109,7 @@ def test_several_tokens_a_chunk_are_counted_by_the_servers_count() -> None:
     assert latency.itl_per_chunk_s.p50 == pytest.approx(0.5)
 
 
-def test_output_throughput_of_a_steady_state_is_rate_times_length() -> None:
+def test_steady_state_throughput_is_rate_times_output_length() -> None:
     measured = point(steady())
     assert measured.window is not None
     assert measured.full_run is not None
@@ -119,7 +119,7 @@ def test_output_throughput_of_a_steady_state_is_rate_times_length() -> None:
     assert measured.full_run.output_tok_per_s == pytest.approx(100 * 11 / 100.5)
 
 
-def test_a_window_shorter_than_a_request_shows_no_rate() -> None:
+def test_window_shorter_than_request_yields_no_rate() -> None:
     """Requests take 1.5 s in the middle: of 5 s of arrivals 2 are steady, of 4 s only 1."""
     shown, hidden = (point([request(index, at=index / 4) for index in range(4 * seconds + 1)]) for seconds in (5, 4))
     assert shown.window is not None
@@ -128,7 +128,7 @@ def test_a_window_shorter_than_a_request_shows_no_rate() -> None:
     assert (hidden.window, hidden.achieved_rps) == (None, None)
 
 
-def test_chunks_without_counts_share_the_requests_tokens() -> None:
+def test_chunks_without_counts_share_request_tokens_evenly() -> None:
     blind = [sample._replace(chunk_tokens=()) for sample in steady()]
     assert point(blind).full_run == point(steady()).full_run
 
@@ -147,14 +147,12 @@ def late_at_the_end(count: int) -> list[RequestRecord]:
         (4, False, "only 32 of 36 due requests completed (88.9%)"),
     ],
 )
-def test_one_or_two_requests_do_not_make_a_rate_unsustained(
-    late: int, sustained: bool | None, reason: str | None
-) -> None:
+def test_few_late_requests_do_not_fail_a_rate(late: int, sustained: bool | None, reason: str | None) -> None:
     measured = point(late_at_the_end(late))
     assert (measured.sustained, measured.not_sustained_because) == (sustained, (reason,) if reason else ())
 
 
-def test_a_window_with_the_drain_of_a_stall_has_no_throughput() -> None:
+def test_window_with_queue_drain_has_no_throughput() -> None:
     """Of 100 requests, at 12 a second, the first 50 are answered after a stall, within a second; the others at once."""
     stalled = [request(i, at=i / 12, wait=max(0.02, 4.5 + i / 50 - i / 12), itl=0.01) for i in range(100)]
     measured = point(stalled, rate=12)
@@ -163,7 +161,7 @@ def test_a_window_with_the_drain_of_a_stall_has_no_throughput() -> None:
     assert reason.endswith("the window holds the drain of a queue, as after a stall")
 
 
-def test_a_price_becomes_dollars_per_million_tokens() -> None:
+def test_price_is_converted_to_dollars_per_million_tokens() -> None:
     measured = point(steady())
     assert measured.window is not None
     dollars_a_second = 8 * 1.48 / 3600
@@ -183,7 +181,7 @@ def test_a_steady_load_is_sustained() -> None:
 
 
 @pytest.mark.parametrize("capacity", [0.94, 0.8, 0.5])
-def test_a_server_that_falls_behind_is_not_sustained_though_ttft_is_within_its_limit(capacity: float) -> None:
+def test_growing_queue_is_not_sustained_despite_ttft_within_limit(capacity: float) -> None:
     growth = 1 / capacity - 1
     measured = point([request(index, at=float(index), wait=0.5 + growth * index) for index in range(40)])
     assert measured.sustained is False
@@ -191,7 +189,7 @@ def test_a_server_that_falls_behind_is_not_sustained_though_ttft_is_within_its_l
     assert any("queue grows" in reason for reason in measured.not_sustained_because)
 
 
-def test_a_server_that_decodes_ever_slower_shows_in_the_completion_ratio() -> None:
+def test_slowing_decode_lowers_completion_ratio() -> None:
     """Without a limit on running requests the first token comes at once, and the rest falls behind."""
     slow = [request(index, at=float(index), itl=0.1 + 0.01 * index) for index in range(200)]
     measured = point(slow)
@@ -202,7 +200,7 @@ def test_a_server_that_decodes_ever_slower_shows_in_the_completion_ratio() -> No
 
 
 @pytest.mark.parametrize("growth", [0.0, 0.05])
-def test_the_growth_of_many_requests_is_found_in_little_memory(growth: float) -> None:
+def test_ttft_growth_of_many_requests_needs_little_memory(growth: float) -> None:
     """6,000 requests have 4.5 million slopes between two of them; every seventh answer is late for its own reasons."""
     samples = [
         request(index, at=float(index), wait=0.5 + growth * index + (3.0 if index % 7 == 0 else 0.01 * (index % 3)))
@@ -216,14 +214,14 @@ def test_the_growth_of_many_requests_is_found_in_little_memory(growth: float) ->
     assert peak < 4 << 20
 
 
-def test_too_few_requests_cannot_be_told() -> None:
+def test_rate_with_too_few_requests_is_not_judged() -> None:
     measured = point(steady(10))
     assert measured.sustained is None
     assert measured.completion_ratio is None
     assert measured.not_sustained_because == ("5 of 10 requests counted, 20 needed: send at least 40",)
 
 
-def test_that_too_few_requests_are_sent_is_known_before() -> None:
+def test_too_few_requests_are_detected_before_the_run() -> None:
     few = load_workload("smoke-tiny").model_copy(update={"requests": 24})
     (reason,), remedy = unjudgeable_rates(few)
     assert reason == "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40"
@@ -231,14 +229,14 @@ def test_that_too_few_requests_are_sent_is_known_before() -> None:
     assert not unjudgeable_rates(few.model_copy(update={"requests": 40}))[0]
 
 
-def test_every_rate_of_the_shipped_workloads_can_be_judged() -> None:
+def test_every_rate_of_shipped_workloads_can_be_judged() -> None:
     """`short`, the default of `bench`, sent 10 requests at its first rate: each run began with a warning."""
     names = Catalog((data_root(),)).names(EntryKind.WORKLOAD)
     told = {name: unjudgeable_rates(each)[0] for name in names if (each := load_workload(name)).request_rates}
     assert told == dict.fromkeys(told, ())
 
 
-def test_that_arrivals_end_too_soon_is_known_before() -> None:
+def test_too_short_duration_is_detected_before_the_run() -> None:
     timed = load_workload("smoke-tiny").model_copy(update={"duration_s": 12.0})
     reasons, remedy = unjudgeable_rates(timed)
     assert reasons == (
@@ -251,7 +249,7 @@ def test_that_arrivals_end_too_soon_is_known_before() -> None:
     assert unjudgeable_rates(burst) == (("cannot judge 50 rps: 0.8 s counted, 5 s needed",), "`--duration 10`")
 
 
-def test_too_few_seconds_cannot_be_told() -> None:
+def test_rate_with_too_short_window_is_not_judged() -> None:
     """60 requests at 24 a second have all come after 2.5 s: whether a server could go on like that is not known."""
     burst = point([request(index, at=index / 24, wait=0.02, itl=0.001) for index in range(60)], rate=24)
     assert burst.sustained is None
@@ -260,7 +258,7 @@ def test_too_few_seconds_cannot_be_told() -> None:
     assert longer.sustained is True
 
 
-def test_an_interrupted_rate_is_not_judged() -> None:
+def test_interrupted_rate_is_not_judged() -> None:
     """Two requests with a TTFT above the limit, when Ctrl-C came, were a failure of the server."""
     slow = Observation(
         label="1",
@@ -275,7 +273,7 @@ def test_an_interrupted_rate_is_not_judged() -> None:
     assert (measured.sustained, measured.not_sustained_because) == (None, ("interrupted",))
 
 
-def test_what_shows_no_rate_is_not_called_sustained() -> None:
+def test_point_without_steady_window_is_not_judged() -> None:
     """Requests take 8 s: of 22 s of arrivals 6 are steady."""
     measured = point([request(index, at=index / 4, itl=0.75) for index in range(4 * 22 + 1)], rate=4)
     assert measured.window is None
@@ -283,7 +281,7 @@ def test_what_shows_no_rate_is_not_called_sustained() -> None:
     assert measured.not_sustained_because == ("6.0 s counted, 8 s needed",)
 
 
-def test_success_and_ttft_limits() -> None:
+def test_success_share_and_ttft_limits_are_enforced() -> None:
     some = [request(index, at=float(index)) if index % 50 else failed(index, at=float(index)) for index in range(100)]
     measured = point(some)
     assert measured.success_share == 0.98
@@ -305,9 +303,7 @@ def test_success_and_ttft_limits() -> None:
         ({"e2e_p95_s": 1.2, "ttft_p95_s": 0.4}, 0, "TTFT p95 0.5000 s exceeds 0.4 s"),
     ],
 )
-def test_an_slo_may_name_the_time_per_token_and_the_whole_time(
-    limits: dict[str, float], good: int, reason: str | None
-) -> None:
+def test_slo_may_limit_tpot_and_e2e(limits: dict[str, float], good: int, reason: str | None) -> None:
     """Half of the requests have tokens 0.05 s apart and take 1 s, the others 0.1 s and 1.5 s."""
     samples = [request(index, at=float(index), itl=0.05 if index % 2 else 0.1) for index in range(100)]
     workload = WORKLOAD.model_copy(update={"slo": SustainedLimits(**limits)})
@@ -317,7 +313,7 @@ def test_an_slo_may_name_the_time_per_token_and_the_whole_time(
     assert reason is None or reason in measured.not_sustained_because
 
 
-def test_the_knee_is_the_highest_sustained_rate_below_the_first_that_is_not() -> None:
+def test_knee_is_highest_sustained_rate_before_first_failure() -> None:
     def at(rate: float, *, sustained: bool | None) -> Point:
         return replace(point(steady(10)), offered_rps=rate, sustained=sustained)
 
@@ -328,7 +324,7 @@ def test_the_knee_is_the_highest_sustained_rate_below_the_first_that_is_not() ->
     assert knee([]) is None
 
 
-def test_a_rate_that_was_not_judged_is_named_beside_the_knee() -> None:
+def test_knee_text_lists_rates_not_judged() -> None:
     def told(*sustained: bool | None) -> str:
         points = tuple(replace(point(steady(10)), offered_rps=i + 1.0, sustained=s) for i, s in enumerate(sustained))
         return knee_text(replace(tp8(), points=points, knee_rps=knee(points)))
@@ -339,14 +335,14 @@ def test_a_rate_that_was_not_judged_is_named_beside_the_knee() -> None:
     assert told(None, True, False) == "2 rps"
 
 
-def test_percentiles_are_those_of_numpy() -> None:
+def test_percentiles_match_numpy() -> None:
     measured = distribution([4.0, 1.0, 3.0, 2.0])
     assert measured is not None
     assert (measured.p50, measured.p90, measured.p95) == pytest.approx((2.5, 3.7, 3.85))
     assert distribution([]) is None
 
 
-def test_the_percentiles_of_many_values_are_rounded_and_take_no_more_memory() -> None:
+def test_percentiles_of_many_values_need_bounded_memory() -> None:
     values = [0.5 + 7.5 * number / 50_000 for number in range(50_000)]
     tracemalloc.start()
     try:
@@ -361,7 +357,7 @@ def test_the_percentiles_of_many_values_are_rounded_and_take_no_more_memory() ->
     assert found == pytest.approx((4.25, 7.25, 7.625, 7.925), rel=1e-3)
 
 
-def test_a_share_from_cache_is_measured_or_absent() -> None:
+def test_cache_share_is_measured_or_absent() -> None:
     cached = point(steady()).cache
     assert cached is not None
     assert cached.usage_share == pytest.approx(0.6)
@@ -384,11 +380,11 @@ def found(samples: list[RequestRecord], **provenance: object) -> set[IssueKind]:
     }
 
 
-def test_a_clean_result_has_no_mark() -> None:
+def test_clean_result_has_no_comparability_issues() -> None:
     assert found(steady()) == set()
 
 
-def test_what_makes_a_result_not_comparable_is_marked() -> None:
+def test_each_cause_of_incomparability_is_reported() -> None:
     none = {"cached_tokens": None}
     assert found([*steady(), failed(100, at=100.0)]) == {IssueKind.FAILED_REQUESTS}
     assert found([sample._replace(cached_tokens=30) for sample in steady()]) == {IssueKind.CACHE_HIT_RATE_OFF_TARGET}
@@ -405,7 +401,7 @@ def test_what_makes_a_result_not_comparable_is_marked() -> None:
     ] == [IssueKind.CACHE_HIT_RATE_UNKNOWN]
 
 
-def test_a_hit_rate_that_blocks_cut_off_names_them() -> None:
+def test_hit_rate_limited_by_block_size_names_blocks() -> None:
     behind = [point([sample._replace(cached_tokens=51) for sample in steady()])]
     (mark,) = comparability_issues(
         behind, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=(), engine="vllm", page_size=128
@@ -413,7 +409,7 @@ def test_a_hit_rate_that_blocks_cut_off_names_them() -> None:
     assert mark.detail.endswith("the target is 60% (the cache holds whole blocks of 128 tokens)")
 
 
-def test_random_prompts_say_nothing_about_speculation() -> None:
+def test_speculation_with_random_prompts_is_a_comparability_issue() -> None:
     measured = [replace(point(steady()), server=ServerCounts(accept_length=length)) for length in (1.25, 1.5)]
     (mark,) = comparability_issues(
         measured, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=(), speculation="EAGLE 5/1/6"
@@ -422,7 +418,7 @@ def test_random_prompts_say_nothing_about_speculation() -> None:
     assert mark.detail == ("random prompts do not measure speculation (EAGLE 5/1/6): 1.25 to 1.50 tokens a step")
 
 
-def test_marks_name_their_point_and_what_was_changed() -> None:
+def test_comparability_issues_name_point_and_changed_keys() -> None:
     cut = replace(point(steady()), ending=BenchEnding.INTERRUPTED)
     assert comparability_issues(
         [cut], ServerProvenance(), ending=BenchEnding.INTERRUPTED, overridden=("requests",)
@@ -433,7 +429,7 @@ def test_marks_name_their_point_and_what_was_changed() -> None:
     )
 
 
-def test_a_closed_load_has_no_rate_and_is_never_judged() -> None:
+def test_closed_load_has_no_rate_and_no_judgment() -> None:
     observed = Observation(
         label="closed-1",
         started_at="",
@@ -470,7 +466,7 @@ sglang:time_to_first_token_seconds_bucket{le="+Inf",model_name="m"} 10.0
 """
 
 
-def test_counters_are_summed_over_replicas_and_not_over_tensor_ranks() -> None:
+def test_counters_are_summed_over_replicas_but_not_tp_ranks() -> None:
     reading = read_metrics(METRICS.encode())
     counts = server_counts({}, reading, [reading])
     assert counts.cached_tokens == 600
@@ -481,7 +477,7 @@ def test_counters_are_summed_over_replicas_and_not_over_tensor_ranks() -> None:
     assert counts.retractions is None  # the server did not say
 
 
-def test_the_first_token_of_a_request_is_no_gain_of_speculation() -> None:
+def test_accept_length_excludes_first_token_of_each_request() -> None:
     """10 requests of 64 tokens in 63 verifications each: every draft was refused, as a random MTP layer does it."""
     counted = {
         "sglang:num_requests_total": 10.0,
@@ -491,7 +487,7 @@ def test_the_first_token_of_a_request_is_no_gain_of_speculation() -> None:
     assert server_counts({}, counted, []).accept_length == 1.0
 
 
-def test_a_metric_that_is_no_number_is_absent_and_the_others_stay() -> None:
+def test_non_finite_metric_is_dropped_and_others_stay() -> None:
     text = METRICS.replace('cached_tokens_total{cache_source="device",dp_rank="0"} 300.0', "cached_tokens_total NaN")
     reading = read_metrics(text.replace('num_queue_reqs{tp_rank="0",dp_rank="1"} 3.0', "num_queue_reqs +Inf").encode())
     counts = server_counts(read_metrics(b""), reading, [reading])
@@ -499,7 +495,7 @@ def test_a_metric_that_is_no_number_is_absent_and_the_others_stay() -> None:
     assert (counts.prompt_tokens, counts.output_tokens) == (1000, 380)
 
 
-def test_a_counter_that_went_back_counts_nothing() -> None:
+def test_decreasing_counter_yields_no_count() -> None:
     before, after = (read_metrics(b"sglang:prompt_tokens_total %d" % count) for count in (1000, 10))
     assert server_counts(before, after, []).prompt_tokens is None
 

@@ -24,7 +24,7 @@ def deploy(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/tmp", "Upper", "two..dots", "end-", "a" * 64])
-def test_what_cannot_be_a_name_is_refused_before_anything_is_written(
+def test_invalid_server_name_is_rejected_before_writing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
@@ -48,7 +48,7 @@ def test_what_cannot_be_a_name_is_refused_before_anything_is_written(
     ],
     ids=lambda verb: verb[0],
 )
-def test_no_verb_takes_the_path_of_a_server_for_its_name(
+def test_commands_reject_a_path_as_server_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, verb: tuple[str, ...]
 ) -> None:
     """`down ../../otherhome/runs/victim` stopped a server of another home."""
@@ -71,7 +71,7 @@ def a_dangling_link(path: Path) -> None:
 @pytest.mark.parametrize("make", [a_file, a_dangling_link])
 @pytest.mark.parametrize("below", [".", "deeper/home"])
 @pytest.mark.parametrize("verb", [("status",), ("down", "--all"), ("up", "--profile", "cpu-tiny"), ("profiles",)])
-def test_a_home_that_is_no_directory_is_a_sentence(
+def test_home_must_be_a_directory(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -87,7 +87,7 @@ def test_a_home_that_is_no_directory_is_a_sentence(
     assert "set DEPLOY_HOME" in said
 
 
-def test_a_profile_file_is_called_what_an_image_can_be_called(
+def test_profile_file_name_must_be_valid_image_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "My Profile.yaml"
@@ -96,7 +96,7 @@ def test_a_profile_file_is_called_what_an_image_can_be_called(
     assert "invalid profile name `My Profile`" in capsys.readouterr().err
 
 
-def test_a_disk_that_is_full_where_nobody_looked_is_an_error_with_its_place(
+def test_unexpected_full_disk_error_shows_the_path(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(**_: object) -> None:
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_where_nobody_looked_is_an_error_with_its_place(
     assert "/srv/deploy/kernels" in said
 
 
-def test_without_room_for_a_temporary_file_the_directories_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_temporary_directory_error_lists_candidates(capsys: pytest.CaptureFixture[str]) -> None:
     """Python's tempfile says ENOENT where no directory takes a file."""
 
     def no_room() -> None:
@@ -124,7 +124,7 @@ def test_without_room_for_a_temporary_file_the_directories_are_named(capsys: pyt
 
 
 @pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to(path.name)])
-def test_what_stands_where_a_directory_is_to_be_is_no_fault_of_the_tool(
+def test_file_in_place_of_directory_is_host_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
     make(tmp_path / "models")
@@ -135,7 +135,7 @@ def test_what_stands_where_a_directory_is_to_be_is_no_fault_of_the_tool(
     assert "move the existing file or directory away" in said
 
 
-def test_a_fault_of_the_tool_is_called_one_and_kept_whole_in_a_file(
+def test_internal_error_saves_traceback_to_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """A file that our own code did not find used to be told as "the machine is not ready", exit code 4."""
@@ -154,7 +154,7 @@ def test_a_fault_of_the_tool_is_called_one_and_kept_whole_in_a_file(
     assert "of-ours" in kept.read_text()
 
 
-def test_a_fault_of_the_tool_is_a_sentence_where_no_file_can_be_made(
+def test_internal_error_is_reported_without_writable_directory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def broken(**_: object) -> None:
@@ -168,7 +168,7 @@ def test_a_fault_of_the_tool_is_a_sentence_where_no_file_can_be_made(
     assert "No such file or directory" in said
 
 
-def test_up_ends_with_the_url_and_the_model_of_requests(capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_prints_url_and_served_model(capsys: pytest.CaptureFixture[str]) -> None:
     handle = RunningServer(
         runtime="process", name="owl", profile="p", plan_digest="", url="http://h:1", run_dir="", runtime_id=""
     )

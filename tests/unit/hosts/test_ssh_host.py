@@ -16,21 +16,21 @@ from orchestrator.hosts.ssh import SshHost, ssh_runner
         ("ssh://amd@node/run/user/1000/docker.sock", "amd@node", None, "/run/user/1000/docker.sock"),
     ],
 )
-def test_url(url: str, address: str, port: int | None, socket: str) -> None:
+def test_ssh_url_is_parsed(url: str, address: str, port: int | None, socket: str) -> None:
     assert SshHost.parse(url) == SshHost(address=address, port=port, socket=socket)
 
 
 @pytest.mark.parametrize(
     "url", ["ssh://", "ssh://node:99999", "ssh://node:abc", "ssh://-oProxyCommand=id", "ssh://a b"]
 )
-def test_what_is_not_a_far_host_is_refused(url: str) -> None:
+def test_invalid_ssh_url_is_rejected(url: str) -> None:
     with pytest.raises(UsageError, match="is not the URL of a remote host"):
         SshHost.parse(url)
     with pytest.raises(UsageError, match="is not the URL of a remote host"):
         ssh_runner(url)
 
 
-def test_a_password_is_refused_and_not_repeated() -> None:
+def test_ssh_url_with_password_is_rejected_without_leaking_it() -> None:
     with pytest.raises(UsageError) as caught:
         SshHost.parse("ssh://amd:secret@node")
     assert "secret" not in f"{caught.value}{caught.value.hint}"

@@ -88,7 +88,7 @@ def labeled(name: str, text: str, image: PrebuiltImage) -> PrebuiltImage:
     return replace(image, labels={**image.labels, name: text})
 
 
-def test_the_image_of_the_plans_own_build_is_taken() -> None:
+def test_image_built_from_plan_is_accepted() -> None:
     require_matches_plan(july(), ready(july()))
 
 
@@ -122,7 +122,7 @@ def test_the_image_of_the_plans_own_build_is_taken() -> None:
         ),
     ],
 )
-def test_what_differs_is_refused_with_the_way_out(
+def test_mismatching_image_is_rejected_with_hint(
     image: Callable[[Plan], PrebuiltImage], message: str, hint: str
 ) -> None:
     with pytest.raises(BuildError, match="does not match the plan of `mi355x-tp8-july`") as caught:
@@ -132,7 +132,7 @@ def test_what_differs_is_refused_with_the_way_out(
     assert hint in problem.hint
 
 
-def test_a_pinned_base_is_held_against_the_digest_that_was_built_on() -> None:
+def test_pinned_base_digest_must_match_image() -> None:
     plan = july(f"engine.image_digest={PINNED}")
     require_matches_plan(plan, ready(plan))
     with pytest.raises(BuildError) as caught:
@@ -140,7 +140,7 @@ def test_a_pinned_base_is_held_against_the_digest_that_was_built_on() -> None:
     assert "the engine pins sha256:aaaaaaaaaaaa…" in caught.value.problems[0].message
 
 
-def test_an_image_with_a_fix_that_the_plan_leaves_out_is_refused() -> None:
+def test_image_with_unplanned_patch_is_rejected() -> None:
     """A variable of a patch stands in the image's own environment: nothing here would take it back."""
     plain = july("skip_patches=[rocm-cuda-runtime-guard, dsa-topk-v2-off]")
     image = ready(july(), dsa_topk_v2_off="applied at startup")
@@ -153,7 +153,7 @@ def test_an_image_with_a_fix_that_the_plan_leaves_out_is_refused() -> None:
     require_matches_plan(plain, without(GUARD, ready(july())))
 
 
-def test_the_table_is_known_by_the_receipt() -> None:
+def test_kernel_table_is_read_from_receipt() -> None:
     image = ready(july(), aiter_fp4_moe_table="applied")
     file = PatchedFile(path="/opt/deploy/tables/tuned_fmoe.csv", before=None, after="c" * 64)
     given = tuple(replace(record, files=(file,)) if record.id == TABLE else record for record in image.receipt.patches)
@@ -163,14 +163,14 @@ def test_the_table_is_known_by_the_receipt() -> None:
     assert ready(july()).inputs == {}
 
 
-def test_a_ready_image_is_started_as_it_is_and_another_one_is_another_plan() -> None:
+def test_prebuilt_image_is_part_of_plan_digest() -> None:
     plan = replace(july(), prebuilt_image="ghcr.io/me/tp8@sha256:1")
     artifacts = render_artifacts(plan)
     assert (artifacts.build, spec_of(artifacts).image) == (None, "ghcr.io/me/tp8@sha256:1")
     assert plan.digest != july().digest
 
 
-def test_a_runtime_without_images_takes_none() -> None:
+def test_process_runtime_rejects_an_image() -> None:
     with pytest.raises(UsageError, match="the process runtime uses no image"):
         require_image("process", "ghcr.io/me/tp8:v1")
 
@@ -209,7 +209,7 @@ def labels_of(image: PrebuiltImage) -> dict[str, str]:
         (None, None),
     ],
 )
-def test_a_label_that_is_no_receipt_is_told_as_one(key: str | None, value: object) -> None:
+def test_invalid_receipt_label_is_rejected(key: str | None, value: object) -> None:
     """Anybody may put a label on an image: some were internal error."""
     image = ready(july())
     receipt = json.loads(labels_of(image)["deploy.receipt"])
@@ -219,7 +219,7 @@ def test_a_label_that_is_no_receipt_is_told_as_one(key: str | None, value: objec
         receipt_in({"deploy.receipt": told}, "x")
 
 
-def test_a_dry_run_reads_the_receipt_of_an_image_that_nobody_has_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_reads_receipt_from_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prebuilt, "_REGISTRY", answering(labels_of(ready(july()))))
     plan = previewed(allow_untuned=True)
     assert (plan.prebuilt_image or "").startswith("ghcr.io/me/tp8@sha256:")
@@ -233,7 +233,7 @@ def test_a_dry_run_reads_the_receipt_of_an_image_that_nobody_has_pulled(monkeypa
         previewed()
 
 
-def test_a_registry_that_does_not_tell_is_no_reason_to_refuse_a_dry_run(
+def test_dry_run_tolerates_unavailable_registry(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     silent = Registry(transport=httpx.MockTransport(lambda _: httpx.Response(503)))
@@ -242,7 +242,7 @@ def test_a_registry_that_does_not_tell_is_no_reason_to_refuse_a_dry_run(
     assert "its receipt is checked against the plan after the pull" in capsys.readouterr().err
 
 
-def test_no_registry_is_asked_for_an_image_that_the_nodes_hold(
+def test_registry_is_not_queried_for_node_local_image(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unasked = Registry(transport=httpx.MockTransport(lambda _: pytest.fail("the registry was asked")))
@@ -252,7 +252,7 @@ def test_no_registry_is_asked_for_an_image_that_the_nodes_hold(
     assert "is on the nodes only; its receipt is not compared" in capsys.readouterr().err
 
 
-def test_an_image_without_the_gateway_is_none_for_several_servers() -> None:
+def test_replicas_need_an_image_with_gateway() -> None:
     plan = load("mi355x-tp4x2").plan
     without = ready(plan, version=plan.engine.version)
     with pytest.raises(BuildError) as refused:

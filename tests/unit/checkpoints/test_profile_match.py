@@ -50,7 +50,7 @@ def agrees(folder: Path, of: Model, **config: object) -> bool:
     return True
 
 
-def test_what_agrees_is_not_mentioned(tmp_path: Path, glm: Model) -> None:
+def test_matching_facts_are_not_reported(tmp_path: Path, glm: Model) -> None:
     assert agrees(tmp_path, glm, **GLM)
     assert agrees(tmp_path, glm, text_config=GLM)
     assert agrees(tmp_path, glm, model_type="small")
@@ -92,14 +92,14 @@ def test_what_agrees_is_not_mentioned(tmp_path: Path, glm: Model) -> None:
     ],
     ids=str,
 )
-def test_each_contradiction_names_file_key_and_both_values(
+def test_each_mismatch_names_key_and_both_values(
     change: dict[str, object], message: str, tmp_path: Path, glm: Model
 ) -> None:
     assert message in said(tmp_path, glm, **{**GLM, **change})
 
 
 @pytest.mark.parametrize("has", [4096, 65536])
-def test_a_context_that_is_to_be_shorter_is_a_flag(has: int, tmp_path: Path) -> None:
+def test_hint_for_shorter_context_uses_flag(has: int, tmp_path: Path) -> None:
     """What a model can and what a server gives are two values; only the second is for the user to choose."""
     folder = write_checkpoint(tmp_path / "small")
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": has}))
@@ -110,19 +110,19 @@ def test_a_context_that_is_to_be_shorter_is_a_flag(has: int, tmp_path: Path) -> 
     assert caught.value.problems[0].hint.startswith(f"`--set model.context_length={has}")
 
 
-def test_plain_weights_are_not_quantized(tmp_path: Path, glm: Model) -> None:
+def test_quantization_mismatch_with_plain_weights_is_reported(tmp_path: Path, glm: Model) -> None:
     (message,) = said(tmp_path, replace(glm, quantization="bf16"), **GLM)
     assert message.startswith("`model.quantization` is `bf16`")
     modelopt = {**GLM, "quantization_config": {"quant_method": "modelopt"}}
     assert agrees(tmp_path, replace(glm, quantization="nvfp4"), **modelopt)
 
 
-def test_positions_that_are_scaled_are_not_judged(tmp_path: Path, glm: Model) -> None:
+def test_context_with_rope_scaling_is_not_checked(tmp_path: Path, glm: Model) -> None:
     scaled = {**GLM, "max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn", "factor": 40}}
     assert agrees(tmp_path, glm, **scaled)
 
 
-def test_a_receipt_does_not_hide_a_fact_that_was_changed_since(tmp_path: Path) -> None:
+def test_receipt_does_not_hide_changed_profile_fact(tmp_path: Path) -> None:
     """`stage` has called it whole; `--set model.layers=99` speaks of another checkpoint."""
     folder = write_checkpoint(tmp_path / "small")
     (folder / "config.json").write_text('{"num_hidden_layers": 3}')

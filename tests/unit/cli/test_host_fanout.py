@@ -15,7 +15,7 @@ from orchestrator.hosts.gpu_checks import VRAM_IN_USE
 from orchestrator.hosts.report import PreflightReport, fail, info
 
 
-def test_a_file_has_a_machine_on_each_line_and_labels_are_fit_for_a_servers_name(tmp_path: Path) -> None:
+def test_host_file_yields_hosts_with_valid_labels(tmp_path: Path) -> None:
     inventory = tmp_path / "nodes"
     inventory.write_text("# the rack\nssh://root@GPU_1.example:22\n\nssh://gpu-2:2222  # the new one\n")
     nodes = parse_hosts([f"@{inventory}", "ssh://[fe80::1]"])
@@ -36,7 +36,7 @@ def test_a_file_has_a_machine_on_each_line_and_labels_are_fit_for_a_servers_name
         (b"ssh://a\nssh://root@A\n", "`ssh://a` and `ssh://root@A` have the same label `a`"),
     ],
 )
-def test_what_cannot_be_an_inventory_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_invalid_host_file_is_rejected(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "nodes"
     if content is not None:
         path.write_bytes(content)
@@ -54,7 +54,7 @@ def test_what_cannot_be_an_inventory_is_refused(content: bytes | None, message: 
         ("/var/run/docker.sock", "unix:///var/run/docker.sock"),
     ],
 )
-def test_what_does_not_say_how_a_machine_is_reached_is_refused_with_what_does(word: str, meant: str) -> None:
+def test_invalid_host_url_suggests_correct_one(word: str, meant: str) -> None:
     for words in ([word], ["ssh://a", word]):
         with pytest.raises(UsageError, match="is not the URL of a host") as refused:
             parse_hosts(words)
@@ -82,7 +82,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("told")
-def test_an_error_of_the_network_check_is_a_finding_beside_the_results_of_the_hosts() -> None:
+def test_network_check_error_is_reported_as_finding() -> None:
     result = CliRunner().invoke(app, ["preflight", "no-such-profile", *TWO, "--json"])
     shown = json.loads(result.stdout)
     assert {*shown} == {"a", "b", "fabric"}
@@ -94,7 +94,7 @@ def test_an_error_of_the_network_check_is_a_finding_beside_the_results_of_the_ho
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_a_host_whose_vram_is_in_use_is_not_measured(
+def test_host_with_vram_in_use_is_not_benchmarked(
     as_json: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     used = PreflightReport(
@@ -126,13 +126,13 @@ TWO = ("--host", "ssh://a", "--host", "ssh://b")
 
 
 @pytest.mark.parametrize("verb", ["status", "smoke", "down", "diagnose", "prune"])
-def test_a_servers_name_is_its_own_on_each_machine(verb: str, told: list[list[str]]) -> None:
+def test_server_name_has_host_suffix_on_each_host(verb: str, told: list[list[str]]) -> None:
     """`diagnose` asked each machine for a server of the name that none of them has."""
     CliRunner().invoke(app, [verb, "owl", *TWO])
     assert told[:2] == [[verb, "owl-a"], [verb, "owl-b"]]
 
 
-def test_the_name_of_a_server_is_no_value_of_an_option(told: list[list[str]]) -> None:
+def test_option_value_is_not_mistaken_for_server_name(told: list[list[str]]) -> None:
     CliRunner().invoke(app, ["smoke", *TWO, "--profile", "owl", "owl", "--json"])
     assert told[0] == ["smoke", "--profile", "owl", "owl-a", "--json"]
 
@@ -140,7 +140,7 @@ def test_the_name_of_a_server_is_no_value_of_an_option(told: list[list[str]]) ->
 @pytest.mark.parametrize(
     ("line", "name"), [("up -p owl", "owl"), ("up ./my/owl.yaml", "owl"), ("up owl --name barn", "barn")]
 )
-def test_what_is_started_is_named_after_its_machine(line: str, name: str, told: list[list[str]]) -> None:
+def test_started_server_is_named_after_its_host(line: str, name: str, told: list[list[str]]) -> None:
     CliRunner().invoke(app, [*line.split(), *TWO])
     assert [words[-2:] for words in told[:2]] == [["--name", f"{name}-a"], ["--name", f"{name}-b"]]
 
@@ -148,13 +148,13 @@ def test_what_is_started_is_named_after_its_machine(line: str, name: str, told: 
 @pytest.mark.parametrize(
     ("line", "parallel"), [("stage owl", 2), ("build owl --parallel 5", 5), ("status", None), ("up owl", None)]
 )
-def test_downloads_are_made_on_a_few_machines_at_a_time(line: str, parallel: int | None, told: list[list[str]]) -> None:
+def test_downloads_run_on_few_hosts_in_parallel(line: str, parallel: int | None, told: list[list[str]]) -> None:
     CliRunner().invoke(app, [*line.split(), *TWO])
     assert told[-1] == [f"at once: {parallel}"]
 
 
 @pytest.mark.usefixtures("told")
-def test_the_worst_exit_code_counts_and_each_line_has_its_machine() -> None:
+def test_worst_exit_code_wins_and_lines_name_host() -> None:
     shown = CliRunner().invoke(app, ["status", *TWO])
     assert (shown.exit_code, shown.stdout) == (4, 'a: {"name": "x"}\na: line\nb: [1]\n')
     assert [line.split()[0] for line in shown.stderr.splitlines()] == ["node", "a", "b"]
@@ -162,18 +162,18 @@ def test_the_worst_exit_code_counts_and_each_line_has_its_machine() -> None:
 
 
 @pytest.mark.usefixtures("told")
-def test_programs_get_one_document() -> None:
+def test_json_output_is_one_document_for_all_hosts() -> None:
     shown = CliRunner().invoke(app, ["status", *TWO, "--json"])
     assert json.loads(shown.stdout) == {"a": None, "b": [1]}  # what `a` has printed is none
 
 
-def test_a_command_that_works_on_one_machine_is_refused_on_several(told: list[list[str]]) -> None:
+def test_single_host_command_rejects_several_hosts(told: list[list[str]]) -> None:
     with pytest.raises(UsageError, match="`deploy kernels build` accepts one host"):
         app(["kernels", "build", "owl", *TWO], prog_name="deploy", standalone_mode=False)
     assert told == []
 
 
-def test_hosts_are_taken_out_of_the_words_and_nothing_behind_two_dashes() -> None:
+def test_host_options_are_extracted_before_double_dash() -> None:
     words = ["cpu-tiny", "--host", "ssh://a", "--json", "--host=ssh://b", "--", "--host", "c"]
     assert split_hosts(words) == (["ssh://a", "ssh://b"], ["cpu-tiny", "--json", "--", "--host", "c"])
     assert split_hosts(["status", "--host"]) == ([], ["status", "--host"])

@@ -48,7 +48,7 @@ def short(value: object) -> str:
     return ascii(value)[:30]
 
 
-def test_an_index_names_no_file_that_is_none() -> None:
+def test_index_with_unsafe_file_names_is_rejected() -> None:
     for name in NAMES:
         content = json.dumps({"weight_map": {"model.layers.0.mlp.experts.0.gate_proj.weight": name}}).encode()
         index = parse_index(content, single=False, location="glm")
@@ -58,7 +58,7 @@ def test_an_index_names_no_file_that_is_none() -> None:
         )
 
 
-def test_an_index_makes_nobody_read_another_file(tmp_path: Path) -> None:
+def test_index_cannot_point_outside_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 1}')
     for name in NAMES:
         index = {"weight_map": {"model.layers.1.x": name}}
@@ -69,7 +69,7 @@ def test_an_index_makes_nobody_read_another_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["files", "revision", "size", "time"])
-def test_a_receipt_with_a_hostile_value_is_none(key: str, tmp_path: Path) -> None:
+def test_receipt_with_hostile_value_is_ignored(key: str, tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "glm")
     values: dict[str, tuple[object, ...]] = {"files": TEXTS, "revision": COMMITS, "size": SIZES, "time": SIZES}
     path = receipt_path(directory)
@@ -95,7 +95,7 @@ def test_a_receipt_with_a_hostile_value_is_none(key: str, tmp_path: Path) -> Non
         ("allow_mismatch", ["false", 1, None, []]),
     ],
 )
-def test_a_receipt_of_another_form_is_none(key: str, values: list[object], tmp_path: Path) -> None:
+def test_receipt_of_wrong_shape_is_ignored(key: str, values: list[object], tmp_path: Path) -> None:
     """One was internal error, and `allow_mismatch` in any words was a consent."""
     directory = write_checkpoint(tmp_path / "glm")
     path = receipt_path(directory)
@@ -107,7 +107,7 @@ def test_a_receipt_of_another_form_is_none(key: str, values: list[object], tmp_p
         assert read_receipt(directory) is None, text[:20]
 
 
-def test_a_note_of_a_download_names_no_commit_that_is_none(tmp_path: Path) -> None:
+def test_download_metadata_with_invalid_commit_is_ignored(tmp_path: Path) -> None:
     note = tmp_path / ".cache/huggingface/download/config.json.metadata"
     note.parent.mkdir(parents=True)
     for commit in WORDS:
@@ -115,7 +115,7 @@ def test_a_note_of_a_download_names_no_commit_that_is_none(tmp_path: Path) -> No
         assert known_commit(tmp_path) is None, short(commit)
 
 
-def test_a_lock_names_no_file_that_is_none() -> None:
+def test_lockfile_with_unsafe_file_names_is_rejected() -> None:
     texts: dict[str, object] = {each: {} for each in ("checkpoint", "patches", "files", "unknown", "plan")}
     sound = {**texts, "tool": "1", "profile": "x", "overrides": [], "files": {"tiny_model.py": "0" * 64}}
     assert _lock(sound).files
@@ -124,7 +124,7 @@ def test_a_lock_names_no_file_that_is_none() -> None:
             _lock(sound | {"files": {name: "0" * 64}})
 
 
-def test_a_profile_names_no_file_elsewhere() -> None:
+def test_profile_with_unsafe_file_names_is_rejected() -> None:
     sound = {"version": "0.5.14", "platform": "cpu", "dockerfile": "sglang", "requirements": "sglang.txt"}
     assert EngineSection.model_validate(sound)
     for name in filter(None, TEXTS):
@@ -136,7 +136,7 @@ def test_a_profile_names_no_file_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "../requirements.txt", "{here}/requirements.txt"])
-def test_a_plan_that_was_changed_names_no_requirements_elsewhere(
+def test_modified_plan_cannot_reference_foreign_requirements(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a list names is installed, and runs."""
@@ -150,7 +150,7 @@ def test_a_plan_that_was_changed_names_no_requirements_elsewhere(
         engine_python(engine, Home(tmp_path / "home"))
 
 
-def test_a_diff_changes_no_file_outside_the_sources(tmp_path: Path) -> None:
+def test_diff_cannot_modify_files_outside_source_tree(tmp_path: Path) -> None:
     """A name that does not exist below the sources was looked up by its last part alone."""
     root = tmp_path / "sources"
     root.mkdir()
@@ -166,14 +166,14 @@ def test_a_diff_changes_no_file_outside_the_sources(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../x", "../x", "a/../x", "./x", "/x", "a//x"])
-def test_a_diff_that_leads_outside_is_refused_as_one(name: str, tmp_path: Path) -> None:
+def test_diff_with_outside_path_is_rejected(name: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("old\n")
     with pytest.raises(apply_patches.Refusal, match=", not a path below the sources"):
         apply_patches.apply_diff(tmp_path, f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-old\n+new\n")
     assert (tmp_path / "x").read_text() == "old\n"
 
 
-def test_an_archive_unpacks_nothing_elsewhere(tmp_path: Path) -> None:
+def test_archive_cannot_extract_outside_its_directory(tmp_path: Path) -> None:
     wheel, folder = tmp_path / "x.whl", tmp_path / "folder"
     folder.mkdir()
     for name in filter(None, PLAIN):
@@ -185,7 +185,7 @@ def test_an_archive_unpacks_nothing_elsewhere(tmp_path: Path) -> None:
             assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "x.whl"], short(name)
 
 
-def test_a_file_that_is_told_twice_is_written_once(tmp_path: Path) -> None:
+def test_staged_file_is_never_written_through_link(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("kept")
     (tmp_path / "link").symlink_to(outside)
@@ -194,7 +194,7 @@ def test_a_file_that_is_told_twice_is_written_once(tmp_path: Path) -> None:
     assert outside.read_text() == "kept"
 
 
-def test_a_checkpoint_with_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_with_directory_link_outside_is_rejected(tmp_path: Path) -> None:
     from plan_samples import model
 
     directory, outside = write_checkpoint(tmp_path / "glm"), tmp_path / "outside"
