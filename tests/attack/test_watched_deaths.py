@@ -95,10 +95,10 @@ def traffic(port: int) -> Iterator[None]:
 
 def test_every_death_is_healed_and_nothing_is_left_behind(deployments: Deployments) -> None:
     deployment = deployments(0)
-    healing = [
+    restarting = [
         word for key in ("unhealthy_after=3", "max_attempts=1000") for word in ("--set", f"restart_policy.{key}")
     ]
-    assert not list(deployment.run(*deployment.up(*healing)).faults(0))
+    assert not list(deployment.run(*deployment.up(*restarting)).faults(0))
     watched = Watched(deployment)
     watched.wait_for("watching")
 

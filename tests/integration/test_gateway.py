@@ -93,8 +93,8 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
             ("restarted", True),
         ]
         assert "replica 2 of 2 is not running: killed by SIGKILL" in events[1]["detail"]
-        first, healed = pair.handle.replicas
-        assert (healed != second, Path(healed.run_dir).parent.name) == (True, events[2]["run"])
+        first, restarted = pair.handle.replicas
+        assert (restarted != second, Path(restarted.run_dir).parent.name) == (True, events[2]["run"])
         assert pair.deploy.run("status", NAME).returncode == 0
         assert watch.end(signal.SIGINT)[0] == 130
     assert set(statuses) == {200}
@@ -102,7 +102,7 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
     again = pair.deploy.run("restart", NAME)
     assert again.returncode == 0, again.stderr
     assert all("draining" in again.stderr.split(f"replica {number} of 2: ")[1] for number in (1, 2))
-    assert set(pair.handle.replicas).isdisjoint({first, healed})
+    assert set(pair.handle.replicas).isdisjoint({first, restarted})
 
 
 def test_replicas_are_added_and_removed_under_load_while_the_gateway_and_the_others_run_on(pair: Pair) -> None:

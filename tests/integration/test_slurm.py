@@ -380,7 +380,7 @@ def event(watch: Running) -> tuple[str, bool]:
     return told["event"], told["alert"]
 
 
-def healed(watch: Running) -> str:
+def restarted_text(watch: Running) -> str:
     """Wait until it serves again: what it has died of, as the watch says."""
     events = [json.loads(watch.line())]
     while events[-1]["event"] != "restarted":
@@ -402,18 +402,18 @@ def test_a_watch_starts_again_what_dies_as_a_job_however_it_died(
         assert event(watch) == ("watching", False)
         jobs = slurm_cluster.queue()
         os.kill(scheduler_of(status(deploy, "kept")["url"]), signal.SIGKILL)
-        assert "killed by SIGKILL" in healed(watch)
+        assert "killed by SIGKILL" in restarted_text(watch)
 
         jobs += slurm_cluster.queue()
         slurm_cluster.run("scancel", jobs[-1])
-        ended = healed(watch)  # while Slurm is still completing the job, the record alone tells how its server ended
+        ended = restarted_text(watch)  # while Slurm completes the job, only the record tells how its server ended
         assert "its job was cancelled (CANCELLED)" in ended or "killed by SIG" in ended
 
         jobs += slurm_cluster.queue()
         assert len(set(jobs)) == 3
         node = nodes_in_use(slurm_cluster)
         slurm_cluster.lose_node(node)
-        assert f"its node failed on {node} (NODE_FAIL)" in healed(watch)
+        assert f"its node failed on {node} (NODE_FAIL)" in restarted_text(watch)
         assert nodes_in_use(slurm_cluster) not in {"", node}
         slurm_cluster.start_node(node)
 

@@ -1,4 +1,4 @@
-"""Who ended a start, who asked for one, and how often a server was healed: what run directories say of it."""
+"""Who ended a start, who asked for one, and how often a server was restarted, as recorded in run directories."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,7 +96,7 @@ def test_a_start_that_only_a_healing_has_ended_is_wanted(
 
 @pytest.mark.parametrize("key", ["watch", "failed"])
 def test_a_key_that_is_a_word_of_what_is_kept_changes_nothing(tmp_path: Path, key: str) -> None:
-    """It was taken out of the record, and a server that only a healing had ended was left alone for good."""
+    """It was taken out of the record, and a server that only a restart had ended was left alone for good."""
     Secret(key)
     home = Home(tmp_path)
     for asked in (STOPPED_FOR_RESTART, failure_reason(NotReadyError("not ready"))):
@@ -144,8 +144,8 @@ def test_a_healing_starts_the_plan_of_the_last_start_and_is_on_record_before_any
 ) -> None:
     home = Home(tmp_path)
     run = started(home)
-    healed = restarts.restart_dead(home, "owl", run.path.name, "killed")
-    assert (healed.outcome, healed.message) == ("failed", "not ready")
+    result = restarts.restart_dead(home, "owl", run.path.name, "killed")
+    assert (result.outcome, result.message) == ("failed", "not ready")
     assert [(each.by_watch, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
     assert run.read("restarts.json")["restarts"][0]["why"] == "killed"  # type: ignore[index]
     assert len(look(home, run, KILLED).restarted_at) == 1
@@ -159,8 +159,8 @@ def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: l
         record_exit(dead, "stopped", KILLED)
     else:
         started(home, 2)
-    healed = restarts.restart_dead(home, "owl", dead.path.name, "killed")
-    assert (healed.outcome, asked) == ("superseded", [])
+    result = restarts.restart_dead(home, "owl", dead.path.name, "killed")
+    assert (result.outcome, asked) == ("superseded", [])
     assert not dead.read("restarts.json")
 
 
@@ -213,7 +213,7 @@ def test_a_restart_by_a_person_is_no_healing(tmp_path: Path, monkeypatch: pytest
     ("settings", "seconds"), [((), 300), (("restart_policy.unhealthy_after=20",), 20)], ids=["as it is", "sooner"]
 )
 def test_what_a_cluster_looks_after_is_left_to_it_in_its_own_words(settings: tuple[str, ...], seconds: int) -> None:
-    """As long as its livenessProbe has it: two that heal one server would end each other's starts."""
+    """As long as its livenessProbe has it: two restarts of one server would end each other's starts."""
     plan = cluster_plan("cpu-tiny", *CASES["cpu-tiny"], *settings)
     with pytest.raises(UsageError, match=f"the cluster restarts .* makes no progress for {seconds} s") as refused:
         recovery.require_not_cluster_managed(plan, "owl")
@@ -231,7 +231,7 @@ def test_who_watches_it_all_the_same_is_told_so_while_its_cluster_is_away(tmp_pa
 def test_a_healed_start_that_somebody_stops_on_a_full_disk_is_not_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever runs it: a record of the end takes room; that it was a healing's start is changed in place."""
+    """Whatever runs it: a record of the end takes room; that a restart made it is changed in place."""
     home = Home(tmp_path)
 
     def full(*_: object) -> None:

@@ -66,8 +66,8 @@ class World:
     comes_out: bool = True  # what was decoded
     snapshot_error: str = ""  # why it cannot be looked at
     outcome: RestartResult = VERIFIED
-    records: bool = True  # a healing stands in the run directory
-    dies_again: float | None = None  # seconds after each healing
+    records: bool = True  # a restart is recorded in the run directory
+    dies_again: float | None = None  # seconds after each restart
     events: list[tuple[float, EventKind, str]] = field(default_factory=list)
     alerted: list[tuple[float, str]] = field(default_factory=list)
     restarted_at: list[float] = field(default_factory=list)
