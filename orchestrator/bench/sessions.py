@@ -63,7 +63,7 @@ def open_sessions(workload: Workload) -> SessionSource | None:
     totals = count(limited())
     if not totals.requests or totals.requests <= workload.warmup_requests:
         raise ProfileError(
-            f"the load has {totals.requests} requests, of which {workload.warmup_requests} are its warm-up",
+            f"the load has {totals.requests} requests, but the warm-up needs {workload.warmup_requests}",
             location=workload.trace or "",
             hint="increase `max_context`, or reduce `warmup_requests`",
         )

@@ -246,7 +246,7 @@ def port_problem(port: int, version: str) -> str:
     """Return the problem with a port, empty for none: up to 0.5.15 sglang also checks a gRPC port derived from it."""
     if Version(version) >= Version("0.5.16") or port + _GRPC_OFFSET <= _LAST_PORT:
         return ""
-    return f"port {port} is too high: sglang {version} checks {port + _GRPC_OFFSET} too, which is no port"
+    return f"port {port} is too high: sglang {version} checks {port + _GRPC_OFFSET} too, which is above 65535"
 
 
 def _written(given: GivenFlags, name: str) -> str:

@@ -240,7 +240,7 @@ def image_matches_version(context: RuleContext) -> Iterator[Problem]:
     for key, found in (("image", sglang_version_in_tag(engine.image or "")), ("requirements", listed and listed[1])):
         if found and found != engine.version:
             yield Problem(
-                f"`engine.version` is {engine.version}, but `engine.{key}` is of sglang {found}",
+                f"`engine.version` is {engine.version}, but `engine.{key}` is for sglang {found}",
                 context.location("engine", "version"),
                 f"`--set engine.version={found}`, or choose another engine: `deploy profiles` lists them",
             )

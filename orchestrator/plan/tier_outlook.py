@@ -75,11 +75,11 @@ def tier_outlook(found: Capacity, reuse: LoadReuse, costs: TierCosts) -> TierOut
     uses, distance = host / stored, int(reuse.rates.size_for(_MOST) * reuse.scale)
     reason = ""
     if possible < _RELEVANT:
-        reason = "no token is used again"
+        reason = "no token is reused"
     elif possible - device < _RELEVANT:
-        reason = f"the device's {found.cache.tokens:,} tokens hold what is used again"
+        reason = f"the GPU's {found.cache.tokens:,} tokens hold all reused tokens"
     elif host < _RELEVANT:
-        reason = f"what is used again is {distance:,} tokens apart, and device and host hold {reach:,}"
+        reason = f"the reuse distance is {distance:,} tokens, but GPU and host hold {reach:,}"
     elif saved <= 0:
         needed = "never" if costs.break_even is None else f"from {costs.break_even:.1f} uses of a stored token on"
         reason = f"it pays {needed}, and there are {uses:.1f}"

@@ -236,7 +236,7 @@ def _require_same_checkpoint(identity: Identity, reference: LogprobReference) ->
     server, other = (identity.source, reference.source) if both else (identity.model, reference.model)
     if server != other:
         raise BenchError(
-            f"the reference is of another checkpoint: `{other}`, not `{server}`",
+            f"the reference is for another checkpoint: `{other}`, not `{server}`",
             hint="`--allow-other-checkpoint` compares anyway; set a `--tolerance` with it",
         )
 

@@ -185,7 +185,7 @@ def _entries(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
             total += entry.size
             content = tar.extractfile(entry) if entry.isreg() else None
             if content is None:
-                raise UnsafeValueError(f"`{display(entry.name)}` is no regular file")
+                raise UnsafeValueError(f"`{display(entry.name)}` is not a regular file")
             if total > _MAX_UNPACKED:
                 raise UnsafeValueError(f"more than {_MAX_UNPACKED >> 30} GiB")
             yield entry, content

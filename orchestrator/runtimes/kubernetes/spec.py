@@ -116,7 +116,7 @@ def start_problems(profile: Profile) -> Iterator[Problem]:
     """Yield the problem of a server on several nodes or with autoscaling, which is rendered, but not started."""
     if profile.kubernetes.autoscaling is not None:
         hint = "`deploy render` with `--output keda`, then `kubectl apply --server-side -f keda/kubernetes.yaml`"
-        yield Problem("`up` starts no autoscaled replicas, whose number KEDA decides", "kubernetes.autoscaling", hint)
+        yield Problem("`up` cannot start autoscaled replicas: KEDA sets their number", "kubernetes.autoscaling", hint)
     if key := _ranks_on_nodes(profile):
         hint = "`deploy render` with `--output lws`, then `kubectl apply --server-side -f lws/kubernetes.yaml`"
         yield Problem("`up` cannot start a LeaderWorkerSet (a server on several nodes)", key, hint)

@@ -83,7 +83,7 @@ def test_colon_in_name_and_high_port_are_rejected() -> None:
     messages = [problem.message for problem in found]
     assert messages == [
         "`a:b` has a colon, which in sglang parts a model from an adapter",
-        "port 60000 is too high: sglang 0.5.14 checks 70000 too, which is no port",
+        "port 60000 is too high: sglang 0.5.14 checks 70000 too, which is above 65535",
     ]
     assert load("mi355x-tp8", overrides=["server.port=60000"]).plan.server.port == 60000
 

@@ -101,13 +101,13 @@ def test_a_tier_helps_between_the_device_s_size_and_its_own() -> None:
     assert inside.host_hits > 0.5
     assert inside.saved_us == pytest.approx(inside.host_hits * 99, rel=0.01)
     below = outlook(40_000, 80_000, prefixes=4)
-    assert (below.helps, below.reason) == (False, "the device's 40,000 tokens hold what is used again")
+    assert (below.helps, below.reason) == (False, "the GPU's 40,000 tokens hold all reused tokens")
     beyond = outlook(4000, 4200, prefixes=5000)
     assert not beyond.helps
-    assert "tokens apart, and device and host hold 4,200" in beyond.reason
+    assert "tokens, but GPU and host hold 4,200" in beyond.reason
     assert beyond.other_hits > 0.8
     new = outlook(4000, 40_000, prefixes=1, share=0.0)
-    assert (new.helps, new.reason) == (False, "no token is used again")
+    assert (new.helps, new.reason) == (False, "no token is reused")
 
 
 def test_more_prefixes_than_are_simulated_are_further_apart() -> None:

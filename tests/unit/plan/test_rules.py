@@ -196,15 +196,15 @@ def test_a_name_that_only_holds_such_a_word_is_taken(name: str) -> None:
         (
             "mi355x-tp8-july",
             ["engine.version=0.5.16"],
-            "version` is 0.5.16, but `engine.image` is of sglang 0.5.14",
+            "version` is 0.5.16, but `engine.image` is for sglang 0.5.14",
         ),
-        ("b200-tp8", ["engine.version=0.5.14"], "`engine.version` is 0.5.14, but `engine.image` is of sglang 0.5.16"),
+        ("b200-tp8", ["engine.version=0.5.14"], "`engine.version` is 0.5.14, but `engine.image` is for sglang 0.5.16"),
         (
             "mi355x-tp8",
             ["engine.image=localhost:5000/lmsysorg/sglang:v0.5.15.post1-rocm720-mi35x"],
-            "`engine.version` is 0.5.16, but `engine.image` is of sglang 0.5.15.post1",
+            "`engine.version` is 0.5.16, but `engine.image` is for sglang 0.5.15.post1",
         ),
-        ("cpu-tiny", ["engine.version=0.5.16"], "`engine.requirements` is of sglang 0.5.14"),
+        ("cpu-tiny", ["engine.version=0.5.16"], "`engine.requirements` is for sglang 0.5.14"),
     ],
 )
 def test_an_engines_version_is_its_images(profile: str, settings: list[str], message: str) -> None:
