@@ -115,7 +115,7 @@ def test_a_start_that_fails_leaves_nothing_unless_it_is_kept(
 
 
 @pytest.mark.parametrize(
-    ("stops", "hint"), [(True, "`tiny` was stopped; nothing is left running"), (False, "`deploy down tiny` stops it")]
+    ("stops", "hint"), [(True, "`tiny` was stopped; nothing is left running"), (False, "stop with `deploy down tiny`")]
 )
 def test_ctrl_c_says_what_is_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], stops: bool, hint: str
