@@ -190,7 +190,7 @@ def require_context(name: str, workload: Workload, context: int, profile: str) -
     if needed > context:
         raise UsageError(
             f"a request of `{name}` has {needed:,} tokens; the context of `{profile}` has {context:,}",
-            hint="`-w WORKLOAD` with shorter prompts, or `--set flags.context-length=N`",
+            hint="`-w WORKLOAD` with shorter prompts, or a profile with a longer context",
         )
 
 

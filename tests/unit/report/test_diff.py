@@ -178,7 +178,7 @@ def test_questions_are_told_apart_by_their_place() -> None:
 
 def test_what_is_nothing_of_ours_is_refused_with_what_is(home: Home) -> None:
     past_run(home, 1)
-    with pytest.raises(UsageError, match="`owls` is nothing") as caught:
+    with pytest.raises(UsageError, match="cannot compare `owls`") as caught:
         resolve_side("owls", home)
     assert "`owl`" in caught.value.hint
     with pytest.raises(UsageError, match="is a URL; `deploy diff` compares profiles, runs and results") as caught:
