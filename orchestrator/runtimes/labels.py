@@ -12,7 +12,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.runtimes.replicas import is_replica, rank_of
 
 NAME: Final = "deploy.name"
-PART: Final = "deploy.part"  # the replica, or in a cluster the gateway
+UNIT: Final = "deploy.unit"  # the replica, or in a cluster the gateway
 GATEWAY: Final = "gateway"
 PLAN: Final = "deploy.plan"
 PROFILE: Final = "deploy.profile"
@@ -33,7 +33,7 @@ def record_of(plan: Plan, url: str) -> dict[str, str]:
 
 def is_record(said: Mapping[str, str]) -> bool:
     """Return whether labels are those that a start writes; users may put any labels on their own objects."""
-    part = said.get(PART, GATEWAY)
+    part = said.get(UNIT, GATEWAY)
     return (
         SERVER_NAME.match(said.get(NAME, "")) is not None
         and (part == GATEWAY or is_replica(part))

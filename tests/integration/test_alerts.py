@@ -231,7 +231,7 @@ class Autoscaled:
         """What Prometheus stores of one pod, whose labels are those of all: an hour of it, busy but for `changed`."""
         found = {
             "__meta_kubernetes_pod_name": f"{SCALED}--replica-5d8f-{number}",
-            "__meta_kubernetes_pod_label_deploy_part": "replica",
+            "__meta_kubernetes_pod_label_deploy_unit": "replica",
         }
         labels = {
             each["targetLabel"]: found[each["sourceLabels"][0]] if "sourceLabels" in each else each["replacement"]

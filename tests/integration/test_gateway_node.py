@@ -102,7 +102,7 @@ def up_words(node: OwnNode, image: str, port: int, profile: str = "cpu-tiny") ->
 
 
 def pods(cluster: OwnCluster, *parts: str) -> list[Mapping[str, Any]]:
-    return list(cluster.get("pods", "--selector", f"deploy.name={NAME},deploy.part in ({','.join(parts)})"))
+    return list(cluster.get("pods", "--selector", f"deploy.name={NAME},deploy.unit in ({','.join(parts)})"))
 
 
 def stays(pod: Mapping[str, Any]) -> bool:

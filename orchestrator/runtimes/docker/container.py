@@ -25,7 +25,7 @@ from orchestrator.render.artifacts import (
     server_command,
 )
 from orchestrator.render.scripts import SHELL_HOME, per_node, script_file, wrap_argv
-from orchestrator.runtimes.labels import NAME, PART, RUN_DIR, record_of
+from orchestrator.runtimes.labels import NAME, RUN_DIR, UNIT, record_of
 
 _GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 LOG_DRIVER: Final = "json-file"  # Docker's default; it keeps an unlimited log, and rotated files are read as one
@@ -172,7 +172,7 @@ def container_name(name: str, part: str = "") -> str:
 
 def container_labels(plan: Plan, name: str, part: str = "") -> dict[str, str]:
     """Return the record of a server as labels: on the container, it cannot be separated from the server."""
-    return ({PART: part} if part else {}) | {NAME: name} | record_of(plan, plan.server.url)
+    return ({UNIT: part} if part else {}) | {NAME: name} | record_of(plan, plan.server.url)
 
 
 def container_env(artifacts: Artifacts) -> tuple[tuple[str, str], ...]:

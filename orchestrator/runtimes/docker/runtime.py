@@ -46,7 +46,6 @@ from orchestrator.runtimes.docker.state import NOT_FOUND, server_state, state_of
 from orchestrator.runtimes.labels import (
     HEAD,
     NAME,
-    PART,
     PLAN,
     PROFILE,
     RANK,
@@ -54,6 +53,7 @@ from orchestrator.runtimes.labels import (
     RECORD,
     RUN_DIR,
     STARTER,
+    UNIT,
     URL,
     is_record,
 )
@@ -315,7 +315,7 @@ class DockerRuntime(Runtime):
             forward_command=way,
             run_dir=labels.get(RUN_DIR) or str(self._home.runs / FileName(labels[NAME]) / "unknown"),
             runtime_id=str(container.id),
-            number=replica_number(labels.get(PART, "")) or 1,
+            number=replica_number(labels.get(UNIT, "")) or 1,
             rank_hosts=tuple(labels.get(RANK_HOSTS, "").split()),
         )
 

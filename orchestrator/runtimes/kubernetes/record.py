@@ -9,7 +9,7 @@ from typing import Any, Final
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.units import Role
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.labels import GATEWAY, NAME, PART, record_of
+from orchestrator.runtimes.labels import GATEWAY, NAME, UNIT, record_of
 from orchestrator.runtimes.replicas import in_order, role_of
 
 ROLE: Final = "deploy.role"
@@ -30,7 +30,7 @@ class ReplicaRef:
 
 def replica_of(each: Mapping[str, Any]) -> str:
     """Return the replica that an object belongs to, "" for a server without replicas."""
-    return str(each["metadata"]["labels"].get(PART, ""))
+    return str(each["metadata"]["labels"].get(UNIT, ""))
 
 
 def object_name(name: str, part: str = "") -> str:
@@ -61,7 +61,7 @@ def deployment_name(name: str, part: str = "") -> str:
 
 def labels(name: str, part: str = "") -> dict[str, str]:
     """Return the labels of every object of a server or of a replica."""
-    return {NAME: name, _MANAGER: "deploy"} | ({PART: part, ROLE: role_label(part)} if part else {})
+    return {NAME: name, _MANAGER: "deploy"} | ({UNIT: part, ROLE: role_label(part)} if part else {})
 
 
 def role_label(part: str) -> str:
@@ -71,7 +71,7 @@ def role_label(part: str) -> str:
 
 def selected(name: str, part: str = "") -> dict[str, str]:
     """Return the labels that select the pod of a server."""
-    return {NAME: name} | ({PART: part} if part else {})
+    return {NAME: name} | ({UNIT: part} if part else {})
 
 
 def selector(name: str, part: str = "") -> str:

@@ -23,10 +23,10 @@ from orchestrator.runtimes.kubernetes.pod import METRICS_PORT, PORT, cluster_of,
 from orchestrator.runtimes.kubernetes.record import REPLICA, ROLE, object_name, selected
 from orchestrator.runtimes.labels import GATEWAY
 
-# Labels of a discovered pod: its name, and the label `deploy.part` with a `_` for each character that Prometheus does
+# Labels of a discovered pod: its name, and the label `deploy.unit` with a `_` for each character that Prometheus does
 # not allow (prometheus.io/docs/prometheus/latest/configuration/configuration, kubernetes_sd_config, role pod).
 _POD_NAME: Final = "__meta_kubernetes_pod_name"
-_POD_REPLICA: Final = "__meta_kubernetes_pod_label_deploy_part"
+_POD_REPLICA: Final = "__meta_kubernetes_pod_label_deploy_unit"
 
 
 def weights_have_a_place(context: RuleContext) -> Iterator[Problem]:

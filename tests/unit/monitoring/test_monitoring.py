@@ -222,15 +222,15 @@ def test_pod_monitor_selects_and_labels_replicas(home: Home) -> None:
     rendered = all_objects(cluster_plan("mi355x-tp4x2", *CASES["mi355x-tp4x2"]))
     pods = [each["spec"]["template"] for each in rendered if each["kind"] == "Deployment"]
     taken = [pod["metadata"]["labels"] for pod in pods if wanted <= pod["metadata"]["labels"].items()]
-    assert [labels["deploy.part"] for labels in taken] == ["replica-1", "replica-2"]
-    (front,) = (pod for pod in pods if pod["metadata"]["labels"]["deploy.part"] == "gateway")
+    assert [labels["deploy.unit"] for labels in taken] == ["replica-1", "replica-2"]
+    (front,) = (pod for pod in pods if pod["metadata"]["labels"]["deploy.unit"] == "gateway")
     assert gateway["spec"]["selector"]["matchLabels"].items() <= front["metadata"]["labels"].items()
     (endpoint,) = gateway["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in front["spec"]["containers"][0]["ports"]}
     assert {"targetLabel": "job", "replacement": "deploy-gateway"} in endpoint["relabelings"]
     assert "DeployGatewayDown" in {rule.get("alert") for group in rules["spec"]["groups"] for rule in group["rules"]}
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert {"sourceLabels": ["__meta_kubernetes_pod_label_deploy_part"], "targetLabel": "replica"} in endpoint[
+    assert {"sourceLabels": ["__meta_kubernetes_pod_label_deploy_unit"], "targetLabel": "replica"} in endpoint[
         "relabelings"
     ]
 

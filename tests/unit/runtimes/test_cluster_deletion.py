@@ -31,7 +31,7 @@ class Namespace:
 def unit(part: str, uid: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """A Deployment and its pod, which runs."""
     called = "pair" if part in {"", "replica-1"} else f"pair--{part}"
-    about = {"name": called, "uid": uid or part, "labels": {"deploy.part": part} if part else {}}
+    about = {"name": called, "uid": uid or part, "labels": {"deploy.unit": part} if part else {}}
     pod = {"kind": "Pod", "metadata": {**about, "name": f"pod-{uid or part}"}, "spec": {}, "status": {}}
     return {"kind": "Deployment", "metadata": about}, pod
 
@@ -42,7 +42,7 @@ def deleted(cluster: Namespace, meant: dict[str, str]) -> list[str]:
 
 
 def selected(part: str = "") -> str:
-    which = f"deploy.name=pair{f',deploy.part={part}' if part else ''}"
+    which = f"deploy.name=pair{f',deploy.unit={part}' if part else ''}"
     return f"{which},app.kubernetes.io/managed-by=deploy"
 
 

@@ -33,7 +33,7 @@ PARTS = ("prefill-1", "prefill-2", "decode-1")
 def found_of(profile: str, *settings: str) -> dict[tuple[str, str], Any]:
     """Every object by its kind and its part."""
     found = all_objects(cluster_plan(profile, *settings), "apart")
-    return {(each["kind"], each["metadata"]["labels"]["deploy.part"]): each for each in found}
+    return {(each["kind"], each["metadata"]["labels"]["deploy.unit"]): each for each in found}
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_role_on_several_nodes_is_a_leader_worker_set() -> None:
     assert ("Deployment", "prefill-1") in found
     leader = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
     [apart] = leader["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert apart["labelSelector"]["matchLabels"] == {"deploy.name": "apart", "deploy.part": "decode-1"}
+    assert apart["labelSelector"]["matchLabels"] == {"deploy.name": "apart", "deploy.unit": "decode-1"}
     args = container(found, "gateway")["args"]
     index = "leaderworkerset.sigs.k8s.io/worker-index"
     assert selected_by(args, "--decode-selector")[index] == "0"  # another rank serves nobody

@@ -29,7 +29,7 @@ def plan() -> Plan:
 @pytest.fixture(scope="module")
 def found(plan: Plan) -> dict[tuple[str, str], Any]:
     """Every object by its kind and its part."""
-    return {(each["kind"], each["metadata"]["labels"]["deploy.part"]): each for each in all_objects(plan, "pair")}
+    return {(each["kind"], each["metadata"]["labels"]["deploy.unit"]): each for each in all_objects(plan, "pair")}
 
 
 def container(found: dict[tuple[str, str], Any], part: str) -> Any:  # noqa: ANN401 - JSON of the API's shape
@@ -100,7 +100,7 @@ def test_of_the_gateway_a_prometheus_reaches_its_counters_and_nothing_else(found
     assert args[args.index("--prometheus-host") + 1] == "0.0.0.0"
     assert for_metrics["ports"] == [{"protocol": "TCP", "port": port}]
     unwatched = {
-        (each["kind"], each["metadata"]["labels"].get("deploy.part", "")): each
+        (each["kind"], each["metadata"]["labels"].get("deploy.unit", "")): each
         for each in all_objects(cluster_plan("mi355x-tp4x2", HOST_PATH))
     }
     args = container(unwatched, "gateway")["args"]

@@ -16,8 +16,8 @@ from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.docker.container import (
-    PART,
     RUN_DIR,
+    UNIT,
     container_labels,
     docker_run_line,
     render,
@@ -126,7 +126,7 @@ def test_servers_whose_gateway_was_not_started_are_told_with_the_plan_of_their_r
 
 
 def test_a_label_that_no_start_writes_makes_no_server(plan: Plan, tmp_path: Path) -> None:
-    assert runtime(tmp_path, labels_of(plan, tmp_path) | {PART: "replica-zwei"}).find() == ()
+    assert runtime(tmp_path, labels_of(plan, tmp_path) | {UNIT: "replica-zwei"}).find() == ()
 
 
 def test_servers_of_another_start_keep_their_name(plan: Plan, pair: Artifacts, tmp_path: Path) -> None:
