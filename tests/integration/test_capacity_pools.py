@@ -1,7 +1,7 @@
 """The capacity that is computed beforehand, against the pools that real sglang 0.5.14 makes on this machine's CPU.
 
 A CPU's share of memory is the machine's at that moment: compared is what sglang makes of the bytes that were left, and
-what its pools take. GPUs are compared in tests/unit/plan/test_what_fits.py, by their logs, and in tests/gpu.
+what its pools take. GPUs are compared in tests/unit/plan/test_capacity_fit.py, by their logs, and in tests/gpu.
 """
 
 import json

@@ -60,7 +60,7 @@ def test_state(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form, (_, state) in FORMS.items() if state == "needed"])
-def test_what_is_needed_applies_and_is_ours_afterwards(tmp_path: Path, form: str) -> None:
+def test_needed_patch_is_applied(tmp_path: Path, form: str) -> None:
     (tmp_path / "fused_metadata_copy.cuh").write_text(FORMS[form][0])
 
     applier.apply([GUARD], {"sglang": tmp_path})

@@ -23,18 +23,18 @@ def faults(root: Path) -> list[str]:
     return [f"{problem.location}: {problem.message}" for problem in caught.value.problems]
 
 
-def test_a_ledger_is_read_once_a_process(ledger: Path) -> None:
+def test_ledger_is_cached_per_process(ledger: Path) -> None:
     """A plan, its image and the checkpoint's overlay each ask for it."""
     assert read_ledger(Catalog((ledger,))) is read_ledger(Catalog((ledger,)))
 
 
-def test_the_ledger_that_ships_is_valid() -> None:
+def test_shipped_ledger_is_valid() -> None:
     assert [patch.id for patch in read_ledger(Catalog.shipped())] == sorted(
         path.parent.name for path in (data_root() / "patches").glob("*/patch.yaml")
     )
 
 
-def test_faults_of_all_patches_are_shown_at_once_with_their_lines(ledger: Path) -> None:
+def test_problems_of_all_patches_are_reported_with_lines(ledger: Path) -> None:
     guard = ledger / "patches/rocm-cuda-runtime-guard/patch.yaml"
     guard.write_text(guard.read_text().replace("min_speculative_steps: 4", "min_speculative_stepz: 4"))
     topk = ledger / "patches/dsa-topk-v2-off/patch.yaml"
@@ -48,13 +48,13 @@ def test_faults_of_all_patches_are_shown_at_once_with_their_lines(ledger: Path) 
     assert any("patches/dsa-topk-v2-off/patch.yaml:" in line and "is not a range of versions" in line for line in found)
 
 
-def test_a_diff_that_is_named_has_to_be_there(ledger: Path) -> None:
+def test_missing_diff_file_is_rejected(ledger: Path) -> None:
     (ledger / "patches/rocm-cuda-runtime-guard/rocm-cuda-runtime-guard.patch").unlink()
 
     assert any("names a diff that does not exist" in line for line in faults(ledger))
 
 
-def test_a_patch_that_was_copied_and_not_renamed_is_refused_with_both_places(ledger: Path) -> None:
+def test_duplicate_patch_id_is_rejected_with_both_locations(ledger: Path) -> None:
     shutil.copytree(ledger / "patches/dsa-topk-v2-off", ledger / "patches/topk-for-others")
 
     assert (
@@ -63,7 +63,7 @@ def test_a_patch_that_was_copied_and_not_renamed_is_refused_with_both_places(led
     )
 
 
-def test_a_patch_is_called_as_its_folder(ledger: Path) -> None:
+def test_patch_id_must_match_directory_name(ledger: Path) -> None:
     (ledger / "patches/dsa-topk-v2-off").rename(ledger / "patches/topk")
 
     assert "patches/topk/patch.yaml:1: patch `dsa-topk-v2-off` is in a folder with another name" in faults(ledger)
@@ -81,14 +81,14 @@ def test_a_patch_is_called_as_its_folder(ledger: Path) -> None:
         ("match: '^class ", "left_out: '^class ", "`left_out` needs `defines`"),
     ],
 )
-def test_what_a_patch_names_has_to_exist(ledger: Path, written: str, instead: str, fault: str) -> None:
+def test_invalid_reference_in_patch_is_rejected(ledger: Path, written: str, instead: str, fault: str) -> None:
     file = ledger / "patches/mtp-shared-expert-exclude/patch.yaml"
     file.write_text(file.read_text().replace(written, instead))
 
     assert any(fault in line for line in faults(ledger))
 
 
-def test_a_diff_without_a_probe_that_tells_it_is_applied_is_refused(ledger: Path) -> None:
+def test_diff_without_present_probe_is_rejected(ledger: Path) -> None:
     file = ledger / "patches/rocm-cuda-runtime-guard/patch.yaml"
     text = file.read_text()
     file.write_text(f"{text[: text.index('  present:')]}  present: []\n{text[text.index('apply:') :]}")

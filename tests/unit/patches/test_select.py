@@ -37,41 +37,41 @@ def carried(asked: PatchFacts) -> list[str]:
         ("0.5.23", []),
     ],
 )
-def test_versions_decide_what_a_plan_expects_and_not_what_it_carries(version: str, needed: list[str]) -> None:
+def test_engine_version_decides_expected_but_not_included_patches(version: str, needed: list[str]) -> None:
     assert expected(facts(version)) == needed
     assert carried(facts(version)) == [
         "dsa-topk-v2-off", "eagle-verify-broadcast", "mtp-shared-expert-exclude", "rocm-cuda-runtime-guard",
     ]  # fmt: skip
 
 
-def test_what_is_not_expected_says_so_and_sets_no_variable() -> None:
+def test_unexpected_patch_has_reason_and_sets_no_variable() -> None:
     topk = next(use for use in select_patches(LEDGER, facts("0.5.14")) if use.id == "dsa-topk-v2-off")
     assert topk.reason == "sglang 0.5.14 is not in `>=0.5.15,<0.5.16` (sgl-project/sglang#30506)"
     assert patch_env(LEDGER, [topk]) == ()
 
 
-def test_the_guard_is_carried_only_for_draft_depths_that_reach_the_kernel() -> None:
+def test_guard_requires_at_least_four_draft_steps() -> None:
     assert "rocm-cuda-runtime-guard" in carried(facts("0.5.14", steps=4))
     assert "rocm-cuda-runtime-guard" not in carried(facts("0.5.14", steps=3))
 
 
-def test_without_speculation_there_is_no_draft_model_to_mend() -> None:
+def test_no_draft_model_patch_without_speculation() -> None:
     assert carried(facts("0.5.14", steps=None)) == ["dsa-topk-v2-off"]
 
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])
-def test_other_platforms_carry_nothing(platform: str) -> None:
+def test_other_platforms_get_no_patches(platform: str) -> None:
     assert select_patches(LEDGER, facts("0.5.14", platform=platform)) == ()
 
 
-def test_an_environment_patch_sets_its_variable_with_its_origin() -> None:
+def test_environment_patch_sets_variable_with_source() -> None:
     (variable,) = patch_env(LEDGER, select_patches(LEDGER, facts("0.5.15.post1")))
 
     assert (variable.name, variable.value) == ("SGLANG_OPT_USE_TOPK_V2", "false")
     assert variable.source == "InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh"
 
 
-def test_a_table_leads_aiter_to_itself_only_where_it_was_given() -> None:
+def test_table_patch_sets_variable_only_with_table() -> None:
     without, given = select_patches(LEDGER, facts("0.5.16")), select_patches(LEDGER, facts("0.5.16", table="ab" * 32))
 
     assert "no input `moe-table`" in without[0].reason

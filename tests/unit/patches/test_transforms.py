@@ -28,7 +28,7 @@ def added(given: dict[str, Any], made: Transformed) -> list[str]:
     return after[len(before) :]
 
 
-def test_modules_of_the_draft_model_itself_lose_the_layer_and_those_of_its_decoder_get_another() -> None:
+def test_excluded_layer_names_are_mapped_to_draft_model() -> None:
     given = config("lm_head", "model.layers.78.eh_proj", "model.layers.78.mlp.shared_experts.up_proj")
 
     expanded = expand_exclude(given, MXFP4_EXPERTS)
@@ -37,13 +37,13 @@ def test_modules_of_the_draft_model_itself_lose_the_layer_and_those_of_its_decod
 
 
 @pytest.mark.parametrize("name", ["eh_proj", "enorm", "hnorm", "shared_head.norm"])
-def test_every_own_module_of_the_draft_model(name: str) -> None:
+def test_top_level_draft_module_names_lose_the_layer(name: str) -> None:
     given = config(f"model.layers.78.{name}")
 
     assert added(given, expand_exclude(given, {})) == [f"model.{name}"]
 
 
-def test_the_fused_experts_are_named_where_the_checkpoint_holds_them_in_bf16() -> None:
+def test_fused_experts_are_excluded_only_for_bf16_experts() -> None:
     """Not where only the list says so: entries of single experts do not match the fused module."""
     single, other = config("model.layers.78.mlp.experts.0.gate_proj"), config("model.layers.78.eh_proj")
 
@@ -52,13 +52,13 @@ def test_the_fused_experts_are_named_where_the_checkpoint_holds_them_in_bf16() -
     assert "model.decoder.mlp.experts" not in added(single, expand_exclude(single, MXFP4_EXPERTS))
 
 
-def test_the_layer_is_the_one_after_the_last_of_the_model() -> None:
+def test_mtp_layer_follows_last_model_layer() -> None:
     given = config("model.layers.61.eh_proj", "model.layers.6.mlp.gate", "model.layers.610.mlp.gate", layers=61)
 
     assert added(given, expand_exclude(given, {})) == ["model.eh_proj"]
 
 
-def test_twice_is_once_and_the_config_given_is_left_alone() -> None:
+def test_transform_is_idempotent_and_keeps_its_input() -> None:
     given = config("model.layers.78.eh_proj", "model.layers.78.mlp.experts.0.up_proj")
     before = copy.deepcopy(given)
 
@@ -69,7 +69,7 @@ def test_twice_is_once_and_the_config_given_is_left_alone() -> None:
     assert twice.config is once.config
 
 
-def test_schemes_of_single_layers_are_repeated_too() -> None:
+def test_layer_quantization_schemes_are_copied_to_draft_names() -> None:
     scheme = {"weight": {"dtype": "fp8_e4m3"}}
     given = config("model.layers.78.eh_proj", layer_quant_config={"model.layers.78.self_attn.*": scheme})
 
@@ -90,7 +90,7 @@ def test_schemes_of_single_layers_are_repeated_too() -> None:
         ),
     ],
 )
-def test_nothing_to_do_is_said(given: dict[str, Any], reason: str) -> None:
+def test_unchanged_config_has_a_reason(given: dict[str, Any], reason: str) -> None:
     expanded = expand_exclude(given, BF16_EXPERTS)
 
     assert expanded.config is given
@@ -110,7 +110,7 @@ def test_nothing_to_do_is_said(given: dict[str, Any], reason: str) -> None:
         ("*layers.780.*", []),
     ],
 )
-def test_patterns_are_repeated_as_they_are(entry: str, names: list[str]) -> None:
+def test_exclude_patterns_are_translated_to_draft_names(entry: str, names: list[str]) -> None:
     given = config("model.layers.78.input_layernorm", entry)
     first = "model.decoder.input_layernorm"
     assert added(given, expand_exclude(given, {})) == [first, *names]

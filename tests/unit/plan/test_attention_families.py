@@ -49,7 +49,7 @@ def cache(profile: str, *overrides: str) -> KvCache:
         ("mi355x-gpt-oss-120b-tp8", (FP8, "layout.tp=1"), 18_432 * 1.8),
     ],
 )
-def test_a_token_of_each_family(profile: str, overrides: tuple[str, ...], token: int) -> None:
+def test_token_bytes_of_each_attention_family(profile: str, overrides: tuple[str, ...], token: int) -> None:
     assert cache(profile, *overrides).token_bytes == pytest.approx(token, abs=1)
 
 
@@ -62,9 +62,7 @@ def test_a_token_of_each_family(profile: str, overrides: tuple[str, ...], token:
         ("0.5.22", ("flags.enable-hierarchical-cache=true",), 21),
     ],
 )
-def test_layers_that_share_an_indexer_store_no_keys_since_0_5_18(
-    version: str, flags: tuple[str, ...], owners: int
-) -> None:
+def test_shared_indexer_layers_store_no_keys_since_0_5_18(version: str, flags: tuple[str, ...], owners: int) -> None:
     engine = (f"engine.version={version}", "engine.image=rocm/sgl-dev:mine", "flags.dsa-prefill-backend=tilelang")
     found = cache("mi355x-glm-5.3-tp8", *engine, "flags.dsa-decode-backend=tilelang", *flags)
     assert found.token_bytes == 79 * 576 + (owners + 1) * 132
@@ -80,13 +78,13 @@ def test_layers_that_share_an_indexer_store_no_keys_since_0_5_18(
         ("mi355x-glm-5.3-flash-tp1x8", ("flags.mamba-ssm-dtype=bfloat16",), 76.3),
     ],
 )
-def test_a_state_of_linear_attention(profile: str, overrides: tuple[str, ...], megabytes: float) -> None:
+def test_state_bytes_of_linear_attention(profile: str, overrides: tuple[str, ...], megabytes: float) -> None:
     requests = cache(profile, *overrides).requests
     assert requests is not None
     assert requests.each / 1e6 == pytest.approx(megabytes, abs=0.06)
 
 
-def test_states_limit_the_requests_of_a_small_pool() -> None:
+def test_linear_attention_states_limit_concurrent_requests() -> None:
     """147.6 MB each: 0.9 / 1.9 of 77 GB hold 5 for each request, and 3 more while it drafts."""
     found = capacity("mi355x-glm-5.3-flash-tp1x8", "flags.max-running-requests=64")
     assert found.cache is not None
@@ -102,14 +100,14 @@ def test_states_limit_the_requests_of_a_small_pool() -> None:
     assert replayed.slots > found.cache.requests.slots
 
 
-def test_requests_of_deepseek_v4_take_a_ring_each() -> None:
+def test_deepseek_v4_requests_need_one_ring_each() -> None:
     for drafts, megabytes in ((NO_DRAFTS, 17.8), ((), 30.2)):
         requests = cache("mi355x-deepseek-v4-flash-tp8", *drafts, "flags.max-running-requests=256").requests
         assert requests is not None
         assert requests.bytes / 257 / 1e6 == pytest.approx(megabytes, rel=0.01)
 
 
-def test_windows_of_deepseek_v4_1_are_sized_by_its_requests() -> None:
+def test_deepseek_v4_1_windows_scale_with_max_running_requests() -> None:
     requests = cache("mi355x-deepseek-v4.1-flash-tp2", "flags.chunked-prefill-size=8192").requests
     assert requests is not None
     assert requests.bytes == 8_701_130_496
@@ -132,7 +130,7 @@ def test_windows_of_deepseek_v4_1_are_sized_by_its_requests() -> None:
         ("env.SGLANG_SWA_EVICTION_INTERVAL=4096", None),
     ],
 )
-def test_options_that_size_the_windows_of_deepseek_v4_1_otherwise(flag: str, token_bytes: int | None) -> None:
+def test_options_that_change_deepseek_v4_1_window_size(flag: str, token_bytes: int | None) -> None:
     setting = flag if flag.startswith("env.") else f"flags.{flag}"
     found = capacity("mi355x-deepseek-v4.1-flash-tp2", setting)
     if token_bytes is None:
@@ -143,7 +141,7 @@ def test_options_that_size_the_windows_of_deepseek_v4_1_otherwise(flag: str, tok
         assert found.cache.token_bytes == pytest.approx(token_bytes, abs=1)
 
 
-def test_roles_of_deepseek_v4_1_are_not_sized() -> None:
+def test_deepseek_v4_1_with_roles_has_unknown_capacity() -> None:
     roles = ("prefill.tp=2", "decode.tp=2", "decode.flags.disaggregation-decode-enable-radix-cache=true")
     transfer = ("transfer.backend=mori", "transfer.network=tcp")
     found = capacity("mi355x-deepseek-v4.1-flash-tp2", *(f"layout.{each}" for each in (*roles, *transfer)))
@@ -154,7 +152,7 @@ def test_roles_of_deepseek_v4_1_are_not_sized() -> None:
 @pytest.mark.parametrize(
     "override", ["env.SGLANG_HACK_FLASHMLA_BACKEND=null", "env.SGLANG_HACK_FLASHMLA_BACKEND=tilelang"]
 )
-def test_another_pool_of_deepseek_v4_is_not_sized(override: str) -> None:
+def test_deepseek_v4_with_other_backend_has_unknown_capacity(override: str) -> None:
     found = capacity("mi355x-deepseek-v4-flash-tp8", override)
     assert found.cache is None
     assert "sized only on ROCm with `unified_kv_triton`" in found.unknown[0]
@@ -168,7 +166,7 @@ def test_another_pool_of_deepseek_v4_is_not_sized(override: str) -> None:
         ("model.kv_cache.index_head_dim=128", "needs `index_layers` or `compressed`"),
     ],
 )
-def test_shapes_that_no_model_has(override: str, message: str) -> None:
+def test_impossible_cache_shapes_are_rejected(override: str, message: str) -> None:
     with pytest.raises(ProfileError) as refused:
         load("mi355x-qwen3.5-397b-tp4", overrides=[override])
     assert message in str([problem.message + problem.location for problem in refused.value.problems_or_self()])

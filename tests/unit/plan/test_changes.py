@@ -6,7 +6,7 @@ from orchestrator.plan.diff import render_diff
 from orchestrator.planner.planning import load
 
 
-def test_each_value_that_differs_stands_as_it_is_written() -> None:
+def test_diff_shows_changed_values_as_written() -> None:
     old = load("mi355x-tp8", overrides=["flags.cuda-graph-bs-decode=[1,2]"]).plan
     new = load(
         "mi355x-tp8",
@@ -28,12 +28,12 @@ def test_each_value_that_differs_stands_as_it_is_written() -> None:
     ]
 
 
-def test_equal_plans_have_no_difference() -> None:
+def test_equal_plans_have_empty_diff() -> None:
     plan = load("cpu-tiny").plan
     assert render_diff(plan.to_dict(), plan.to_dict()) == ""
 
 
-def test_a_value_that_is_only_written_elsewhere_is_said_to_be_the_same() -> None:
+def test_diff_reports_that_only_origins_differ() -> None:
     """Its plan has another digest all the same, as `--set` stands behind the value now."""
     old, new = load("cpu-tiny").plan, load("cpu-tiny", overrides=["env.OMP_NUM_THREADS=1"]).plan
     assert old.digest != new.digest

@@ -155,7 +155,7 @@ def ids(plan: Plan) -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "settings", "silent"), CASES, ids=[name for name, _, _ in CASES])
-def test_an_issue_is_told_where_it_was_reported_only(name: str, settings: dict, silent: list[dict]) -> None:  # type: ignore[type-arg]
+def test_known_issue_matches_only_reported_conditions(name: str, settings: dict, silent: list[dict]) -> None:  # type: ignore[type-arg]
     plan = changed(BASE, **settings)
     assert name in ids(plan)
     assert name in ids(as_own(plan))
@@ -165,7 +165,7 @@ def test_an_issue_is_told_where_it_was_reported_only(name: str, settings: dict, 
 OF_A_MODEL = [issue for issue in ALL if issue.match.architectures or issue.match.sparse_attention is not None]
 
 
-def test_a_model_of_another_kind_under_a_known_name_meets_no_issue_of_that_model() -> None:
+def test_model_name_alone_never_matches_a_known_issue() -> None:
     """The name decides nothing: a Llama called `glm-5.2-mxfp4` or `deepseek-v3.2`."""
     assert len(OF_A_MODEL) >= 25
     llama = plan_of("cpu-tiny").model
@@ -176,14 +176,14 @@ def test_a_model_of_another_kind_under_a_known_name_meets_no_issue_of_that_model
             assert not ids(own) & {issue.id for issue in OF_A_MODEL}, name
 
 
-def test_deepseek_v3_2_meets_the_issues_of_the_sparse_indexer_and_none_of_glm() -> None:
+def test_deepseek_v3_2_matches_indexer_but_not_glm_issues() -> None:
     model = replace(BASE.model, name="house", architecture="DeepseekV32ForCausalLM")
     plan = replace(changed(BASE, version="0.5.18", dp_attention=True, **DECODE), model=model)
     assert {"indexer-logits-2-gib", "dp-attention-mtp-topk", "dsa-dp-attention-hang-unfixed"} <= ids(plan)
     assert not {"pd-decode-graph-choice", "mixed-load-gpu-fault", "mi300x-overlap-segfault"} & ids(plan)
 
 
-def test_each_issue_has_an_id_of_its_own_and_a_case_here_or_in_its_older_test() -> None:
+def test_known_issue_ids_are_unique_and_tested() -> None:
     older = {
         "topk-v2-without-header", "glm-mxfp4-unmapped", "rope-dimension-clobbered", "gfx950-block-fp8-miscompiled",
         "prefill-131072-out-of-memory", "mxfp4-without-gfx950", "nvfp4-on-rocm", "attention-fp8-by-rows",
@@ -197,7 +197,7 @@ def test_each_issue_has_an_id_of_its_own_and_a_case_here_or_in_its_older_test() 
 
 
 @pytest.mark.parametrize("issue", ALL, ids=lambda issue: issue.id)
-def test_a_text_is_short_and_says_how_sure_it_is(issue: KnownIssue) -> None:
+def test_known_issue_text_is_short_and_has_confidence(issue: KnownIssue) -> None:
     assert max(len(issue.summary), len(issue.hint)) <= 240
     assert issue.confidence in {"high", "medium", "low"}
     assert issue.checked.startswith("2026-11")
@@ -210,7 +210,7 @@ def test_a_text_is_short_and_says_how_sure_it_is(issue: KnownIssue) -> None:
         ("mori|nixl", "nixl", True), ("mori|nixl", "mooncake", False), ("false", "False", True),
     ],
 )  # fmt: skip
-def test_a_condition_of_a_value(wanted: str, value: str, fits: bool) -> None:
+def test_value_conditions_match_numbers_and_alternatives(wanted: str, value: str, fits: bool) -> None:
     plan = changed(BASE, flags={"x": value})
     assert matches(IssueConditions(flags={"x": wanted}), plan) is fits
     assert matches(IssueConditions(without_flags={"x": wanted}), plan) is not fits
@@ -218,13 +218,13 @@ def test_a_condition_of_a_value(wanted: str, value: str, fits: bool) -> None:
 
 
 @pytest.mark.parametrize("profile", ["mi355x-tp8", "mi355x-tp4dp2"])
-def test_the_default_profiles_are_warned_of_what_their_layout_meets(profile: str) -> None:
+def test_default_profiles_warn_of_their_known_issues(profile: str) -> None:
     told = {warning.id for warning in load(profile).plan.warnings}
     assert {"draft-ranks-diverge", "graph-capture-race", "indexer-logits-2-gib-unknown"} <= told
     assert "cold-kernel-cache" not in told  # the watchdog of the recipe waits for half an hour
 
 
-def test_a_profile_without_a_watchdog_of_its_own_waits_for_cold_kernels() -> None:
+def test_missing_watchdog_timeout_warns_of_cold_kernels() -> None:
     plan = load("mi355x-tp8", overrides=["flags.watchdog-timeout=null"]).plan
     assert plan.flag("watchdog-timeout") is None
     assert "cold-kernel-cache" in {warning.id for warning in plan.warnings}

@@ -28,11 +28,11 @@ def on(plan: Plan, version: str) -> Plan:
 
 
 @pytest.mark.parametrize("profile", ["mi355x-tp8", "mi355x-tp4dp2", "b200-tp8", "cpu-tiny"])
-def test_the_shipped_profiles_are_good(profile: str) -> None:
+def test_shipped_profiles_have_no_blocking_issue(profile: str) -> None:
     assert ids(plan_of(profile)) == set()
 
 
-def test_dp_attention_on_rocm_in_the_versions_it_was_reported_for() -> None:
+def test_dp_attention_on_rocm_is_blocked_for_reported_versions() -> None:
     plan = plan_of("mi355x-tp8")
     spread = replace(plan, layout=replace(plan.layout, dp=8, dp_attention=True))
     assert "dsa-dp-attention-hang" in ids(on(spread, "0.5.14"))
@@ -43,7 +43,7 @@ def test_dp_attention_on_rocm_in_the_versions_it_was_reported_for() -> None:
     assert "dsa-dp-attention-hang" not in ids(on(cuda, "0.5.14"))
 
 
-def test_storage_in_files_of_one_token() -> None:
+def test_file_storage_with_page_size_one_warns() -> None:
     def warned(*flags: str) -> bool:
         tiers = ("flags.enable-hierarchical-cache=true", "flags.hicache-storage-backend=file", *flags)
         plan = plan_of("mi300x-qwen3-coder-tp8", *tiers)
@@ -54,13 +54,13 @@ def test_storage_in_files_of_one_token() -> None:
     assert not warned("flags.page-size=1", "flags.hicache-storage-backend=mooncake")
 
 
-def test_a_variable_that_makes_it_good_is_looked_for() -> None:
+def test_workaround_variable_prevents_known_issue() -> None:
     plan = on(plan_of("mi355x-tp8"), "0.5.15.post1")
     kept = tuple(variable for variable in plan.env if variable.name != "SGLANG_OPT_USE_TOPK_V2")
     assert "topk-v2-without-header" in ids(replace(plan, env=kept))
 
 
-def test_values_of_flags_and_dates_of_images() -> None:
+def test_known_issues_match_flag_values_and_image_dates() -> None:
     plan = plan_of("mi355x-tp8", flags=(flag("chunked-prefill-size", "131072"), flag("mem-fraction-static", "0.85")))
     assert "prefill-131072-out-of-memory" in ids(plan)
     lower = replace(plan, flags=(flag("chunked-prefill-size", "131072"), flag("mem-fraction-static", "0.80")))
@@ -80,13 +80,13 @@ def test_mxfp4_has_no_kernels_before_gfx950(quantization: str) -> None:
 
 
 @pytest.mark.parametrize("profile", ["mi300x-tp8", "mi355x-tp8-current", "b200-tp8"])
-def test_nvfp4_is_for_nvidia(profile: str) -> None:
+def test_nvfp4_is_blocked_on_rocm(profile: str) -> None:
     plan = plan_of(profile)
     nvfp4 = replace(plan, model=replace(plan.model, quantization="nvfp4"))
     assert ids(nvfp4) - ids(plan) == (set() if profile == "b200-tp8" else {"nvfp4-on-rocm"})
 
 
-def test_a_refusal_names_its_source_and_the_way_around() -> None:
+def test_blocking_issue_names_source_and_override() -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true"])
     (problem,) = caught.value.problems
@@ -105,20 +105,20 @@ def test_a_refusal_names_its_source_and_the_way_around() -> None:
         ("/data/glm-5.2-attnfp8", "0.5.14", True),
     ],
 )
-def test_a_checkpoint_is_told_by_where_it_comes_from(location: str, version: str, bad: bool) -> None:
+def test_known_issue_matches_checkpoint_path(location: str, version: str, bad: bool) -> None:
     plan = on(plan_of("mi355x-tp8"), version)
     source = replace(plan.model.checkpoint, path=location)
     assert ("attention-fp8-by-rows" in ids(replace(plan, model=replace(plan.model, checkpoint=source)))) is bad
 
 
-def test_a_refusal_names_the_key_that_is_known_bad() -> None:
+def test_blocking_issue_names_the_offending_key() -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8", overrides=["flags.chunked-prefill-size=131072", "flags.mem-fraction-static=0.85"])
     (problem,) = caught.value.problems
     assert problem.location == "--set flags.chunked-prefill-size"
 
 
-def test_a_report_that_the_user_accepts_is_not_raised() -> None:
+def test_allowed_issue_does_not_block() -> None:
     plan = plan_of("mi355x-tp8")
     spread = replace(plan, layout=replace(plan.layout, dp=8, dp_attention=True))
     assert blocking_issues(REPORTS, on(spread, "0.5.14"), allowed=["dsa-dp-attention-hang"]) == ()
@@ -136,7 +136,7 @@ def test_a_report_that_the_user_accepts_is_not_raised() -> None:
         "{id: x, summary: w, source: s, instead: i, match: {}}",
     ],
 )
-def test_a_report_that_is_not_well_formed_is_refused_at_its_line(entry: str, tmp_path: Path) -> None:
+def test_malformed_known_issue_is_rejected_with_its_line(entry: str, tmp_path: Path) -> None:
     path = tmp_path / "profiles/known_issues/blocked.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(f"blocked:\n\n  - {entry}\n")
@@ -146,7 +146,7 @@ def test_a_report_that_is_not_well_formed_is_refused_at_its_line(entry: str, tmp
     assert caught.value.problems[0].location == "profiles/known_issues/blocked.yaml:3"
 
 
-def test_the_names_of_models_are_no_condition_any_more(tmp_path: Path) -> None:
+def test_model_name_condition_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "profiles/known_issues/own.yaml"
     path.parent.mkdir(parents=True)
     entry = "id: x, summary: w, source: s 1, hint: h, confidence: low, checked: 2026-11, match: {models: [glm-5*]}"
@@ -156,14 +156,14 @@ def test_the_names_of_models_are_no_condition_any_more(tmp_path: Path) -> None:
     assert "did you mean `architectures`?" in caught.value.problems[0].hint
 
 
-def test_every_report_has_a_source_and_a_condition() -> None:
+def test_every_blocking_issue_has_source_and_condition() -> None:
     assert len({report.id for report in REPORTS}) == len(REPORTS)
     assert all(report.match.model_fields_set and re.search(r"\d", report.source) for report in REPORTS)
 
 
 @pytest.mark.parametrize("chunk", ["131072", "131_072", "+131072", "0131072", "262144"])
 @pytest.mark.parametrize("fraction", [".85", "8.5e-1", "0.850", "0.9"])
-def test_a_reported_value_is_met_however_it_is_written(chunk: str, fraction: str) -> None:
+def test_blocked_value_matches_in_any_notation(chunk: str, fraction: str) -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8", overrides=[f"flags.chunked-prefill-size={chunk}", f"flags.mem-fraction-static={fraction}"])
     assert any("run out of memory" in problem.message for problem in caught.value.problems)
@@ -172,7 +172,7 @@ def test_a_reported_value_is_met_however_it_is_written(chunk: str, fraction: str
 @pytest.mark.parametrize(
     ("chunk", "fraction"), [("131072", "0.80"), ("131072", ".8"), ("32768", "0.85"), ("-1", "0.85")]
 )
-def test_a_value_beside_the_reported_one_is_planned(chunk: str, fraction: str) -> None:
+def test_value_outside_reported_range_is_planned(chunk: str, fraction: str) -> None:
     load("mi355x-tp8", overrides=[f"flags.chunked-prefill-size={chunk}", f"flags.mem-fraction-static={fraction}"])
 
 
@@ -184,12 +184,12 @@ def told(profile: str, *overrides: str) -> set[str]:
     return {warning.id for warning in load(profile, overrides=overrides).plan.warnings}
 
 
-def test_the_published_profiles_keep_the_fusion_and_tell_what_it_may_cost() -> None:
+def test_published_profiles_keep_fusion_and_warn_of_hangs() -> None:
     assert told("mi355x-tp8") == told("mi355x-tp4dp2") == {"custom-all-reduce-hang", "speculation-is-greedy"} | FIELD
     assert told("b200-tp8") == told("cpu-tiny") == set()
 
 
-def test_two_settings_that_contradict_each_other_are_told() -> None:
+def test_contradictory_settings_produce_warnings() -> None:
     assert told("mi355x-tp8", "flags.disable-custom-all-reduce=true") == {
         "fusion-without-custom-all-reduce", "speculation-is-greedy", *FIELD,
     }  # fmt: skip
@@ -203,7 +203,7 @@ def test_two_settings_that_contradict_each_other_are_told() -> None:
     assert told("mi355x-tp8", *both) == {"speculation-is-greedy"} | FIELD
 
 
-def test_temperature_is_ignored_until_0_5_20_and_only_with_speculation() -> None:
+def test_greedy_speculation_warns_only_before_0_5_20() -> None:
     newer = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
     assert "speculation-is-greedy" in told("mi355x-tp8-july")
     assert "speculation-is-greedy" not in told("mi355x-tp8", *newer)
@@ -213,14 +213,14 @@ def test_temperature_is_ignored_until_0_5_20_and_only_with_speculation() -> None
     assert told("mi355x-tp8", *without) == FIELD - {"draft-ranks-diverge"}
 
 
-def test_a_hazard_stands_in_the_rendered_command() -> None:
+def test_warning_appears_in_rendered_script() -> None:
     script = server_script(render_artifacts(load("mi355x-tp8").plan))
     assert "# warning speculation-is-greedy: requests are decoded greedily" in script
     assert "# hint: if the server hangs, `--set flags.disable-custom-all-reduce=true`" in script
     assert max(map(len, script.splitlines())) <= 140
 
 
-def test_every_hazard_has_a_source_a_condition_and_a_way_out() -> None:
+def test_every_warning_has_source_condition_and_hint() -> None:
     assert len({warning.id for warning in SHIPPED.warnings}) == len(SHIPPED.warnings)
     assert all(warning.match.model_fields_set for warning in SHIPPED.warnings)
     assert all(re.search(r"\d", warning.source) and warning.hint for warning in SHIPPED.warnings)

@@ -18,7 +18,7 @@ max_total_num_tokens=6268187, max_running_requests=48
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.logged])
-def test_what_is_computed_is_what_a_gpu_logged(name: str, tmp_path: Path) -> None:
+def test_computed_capacity_matches_gpu_log(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     assert family.logged is not None
     cache = family.computed(tmp_path, family.logged)
@@ -27,5 +27,5 @@ def test_what_is_computed_is_what_a_gpu_logged(name: str, tmp_path: Path) -> Non
     assert (cache.requests.slots if cache.requests else 0) == pytest.approx(family.logged.slots or 0, rel=0.02)
 
 
-def test_the_log_is_read_up_to_the_pools() -> None:
+def test_log_is_parsed_up_to_cache_allocation() -> None:
     assert read_log(LOG) == Logged(139.09, 136.87, 6268187, 780) == FAMILIES["gdn-drafts"].logged

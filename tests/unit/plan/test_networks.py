@@ -18,7 +18,7 @@ def variables(profile: str, *overrides: str) -> dict[str, EnvVar]:
 
 
 @pytest.mark.parametrize("name", ["ainic", "thor2", "connectx"])
-def test_ranks_on_several_nodes_get_the_environment_of_their_nics(name: str) -> None:
+def test_multi_node_ranks_get_nic_environment(name: str) -> None:
     found = variables("mi355x-tp8", *WIDE, f"hardware.network={name}", "env.NCCL_IB_TIMEOUT=22")
     for variable, setting in NETWORKS[name].rccl_env.items():
         assert (found[variable].value == setting.value) == (variable != "NCCL_IB_TIMEOUT")
@@ -32,7 +32,7 @@ def test_one_node_needs_no_environment_for_nics() -> None:
     assert "NCCL_NET_PLUGIN" not in variables("mi355x-tp8", "hardware.network=ainic")
 
 
-def test_an_unknown_network_is_named_with_its_location() -> None:
+def test_unknown_network_is_rejected_with_location() -> None:
     with pytest.raises(ProfileError, match="no network `aini` found") as raised:
         plan_of("mi355x-tp8", "hardware.network=aini")
     assert (raised.value.location, raised.value.hint) == ("--set hardware.network", "did you mean `ainic`?")
@@ -50,5 +50,5 @@ def test_an_unknown_network_is_named_with_its_location() -> None:
         ("connectx", "28.39.1002", True),  # no bad one is known
     ],
 )
-def test_the_firmware_of_a_nic(name: str, firmware: str, *, good: bool) -> None:
+def test_bad_nic_firmware_is_recognized(name: str, firmware: str, *, good: bool) -> None:
     assert NETWORKS[name].is_good(firmware) is good

@@ -26,7 +26,7 @@ def capacity(profile: str, *overrides: str) -> Capacity:
     return load(profile, overrides=overrides).valid.capacity
 
 
-def test_the_pools_of_a_published_tier_are_as_large_as_reported() -> None:
+def test_host_tier_size_matches_published_measurement() -> None:
     """SemiAnalysisAI/InferenceX#3329: 885 GB for four ranks of `hicache-size` 180, about 3.95 M tokens."""
     found = capacity("mi355x-tp4dp2-tiers").host
     assert found is not None
@@ -34,7 +34,7 @@ def test_the_pools_of_a_published_tier_are_as_large_as_reported() -> None:
     assert found.bytes * 4 == pytest.approx(885e9, rel=0.001)
 
 
-def test_a_ratio_counts_the_device_s_tokens_and_all_their_bytes() -> None:
+def test_hicache_ratio_scales_device_tokens_and_bytes() -> None:
     found = capacity(*TP4, ON, "flags.hicache-ratio=1.5")
     assert found.host is not None
     assert found.cache is not None
@@ -47,7 +47,7 @@ def test_a_ratio_counts_the_device_s_tokens_and_all_their_bytes() -> None:
     assert capacity(*TP4).host is None
 
 
-def test_states_of_linear_attention_are_kept_on_the_host_too() -> None:
+def test_host_tier_includes_linear_attention_states() -> None:
     found = capacity("mi355x-qwen3.5-397b-tp4", ON)
     assert found.host is not None
     assert found.cache is not None
@@ -55,21 +55,21 @@ def test_states_of_linear_attention_are_kept_on_the_host_too() -> None:
     assert found.host.bytes > 2 * found.cache.requests.bytes > 0
 
 
-def test_the_memory_of_a_server_has_the_tier_of_each_rank() -> None:
+def test_host_memory_includes_tier_of_each_rank() -> None:
     without, with_tier = plan(*TP4), plan(*TP4, ON, "flags.hicache-size=180")
     more = host_needs(with_tier).memory - host_needs(without).memory
     assert more == 4 * with_tier.host_cache_bytes == pytest.approx(885e9, rel=0.001)
     assert host_needs(with_tier).max_memory - host_needs(without).max_memory == more
 
 
-def test_a_tier_of_one_role_is_its_servers_alone() -> None:
+def test_tier_of_one_role_applies_only_to_that_role() -> None:
     flags = (f"layout.prefill.{ON}", "layout.prefill.flags.hicache-size=180")
     prefill, decode = replica_plans(plan("mi355x-1p1d", *flags, "engine=sglang-0.5.20-rocm"))
     assert prefill.host_cache_bytes > 180 * 10**9
     assert decode.host_cache_bytes == 0
 
 
-def test_a_tier_smaller_than_the_device_s_is_refused_for_the_version_that_does_not_start() -> None:
+def test_host_tier_smaller_than_device_is_rejected_for_0_5_14() -> None:
     """sglang 0.5.14 asserts that it is larger; later versions warn."""
     old = (TP4[1], ON, "flags.hicache-size=20", "engine=sglang-0.5.14-rocm")
     with pytest.raises(ProfileError, match="cannot plan") as error:
@@ -94,7 +94,7 @@ def outlook(
     return told
 
 
-def test_a_tier_helps_between_the_device_s_size_and_its_own() -> None:
+def test_tier_helps_when_reuse_distance_exceeds_device_cache() -> None:
     inside = outlook(4000, 40_000, prefixes=16)
     assert inside.helps
     assert 4000 < inside.reuse_distance < 40_000
@@ -110,12 +110,12 @@ def test_a_tier_helps_between_the_device_s_size_and_its_own() -> None:
     assert (new.helps, new.reason) == (False, "no token is reused")
 
 
-def test_more_prefixes_than_are_simulated_are_further_apart() -> None:
+def test_reuse_distance_scales_beyond_simulated_prefixes() -> None:
     few, many = outlook(4000, None, prefixes=1000), outlook(4000, None, prefixes=10_000)
     assert many.reuse_distance == pytest.approx(10 * few.reuse_distance, rel=0.01)
 
 
-def test_a_tier_that_costs_more_than_it_saves_does_not_help() -> None:
+def test_tier_with_negative_savings_does_not_help() -> None:
     assert PUBLISHED.break_even == pytest.approx(13.6, abs=0.1)
     dear = outlook(4000, 40_000, prefixes=16, costs=PUBLISHED)
     assert not dear.helps
@@ -135,7 +135,7 @@ def test_a_tier_that_costs_more_than_it_saves_does_not_help() -> None:
         ({"enable_hierarchical_cache": True, "hicache_ratio": 4.0, "hicache_storage_backend": "file"}, None),
     ],
 )
-def test_what_a_server_keeps_in_all_its_tiers(given: dict[str, object], kept: int | None) -> None:
+def test_server_info_counts_tokens_of_all_tiers(given: dict[str, object], kept: int | None) -> None:
     info = read_server_info({"version": "0.5.16", "page_size": 1, "max_total_num_tokens": 1000, **given})
     assert info is not None
     assert (info.cache_tokens, info.kept_tokens) == (1000, kept)

@@ -35,35 +35,35 @@ def row(profile: str, key: str, *overrides: str) -> Explained:
         ("env.SGLANG_USE_AITER.value=0", "SGLANG_USE_AITER", "0"),
     ],
 )
-def test_whichever_leaf_of_a_setting_is_set_it_is_the_users(override: str, name: str, value: str) -> None:
+def test_overriding_any_part_of_a_setting_sets_user_origin(override: str, name: str, value: str) -> None:
     found = setting(load("mi355x-tp8", overrides=[override]).plan, name)
     assert (found.values if isinstance(found, Flag) else (found.value,)) == (value,)
     section = override.partition(".")[0]
     assert (found.origin, found.source) == ("user", f"--set {section}.{name}")
 
 
-def test_an_origin_that_comes_after_the_value_is_the_users_too() -> None:
+def test_override_cannot_forge_published_origin() -> None:
     forged = ["flags.kv-cache-dtype=auto", "flags.kv-cache-dtype.origin=published", "flags.kv-cache-dtype.source=wafer"]
     assert setting(load("mi355x-tp8", overrides=forged).plan, "kv-cache-dtype").origin == "user"
 
 
-def test_the_layout_is_explained_as_the_users_where_it_is_set() -> None:
+def test_overridden_layout_has_user_origin() -> None:
     assert row("mi355x-tp4dp2", "layout.tp", "layout.tp.value=2", "flags.context-length=131072").origin == "user"
     assert row("mi355x-tp4dp2", "layout.tp").origin == "published"
 
 
-def test_a_fact_that_is_set_is_not_the_data_sheets_any_more() -> None:
+def test_overridden_hardware_fact_has_user_origin() -> None:
     assert "data sheet" in row("mi355x-tp8", "hardware.vram").source
     mine = row("mi355x-tp8", "hardware.vram", "hardware.vram=512GiB")
     assert (mine.origin, mine.source) == ("user", "--set hardware.vram")
 
 
-def test_the_source_of_a_files_facts_is_not_set() -> None:
+def test_source_of_catalog_entry_cannot_be_overridden() -> None:
     with pytest.raises(ProfileError, match="source of a file's facts is not set"):
         load("mi355x-tp8", overrides=["hardware.source=wafer.ai"])
 
 
-def test_a_layer_does_not_add_its_words_to_the_value_of_another(tmp_path: Path) -> None:
+def test_origin_without_value_is_rejected(tmp_path: Path) -> None:
     """A setting without a value would otherwise lend its origin to the value below."""
     path = tmp_path / "mine.yaml"
     path.write_text(PARTS + "flags:\n  reasoning-parser: {origin: published, source: wafer.ai}\n")
@@ -72,7 +72,7 @@ def test_a_layer_does_not_add_its_words_to_the_value_of_another(tmp_path: Path) 
     assert [problem.message for problem in caught.value.problems] == ["`flags.reasoning-parser.value` is missing"]
 
 
-def test_the_depth_and_the_algorithm_of_speculation_were_not_published() -> None:
+def test_speculation_settings_are_not_marked_published() -> None:
     """wafer.ai/blog/glm52-amd names no algorithm, and 5/1/6 only as what z-ai suggests."""
     for profile in ("mi355x-tp8", "mi355x-tp4dp2"):
         plan = load(profile).plan
@@ -85,7 +85,7 @@ QUOTES = {entry.source: entry.quotes for entry in entries_of_kind(load_all_publi
 
 
 @pytest.mark.parametrize("name", profile_names(Catalog.shipped()))
-def test_a_published_value_has_a_quote_that_states_it_for_this_layout(name: str) -> None:
+def test_every_published_value_has_a_quote_for_its_layout(name: str) -> None:
     loaded = load(name)
     published = [row for row in explained(loaded) if row.origin == "published"]
     unproven = [
@@ -102,7 +102,7 @@ def test_a_published_value_has_a_quote_that_states_it_for_this_layout(name: str)
     )
 
 
-def test_a_quote_contains_the_values_that_it_states() -> None:
+def test_quote_text_contains_its_values() -> None:
     for quote in (quote for quotes in QUOTES.values() for quote in quotes):
         assert quote.about or quote.values
         for key, value in quote.values.items():
@@ -111,19 +111,19 @@ def test_a_quote_contains_the_values_that_it_states() -> None:
             assert all(text in quote.text for text in [*wanted, "" if value is True else str(value)]), key
 
 
-def test_a_variable_called_value_is_a_variable() -> None:
+def test_environment_variable_may_be_named_value() -> None:
     assert row("cpu-tiny", "env.value", "env.value=1").value == "1"
     assert row("cpu-tiny", "env.TORCHDYNAMO_DISABLE", "env.value=1").value == "1"
 
 
-def test_a_question_is_one_row_with_its_answer_and_its_origin() -> None:
+def test_question_is_explained_in_one_row() -> None:
     found = next(row for row in explained(load("mi355x-tp8")) if row.key == "model.questions.2")
     assert found.value.startswith("kestrel ← The code word is kestrel. {filler}")
     assert (found.origin, found.source) == ("inferred", "the prompt itself")
     assert re.fullmatch(r"profiles/models/glm-5.2-mxfp4.yaml:\d+", found.place)
 
 
-def test_show_says_that_a_model_without_questions_is_asked_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_reports_model_without_questions(capsys: pytest.CaptureFixture[str]) -> None:
     show("h200-glm-mtp")
     assert "model `glm4-moe-random` has no questions" in capsys.readouterr().out
     show("cpu-tiny")
@@ -131,7 +131,7 @@ def test_show_says_that_a_model_without_questions_is_asked_none(capsys: pytest.C
 
 
 @pytest.mark.parametrize("profile", profile_names())
-def test_an_inferred_value_of_a_shipped_profile_says_why(profile: str) -> None:
+def test_inferred_values_of_shipped_profiles_have_a_reason(profile: str) -> None:
     merged = load(profile).valid.composed.data
     for section in ("flags", "env", "layout"):
         for name, setting in merged.get(section, {}).items():  # type: ignore[union-attr]

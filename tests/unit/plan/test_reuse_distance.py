@@ -62,13 +62,13 @@ def sequences(draw: st.DrawFn) -> list[CacheAccess]:
 
 
 @given(sequences(), st.integers(1, 4), st.integers(0, 80))
-def test_the_hit_rate_is_that_of_an_lru_cache(accesses: list[CacheAccess], page: int, cache: int) -> None:
+def test_hit_rate_equals_that_of_an_lru_cache(accesses: list[CacheAccess], page: int, cache: int) -> None:
     found = hit_rates(accesses, page=page)
     assert found.prompt_tokens == sum(tokens for each in accesses if each.counted for _, tokens in each.prompt)
     assert round(found.at(cache) * found.prompt_tokens, 6) == lru_hits(accesses, cache=cache, page=page)
 
 
-def test_three_prompts_by_hand() -> None:
+def test_reuse_distances_of_three_prompts() -> None:
     """A, B, A with 10 tokens each and 5 of output: A is 25 tokens deep, and its last token is computed again."""
     a, b = ((1, 10),), ((2, 10),)
     found = hit_rates(CacheAccess(prompt=prompt, held=(*prompt, (None, 5))) for prompt in (a, b, a))
@@ -78,7 +78,7 @@ def test_three_prompts_by_hand() -> None:
     assert found.size_for(1.0) == 25
 
 
-def test_a_session_that_moves_between_replicas_finds_less() -> None:
+def test_non_sticky_sessions_have_lower_hit_rate() -> None:
     """Three sessions of growing prompts, in turns, on two replicas."""
     prompts = [
         (tuple((100 * session + n, 10) for n in range(turn + 1)), session) for turn in range(6) for session in range(3)
@@ -105,13 +105,13 @@ def curve(found: HitRates) -> list[float]:
     return [found.at(size) for size in (10_000, 50_000, 200_000, 1_000_000, 4_000_000)]
 
 
-def test_sampling_changes_the_rates_by_little() -> None:
+def test_sampling_barely_changes_hit_rates() -> None:
     exact, sampled = curve(hit_rates(zipf(2000), max_blocks=1 << 20)), curve(hit_rates(zipf(2000), max_blocks=1000))
     assert exact == pytest.approx(sampled, abs=0.03)
     assert exact != sampled
 
 
-def test_memory_does_not_grow_with_the_trace() -> None:
+def test_memory_is_bounded_for_long_traces() -> None:
     peaks = []
     for count in (1000, 4000):
         requests = list(zipf(count))  # before: Python keeps freed tuples for reuse, and they would be counted
@@ -122,7 +122,7 @@ def test_memory_does_not_grow_with_the_trace() -> None:
     assert peaks[1] < 1.5 * peaks[0]
 
 
-def test_shared_prefixes_need_a_cache_that_holds_all_of_them() -> None:
+def test_hit_rate_peaks_when_all_prefixes_fit() -> None:
     """64 prefixes of 1,000 tokens: below 64,000 tokens a random prefix is often evicted, far above it never is."""
     found = hit_rates(
         shared_prefix_accesses(

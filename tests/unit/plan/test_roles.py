@@ -27,7 +27,7 @@ def flags_of(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {flag.name: flag.values for flag in plan.flags}
 
 
-def test_each_role_has_gpus_flags_and_ports_of_its_own() -> None:
+def test_each_role_has_its_own_gpus_flags_and_ports() -> None:
     plan = plan_of(GPUS, *PAIR, SAID, "layout.prefill.flags.max-running-requests=7", "server.port=21000")
     prefill, decode = replica_plans(plan)
     assert [(unit.role, unit.number, unit.plan.gpus, unit.plan.server.port) for unit in plan.units] == [
@@ -45,7 +45,7 @@ def test_each_role_has_gpus_flags_and_ports_of_its_own() -> None:
     assert first["speculative-algorithm"] == second["speculative-algorithm"]  # shared flags are stated once
 
 
-def test_the_router_is_told_the_role_and_the_bootstrap_port_of_each_server() -> None:
+def test_gateway_command_lists_roles_and_bootstrap_ports() -> None:
     more = ("layout.prefill.replicas=2", "server.port=21000")
     artifacts = render_artifacts(plan_of(CPU, *more))
     words = " ".join(artifacts.command.argv)
@@ -55,7 +55,7 @@ def test_the_router_is_told_the_role_and_the_bootstrap_port_of_each_server() -> 
     assert artifacts.plan.server_names == ("prefill-1", "prefill-2", "decode-1")
 
 
-def test_the_transfer_brings_its_environment_with_its_source() -> None:
+def test_transfer_backend_sets_environment_with_source() -> None:
     [variable] = [each for each in plan_of(CPU).env if each.name == "MC_FORCE_TCP"]
     assert (variable.value, "sglang" in variable.source) == ("1", True)
     env = {each.name: each.value for each in replica_plans(plan_of(GPUS, *PAIR, SAID))[1].env}
@@ -97,7 +97,7 @@ def test_the_transfer_brings_its_environment_with_its_source() -> None:
         (GPUS, (*PAIR, SAID, "layout.decode.tp=8"), FULL, "lower"),
     ],
 )  # fmt: skip
-def test_what_fails_silently_is_refused_with_its_remedy(
+def test_silently_failing_role_settings_are_rejected_with_hint(
     profile: str, settings: tuple[str, ...], message: str, hint: str
 ) -> None:
     problems = refused(profile, *settings)
@@ -105,7 +105,7 @@ def test_what_fails_silently_is_refused_with_its_remedy(
     assert problems[message].location
 
 
-def test_mooncake_on_rocm_needs_hip_off_which_the_nics_bring() -> None:
+def test_mooncake_on_rocm_requires_disabled_hip() -> None:
     mooncake = ("layout.transfer.backend=mooncake", SAID)
     assert plan_of(GPUS, *PAIR, *mooncake).roles
     problems = refused(GPUS, *PAIR, *mooncake, "env.MC_DISABLE_HIP=0")
@@ -113,7 +113,7 @@ def test_mooncake_on_rocm_needs_hip_off_which_the_nics_bring() -> None:
     assert any("MC_DISABLE_HIP=1" in problem.hint for problem in problems.values())
 
 
-def test_two_plans_never_serve_one_request() -> None:
+def test_roles_of_different_plans_cannot_be_mixed() -> None:
     old, new = plan_of(CPU), plan_of(CPU, "flags.max-running-requests=3")
     assert rolling_update_blocker(old, old) == ""
     assert "do not understand each other" in rolling_update_blocker(old, new)
@@ -130,7 +130,7 @@ def test_two_plans_never_serve_one_request() -> None:
         (["x"], "mori", False, ""),
     ],
 )
-def test_the_log_tells_the_network(lines: list[str], backend: str, *, tcp: bool, fault: str) -> None:
+def test_transfer_network_is_detected_from_log(lines: list[str], backend: str, *, tcp: bool, fault: str) -> None:
     found = transfer_fault(lines, backend=backend, tcp=tcp)
     assert bool(found) == bool(fault)
     assert fault in found

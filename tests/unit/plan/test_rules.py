@@ -15,20 +15,20 @@ def refused(profile: str, *overrides: str) -> dict[str, Problem]:
 
 
 @pytest.mark.parametrize("name", profile_names(Catalog.shipped()))
-def test_every_shipped_profile_plans(name: str) -> None:
+def test_every_shipped_profile_resolves_to_a_plan(name: str) -> None:
     plan = load(name).plan
     assert plan.profile == name
     assert plan.digest == load(name).plan.digest
 
 
 @pytest.mark.parametrize("name", profile_names(Catalog.shipped()))
-def test_no_shipped_value_is_without_an_origin(name: str) -> None:
+def test_every_shipped_value_has_an_origin(name: str) -> None:
     plan = load(name).plan
     assert all(item.origin is not Origin.USER for item in (*plan.flags, *plan.env))  # type: ignore[attr-defined]
     assert all(item.source for item in (*plan.flags, *plan.env) if item.origin is not Origin.INFERRED)  # type: ignore[attr-defined]
 
 
-def test_only_what_was_published_is_called_published() -> None:
+def test_only_quoted_values_are_marked_published() -> None:
     """wafer.ai/blog/glm52-amd gives two flags of its command, of TP8; test_provenance.py has the quotes."""
 
     def published(name: str) -> set[str]:
@@ -38,7 +38,7 @@ def test_only_what_was_published_is_called_published() -> None:
     assert published("mi355x-tp4dp2") == published("b200-tp8") == set()
 
 
-def test_all_faults_come_at_once_each_with_its_place() -> None:
+def test_all_problems_are_reported_with_locations() -> None:
     problems = refused(
         "mi355x-tp4dp2",
         "layout.tp=8",
@@ -97,7 +97,7 @@ def test_all_faults_come_at_once_each_with_its_place() -> None:
         (["allow_known_issues=[dsa-dp-attention-hung]"], "no known issue `dsa-dp-att", "`dsa-dp-attention-hang`?"),
     ],
 )
-def test_a_rule_refuses_with_the_next_step(overrides: list[str], message: str, hint: str) -> None:
+def test_rule_violation_has_message_and_hint(overrides: list[str], message: str, hint: str) -> None:
     problems = refused("mi355x-tp4dp2", *overrides)
     found = [problem for text, problem in problems.items() if message in text]
     assert found, problems
@@ -113,12 +113,12 @@ def test_a_rule_refuses_with_the_next_step(overrides: list[str], message: str, h
         ("flags.cuda-graph-max-bs=80", "`cuda-graph-max-bs-decode`"),
     ],
 )
-def test_a_renamed_flag_leads_to_its_new_name(override: str, hint: str) -> None:
+def test_renamed_flag_hints_at_new_name(override: str, hint: str) -> None:
     problems = refused("mi355x-tp4dp2", "engine.version=0.5.23", override)
     assert any(hint in problem.hint for problem in problems.values())
 
 
-def test_a_public_address_with_a_key_or_a_word_is_taken() -> None:
+def test_public_address_needs_api_key_or_explicit_permission() -> None:
     assert (
         load("cpu-tiny", overrides=["server.host=0.0.0.0", "server.api_key_env=KEY"]).plan.server.api_key_env == "KEY"
     )
@@ -127,14 +127,14 @@ def test_a_public_address_with_a_key_or_a_word_is_taken() -> None:
     ).plan.server.allow_unauthenticated
 
 
-def test_localhost_is_loopback_by_address() -> None:
+def test_localhost_resolves_to_loopback_address() -> None:
     """docker published `localhost:30000:30000` on every address."""
     plan = load("mi355x-tp8", overrides=["server.host=localhost"]).plan
     assert plan.server.host == "127.0.0.1"
     assert plan == load("mi355x-tp8", overrides=["server.host=127.0.0.1"]).plan
 
 
-def test_dp_attention_on_rocm_is_refused_with_its_report_unless_accepted() -> None:
+def test_hint_of_dp_attention_issue_allows_it() -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true"])
     [problem] = caught.value.problems
@@ -144,7 +144,7 @@ def test_dp_attention_on_rocm_is_refused_with_its_report_unless_accepted() -> No
 
 
 @pytest.mark.parametrize("name", ["mi355x-tp8", "mi355x-tp4dp2"])
-def test_the_newer_engine_differs_only_where_it_must(name: str) -> None:
+def test_newer_engine_changes_only_expected_patches(name: str) -> None:
     old, new = load(f"{name}-july").plan, load(name).plan
     assert old.flags == new.flags
     expected = [{patch.id for patch in plan.patches if patch.expected} for plan in (old, new)]
@@ -154,14 +154,14 @@ def test_the_newer_engine_differs_only_where_it_must(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"), [("mi355x-tp4dp3", "no profile `mi355x-tp4dp3` found"), ("./missing.yaml", "no file")]
 )
-def test_a_profile_that_is_not_there(name: str, message: str) -> None:
+def test_missing_profile_is_reported_with_hint(name: str, message: str) -> None:
     with pytest.raises(DeployError, match=message) as caught:
         load(name)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(("tp", "planned"), [(1, True), (2, True), (3, False), (4, True)])
-def test_key_and_value_heads_are_divided_or_copied(tp: int, planned: bool) -> None:
+def test_kv_heads_are_divided_or_replicated_over_tp(tp: int, planned: bool) -> None:
     """The tiny model has four heads, and two of keys and values, which four ranks hold twice."""
     if planned:
         load("cpu-tiny", overrides=[f"layout.tp={tp}"])
@@ -179,14 +179,14 @@ def test_key_and_value_heads_are_divided_or_copied(tp: int, planned: bool) -> No
      "DB_PASSWD", "MY_SECRET", "API_KEY_2", "HUGGING_FACE_HUB_TOKEN", "AWS_ACCESS_KEY_ID", "GCP_CREDENTIALS",
      "SSH_PRIVATE_KEY", "DBPASSWORD"],
 )  # fmt: skip
-def test_a_name_that_says_secret_is_refused(name: str) -> None:
+def test_secret_variable_names_are_rejected(name: str) -> None:
     assert any("looks like a secret" in message for message in refused("cpu-tiny", f"env.{name}=x"))
 
 
 @pytest.mark.parametrize(
     "name", ["TOKENIZERS_PARALLELISM", "SGLANG_MAX_NEW_TOKENS", "DETOKENIZER_WORKERS", "KEYSPACE", "SECRETARY", "KEY"]
 )
-def test_a_name_that_only_holds_such_a_word_is_taken(name: str) -> None:
+def test_similar_harmless_variable_names_are_accepted(name: str) -> None:
     assert any(variable.name == name for variable in load("cpu-tiny", overrides=[f"env.{name}=x"]).plan.env)
 
 
@@ -207,12 +207,12 @@ def test_a_name_that_only_holds_such_a_word_is_taken(name: str) -> None:
         ("cpu-tiny", ["engine.version=0.5.16"], "`engine.requirements` is for sglang 0.5.14"),
     ],
 )
-def test_an_engines_version_is_its_images(profile: str, settings: list[str], message: str) -> None:
+def test_engine_version_must_match_its_image(profile: str, settings: list[str], message: str) -> None:
     found = [problem for text, problem in refused(profile, *settings).items() if message in text]
     assert found
     assert "`--set engine.version=" in found[0].hint
 
 
 @pytest.mark.parametrize("image", ["registry/team/server:v2.0.1", "lmsysorg/sglang:latest", "rocm/sglang-rocm:v0.5.16"])
-def test_an_image_that_says_no_other_version_is_taken(image: str) -> None:
+def test_image_without_conflicting_version_is_accepted(image: str) -> None:
     assert load("mi355x-tp8", overrides=[f"engine.image={image}"]).plan.engine.image == image

@@ -5,13 +5,13 @@ from plan_samples import plan_of
 from orchestrator.plan.units import Role
 
 
-def test_one_server_is_one_unit() -> None:
+def test_single_server_is_one_unit() -> None:
     plan = plan_of("mi355x-tp8")
     [unit] = plan.units
     assert (unit.name, unit.role, unit.number, unit.plan) == ("replica-1", Role.SERVER, 1, plan)
 
 
-def test_a_gateway_comes_after_its_servers() -> None:
+def test_gateway_unit_follows_its_servers() -> None:
     plan = plan_of("mi355x-tp4x2")
     assert plan.gateway is not None
     first, second, gateway = plan.units

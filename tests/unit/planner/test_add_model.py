@@ -45,7 +45,7 @@ def refused(directory: Path, home: Home, *overrides: str) -> Sequence[str]:
         ("glm-5.2-nvfp4", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     ],
 )
-def test_the_facts_are_those_of_the_shipped_file(
+def test_facts_equal_those_of_shipped_entry(
     shipped: str, quantized: dict[str, object], home: Home, tmp_path: Path
 ) -> None:
     """All that it says of the checkpoint; where it comes from, its questions and other flags are its author's."""
@@ -75,7 +75,7 @@ def short_path() -> Iterator[Path]:
         yield Path(directory)
 
 
-def test_the_file_says_behind_each_fact_what_says_so(home: Home, short_path: Path) -> None:
+def test_written_file_comments_each_fact_with_its_source(home: Home, short_path: Path) -> None:
     found = added(write_public(short_path / "GLM-4.7-Flash", "GLM-4.7-Flash"), home)
     assert (found.name, found.path) == ("glm-4.7-flash", home.root / "profiles/models/glm-4.7-flash.yaml")
     assert (
@@ -110,7 +110,7 @@ flags:
     )
 
 
-def test_a_fact_that_is_not_there_is_asked_for_and_may_be_given(home: Home, tmp_path: Path) -> None:
+def test_missing_fact_is_requested_and_accepted_with_set(home: Home, tmp_path: Path) -> None:
     config = {
         key: value for key, value in LLAMA_33_70B.items() if key not in {"max_position_embeddings", "torch_dtype"}
     }
@@ -125,7 +125,7 @@ def test_a_fact_that_is_not_there_is_asked_for_and_may_be_given(home: Home, tmp_
     assert written(found).flags["reasoning-parser"].origin == "user"
 
 
-def test_an_unknown_architecture_is_written_with_what_the_user_knows(home: Home, tmp_path: Path) -> None:
+def test_unknown_architecture_needs_cache_facts_from_user(home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "own", {**LLAMA_33_70B, "architectures": ["OwnForCausalLM"]})
     (said,) = refused(folder, home)
     assert "unknown architecture `OwnForCausalLM`" in said
@@ -143,12 +143,12 @@ def test_an_unknown_architecture_is_written_with_what_the_user_knows(home: Home,
         ("kv_cache.index_head_dim=128", "`index_head_dim`"),
     ],
 )
-def test_what_is_given_is_checked_as_a_file_is(override: str, message: str, home: Home, tmp_path: Path) -> None:
+def test_overrides_are_validated_like_file_content(override: str, message: str, home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "llama", LLAMA_33_70B)
     assert any(message in said for said in refused(folder, home, override)), refused(folder, home, override)
 
 
-def test_a_name_that_is_taken_is_not_written_over_without_being_asked(home: Home, tmp_path: Path) -> None:
+def test_existing_model_is_overwritten_only_with_replace(home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "llama", LLAMA_33_70B)
     found = added(folder, home)
     found.path.write_text("mine\n")
@@ -162,7 +162,7 @@ def test_a_name_that_is_taken_is_not_written_over_without_being_asked(home: Home
     assert "the shipped entry" in caught.value.hint
 
 
-def test_a_name_that_cannot_be_one_is_asked_for(home: Home, tmp_path: Path) -> None:
+def test_invalid_model_name_hints_at_name_option(home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "a b\n# c", LLAMA_33_70B)
     with pytest.raises(UsageError, match=r"(?s)invalid name .* for a model") as caught:
         added(folder, home)
@@ -171,7 +171,7 @@ def test_a_name_that_cannot_be_one_is_asked_for(home: Home, tmp_path: Path) -> N
         added(folder, home, name="fine")
 
 
-def test_what_is_no_checkpoint_is_said_to_be_none(home: Home, tmp_path: Path) -> None:
+def test_invalid_checkpoint_location_is_rejected(home: Home, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="needs a repository on the hub, not a directory"):
         added(tmp_path, home, revision="main")
@@ -182,7 +182,7 @@ def test_what_is_no_checkpoint_is_said_to_be_none(home: Home, tmp_path: Path) ->
         added(tmp_path, home, name="empty")
 
 
-def test_what_no_sglang_loads_of_a_checkpoint_is_told(
+def test_unloadable_checkpoint_tensors_produce_a_warning(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Tensors of MXFP4 that the config leaves unquantized; the facts of the file are right all the same."""

@@ -45,26 +45,26 @@ def why(proposal: Proposal, key: str) -> str:
     return next(each.why for each in proposal.decisions if each.key == key)
 
 
-def test_the_layout_is_the_smallest_that_holds_a_whole_context(home: Home) -> None:
+def test_smallest_layout_holding_full_context_is_chosen(home: Home) -> None:
     found = proposed(home, "glm-5.2-fp8", "mi355x")
     assert (found.valid.profile.layout.tp.value, found.valid.profile.layout.dp.value) == (4, 2)
     assert "they need 378.0 GB per GPU" in why(found, "tp 2")
 
 
-def test_the_gpus_that_are_left_are_replicas(home: Home) -> None:
+def test_remaining_gpus_become_data_parallel_replicas(home: Home) -> None:
     layout = proposed(home, "kimi-k2-instruct", "mi355x").valid.profile.layout
     assert (layout.tp.value, layout.dp.value) == (4, 2)
     layout = proposed(home, "llama-3.3-70b-instruct", "mi355x").valid.profile.layout
     assert (layout.tp.value, layout.dp.value) == (1, 8)
 
 
-def test_a_shorter_request_takes_fewer_gpus(home: Home) -> None:
+def test_max_context_sets_context_length(home: Home) -> None:
     found = proposed(home, "glm-5.2-fp8", "mi355x", max_context=131072)
     assert found.valid.profile.layout.tp.value == 4
     assert found.valid.profile.flags["context-length"].value == 131072
 
 
-def test_the_profile_that_is_written_plans_cleanly_and_is_the_proposal(home: Home) -> None:
+def test_written_profile_plans_without_capacity_warnings(home: Home) -> None:
     """No warning of capacity: its fraction is a safe one, and the requests that may run fit at once."""
     found = proposed(home, "glm-4.7-flash", "h200", workload="random-4k-256")
     assert {each.key for each in found.decisions} >= {"flags.reasoning-parser", "flags.tool-call-parser"}
@@ -82,7 +82,7 @@ def test_the_profile_that_is_written_plans_cleanly_and_is_the_proposal(home: Hom
         assert setting.note or setting.source, key
 
 
-def test_what_cannot_fit_is_refused_with_the_figures_of_each_layout(home: Home) -> None:
+def test_oversized_model_error_lists_every_layout(home: Home) -> None:
     with pytest.raises(ProfileError, match="`own-kimi-k2-instruct` does not fit on `h200`") as caught:
         proposed(home, "kimi-k2-instruct", "h200")
     said = [problem.message for problem in caught.value.problems]
@@ -94,7 +94,7 @@ def test_what_cannot_fit_is_refused_with_the_figures_of_each_layout(home: Home) 
         proposed(home, "kimi-k2-instruct", "h200", max_context=context + 1)
 
 
-def test_heads_that_do_not_divide_are_no_layout(tmp_path: Path) -> None:
+def test_layout_with_indivisible_heads_is_rejected(tmp_path: Path) -> None:
     """20 heads, and weights that only eight GPUs would hold."""
     home = Home(tmp_path / "home")
     checkpoint = write_config(tmp_path / "wide", PUBLIC_CHECKPOINTS["GLM-4.7-Flash"].config, weights=900_000_000_000)
@@ -104,7 +104,7 @@ def test_heads_that_do_not_divide_are_no_layout(tmp_path: Path) -> None:
     assert caught.value.problems[-1].message == "tp 8: 20 attention heads are not divisible by tp 8"
 
 
-def test_of_another_profile_is_taken_what_suits(home: Home) -> None:
+def test_only_suitable_settings_of_base_are_inherited(home: Home) -> None:
     found = proposed(home, "glm-4.7-flash", "mi355x", base="mi355x-tp4dp2")
     flags = found.valid.profile.flags
     assert flags["kv-cache-dtype"].note == "from `mi355x-tp4dp2`"
@@ -128,7 +128,7 @@ def _settings(text: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def test_a_cache_that_is_not_known_is_not_guessed_at(home: Home, tmp_path: Path) -> None:
+def test_unknown_kv_cache_is_not_guessed(home: Home, tmp_path: Path) -> None:
     linear = {"architectures": ["Qwen3NextForCausalLM"], "moe_intermediate_size": 2880}
     checkpoint = write_public(tmp_path / "linear", "gpt-oss-120b", **linear)
     model = add_model(str(checkpoint), home, name="own-linear", environ={})
@@ -141,7 +141,7 @@ def test_a_cache_that_is_not_known_is_not_guessed_at(home: Home, tmp_path: Path)
     assert "has no `kv_cache`" in why(found, "layout.tp")
 
 
-def test_on_a_cpu_nothing_is_said_of_memory(home: Home) -> None:
+def test_cpu_profile_inherits_memory_settings_of_base(home: Home) -> None:
     found = proposed(home, "llama-3.3-70b-instruct", "cpu", base="cpu-tiny", max_context=32768)
     flags = found.valid.profile.flags
     assert flags["max-total-tokens"].value == 65536
@@ -150,7 +150,7 @@ def test_on_a_cpu_nothing_is_said_of_memory(home: Home) -> None:
     assert "GPU" not in found.valid.profile.description
 
 
-def test_on_a_cpu_the_cache_is_limited_to_one_request(home: Home) -> None:
+def test_cpu_cache_is_limited_to_one_request(home: Home) -> None:
     """sglang would take all memory of the machine for it, and be killed (0.5.14)."""
     found = proposed(home, "llama-3.3-70b-instruct", "cpu")
     assert found.valid.profile.flags["max-total-tokens"].value == 131072
@@ -159,14 +159,14 @@ def test_on_a_cpu_the_cache_is_limited_to_one_request(home: Home) -> None:
     assert short.valid.profile.flags["max-total-tokens"].value == 32768
 
 
-def test_an_image_for_one_model_is_for_that_model(home: Home) -> None:
+def test_model_specific_image_is_used_only_for_its_model(home: Home) -> None:
     for base in (None, "b200-glm-5.3-flash-tp8"):
         request = ProfileRequest(model="glm-5.3-flash-fp8", hardware="b200", base=base)
         assert engine_of(propose_profile(request, home, name="flash")) == "sglang-0.5.20-cu130-glm-5.3-flash"
     assert engine_of(proposed(home, "llama-3.3-70b-instruct", "b200")) == "sglang-0.5.16-cu130"
 
 
-def test_an_image_for_one_model_goes_by_what_a_model_is_and_not_by_its_name(home: Home) -> None:
+def test_model_specific_image_matches_facts_not_name(home: Home) -> None:
     shipped = Catalog.of(home).path(EntryKind.MODEL, "glm-5.3-flash-fp8").read_text()
     folder = home.root / "profiles" / "models"
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def test_an_image_for_one_model_goes_by_what_a_model_is_and_not_by_its_name(home
     assert engine_of(proposed(home, "glm-5.3-flash-owl", "b200")) == "sglang-0.5.16-cu130"
 
 
-def test_the_engine_of_the_base_comes_before_the_newest_whatever_its_image_is_for(home: Home) -> None:
+def test_engine_of_base_takes_precedence(home: Home) -> None:
     older = proposed(home, "llama-3.3-70b-instruct", "b200", base="b200-tp8", name="one")
     assert engine_of(older) == "sglang-0.5.16-cu130"
     flash = proposed(home, "llama-3.3-70b-instruct", "b200", base="b200-glm-5.3-flash-tp8", name="two")
@@ -187,7 +187,7 @@ def engine_of(proposal: Proposal) -> str:
     return proposal.valid.composed.names["engine"]
 
 
-def test_the_engine_is_the_newest_for_such_gpus_or_the_one_asked_for(home: Home) -> None:
+def test_newest_suitable_engine_is_the_default(home: Home) -> None:
     catalog = Catalog.of(home)
     newest = max(
         (tuple(map(int, name.split("-")[1].split("."))), name)
@@ -201,7 +201,7 @@ def test_the_engine_is_the_newest_for_such_gpus_or_the_one_asked_for(home: Home)
     assert engine_of(proposed(home, "glm-4.7-flash", "mi300x", base="mi355x-tp4dp2")).endswith("mi30x")
 
 
-def test_an_engine_that_cannot_be_read_is_left_out_and_told(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_engine_entry_is_skipped_with_message(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     (home.root / "profiles/engines").mkdir()
     (home.root / "profiles/engines/main.yaml").write_text("version: main\nplatform: rocm\ndockerfile: sglang-rocm\n")
     assert engine_of(proposed(home, "glm-4.7-flash", "mi355x")) != "main"
@@ -210,14 +210,14 @@ def test_an_engine_that_cannot_be_read_is_left_out_and_told(home: Home, capsys: 
     assert "main.yaml:1" in said
 
 
-def test_what_no_size_mends_is_said_once(home: Home) -> None:
+def test_engine_for_other_vendor_is_reported_once(home: Home) -> None:
     with pytest.raises(ProfileError, match=r"cannot plan a profile of `own-glm-.*` on `mi355x`") as caught:
         proposed(home, "glm-4.7-flash", "mi355x", engine="sglang-0.5.16-cu130")
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].message == "an engine for cuda does not run on amd hardware"
 
 
-def test_a_checkpoint_that_its_gpus_have_no_kernels_for_is_not_proposed(home: Home) -> None:
+def test_quantization_unsupported_by_hardware_is_rejected(home: Home) -> None:
     with pytest.raises(ProfileError) as caught:
         propose_profile(ProfileRequest(model="glm-5.2-nvfp4", hardware="mi300x"), home, name=None)
     assert any(
@@ -227,7 +227,7 @@ def test_a_checkpoint_that_its_gpus_have_no_kernels_for_is_not_proposed(home: Ho
 
 
 @pytest.mark.parametrize("part", ["model", "hardware", "engine", "base", "workload"])
-def test_a_part_that_is_not_there_leads_to_the_nearest(part: str, home: Home) -> None:
+def test_missing_catalog_entry_is_rejected(part: str, home: Home) -> None:
     request = replace(
         ProfileRequest(model="own-glm-4.7-flash", hardware="h200"),
         **{part: {"hardware": "h20", "model": "own-glm-4.7-flas", "workload": "smoke-tin"}.get(part, "cpu-tin")},
@@ -236,14 +236,14 @@ def test_a_part_that_is_not_there_leads_to_the_nearest(part: str, home: Home) ->
         propose_profile(request, home, name=None)
 
 
-def test_a_profile_of_some_gpus_shares_their_node_on_slurm(home: Home) -> None:
+def test_profile_of_some_gpus_shares_its_slurm_node(home: Home) -> None:
     """It uses all GPUs of its `hardware`, so each replica of one GPU took a node of eight."""
     for gpus, exclusive in ((1, False), (8, None)):
         request = ProfileRequest(model="own-glm-4.7-flash", hardware="mi355x", gpus=gpus)
         assert propose_profile(request, home, name=f"some-{gpus}").valid.profile.slurm.exclusive is exclusive
 
 
-def test_a_name_that_is_taken_is_kept(home: Home) -> None:
+def test_existing_profile_is_not_overwritten(home: Home) -> None:
     write_proposal(proposed(home, "glm-4.7-flash", "h200"), home)
     with pytest.raises(UsageError, match=r"a profile `h200-own-glm-4\.7-flash` exists"):
         proposed(home, "glm-4.7-flash", "h200")
@@ -253,7 +253,7 @@ def test_a_name_that_is_taken_is_kept(home: Home) -> None:
         proposed(home, "glm-4.7-flash", "h200", name="No")
 
 
-def test_the_next_command_names_a_node_that_holds_it(home: Home) -> None:
+def test_suggested_command_names_hardware_that_fits_model(home: Home) -> None:
     command = command_for_node(
         "own-kimi-k2-instruct", home, first=HostHardware(name="h200", gpus=1, docker=True)
     )  # one H200 does not hold it

@@ -31,9 +31,7 @@ def plan_of(*overrides: str) -> Plan:
     return load("mi355x-tp8", overrides=overrides).plan
 
 
-def test_what_the_image_sets_is_shown_with_what_the_plan_sets_instead(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_image_environment_is_shown_with_plan_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep_config(config(), Home(tmp_path))
     note_environment(plan_of(), image_config(plan_of(), Home(tmp_path)))
     said = capsys.readouterr().err
@@ -44,7 +42,7 @@ def test_what_the_image_sets_is_shown_with_what_the_plan_sets_instead(
     assert "warning" not in said
 
 
-def test_without_a_network_it_is_said_that_it_is_not_known_and_at_once(
+def test_unknown_image_environment_is_reported_without_network(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Unit tests open no connection: whoever asks one fails."""
@@ -54,12 +52,12 @@ def test_without_a_network_it_is_said_that_it_is_not_known_and_at_once(
     assert f"the environment of `{IMAGE}` is unknown; `deploy inspect {IMAGE}`" in capsys.readouterr().err
 
 
-def test_a_process_has_no_image(capsys: pytest.CaptureFixture[str]) -> None:
+def test_process_runtime_reports_no_image_environment(capsys: pytest.CaptureFixture[str]) -> None:
     note_environment(load("cpu-tiny").plan, None)
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_kept_is_damaged_and_nothing_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_corrupt_cached_config_counts_as_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = Home(tmp_path)
     keep_config(config(), home)
     [kept] = home.images.iterdir()
@@ -77,13 +75,13 @@ def test_what_is_kept_is_damaged_and_nothing_is_known(tmp_path: Path, capsys: py
         ((f"env.{CAST}=1", "env.ROCM_QUICK_REDUCE_QUANTIZATION=NONE"), {}, []),
     ],
 )
-def test_a_setting_of_the_image_that_is_wrong_is_told_unless_the_plan_overrides_it(
+def test_harmful_image_variable_warns_unless_overridden(
     overrides: tuple[str, ...], env: dict[str, str], told: list[str]
 ) -> None:
     assert [warning.id for warning in image_warnings(plan_of(*overrides), config(**env))] == told
 
 
-def test_the_shipped_hardware_overrides_it_with_its_source() -> None:
+def test_shipped_hardware_overrides_harmful_image_variable() -> None:
     found = {variable.name: variable for variable in image_variables(plan_of(), config())}
     own = found[CAST].plan
     assert own is not None

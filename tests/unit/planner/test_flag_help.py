@@ -10,14 +10,14 @@ from orchestrator.planner.planning import load, profile_names
 MEANING = "The maximum number of running requests."
 
 
-def test_every_flag_of_every_profile_has_its_meaning() -> None:
+def test_every_flag_of_every_profile_has_help() -> None:
     for profile in profile_names():
         for row in explained(load(profile)):
             assert bool(row.help) is row.key.startswith("flags."), row
             assert "no help" not in row.help, row
 
 
-def test_a_flag_is_explained_in_a_paragraph_after_the_other_values() -> None:
+def test_flags_are_explained_after_other_values() -> None:
     rows = explained(load("mi355x-tp8", overrides=["flags.max-running-requests=8"]))
     for width in (None, 80):
         text = explained_table(rows, width=width)
@@ -29,7 +29,7 @@ def test_a_flag_is_explained_in_a_paragraph_after_the_other_values() -> None:
     assert MEANING in [row.help for row in rows]
 
 
-def test_every_shipped_table_has_a_help_for_what_its_parser_shows() -> None:
+def test_shipped_flag_tables_have_help_for_visible_flags() -> None:
     catalog = Catalog.shipped()
     for version in catalog.names(EntryKind.FLAGS):
         table = read_flags(version, catalog)
@@ -38,13 +38,13 @@ def test_every_shipped_table_has_a_help_for_what_its_parser_shows() -> None:
         assert missing <= hidden, version
 
 
-def test_a_second_name_has_the_help_of_the_first() -> None:
+def test_alias_has_help_of_its_flag() -> None:
     table = read_flags("0.5.16", Catalog.shipped())
     assert table.flags["tensor-parallel-size"].alias_of == "tp-size"
     assert table.help_of("tensor-parallel-size") == table.help_of("tp-size") == "The tensor parallelism size."
 
 
-def test_a_table_that_was_made_before_says_how_to_make_it_anew() -> None:
+def test_table_without_help_hints_at_rewriting_it() -> None:
     old = json.dumps({"sglang": "0.5.1", "flags": {"x": {"takes_value": True}}})
     assert (
         parse_flags("0.5.1", old).help_of("x")

@@ -33,7 +33,7 @@ def tables(home: Home) -> list[str]:
     return sorted(path.name for path in home.root.rglob("*") if path.is_file())
 
 
-def test_what_the_parser_says_is_kept_in_the_home(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_table_is_written_to_home(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, GOOD)
     path = flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
     assert path == home.root / "profiles/engines/flags/0.5.17.json"
@@ -41,7 +41,7 @@ def test_what_the_parser_says_is_kept_in_the_home(home: Home, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("stdout", "code"), [("", 1), (GOOD, 1), ("", 0), ("noise", 0), ('{"sglang": "0.5.16"}', 0)])
-def test_a_run_that_fails_leaves_nothing(home: Home, monkeypatch: pytest.MonkeyPatch, stdout: str, code: int) -> None:
+def test_failed_generator_leaves_no_table(home: Home, monkeypatch: pytest.MonkeyPatch, stdout: str, code: int) -> None:
     answer(monkeypatch, stdout, code)
     with pytest.raises(BuildError) as caught:
         flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
@@ -49,7 +49,7 @@ def test_a_run_that_fails_leaves_nothing(home: Home, monkeypatch: pytest.MonkeyP
     assert tables(home) == []
 
 
-def test_a_write_that_fails_leaves_the_old_table_whole(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_old_table(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, _target: Path) -> Path:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
@@ -63,7 +63,7 @@ def test_a_write_that_fails_leaves_the_old_table_whole(home: Home, monkeypatch: 
     assert tables(home) == ["0.5.17.json"]
 
 
-def test_what_is_no_wheel_is_named(home: Home, tmp_path: Path) -> None:
+def test_invalid_wheel_is_rejected(home: Home, tmp_path: Path) -> None:
     (tmp_path / "some.whl").write_text("no zip")
     for name in ("some.whl", "none.whl"):
         with pytest.raises(UsageError, match=r"is not a wheel|cannot read"):
@@ -72,10 +72,10 @@ def test_what_is_no_wheel_is_named(home: Home, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["*", "../x", "main", "0.5"])
-def test_what_is_no_version_is_refused(home: Home, version: str) -> None:
+def test_invalid_version_is_rejected(home: Home, version: str) -> None:
     with pytest.raises(UsageError, match="is not a version"):
         flag_tables.write_flag_table(version, home, python=Path("python3"))
 
 
-def test_the_generator_is_where_an_installed_tool_has_it() -> None:
+def test_generator_script_is_packaged() -> None:
     assert flag_tables.GENERATOR.is_file()

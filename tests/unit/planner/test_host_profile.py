@@ -59,17 +59,17 @@ def inventory(*gpus: tuple[str | None, str, int], vendor: str = "nvidia") -> Gpu
     ("machine", "hardware"),
     [("mi355x-healthy", "mi355x"), ("mi300x-rocm-6.2", "mi300x"), ("h200-idle", "h200")],
 )
-def test_a_recorded_host_is_its_entry(machine: str, hardware: str, home: Home) -> None:
+def test_recorded_host_matches_its_hardware_entry(machine: str, hardware: str, home: Home) -> None:
     (found,) = inventories(survey_of(machine))
     assert match_hardware(found, Catalog.of(home)) == hardware
 
 
-def test_gpus_that_report_no_architecture_go_by_name_and_memory(home: Home) -> None:
+def test_gpus_without_architecture_match_by_name_and_memory(home: Home) -> None:
     unreported = inventory((None, "NVIDIA H200", 143771 << 20))
     assert match_hardware(unreported, Catalog.of(home)) == "h200"
 
 
-def test_memory_tells_gpus_of_one_architecture_apart(home: Home) -> None:
+def test_memory_distinguishes_gpus_of_one_architecture(home: Home) -> None:
     catalog = Catalog.of(home)
     assert match_hardware(inventory(("sm90", "NVIDIA H100 80GB HBM3", 81559 << 20)), catalog) == "h100"
     assert match_hardware(inventory(("sm90", "NVIDIA H200", 143771 << 20)), catalog) == "h200"
@@ -79,7 +79,7 @@ def test_memory_tells_gpus_of_one_architecture_apart(home: Home) -> None:
         match_hardware(inventory(("sm90", "NVIDIA H200", 141 * GIB), ("sm90", "NVIDIA H100", 80 * GIB)), catalog)
 
 
-def test_gpus_that_two_entries_describe_are_named_by_the_user(home: Home) -> None:
+def test_ambiguous_gpus_require_hardware_option(home: Home) -> None:
     unnamed = inventory(("gfx950", "AMD Radeon Graphics", 288 * GIB), vendor="amd")
     with pytest.raises(HostError, match=r"several hardware entries .*: mi350x, mi355x") as refused:
         match_hardware(unnamed, Catalog.of(home))
@@ -94,7 +94,7 @@ def test_gpus_that_two_entries_describe_are_named_by_the_user(home: Home) -> Non
         (HostHardware(name="h200", gpus=1, docker=True), None, (1, 1), "h200x1-glm-4.7-flash"),
     ],
 )
-def test_the_layout_is_for_the_gpus_of_the_host(
+def test_layout_fits_gpus_of_host(
     hardware: HostHardware,
     gpus: int | None,
     layout: tuple[int, int],
@@ -116,7 +116,7 @@ def test_the_layout_is_for_the_gpus_of_the_host(
 
 
 @pytest.mark.parametrize("hardware", ["h100", "h200", "b200"])
-def test_an_image_that_was_built_for_one_model_is_no_default(
+def test_model_specific_image_is_not_the_default(
     hardware: str, home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name=hardware, gpus=2, docker=True))
@@ -124,7 +124,7 @@ def test_an_image_that_was_built_for_one_model_is_no_default(
     assert load(name, catalog=Catalog.of(home)).plan.engine.name == "sglang-0.5.16-cu130"
 
 
-def test_a_context_that_does_not_fit_is_limited_to_the_longest_that_does(
+def test_context_is_limited_to_longest_that_fits(
     home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="h100", gpus=1, docker=True))
@@ -134,7 +134,7 @@ def test_a_context_that_does_not_fit_is_limited_to_the_longest_that_does(
     assert f"note: requests are limited to {limit:,} tokens: the longest that fit" in capsys.readouterr().err
 
 
-def test_a_model_beyond_the_memory_of_a_host_without_gpus_is_refused(
+def test_model_larger_than_cpu_host_memory_is_rejected(
     home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def host(memory: int) -> None:
@@ -157,7 +157,7 @@ def test_a_model_beyond_the_memory_of_a_host_without_gpus_is_refused(
     assert f"note: requests are limited to {limit:,} tokens: the longest that fit" in capsys.readouterr().err
 
 
-def test_the_memory_of_a_host_without_gpus_is_what_is_available(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_host_memory_respects_available_and_cgroup_limit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "MemTotal:       65536 kB\nMemFree:  1 kB\nMemAvailable:   40000 kB\n"
     cached = "active_file 262144\ninactive_file 262144\n"  # evicted before anything else
     for limit, available in (
@@ -171,22 +171,22 @@ def test_the_memory_of_a_host_without_gpus_is_what_is_available(home: Home, monk
         assert detect_hardware(no_docker, Catalog.of(home)).memory == available
 
 
-def test_without_docker_the_engine_is_a_list_of_packages(
-    home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_without_docker_uses_pip_engine(home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="h200", gpus=1, docker=False))
     plan = load(profile_on_host(checkpoint, home, no_program, {}).name, catalog=Catalog.of(home)).plan
     assert (plan.runtime, plan.engine.name.endswith("-pip")) == ("process", True)
 
 
-def test_more_gpus_than_the_node_has_are_refused(home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_gpus_than_host_has_are_rejected(home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="h200", gpus=1, docker=True))
     with pytest.raises(UsageError, match="this host has 1 GPU, not 2"):
         profile_on_host(checkpoint, home, no_program, {}, gpus=2)
     assert not (home.root / "profiles").exists()
 
 
-def test_any_directory_has_a_name_of_its_own(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_names_of_directories_are_valid_and_unique(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="mi355x", gpus=8, docker=True))
     spaced = write_public(tmp_path / "My Model (v2)", "GLM-4.7-Flash")
     assert profile_on_host(str(spaced), home, no_program, {}).name == "mi355x-my-model-v2"
@@ -196,7 +196,7 @@ def test_any_directory_has_a_name_of_its_own(home: Home, tmp_path: Path, monkeyp
     assert profile_on_host(str(taken), home, no_program, {}).name == name
 
 
-def test_a_shipped_model_keeps_its_entry_and_names_its_profiles(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_model_keeps_entry_and_lists_similar_profiles(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="mi355x", gpus=8, docker=True))
     found = profile_on_host("amd/GLM-5.2-MXFP4", home, no_program, {})
     assert found.name == "mi355x-glm-5.2-mxfp4"
@@ -213,7 +213,7 @@ def test_a_shipped_model_keeps_its_entry_and_names_its_profiles(home: Home, monk
         ("MemTotal: 9000000 kB\nMemAvailable: 9000000 kB\n", "--hardware mi355x"),  # too little for the weights
     ],
 )
-def test_the_next_command_is_for_the_machine_at_hand(
+def test_suggested_command_fits_the_host(
     machine: str, named: str, home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = Survey({"memory": Section(0, machine)})
@@ -222,7 +222,7 @@ def test_the_next_command_is_for_the_machine_at_hand(
     assert next_command(model, home, no_program) == f"deploy add profile --model glm-own {named}"
 
 
-def test_a_name_of_a_model_that_ends_in_a_dot_gives_the_name_of_a_profile(home: Home, checkpoint: str) -> None:
+def test_model_name_ending_in_dot_yields_valid_profile(home: Home, checkpoint: str) -> None:
     """Nothing was proposed, since `mi355x-own.` is no name of a profile: it said that the model fits no node."""
     model = add_model(checkpoint, home, name="own.", environ={}).name
     assert next_command(model, home, no_program).startswith("deploy add profile --model own. --hardware ")

@@ -79,7 +79,7 @@ def edit(path: Path, old: str, new: str) -> int:
     return at + 1
 
 
-def test_everything_that_moves_is_resolved(home: Home) -> None:
+def test_lock_resolves_every_mutable_input(home: Home) -> None:
     found = resolve(GLM, ("layout.ep=2",), home, {"HF_TOKEN": "hf_secret0123456789"})
     plan = load(GLM, overrides=found.overrides).plan
     assert found.overrides[0] == "layout.ep=2"
@@ -98,7 +98,7 @@ def test_everything_that_moves_is_resolved(home: Home) -> None:
 ON_SLURM = ("runtime=slurm", "server.allow_unauthenticated=true")
 
 
-def test_the_image_of_a_cluster_is_pinned_where_its_registry_tells_the_digest(home: Home) -> None:
+def test_slurm_image_is_pinned_to_registry_digest(home: Home) -> None:
     image = "slurm.image=docker://registry.example/house/sglang:1"
     found = resolve("cpu-tiny", (*ON_SLURM, "slurm.container=apptainer", image), home, {})
     pinned = f"docker://registry.example/house/sglang@{DIGEST}"
@@ -110,9 +110,7 @@ def test_the_image_of_a_cluster_is_pinned_where_its_registry_tells_the_digest(ho
 @pytest.mark.parametrize(
     ("container", "image"), [("apptainer", "/shared/sglang.sif"), ("pyxis", "registry.example#house/sglang:1")]
 )
-def test_an_image_of_a_cluster_that_cannot_be_pinned_is_said_to_be_unknown(
-    home: Home, tmp_path: Path, container: str, image: str
-) -> None:
+def test_unpinnable_slurm_image_is_marked_unknown(home: Home, tmp_path: Path, container: str, image: str) -> None:
     settings = (*ON_SLURM, f"slurm.container={container}", f"slurm.image={image}")
     found = resolve("cpu-tiny", settings, home, {})
     assert found.plan["slurm.image"] == image
@@ -121,7 +119,7 @@ def test_an_image_of_a_cluster_that_cannot_be_pinned_is_said_to_be_unknown(
     assert f"{container} uses" in lock_of_start(plan, "cpu-tiny", settings, home, tmp_path).content.decode()
 
 
-def test_what_the_gateway_is_made_from_is_locked_and_kept_with_a_run(home: Home) -> None:
+def test_gateway_files_are_locked_and_copied_to_run(home: Home) -> None:
     own = {"smg-1.13.0.txt", "launch_gateway.py"}
     assert resolve("cpu-tiny", ("replicas=2",), home, {}).files.keys() >= own
     kept = input_copies(load("cpu-tiny", overrides=["replicas=2"]).plan, home)
@@ -129,7 +127,7 @@ def test_what_the_gateway_is_made_from_is_locked_and_kept_with_a_run(home: Home)
     assert not own & resolve("cpu-tiny", (), home, {}).files.keys()
 
 
-def test_what_nobody_answers_for_is_unknown_with_the_reason(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresolvable_inputs_are_unknown_with_reason(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(*_: object) -> Listing:
         raise CheckpointError("cannot reach the hub: https://mirror/?token=hf_abcdefghijklmnopqrstuvwxyz123456")
 
@@ -141,12 +139,12 @@ def test_what_nobody_answers_for_is_unknown_with_the_reason(home: Home, monkeypa
     assert found.checkpoint == {}
 
 
-def test_a_lock_is_read_back_as_it_was_written(home: Home) -> None:
+def test_lockfile_round_trips(home: Home) -> None:
     path = written(home, "cpu-tiny", "server.port=31000")
     assert read_lock(path)[0] == resolve("cpu-tiny", ("server.port=31000",), home, {})
 
 
-def test_what_is_locked_is_started(home: Home) -> None:
+def test_up_locked_uses_the_locked_plan(home: Home) -> None:
     path = written(home, "cpu-tiny", "server.port=31000")
     assert locked(path, home) == load("cpu-tiny", overrides=["server.port=31000"]).plan
     asked = decided_before(request_of(profile=str(path)), home, run=None, locked=True)
@@ -165,7 +163,7 @@ def test_what_is_locked_is_started(home: Home) -> None:
         ("profile: cpu-tiny", "profile: x", "profile:"),
     ],
 )
-def test_a_lock_that_was_edited_is_refused_at_its_section(home: Home, old: str, new: str, section: str) -> None:
+def test_edited_lockfile_is_rejected_at_its_section(home: Home, old: str, new: str, section: str) -> None:
     path = written(home, "cpu-tiny")
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ProfileError, match="was edited") as caught:
@@ -184,7 +182,7 @@ def test_a_lock_that_was_edited_is_refused_at_its_section(home: Home, old: str, 
         (f"tool: {__version__}", "tool: 99.0", "the lock was written by deploy 99.0"),
     ],
 )
-def test_a_lock_of_another_version_is_refused_with_its_line(home: Home, old: str, new: str, said: str) -> None:
+def test_lockfile_of_another_version_is_rejected_with_its_line(home: Home, old: str, new: str, said: str) -> None:
     path = written(home, "cpu-tiny")
     line = edit(path, old, new)
     with pytest.raises(ProfileError, match=said) as caught:
@@ -192,7 +190,7 @@ def test_a_lock_of_another_version_is_refused_with_its_line(home: Home, old: str
     assert caught.value.location == f"{path}:{line}"
 
 
-def test_every_line_that_is_another_one_now_is_told_and_nothing_is_started(home: Home) -> None:
+def test_every_changed_locked_value_is_reported(home: Home) -> None:
     profile = home.root / "profiles" / "owl.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text("extends: cpu-tiny\nserver: {port: 31000}\n")
@@ -211,9 +209,7 @@ def test_every_line_that_is_another_one_now_is_told_and_nothing_is_started(home:
         locked(path, home)
 
 
-def test_a_patch_or_a_file_of_other_content_ends_with_the_code_of_a_build(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_patch_is_a_build_error(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(home, GLM)
     monkeypatch.setattr(command, "patch_digest", lambda *_: "0" * 64)
     with pytest.raises(BuildError) as caught:
@@ -222,7 +218,7 @@ def test_a_patch_or_a_file_of_other_content_ends_with_the_code_of_a_build(
     assert all(str(path) in problem.location for problem in caught.value.problems)
 
 
-def test_weights_that_are_not_the_locked_ones_end_with_the_code_of_weights(home: Home) -> None:
+def test_checkpoint_differing_from_lock_is_a_checkpoint_error(home: Home) -> None:
     path = written(home, GLM)
     directory = command.checkpoint_directory(load(GLM).plan.model, home)
     directory.mkdir(parents=True)
@@ -244,7 +240,7 @@ def test_weights_that_are_not_the_locked_ones_end_with_the_code_of_weights(home:
     assert "3 bytes on disk and 2 in the lock" in caught.value.problems[1].message
 
 
-def test_a_run_keeps_its_lock_and_nobody_is_asked_for_it(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_lock_is_written_without_network(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: object) -> None:
         raise AssertionError("somebody was asked")
 
@@ -268,14 +264,12 @@ def test_a_run_keeps_its_lock_and_nobody_is_asked_for_it(home: Home, monkeypatch
         ({"profile": "x.lock.yaml", "image": "x"}, "do not apply"),
     ],
 )
-def test_a_lock_that_cannot_be_meant_is_refused(home: Home, asked: dict[str, object], said: str) -> None:
+def test_invalid_locked_request_is_rejected(home: Home, asked: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         decided_before(request_of(**asked), home, run=None, locked=True)
 
 
-def test_the_command_line_locks_and_starts_by_the_name_of_the_profile(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_and_up_locked_accept_profile_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(home.root))
     assert (done := CliRunner().invoke(app, ["lock", "cpu-tiny", "--json"])).exit_code == 0, done.output
     assert json.loads(done.stdout) == {"lock": "cpu-tiny.lock.yaml", "unknown": {}}
@@ -284,13 +278,13 @@ def test_the_command_line_locks_and_starts_by_the_name_of_the_profile(
     assert isinstance(refused.exception, UsageError)
 
 
-def test_a_lock_that_up_would_not_find_is_not_written(tmp_path: Path) -> None:
+def test_invalid_lockfile_name_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="invalid lockfile name") as refused:
         app(["lock", "cpu-tiny", "--output", str(tmp_path / "mine.yaml")], standalone_mode=False)
     assert "lock.yaml" in refused.value.hint
 
 
-def test_what_a_run_was_made_from_and_has_changed_is_told_when_it_is_started_once_more(
+def test_restart_warns_of_changed_inputs(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = past_run(home, 1)
@@ -305,9 +299,7 @@ def test_what_a_run_was_made_from_and_has_changed_is_told_when_it_is_started_onc
     assert f"`sglang-cpu-0.5.14.txt` has changed since `{run.path.name}` was started" in said
 
 
-def test_a_run_is_repeated_with_the_list_of_packages_that_it_was_made_from(
-    home: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_restart_uses_package_list_of_the_run(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     """Rolled back, it came up with the packages of today: that they are others was told, and no more."""
     run, plan = past_run(home, 1), load("cpu-tiny").plan
     lock = lock_of_start(plan, "cpu-tiny", (), home, run.path)
@@ -332,7 +324,7 @@ def test_a_run_is_repeated_with_the_list_of_packages_that_it_was_made_from(
     assert f"`{own.name}` has changed since" in capsys.readouterr().err
 
 
-def test_a_lock_is_set_beside_a_profile_and_a_run(home: Home) -> None:
+def test_lockfile_is_compared_with_profile_and_run(home: Home) -> None:
     path = written(home, "cpu-tiny", "server.port=31000")
     found = diff(resolve_side(str(path), home), resolve_side("cpu-tiny", home))
     assert [(each.area, each.key, each.a, each.b) for each in found.differences] == [
@@ -347,7 +339,7 @@ def test_a_lock_is_set_beside_a_profile_and_a_run(home: Home) -> None:
     assert "its locked" not in told
 
 
-def test_no_error_of_a_damaged_lock_is_a_fault_of_the_tool(home: Home) -> None:
+def test_truncated_lockfile_never_causes_internal_error(home: Home) -> None:
     path = written(home, "cpu-tiny")
     text = path.read_text()
     for cut in range(0, len(text.rstrip()), 97):

@@ -28,7 +28,7 @@ def summary(profile: str, home: Path, *overrides: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("profile", profile_names())
-def test_every_profile_fits_on_a_screen(profile: str, tmp_path: Path) -> None:
+def test_summary_of_every_profile_fits_on_one_screen(profile: str, tmp_path: Path) -> None:
     loaded = load(profile)
     lines = plan_summary(loaded.plan, Home(tmp_path), workload="a workload").splitlines()
     assert max(map(len, lines)) <= 80
@@ -41,7 +41,7 @@ def test_every_profile_fits_on_a_screen(profile: str, tmp_path: Path) -> None:
         assert any(" ".join(flag.argv) in line for line in lines), flag
 
 
-def test_what_a_summary_says(tmp_path: Path) -> None:
+def test_summary_contains_every_section(tmp_path: Path) -> None:
     found = summary("mi355x-tp8", tmp_path)
     assert found["model"].startswith("glm-5.2-mxfp4, served as `glm-5.2`: quark-mxfp4, 438.0 GB, 1,048,576 tokens")
     assert found["checkpoint"] == "hub amd/GLM-5.2-MXFP4, revision 386bd0e4"
@@ -61,7 +61,7 @@ def test_what_a_summary_says(tmp_path: Path) -> None:
     assert found["digest"] == load("mi355x-tp8").plan.digest[:12]
 
 
-def test_every_known_issue_has_its_confidence_and_date(tmp_path: Path) -> None:
+def test_answer_issues_have_confidence_and_date(tmp_path: Path) -> None:
     plan = load("mi355x-tp4dp2").plan
     text = " ".join(plan_summary(plan, Home(tmp_path), workload="w").split())
     for issue in (*plan.wrong_answers, *plan.nondeterministic):
@@ -70,13 +70,13 @@ def test_every_known_issue_has_its_confidence_and_date(tmp_path: Path) -> None:
     assert "router-bias-bf16: " in text
 
 
-def test_several_servers_and_a_key(tmp_path: Path) -> None:
+def test_summary_of_replicas_with_api_key(tmp_path: Path) -> None:
     found = summary("mi355x-tp4x2", tmp_path, "server.api_key_env=OWL_KEY")
     assert found["parallelism"] == "tp 4, dp 1, ep 1; 2 replicas behind a gateway"
     assert found["server"].endswith("the API key of $OWL_KEY")
 
 
-def test_a_plan_without_images_kernels_patches_and_questions(tmp_path: Path) -> None:
+def test_summary_omits_absent_sections(tmp_path: Path) -> None:
     found = summary("h200-glm-mtp", tmp_path, "model.questions=null")
     assert found["environment"] == "sglang-cuda-0.5.16.txt"
     assert found["patches"] == "none"
@@ -84,13 +84,13 @@ def test_a_plan_without_images_kernels_patches_and_questions(tmp_path: Path) -> 
     assert not {"image", "kernels", "warning"} & found.keys()
 
 
-def test_a_known_issue_says_how_sure_it_is_and_when_it_was_looked_at(tmp_path: Path) -> None:
+def test_warnings_have_confidence_and_date(tmp_path: Path) -> None:
     lines = plan_summary(load("mi355x-tp8").plan, Home(tmp_path)).splitlines()
     assert "  known     confidence medium; checked 2026-11, copies of 2026-09-23" in lines  # draft-ranks-diverge
     assert "  known     confidence high; checked 2026-11" in lines  # speculation-is-greedy
 
 
-def test_warnings_stand_in_it_with_their_hints(tmp_path: Path) -> None:
+def test_summary_contains_warnings_with_hints(tmp_path: Path) -> None:
     plan = load("mi355x-tp8", overrides=[f"env.{CAST}=1"]).plan
     image = ImageConfig(reference="image", digest="", env={"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"}, labels={})
     text = plan_summary(plan, Home(tmp_path), image=image)
@@ -98,12 +98,12 @@ def test_warnings_stand_in_it_with_their_hints(tmp_path: Path) -> None:
     assert "it sets ROCM_QUICK_REDUCE_QUANTIZATION=INT8" in rows(text)["image"]
 
 
-def test_it_is_folded_for_a_narrow_terminal(tmp_path: Path) -> None:
+def test_summary_wraps_in_narrow_terminal(tmp_path: Path) -> None:
     text = plan_summary(load("cpu-tiny").plan, Home(tmp_path), width=50)
     assert max(map(len, text.splitlines())) <= 50
 
 
-def test_servers_with_nodes_of_their_own_are_counted_in_gpus(tmp_path: Path) -> None:
+def test_servers_on_separate_nodes_are_counted_in_gpus(tmp_path: Path) -> None:
     cluster = ("runtime=kubernetes", "kubernetes.weights.pvc=models", "kubernetes.image_pull_policy=Never")
     found = summary("mi355x-1p1d", tmp_path, *cluster, "layout.tp=8", "server.api_key_env=KEY")
     assert found["hardware"].endswith("uses 16 GPUs")

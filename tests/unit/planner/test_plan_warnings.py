@@ -32,14 +32,14 @@ def invoke(home: Path, *words: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("verb", [("render",), ("up", "--dry-run"), ("up", "--dry-run", "--name", "owl")])
-def test_a_dry_run_and_render_say_the_same(tmp_path: Path, verb: tuple[str, ...]) -> None:
+def test_dry_run_and_render_print_same_warnings(tmp_path: Path, verb: tuple[str, ...]) -> None:
     _, stderr = invoke(tmp_path, *verb, "--profile", "mi355x-tp8", *OPEN)
     assert f"warning: {NO_KEY.format('owl' if 'owl' in verb else 'mi355x-tp8')}\nhint: `--set server.api_key" in stderr
     assert stderr.count(f"warning: {KNOWN}") == 1
     assert stderr.count("warning: not pinned") == 1
 
 
-def test_known_issues_of_the_images_variables_follow_those_of_the_plan() -> None:
+def test_image_warnings_follow_plan_warnings() -> None:
     plan = load("mi355x-tp8", overrides=["env.ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=1"]).plan
     image = ImageConfig(reference="image", digest="", env={"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"}, labels={})
     assert [warning.id for warning in plan_warnings(plan, image=image)] == [
@@ -48,7 +48,7 @@ def test_known_issues_of_the_images_variables_follow_those_of_the_plan() -> None
     ]
 
 
-def test_what_was_said_of_an_earlier_plan_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_of_previous_plan_are_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     before = load("mi355x-tp8").plan
     after = load("mi355x-tp8", overrides=["flags.max-running-requests=512"]).plan
     report_warnings(after, before=before)
@@ -72,7 +72,7 @@ def test_what_was_said_of_an_earlier_plan_is_not_repeated(capsys: pytest.Capture
         ("mi355x-tp8", (f"engine.image_digest=sha256:{'0' * 64}",), ""),
     ],
 )
-def test_what_may_change_between_two_starts_is_told_in_one_warning(
+def test_unpinned_inputs_are_reported_in_one_warning(
     profile: str, overrides: tuple[str, ...], unpinned: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     warn_unpinned(load(profile, overrides=overrides).plan)
@@ -83,7 +83,7 @@ def test_what_may_change_between_two_starts_is_told_in_one_warning(
 
 
 @pytest.mark.parametrize("name", Catalog.shipped().names(EntryKind.MODEL))
-def test_each_hub_checkpoint_of_the_catalog_is_pinned_to_a_commit(name: str) -> None:
+def test_shipped_hub_checkpoints_are_pinned_to_a_commit(name: str) -> None:
     path = Catalog.shipped().path(EntryKind.MODEL, name)
     checkpoint = yaml.safe_load(path.read_text())["checkpoint"]
     pinned = checkpoint["source"] != "hub" or re.fullmatch("[0-9a-f]{8,40}", checkpoint.get("revision", ""))

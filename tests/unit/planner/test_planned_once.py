@@ -12,7 +12,7 @@ from orchestrator.planner import planning
 from orchestrator.planner.source import profile_source
 
 
-def test_a_profile_is_read_once_for_all_its_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_is_read_once_for_all_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("merge_layers", "validate", "build_plan", "read_ledger", "read_flags"):
         original = getattr(planning, name)
@@ -42,7 +42,7 @@ def test_a_profile_is_read_once_for_all_its_decisions(tmp_path: Path, monkeypatc
     assert again.digest != plan.digest
 
 
-def test_a_table_that_is_given_takes_the_place_of_the_built_one(tmp_path: Path) -> None:
+def test_given_table_replaces_built_table(tmp_path: Path) -> None:
     plan = planning.load("mi355x-tp8").plan
     built = Store.of(Home(tmp_path), plan).table(plan)
     built.parent.mkdir(parents=True)
@@ -55,7 +55,7 @@ def test_a_table_that_is_given_takes_the_place_of_the_built_one(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("image", [None, "mine:1"])
-def test_a_runtime_that_there_is_not_is_refused_where_it_is_written(tmp_path: Path, image: str | None) -> None:
+def test_unknown_runtime_is_rejected_at_its_location(tmp_path: Path, image: str | None) -> None:
     with pytest.raises(ProfileError, match="cannot plan profile") as caught:
         _ = profile_source("mi355x-tp8", ("runtime=dockr",), Home(tmp_path), image=image).runtime
     (problem,) = caught.value.problems

@@ -21,7 +21,7 @@ def flags(*overrides: str) -> dict[str, tuple[str, ...]]:
         ("mamba-scheduler-strategy=no_buffer", "mamba-radix-cache-strategy", ("no_buffer",)),
     ],
 )
-def test_a_renamed_flag_is_translated_with_a_note(
+def test_renamed_flag_is_translated_with_note(
     old: str, new: str, values: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = flags(*NEWER, f"flags.{old}")
@@ -32,7 +32,7 @@ def test_a_renamed_flag_is_translated_with_a_note(
     assert name in flags("engine=sglang-0.5.16-rocm", *NEWER[1:], f"flags.{old}")
 
 
-def test_data_parallel_attention_is_translated_from_the_table_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dp_attention_flags_are_translated_with_note(capsys: pytest.CaptureFixture[str]) -> None:
     engine = ("engine.image=rocm/sgl-dev:mine", "flags.dsa-prefill-backend=null", "flags.cuda-graph-max-bs-decode=null")
     issues = "allow_known_issues=[dp-attention-mtp-topk]"
     layout = ("layout.tp=8", "layout.dp=8", "layout.dp_attention=true", issues, *engine)
@@ -48,14 +48,14 @@ def test_data_parallel_attention_is_translated_from_the_table_with_a_note(capsys
     assert "enable-dp-attention" not in lines["0.5.22"]
 
 
-def test_a_removed_flag_has_no_similar_one_as_its_hint() -> None:
+def test_removed_flag_hints_at_removal() -> None:
     with pytest.raises(ProfileError) as refused:
         flags(*NEWER, "flags.prefill-round-robin-balance=true")
     [problem] = refused.value.problems_or_self()
     assert problem.hint == "remove it: sglang 0.5.19 has it, newer versions neither have nor replace it"
 
 
-def test_the_origin_of_a_translated_flag_is_kept() -> None:
+def test_translated_flag_keeps_its_origin() -> None:
     plan = load("mi355x-tp8", overrides=[*NEWER, "flags.cuda-graph-max-bs=16"]).plan
     [flag] = [flag for flag in plan.flags if flag.name == "cuda-graph-max-bs-decode"]
     assert flag.origin == "user"
@@ -68,7 +68,7 @@ def test_the_origin_of_a_translated_flag_is_kept() -> None:
         ("flags.cuda-graph-max-bs=16", "flags.cuda-graph-max-bs-decode=32"),  # both: which one is meant is not known
     ],
 )
-def test_a_flag_that_cannot_be_translated_is_refused(overrides: tuple[str, ...]) -> None:
+def test_untranslatable_flag_is_rejected(overrides: tuple[str, ...]) -> None:
     with pytest.raises(ProfileError) as refused:
         flags(*NEWER, *overrides)
     assert "sglang 0.5.20 has no option" in str([problem.message for problem in refused.value.problems_or_self()])

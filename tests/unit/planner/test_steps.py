@@ -35,7 +35,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return here
 
 
-def test_on_a_bare_node_everything_is_made(tmp_path: Path) -> None:
+def test_empty_host_needs_every_step(tmp_path: Path) -> None:
     found = shown(HostRef(home=Home(tmp_path)))
     assert list(found) == ["image", "checkpoint", "table", "start"]  # the engine judges the arguments first
     assert found["checkpoint"][0] == "438.0 GB of amd/GLM-5.2-MXFP4 to download, at 400 MB/s"
@@ -45,7 +45,7 @@ def test_on_a_bare_node_everything_is_made(tmp_path: Path) -> None:
     assert found["start"][0] == "438.0 GB loaded, kernels compiled, graphs captured, smoke test"
 
 
-def test_a_checkpoint_that_was_made_before_is_done(tmp_path: Path) -> None:
+def test_generated_checkpoint_is_not_generated_again(tmp_path: Path) -> None:
     tiny, host_ref = render_artifacts(load("cpu-tiny").plan), HostRef(home=Home(tmp_path))
     [start] = [step.what for step in estimate.steps_of(tiny, host_ref) if step.name == "start"]
     assert start.endswith(" MB loaded, smoke test")
@@ -60,7 +60,7 @@ def test_a_checkpoint_that_was_made_before_is_done(tmp_path: Path) -> None:
     assert (after.what, after.about) == (str(made), 0)
 
 
-def test_what_is_there_is_not_done_again(tmp_path: Path, images: set[str]) -> None:
+def test_existing_table_and_image_need_no_time(tmp_path: Path, images: set[str]) -> None:
     home = Home(tmp_path)
     Store.of(home, ARTIFACTS.plan).write(ARTIFACTS.plan, every_bucket(FUSED_TP8))
     images.add("lmsysorg/sglang-rocm:")
@@ -71,7 +71,7 @@ def test_what_is_there_is_not_done_again(tmp_path: Path, images: set[str]) -> No
     assert built["image"][1] == 0
 
 
-def test_of_a_download_that_was_cut_only_the_rest_is_counted(tmp_path: Path) -> None:
+def test_interrupted_download_counts_only_remaining_bytes(tmp_path: Path) -> None:
     home = Home(tmp_path)
     directory = write_checkpoint(home.models / "glm-5.2-mxfp4", mtp_layer=78)
     part = directory / ".parts/abc/model-00009.safetensors.part"
@@ -84,7 +84,7 @@ def test_of_a_download_that_was_cut_only_the_rest_is_counted(tmp_path: Path) -> 
     )
 
 
-def test_on_a_far_node_it_is_done_there(tmp_path: Path, images: set[str]) -> None:
+def test_steps_on_remote_host_ignore_local_images(tmp_path: Path, images: set[str]) -> None:
     images |= {"deploy/", "lmsysorg/"}  # of this machine
     found = shown(HostRef(home=Home(tmp_path), remote="ssh://node"))
     assert "amd/GLM-5.2-MXFP4, 438.0 GB, on ssh://node" in found["checkpoint"][0]

@@ -15,11 +15,11 @@ from orchestrator.core.yaml_document import read_document
         ('"12"', "12"), ("'true'", "true"), ("0", 0), ("1_000", 1000),
     ],
 )  # fmt: skip
-def test_only_what_looks_like_a_number_is_one(text: str, value: object) -> None:
+def test_scalars_are_parsed_strictly(text: str, value: object) -> None:
     assert read_document(f"key: {text}", "f.yaml").data == {"key": value}
 
 
-def test_every_key_remembers_its_line() -> None:
+def test_every_key_has_its_line() -> None:
     document = read_document("a: 1\nb:\n  c: [1, 2]\n  d:\n    e: x\n", "f.yaml")
     assert document.location(("a",)) == "f.yaml:1"
     assert document.location(("b", "c", 1)) == "f.yaml:3"
@@ -27,7 +27,7 @@ def test_every_key_remembers_its_line() -> None:
     assert document.location(("b", "d", "missing")) == "f.yaml:4"
 
 
-def test_all_faults_are_shown_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     with pytest.raises(ProfileError) as caught:
         read_document("a: 1\na: 2\nb: &x 3\nc: *x\nd: !!set {}\n", "f.yaml")
     problems = {problem.location: problem.message for problem in caught.value.problems}
@@ -40,19 +40,19 @@ def test_all_faults_are_shown_at_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["a: [1,\n", "a: b: c", "\tx: 1", "- 1\n- 2\n", "just text"])
-def test_what_is_no_mapping_is_refused_with_its_line(text: str) -> None:
+def test_text_without_mapping_is_rejected_with_its_line(text: str) -> None:
     with pytest.raises(ProfileError) as caught:
         read_document(text, "f.yaml")
     places = [caught.value.location, *(problem.location for problem in caught.value.problems)]
     assert any(place.startswith("f.yaml:") for place in places)
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
+def test_control_bytes_are_rejected() -> None:
     with pytest.raises(ProfileError, match="not text"):
         read_document("a: \x00", "f.yaml")
 
 
-def test_a_fault_is_shown_once_a_line() -> None:
+def test_each_line_is_reported_once() -> None:
     with pytest.raises(ProfileError) as caught:
         read_document("layout: &x [*x]\n", "f.yaml")
     assert [problem.location for problem in caught.value.problems] == ["f.yaml:1"]

@@ -13,7 +13,7 @@ def write(folder: Path, name: str, text: str) -> str:
     return str(folder / f"{name}.yaml")
 
 
-def test_it_has_the_rest_of_the_other_each_with_its_place(tmp_path: Path) -> None:
+def test_extended_profile_inherits_values_and_locations(tmp_path: Path) -> None:
     own = write(
         tmp_path,
         "mine",
@@ -31,7 +31,7 @@ def test_it_has_the_rest_of_the_other_each_with_its_place(tmp_path: Path) -> Non
     assert mine.composed.place(("model",)) == "profiles/mi355x-tp8.yaml:6"
 
 
-def test_the_state_of_july_differs_in_its_engine_alone() -> None:
+def test_july_profiles_differ_only_in_engine() -> None:
     for name in ("mi355x-tp8", "mi355x-tp4dp2"):
         july, now = load(f"{name}-july").plan, load(name).plan
         assert (july.engine.name, now.engine.name) == ("sglang-0.5.14-rocm", "sglang-0.5.16-rocm")
@@ -45,14 +45,14 @@ def test_the_state_of_july_differs_in_its_engine_alone() -> None:
         ("extends: [a]\n", "`extends` does not contain a name", "`extends: NAME`"),
     ],
 )
-def test_what_is_not_there_cannot_be_extended(text: str, message: str, hint: str, tmp_path: Path) -> None:
+def test_extending_missing_profile_is_rejected(text: str, message: str, hint: str, tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=message) as caught:
         read_profile(write(tmp_path, "mine", text))
     assert caught.value.location == f"{tmp_path}/mine.yaml:1"
     assert hint in caught.value.hint
 
 
-def test_profiles_that_extend_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_circular_extends_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "profiles").mkdir()
     write(tmp_path / "profiles", "a", "extends: b\n")
     write(tmp_path / "profiles", "b", "extends: a\n")

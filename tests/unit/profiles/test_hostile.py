@@ -52,12 +52,12 @@ def refused(tmp_path: Path, text: str) -> ProfileError:
         "flags.preferred-sampling-params=" + "[" * 10_000,
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_words(override: str) -> None:
+def test_invalid_override_is_rejected(override: str) -> None:
     with pytest.raises(ProfileError):
         load("cpu-tiny", overrides=[override])
 
 
-def test_a_number_of_steps_that_is_none_is_refused() -> None:
+def test_invalid_speculative_steps_are_rejected() -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8", overrides=["flags.speculative-num-steps=abc"])
     [problem] = caught.value.problems
@@ -65,7 +65,7 @@ def test_a_number_of_steps_that_is_none_is_refused() -> None:
     assert problem.location == "--set flags.speculative-num-steps"
 
 
-def test_an_alias_is_refused_and_never_followed(tmp_path: Path) -> None:
+def test_yaml_aliases_are_rejected_without_expansion(tmp_path: Path) -> None:
     assert refused(tmp_path, GOOD.replace("{tp: 1}", "&x [*x]")).problems
     names = zip("abcdefgh", "bcdefghi", strict=True)
     rows = [f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in names]
@@ -74,7 +74,7 @@ def test_an_alias_is_refused_and_never_followed(tmp_path: Path) -> None:
     assert time.process_time() - began < 5
 
 
-def test_twenty_thousand_keys_are_read_in_no_time(tmp_path: Path) -> None:
+def test_twenty_thousand_keys_are_read_quickly(tmp_path: Path) -> None:
     """Held to CPU time, of which they take 0.3 s; work that grows with the square of the keys takes 11 s."""
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD + "env:\n" + "\n".join(f"  NO_{number}: {number}" for number in range(20_000)))
@@ -84,7 +84,7 @@ def test_twenty_thousand_keys_are_read_in_no_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("section", ["flags", "server"])
-def test_twenty_thousand_faults_are_not_all_looked_up(section: str, tmp_path: Path) -> None:
+def test_only_first_100_problems_are_reported(section: str, tmp_path: Path) -> None:
     """The nearest name of each takes a millisecond."""
     keys = "\n".join(f"  no-such-{number}: {number}" for number in range(20_000))
     began = time.process_time()
@@ -97,22 +97,22 @@ STAIRS = "a:\n" + "".join(f"{' ' * step}b:\n" for step in range(1, 40))
 
 
 @pytest.mark.parametrize("text", ["[" * 50_000, "{a: " * 50_000, "- " * 20_000, STAIRS])
-def test_what_is_nested_too_deep_is_refused_at_its_line(text: str, tmp_path: Path) -> None:
+def test_too_deep_nesting_is_rejected(text: str, tmp_path: Path) -> None:
     """PyYAML from 6.0.4 on may refuse it before our own limit does."""
     assert re.search("nested deeper than|maximum nesting depth", refused(tmp_path, text).message)
 
 
 @pytest.mark.parametrize("text", [".nan", ".inf", "1e999", "9" * 400, "9" * 5000, "9" * 400 + ".5", "-" + "9" * 400])
-def test_what_is_no_number_of_ours_is_text(text: str) -> None:
+def test_unsupported_numbers_are_read_as_text(text: str) -> None:
     assert read_document(f"key: {text}", "f.yaml").data == {"key": text}
 
 
-def test_a_second_document_and_a_key_that_is_no_text_are_refused(tmp_path: Path) -> None:
+def test_second_document_and_non_text_key_are_rejected(tmp_path: Path) -> None:
     messages = {problem.message for problem in refused(tmp_path, GOOD + "? [a, b]\n: c\n---\nd: 1\n").problems}
     assert messages == {"a key must be text", "a second document begins here"}
 
 
-def test_a_text_that_ends_in_rendered_files_is_one_line(tmp_path: Path) -> None:
+def test_multiline_text_for_rendered_files_is_rejected(tmp_path: Path) -> None:
     text = GOOD + 'description: "fine\\nrm -rf /"\nenv: {A: {value: "1\\n2", origin: recipe, source: "x\\ny"}}\n'
     places = {problem.location.rpartition(":")[2] for problem in refused(tmp_path, text).problems}
     assert places == {"6", "7"}
@@ -122,7 +122,7 @@ def test_a_text_that_ends_in_rendered_files_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["description: '{}'", "'{}': 1", "server:\n  host: '{}'", "flags:\n  device: [a, '{}']"]
 )
-def test_what_is_no_text_is_refused_in_every_file_at_its_line(line: str, hidden: str, tmp_path: Path) -> None:
+def test_control_characters_are_rejected_with_their_line(line: str, hidden: str, tmp_path: Path) -> None:
     text = GOOD + line.format(f"a{hidden}b").replace("'", '"') + "\n"
     (problem,) = refused(tmp_path, text).problems
     assert problem.message.startswith("a text cannot contain")
@@ -136,14 +136,14 @@ HOSTILE_TEXTS = ["--privileged", "a b", "a\nRUN touch /x", "a\\", "$(id)", "a;b"
 @pytest.mark.parametrize(
     "key", ["engine.image", "engine.source_dir", "engine.aiter_dir", "engine.requirements", "engine.dockerfile"]
 )
-def test_a_path_or_a_reference_of_a_dockerfile_is_one_word(key: str, text: str) -> None:
+def test_dockerfile_values_cannot_inject_instructions(key: str, text: str) -> None:
     with pytest.raises(DeployError):
         rendered_files(render_artifacts(load("mi355x-tp8", overrides=[f"{key}={text}"]).plan))
 
 
 @pytest.mark.parametrize("key", ["devices", "groups", "security_opt", "cap_add"])
 @pytest.mark.parametrize("text", ["--privileged", "a b", "a\tb"])
-def test_what_a_container_is_given_is_no_option_of_docker(key: str, text: str) -> None:
+def test_container_settings_cannot_inject_docker_options(key: str, text: str) -> None:
     with pytest.raises(ProfileError):
         load("mi355x-tp8", overrides=[f"hardware.container.{key}=[{text}]"])
 
@@ -170,7 +170,7 @@ VALUES = st.one_of(
 
 @given(st.lists(st.tuples(KEYS, LEAVES, VALUES).map(lambda parts: f"{parts[0]}{parts[1]}={parts[2]}"), max_size=4))
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
-def test_no_override_ends_in_a_traceback(overrides: list[str]) -> None:
+def test_overrides_never_cause_a_traceback(overrides: list[str]) -> None:
     with suppress(DeployError):
         rendered_files(render_artifacts(load("mi355x-tp8", overrides=overrides).plan))
 
@@ -188,14 +188,14 @@ TREES = st.recursive(
 
 @given(st.text(max_size=200))
 @settings(max_examples=300)
-def test_any_text_is_a_document_or_a_fault(text: str) -> None:
+def test_any_text_is_a_document_or_an_error(text: str) -> None:
     with suppress(ProfileError):
         read_document(text, "f.yaml")
 
 
 @given(section=SECTIONS, tree=TREES)
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_no_section_of_a_file_ends_in_a_traceback(tmp_path: Path, section: str, tree: object) -> None:
+def test_file_sections_never_cause_a_traceback(tmp_path: Path, section: str, tree: object) -> None:
     path = tmp_path / "mine.yaml"
     text = GOOD.replace("layout: {tp: 1}\n", "") if section == "layout" else GOOD
     path.write_text(text + f"{section}: {_flow(tree)}\n", encoding="utf-8", errors="replace")

@@ -28,25 +28,25 @@ def composed(profile: str, *overrides: str, engine: str = ENGINE) -> MergedProfi
     )
 
 
-def test_facts_of_a_part_stand_below_its_name_and_flags_at_the_top() -> None:
+def test_entry_facts_are_nested_and_flags_top_level() -> None:
     result = composed("hardware: hw\nmodel: m\nengine: e\n")
     assert result.data["hardware"] == {"gpus": 8}
     assert result.place(("hardware", "gpus")) == "hw.yaml:1"
     assert result.place(("flags", "a")) == "hw.yaml:3"
 
 
-def test_a_setting_is_replaced_whole_so_its_origin_cannot_outlive_its_value() -> None:
+def test_setting_is_replaced_together_with_its_origin() -> None:
     result = composed("flags:\n  a: {value: 2}\n")
     assert result.data["flags"] == {"a": {"value": 2}, "b": {"value": 1}}
     assert result.place(("flags", "a", "value")) == "p.yaml:2"
 
 
-def test_null_removes() -> None:
+def test_null_removes_a_setting() -> None:
     assert composed("flags: {a: null}\n").data["flags"] == {"b": {"value": 1}}
     assert composed("flags: {}\n", "flags.a=null").data["flags"] == {"b": {"value": 1}}
 
 
-def test_set_comes_last_and_says_so() -> None:
+def test_set_overrides_profile_with_user_origin() -> None:
     result = composed("flags: {a: {value: 2}}\n", "flags.a=3", "engine.version=0.5.16", "list=[a, 2]")
     assert result.data["flags"] == {
         "a": {"value": 3, "origin": "user", "source": "--set flags.a"},
@@ -57,7 +57,7 @@ def test_set_comes_last_and_says_so() -> None:
     assert result.place(("flags", "a")) == "--set flags.a"
 
 
-def test_a_layer_is_not_changed_by_those_above_it() -> None:
+def test_merging_does_not_modify_lower_layers() -> None:
     before = dict(HARDWARE.data)
     composed("flags: {a: {value: 9}}\n", "hardware.gpus=1")
     assert HARDWARE.data == before
@@ -65,12 +65,12 @@ def test_a_layer_is_not_changed_by_those_above_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a", "=1", ".a=1", "a..b=1"])
-def test_an_override_has_a_key_and_a_value(text: str) -> None:
+def test_override_without_key_and_value_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="has no key and value"):
         Override.parse(text)
 
 
-def test_missing_parts_are_named_together() -> None:
+def test_missing_entries_are_reported_together() -> None:
     with pytest.raises(ProfileError) as caught:
         select_entries([Document("p.yaml", {"hardware": 3}, {("hardware",): 1})], [])
     assert [problem.message for problem in caught.value.problems] == [
@@ -80,7 +80,7 @@ def test_missing_parts_are_named_together() -> None:
     ]
 
 
-def test_a_profile_says_single_values_over_the_file_of_a_part() -> None:
+def test_profile_overrides_single_values_of_an_entry() -> None:
     result = composed("engine:\n  use: e\n  version: 0.5.16\n  flags: {c: 1}\nflags: {a: 5}\n")
     assert result.data["engine"] == {"version": "0.5.16"}
     assert result.place(("engine", "version")) == "p.yaml:3"
@@ -88,19 +88,19 @@ def test_a_profile_says_single_values_over_the_file_of_a_part() -> None:
     assert result.data["flags"] == {"a": 5, "b": {"value": 1}, "c": 1}
 
 
-def test_without_a_file_it_speaks_over_what_the_extended_profile_named() -> None:
+def test_values_without_use_override_inherited_entry() -> None:
     result = composed("model: {layers: 3, moe: {experts: 4}}\n", "model.moe.experts=5")
     assert result.data["model"] == {"layers": 3, "moe": {"experts": 5}}
     assert dict(result.overlaid) == {("model", "layers"): "", ("model", "moe", "experts"): ""}
 
 
-def test_a_part_may_stand_in_the_profile() -> None:
+def test_entry_may_be_written_inside_profile() -> None:
     choice = select_entries([read_document("hardware: {gpus: 1}\nmodel: m\nengine: ./e.yaml\n", "p.yaml")], [])
     assert [choice[part].file for part in ("hardware", "model", "engine")] == [None, "m", "./e.yaml"]
     assert [document.name for document in choice["hardware"].over] == ["p.yaml"]
 
 
-def test_a_name_starts_anew() -> None:
+def test_new_entry_name_discards_earlier_values() -> None:
     """What was said over one file is not said over another."""
     assert composed("engine: {version: 2}\n", "engine=other").data["engine"] == {"version": "0.5.14"}
     assert composed("engine: {version: 2}\n", "engine.use=other").data["engine"] == {"version": 2}
@@ -111,14 +111,14 @@ def test_a_name_starts_anew() -> None:
     [("", ["engine.image=z/sglang:v1"]), ("engine: {image: 'z/sglang:v1'}\n", [])],
     ids=["set", "profile"],
 )
-def test_another_image_keeps_nothing_that_was_said_of_the_old_one(profile: str, overrides: list[str]) -> None:
+def test_changed_image_discards_facts_of_old_image(profile: str, overrides: list[str]) -> None:
     result = composed(profile, *overrides, engine=DATED)
     assert result.data["engine"] == {"version": 1, "image": "z/sglang:v1", "source": "a list"}
     assert result.names["engine"] == "z/sglang:v1"
     assert result.place(("engine", "aiter_commit")) == result.place(("engine",))
 
 
-def test_what_is_said_with_another_image_is_true_of_it() -> None:
+def test_facts_set_with_changed_image_are_kept() -> None:
     result = composed("", "engine.image=z/sglang:v1", "engine.aiter_commit=abc", engine=DATED)
     assert result.data["engine"] == {
         "version": 1,

@@ -37,7 +37,7 @@ ALL = tuple(model for file in FILES for model in models(file, set()))
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED_KEYS.items(), ids=list(RENAMED_KEYS))
-def test_the_error_names_the_new_key(old: str, new: str) -> None:
+def test_old_key_in_file_suggests_new_key(old: str, new: str) -> None:
     owners = {model for model in ALL if new in model.model_fields and old not in model.model_fields}
     assert owners, f"no file has a key `{new}`"
     for owner in owners:
@@ -58,13 +58,13 @@ def test_the_error_names_the_new_key(old: str, new: str) -> None:
         ("accept_known_bad=[x]", "allow_known_issues"),
     ],
 )
-def test_so_does_that_of_a_setting(setting: str, new: str) -> None:
+def test_old_key_in_set_suggests_new_key(setting: str, new: str) -> None:
     with pytest.raises(ProfileError) as caught:
         load("cpu-tiny", overrides=[setting])
     assert f"did you mean `{new}`?" in [problem.hint for problem in caught.value.problems]
 
 
-def test_a_key_that_has_no_new_name_there_leads_to_the_nearest(tmp_path: Path) -> None:
+def test_mistyped_key_suggests_closest_key(tmp_path: Path) -> None:
     path = tmp_path / "load.yaml"
     path.write_text("input_tokens: 8\noutput_tokens: 8\nseedd: 1\nkind: x\nconcurrency: 1\nload: closed\n")
     with pytest.raises(ProfileError) as caught:

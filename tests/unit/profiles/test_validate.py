@@ -29,21 +29,21 @@ def faults(tmp_path: Path, text: str) -> dict[str, tuple[str, str]]:
     return found or {caught.value.message: (caught.value.location.removeprefix(f"{path}:"), caught.value.hint)}
 
 
-def test_a_users_own_profile_loads_and_is_its_own_authority(tmp_path: Path) -> None:
+def test_values_of_own_profile_have_user_origin(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD + "flags: {max-total-tokens: 1024, context-length: 1024}\n")
     flag = next(flag for flag in load(str(path)).plan.flags if flag.name == "max-total-tokens")
     assert (flag.values, flag.origin) == (("1024",), "user")
 
 
-def test_unknown_keys_lead_to_the_nearest(tmp_path: Path) -> None:
+def test_unknown_keys_suggest_closest_keys(tmp_path: Path) -> None:
     assert faults(tmp_path, GOOD + "serve: {}\nserver: {prot: 1}\n") == {
         "unknown key `serve`": ("6", "did you mean `server`?"),
         "unknown key `server.prot`": ("7", "did you mean `port`?"),
     }
 
 
-def test_an_unknown_key_hides_nothing_else() -> None:
+def test_unknown_key_does_not_hide_other_problems() -> None:
     settings = ["no.such=key", "model.layrs=3", "layout.tp=8", "flags.nsa-prefil-backend=tilelang"]
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp4dp2", overrides=settings)
@@ -58,7 +58,7 @@ def test_an_unknown_key_hides_nothing_else() -> None:
     assert len(caught.value.problems) == 2
 
 
-def test_wrong_types_say_what_was_expected(tmp_path: Path) -> None:
+def test_wrong_type_error_names_expected_type(tmp_path: Path) -> None:
     found = faults(tmp_path, GOOD + "server:\n  port: http\n  host: 12\ntimeouts: 3\ndescription: [a]\n")
     assert found == {
         "`server.port` must be a whole number, found `http`": ("7", ""),
@@ -83,14 +83,14 @@ def test_wrong_types_say_what_was_expected(tmp_path: Path) -> None:
         ("engine.image=a/../b", "`a/../b` is not the name of an image"),
     ],
 )
-def test_a_value_that_no_server_can_be_given_is_refused(setting: str, message: str) -> None:
+def test_unusable_value_is_rejected(setting: str, message: str) -> None:
     with pytest.raises(ProfileError) as caught:
         load("cpu-tiny", overrides=["model.checkpoint.source=local", "model.checkpoint.path=/x", setting])
     (problem,) = caught.value.problems
     assert message in problem.message
 
 
-def test_an_image_that_takes_anothers_place_may_be_pinned(tmp_path: Path) -> None:
+def test_image_fallback_may_be_pinned_by_digest(tmp_path: Path) -> None:
     engine = "engine: {use: sglang-0.5.14-cpu, image_fallbacks: ['%s']}"
     text, pinned = GOOD.replace("engine: sglang-0.5.14-cpu", engine), "x/sglang:v0.5.14@sha256:" + 64 * "a"
     path = tmp_path / "pinned.yaml"
@@ -100,11 +100,11 @@ def test_an_image_that_takes_anothers_place_may_be_pinned(tmp_path: Path) -> Non
         assert any("image_fallbacks" in fault for fault in faults(tmp_path, text % wrong))
 
 
-def test_a_missing_part_is_named(tmp_path: Path) -> None:
+def test_missing_entry_is_reported(tmp_path: Path) -> None:
     assert "`engine` must name a file, found nothing" in faults(tmp_path, GOOD.replace("engine:", "motor:"))
 
 
-def test_every_part_that_does_not_exist_is_named_with_the_nearest(tmp_path: Path) -> None:
+def test_nonexistent_entries_are_reported_with_suggestions(tmp_path: Path) -> None:
     text = GOOD.replace("cpu\n", "cpo\n", 1).replace("tiny", "tyni")
     assert faults(tmp_path, text) == {
         "no hardware `cpo` found": ("1", "did you mean `cpu`?"),
@@ -112,21 +112,21 @@ def test_every_part_that_does_not_exist_is_named_with_the_nearest(tmp_path: Path
     }
 
 
-def test_a_published_value_names_its_source(tmp_path: Path) -> None:
+def test_published_value_without_source_is_rejected(tmp_path: Path) -> None:
     text = GOOD + "flags:\n  device: {value: cpu, origin: published}\n"
     [(message, (line, _))] = faults(tmp_path, text).items()
     assert "names its source" in message
     assert line == "7"
 
 
-def test_sizes_read_as_people_write_them() -> None:
+def test_decimal_and_binary_size_units_are_parsed() -> None:
     assert load("mi355x-tp8").plan.hardware.vram_bytes == 288 * 1024**3
     assert load("mi325x-tp8").plan.model.weight_bytes == 756 * 1000**3
 
 
 @pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
 @pytest.mark.parametrize("endless", ["fifo", "zero"])
-def test_a_file_without_end_is_not_read(tmp_path: Path, endless: str) -> None:
+def test_endless_file_is_rejected(tmp_path: Path, endless: str) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "hardware").mkdir()
@@ -135,7 +135,7 @@ def test_a_file_without_end_is_not_read(tmp_path: Path, endless: str) -> None:
         read_file(tmp_path / "hardware/odd.yaml", "odd.yaml")
 
 
-def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+def test_file_with_invalid_encoding_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"description: \xe4\n")
     with pytest.raises(ProfileError, match="cannot read"):

@@ -6,7 +6,7 @@ from orchestrator.planner.planning import render_artifacts
 from orchestrator.render.scripts import server_script
 
 
-def test_a_server_with_a_key_is_not_started_without_it() -> None:
+def test_script_requires_api_key_file() -> None:
     """The script used to leave the key out: by hand, a server on 0.0.0.0 answered everyone."""
     script = server_script(render_artifacts(plan_of("cpu-tiny", "server.host=0.0.0.0", "server.api_key_env=KEY")))
     assert ': "${API_KEY_FILE:?' in script

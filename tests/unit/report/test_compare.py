@@ -41,14 +41,14 @@ def compared(result: BenchResult, prices: PriceBook = TCO) -> Comparison:
         (None, True, Agreement.NOT_MEASURED),
     ],
 )
-def test_a_agreement_knows_which_side_is_better(
+def test_agreement_respects_metric_direction(
     measured: float | None, higher_is_better: bool, agreement: Agreement
 ) -> None:
     terms = ComparisonTerms(tolerance=0.15, judged=True)
     assert terms.compare(measured, 100.0, higher_is_better=higher_is_better).agreement is agreement
 
 
-def test_rows_meet_by_rate() -> None:
+def test_rows_are_matched_by_rate() -> None:
     row = next(row for row in compared(tp4dp2()).rows if row.rate_rps == 2.25)
     assert row.of(metrics.TTFT_P95).measured == 1.31
     assert row.of(metrics.TTFT_P95).published == 1.23
@@ -56,7 +56,7 @@ def test_rows_meet_by_rate() -> None:
     assert row.of(metrics.TTFT_P95).agreement is Agreement.WITHIN
 
 
-def test_a_published_row_above_its_own_load_cannot_be_tested() -> None:
+def test_published_throughput_above_its_load_is_untestable() -> None:
     """1,913 tok/s at 1.5 rps of 1,000 tokens: a steady state emits 1,500."""
     found = {row.rate_rps: row.of(metrics.OUTPUT).agreement for row in compared(tp4dp2()).rows}
     assert [rate for rate, agreement in found.items() if agreement is Agreement.UNTESTABLE] == [1.5]
@@ -71,7 +71,7 @@ def test_a_published_row_above_its_own_load_cannot_be_tested() -> None:
         IssueKind.FAILED_REQUESTS,
     ],
 )
-def test_a_mark_forbids_every_agreement(kind: IssueKind) -> None:
+def test_comparability_issue_prevents_every_agreement(kind: IssueKind) -> None:
     comparison = compared(marked(tp4dp2(), kind))
     assert not comparison.comparable
     assert [reason.kind for reason in comparison.reasons] == [kind.value]
@@ -83,7 +83,7 @@ def test_a_mark_forbids_every_agreement(kind: IssueKind) -> None:
     assert found == {Agreement.NOT_COMPARABLE}
 
 
-def test_another_workload_is_another_measurement() -> None:
+def test_result_of_another_workload_is_not_comparable() -> None:
     result = tp4dp2()
     other = replace(result, run=replace(result.run, workload_name="smoke-tiny"))
     comparison = compared(other)
@@ -91,7 +91,7 @@ def test_another_workload_is_another_measurement() -> None:
     assert all(row.of(metrics.OUTPUT).published is None for row in comparison.rows)
 
 
-def test_a_terminal_shows_no_published_rates_beside_another_workload() -> None:
+def test_terminal_hides_published_rates_for_another_workload() -> None:
     result = tp4dp2()
     other = replace(result, run=replace(result.run, workload_name="smoke-tiny"))
     everything = load_all_published()
@@ -103,7 +103,7 @@ def test_a_terminal_shows_no_published_rates_beside_another_workload() -> None:
     assert "output tok/s per node  A" in shown["other"]
 
 
-def test_another_machine_is_another_measurement() -> None:
+def test_result_of_other_or_unknown_hardware_is_not_comparable() -> None:
     result = tp4dp2()
     cpu = replace(result.run.provenance, gpu="cpu", gpus=0)
     unknown = replace(result.run.provenance, gpu=None)
@@ -112,7 +112,7 @@ def test_another_machine_is_another_measurement() -> None:
         assert [reason.kind for reason in comparison.reasons] == [kind]
 
 
-def test_a_server_by_its_url_is_judged_as_what_its_user_named() -> None:
+def test_url_endpoint_is_compared_by_user_provided_hardware() -> None:
     """B200: its layout was not published, its best stands beside the published figure of that system."""
     named = ServerProvenance(gpu="b200", gpus=8, layout="TP8")
     base = b200()
@@ -133,7 +133,7 @@ def ablated(result: BenchResult, name: str) -> BenchResult:
     return replace(result, run=replace(result.run, provenance=provenance))
 
 
-def test_an_ablation_is_judged_against_nothing_and_answers_its_claim() -> None:
+def test_ablation_is_compared_only_with_full_result() -> None:
     without = ablated(single_stream(), "mtp-off")
     latency = without.points[0].latency
     assert latency is not None
@@ -159,7 +159,7 @@ def test_an_ablation_is_judged_against_nothing_and_answers_its_claim() -> None:
     assert made.headline[0].startswith("2 of 4 results must not be compared")
 
 
-def test_an_ablation_alone_answers_nothing() -> None:
+def test_ablation_without_full_result_is_omitted() -> None:
     results = (ablated(single_stream(), "mtp-off"),)
     made = build_report(results, published=PUBLISHED, everything=load_all_published(), prices=TCO)
     assert made.ablations == ()
@@ -173,7 +173,7 @@ def test_an_ablation_alone_answers_nothing() -> None:
         ("glm-5.2-mxfp4", "not of the published kind, as `glm-5.2-mxfp4-routed` is"),
     ],
 )
-def test_a_report_says_which_checkpoint_was_measured(model: str, kind: str) -> None:
+def test_report_names_measured_checkpoint(model: str, kind: str) -> None:
     result = tp4dp2()
     provenance = replace(result.run.provenance, plan={**(result.run.provenance.plan or {}), "model": {"name": model}})
     comparison = compared(replace(result, run=replace(result.run, provenance=provenance)))
@@ -183,14 +183,14 @@ def test_a_report_says_which_checkpoint_was_measured(model: str, kind: str) -> N
     assert comparison.knee_rps.published == 2.4, "the published rates stand beside it all the same"
 
 
-def test_another_layout_is_no_fault_and_stands_beside_no_rate() -> None:
+def test_unpublished_layout_is_comparable_but_has_no_rates() -> None:
     comparison = compared(tp8())
     assert comparison.comparable
     assert comparison.caveats
     assert all(row.of(metrics.OUTPUT).agreement is Agreement.NOT_PUBLISHED for row in comparison.rows)
 
 
-def test_what_was_not_measured_is_none_and_never_zero() -> None:
+def test_missing_metrics_are_none_not_zero() -> None:
     result = tp4dp2()
     bare = replace(point(0.5, 0.6, 0.7), window=None, latency=None, energy=None, cache=None, server=None)
     comparison = compared(replace(result, points=(bare,), knee_rps=None))
@@ -205,7 +205,7 @@ def test_what_was_not_measured_is_none_and_never_zero() -> None:
     assert comparison.best is None
 
 
-def test_energy_that_is_not_valid_is_not_measured() -> None:
+def test_invalid_energy_counts_as_not_measured() -> None:
     result = tp4dp2()
     energy = result.points[0].energy
     assert energy is not None
@@ -213,21 +213,21 @@ def test_energy_that_is_not_valid_is_not_measured() -> None:
     assert compared(replace(result, points=(doubted,))).rows[0].of(metrics.JOULES).measured is None
 
 
-def test_a_single_stream_is_the_inverse_of_its_median_tpot() -> None:
+def test_single_stream_speed_is_inverse_of_median_tpot() -> None:
     figure = compared(single_stream()).single_stream_tok_s
     assert figure is not None
     assert figure.measured == pytest.approx(208)
     assert figure.agreement is Agreement.WITHIN
 
 
-def test_the_price_of_a_token() -> None:
+def test_token_price_is_computed_from_hourly_cost() -> None:
     """8 GPUs at $1.48 for an hour that emits 2,626 tok/s."""
     assert metrics.usd_per_million_tokens(8 * 1.48, 2626) == pytest.approx(1.2525, abs=1e-4)
     assert metrics.usd_per_million_tokens(None, 2626) is None
     assert metrics.usd_per_million_tokens(11.84, None) is None
 
 
-def test_a_price_given_now_wins_over_one_given_then_and_both_over_the_published() -> None:
+def test_given_price_overrides_recorded_and_published_prices() -> None:
     given = PriceBook(user_prices=parse_prices(["MI355X=2.10", "B200=4"]), published=TCO.published)
     assert (compared(tp4dp2()).usd_per_gpu_hour, compared(tp4dp2(), given).usd_per_gpu_hour) == (1.48, 2.10)
     assert (compared(b200()).usd_per_gpu_hour, compared(b200(), given).usd_per_gpu_hour) == (3.10, 4.0)
@@ -235,6 +235,6 @@ def test_a_price_given_now_wins_over_one_given_then_and_both_over_the_published(
 
 
 @pytest.mark.parametrize("text", ["cheap", "-1", "MI355X=", "0", "inf", "nan"])
-def test_what_is_no_price_is_refused(text: str) -> None:
+def test_invalid_price_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="is not a price"):
         parse_prices([text])

@@ -35,7 +35,7 @@ def told(found: DiffOutput) -> dict[str, tuple[str, str, str]]:
     return {each.key: (each.area, each.a, each.b) for each in found.differences}
 
 
-def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> None:
+def test_diff_of_runs_covers_every_area(home: Home) -> None:
     a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768", "server.port=2", proven=False)
     for run, version, shards, state in ((a, "7.0", 1, "applied"), (b, "7.2", 2, "upstream")):
         checkpoint = f"{shards} shards, 21 tensors" + (", as in its receipt" if shards == 2 else "")
@@ -62,7 +62,7 @@ def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> 
     ]
 
 
-def test_two_profiles_say_who_stands_behind_what_differs(home: Home) -> None:
+def test_diff_of_profiles_names_origins_of_differences(home: Home) -> None:
     found = between(home, "mi355x-tp4dp2", "mi355x-tp4dp2-current")
     reasons = {key: (each.a, each.b) for each in found.reasons for key in each.keys}
     was, now = reasons["flags.dsa-decode-backend"]
@@ -76,7 +76,7 @@ def test_two_profiles_say_who_stands_behind_what_differs(home: Home) -> None:
     assert json.loads(json.dumps(OUTPUT.data(found)))["reasons"][0]["keys"]
 
 
-def test_a_reason_that_both_have_is_said_once(home: Home) -> None:
+def test_shared_reason_is_printed_once(home: Home) -> None:
     past_run(home, 1, "flags.max-total-tokens=32768")
     found = between(home, "owl", "cpu-tiny")
     [reason] = [each for each in found.reasons if "flags.max-total-tokens" in each.keys]
@@ -86,7 +86,7 @@ def test_a_reason_that_both_have_is_said_once(home: Home) -> None:
     assert all(each.a or each.b for each in same.reasons)
 
 
-def test_a_checkpoint_that_was_not_read_again_is_the_same_one(home: Home) -> None:
+def test_checkpoint_verified_by_receipt_is_no_difference(home: Home) -> None:
     a, b = past_run(home, 1), past_run(home, 2)
     a.save("preflight.json", {"findings": [{"check": "checkpoint", "found": "1 shards"}]})
     b.save("preflight.json", {"findings": [{"check": "checkpoint", "found": "1 shards, as in its receipt"}]})
@@ -94,13 +94,13 @@ def test_a_checkpoint_that_was_not_read_again_is_the_same_one(home: Home) -> Non
     assert "no differences in what" in diff_text(between(home, str(a.path), str(b.path)))
 
 
-def test_what_a_plan_of_another_version_does_not_know_is_no_difference_where_it_is_nothing(home: Home) -> None:
+def test_empty_value_missing_in_older_plan_is_no_difference(home: Home) -> None:
     a, b = past_run(home, 1), past_run(home, 2)
     a.save("plan.json", {key: value for key, value in a.read("plan.json").items() if key != "prebuilt_image"})
     assert told(between(home, str(a.path), str(b.path))) == {}
 
 
-def test_two_results_have_their_figures_compared(home: Home, tmp_path: Path) -> None:
+def test_diff_of_results_compares_metrics(home: Home, tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "a")
     save(tp8(), tmp_path / "b")
     found = between(home, str(tmp_path / "a"), str(tmp_path / "b" / "result.json"))
@@ -112,7 +112,7 @@ def test_two_results_have_their_figures_compared(home: Home, tmp_path: Path) -> 
     assert json.loads(json.dumps(OUTPUT.data(found)))["figures"][0]["workload"] == "wafer-20k-1k"
 
 
-def test_two_results_of_one_configuration_differ_by_the_noise_as_compare_tells(home: Home, tmp_path: Path) -> None:
+def test_diff_and_compare_agree_on_noise(home: Home, tmp_path: Path) -> None:
     """Also with another seed of the prompts, which is no other load."""
     other = tp8()
     seeded = replace(other.run, workload={**other.run.workload, "seed": 7}, started_at="2026-07-02T00:00:00Z")
@@ -124,7 +124,7 @@ def test_two_results_of_one_configuration_differ_by_the_noise_as_compare_tells(h
     assert found.alike
 
 
-def test_runs_bring_the_last_measurement_of_each_workload_that_both_have(home: Home, tmp_path: Path) -> None:
+def test_runs_are_compared_by_latest_shared_measurements(home: Home, tmp_path: Path) -> None:
     def measure(run: RunDir, at: str, workload: str, folder: str) -> None:
         base = tp8()
         stood = replace(base.run.provenance, name="owl", plan_digest=run.digest + "0" * 56)
@@ -144,14 +144,14 @@ def test_runs_bring_the_last_measurement_of_each_workload_that_both_have(home: H
     assert "B has no measurement" in found.unknown
 
 
-def test_what_only_one_side_can_know_is_said_and_is_no_difference(home: Home) -> None:
+def test_facts_known_on_one_side_are_unknown_not_different(home: Home) -> None:
     past_run(home, 1, "server.port=2")
     found = between(home, "cpu-tiny", "owl")
     assert told(found) == {"server.port": ("configuration", "30010", "2")}
     assert found.unknown == ("A has no record of its host", "A has no record of its outcome")
 
 
-def test_a_result_without_a_plan_is_compared_in_what_it_tells(home: Home, tmp_path: Path) -> None:
+def test_result_without_plan_is_compared_by_known_facts(home: Home, tmp_path: Path) -> None:
     result = tp8()
     bare = replace(result.run.provenance, plan=None, plan_digest=None, patch_receipt=None, host=None)
     save(replace(result, run=replace(result.run, provenance=bare)), tmp_path / "a")
@@ -161,7 +161,7 @@ def test_a_result_without_a_plan_is_compared_in_what_it_tells(home: Home, tmp_pa
     assert "A has no record of its plan" in found.unknown
 
 
-def test_up_says_the_same_as_diff(home: Home) -> None:
+def test_up_and_diff_report_same_differences(home: Home) -> None:
     """There was a second way from two plans to what differs."""
     a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768")
     refused = render_diff(a.read("plan.json"), b.read("plan.json")).splitlines()
@@ -169,14 +169,14 @@ def test_up_says_the_same_as_diff(home: Home) -> None:
     assert refused == [f"- {each.key}: {each.a}", f"+ {each.key}: {each.b}"]
 
 
-def test_questions_are_told_apart_by_their_place() -> None:
+def test_questions_are_identified_by_index() -> None:
     """All of a model's questions had the key `None`, and the last one stood for all."""
     asked = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
     found = render_diff({"questions": asked}, {"questions": [{**asked[0], "answer": "3"}, asked[1]]})
     assert found == "- questions.1.answer: 1\n+ questions.1.answer: 3"
 
 
-def test_what_is_nothing_of_ours_is_refused_with_what_is(home: Home) -> None:
+def test_unknown_diff_side_is_rejected_with_hint(home: Home) -> None:
     past_run(home, 1)
     with pytest.raises(UsageError, match="cannot compare `owls`") as caught:
         resolve_side("owls", home)
@@ -215,13 +215,13 @@ def damaged_result(run: RunDir) -> str:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("make", [without_plan, fifo_plan, linked_plan, fifo_result, damaged_result])
-def test_what_cannot_be_read_is_an_error_at_once(home: Home, make: Callable[[RunDir], str]) -> None:
+def test_unreadable_diff_side_is_an_immediate_error(home: Home, make: Callable[[RunDir], str]) -> None:
     with pytest.raises(DeployError) as caught:
         resolve_side(make(past_run(home, 1)), home)
     assert isinstance(caught.value, StartError | UsageError) or caught.value.exit_code == 10
 
 
-def test_the_words_of_a_hostile_plan_are_text(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_plan_values_are_plain_text(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     run = past_run(home, 1)
     run.save("plan.json", {"layout": {"tp": "\x1b]0;x\x07"}, "flags": [7, {"name": "x"}, []], "patches": {"a": [[[]]]}})
     side = resolve_side(str(run.path), home)

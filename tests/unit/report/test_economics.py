@@ -31,7 +31,7 @@ def rows(found: Costs) -> dict[str, CostRow]:
     return {row.name: row for row in found.rows}
 
 
-def test_rent_and_ownership_by_utilization(tmp_path: Path) -> None:
+def test_rental_and_ownership_costs_scale_with_utilization(tmp_path: Path) -> None:
     """2,364 output tok/s at the knee of eight GPUs: at $2.10 an hour each, 16.8 / 3600 / 2364 × 1e6 = $1.97."""
     found = costs(tmp_path, tp4dp2(), prices=("2.10",))
     table = rows(found)
@@ -46,14 +46,14 @@ def test_rent_and_ownership_by_utilization(tmp_path: Path) -> None:
     assert any(each.startswith("owned: $1.48 per mi355x-hour, InferenceX") for each in found.inputs)
 
 
-def test_without_a_rent_only_ownership_is_reckoned(tmp_path: Path) -> None:
+def test_rental_costs_are_omitted_without_price(tmp_path: Path) -> None:
     result = tp4dp2()
     unpriced = replace(result, run=replace(result.run, price=None))
 
     assert not any(name.startswith("rented") for name in rows(costs(tmp_path, unpriced)))
 
 
-def test_power_and_electricity(tmp_path: Path) -> None:
+def test_electricity_cost_is_computed_from_node_power(tmp_path: Path) -> None:
     """10 kW × 1.3 × $0.20 = $2.60 an hour."""
     found = costs(tmp_path, tp4dp2(), power=NodePower(watts={"": 10_000}, per_kwh=0.2, pue=1.3))
     table = rows(found)
@@ -64,7 +64,7 @@ def test_power_and_electricity(tmp_path: Path) -> None:
     assert "electricity: 0.2 USD a kWh, PUE 1.3, given: 2.60 USD an hour" in found.inputs
 
 
-def test_electricity_is_told_in_the_currency_that_it_is_paid_in(tmp_path: Path) -> None:
+def test_electricity_cost_uses_the_given_currency(tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "one")
     report_command([tmp_path], node_watts=["10000"], electricity_price="0.30EUR")
     text = (tmp_path / "report.md").read_text()
@@ -74,7 +74,7 @@ def test_electricity_is_told_in_the_currency_that_it_is_paid_in(tmp_path: Path) 
         report_command([tmp_path], node_watts=["10000"], electricity_price="cheap")
 
 
-def test_what_is_not_known_is_not_measured_and_never_zero(tmp_path: Path) -> None:
+def test_unknown_cost_is_none_not_zero(tmp_path: Path) -> None:
     result = tp4dp2()
     unknown = replace(
         result, run=replace(result.run, price=None, provenance=replace(result.run.provenance, gpu="l40s", gpus=None))
@@ -85,14 +85,14 @@ def test_what_is_not_known_is_not_measured_and_never_zero(tmp_path: Path) -> Non
     assert make_report([tmp_path / "1" / "result.json"], published="none", prices=()).costs is None
 
 
-def test_a_single_stream_has_no_knee_and_no_cost(tmp_path: Path) -> None:
+def test_single_stream_has_no_cost(tmp_path: Path) -> None:
     save(single_stream(), tmp_path / "one")
 
     for published in (None, ""):
         assert make_report([tmp_path / "one" / "result.json"], published=published, prices=()).costs is None
 
 
-def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
+def test_cost_table_is_in_every_format(tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "one")
     report_command([tmp_path], node_watts=["10000"], electricity_price="0.2", pue=1.3)
     details = Details(power=NodePower(watts={"": 10_000}))
@@ -104,7 +104,7 @@ def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
     assert '"costs": {' in render_json(made)
 
 
-def test_each_node_has_its_own_power(tmp_path: Path) -> None:
+def test_node_power_is_set_per_gpu_type(tmp_path: Path) -> None:
     result = tp4dp2()
     b200 = replace(result, run=replace(result.run, provenance=replace(result.run.provenance, gpu="b200")))
     power = NodePower.given(["MI355X=13500", "B200=12000"], None, 1.0)
@@ -116,7 +116,7 @@ def test_each_node_has_its_own_power(tmp_path: Path) -> None:
         NodePower.given(["0"], None, 1.0)
 
 
-def test_what_the_publication_states_of_the_pair_is_computed_with_its_inputs(tmp_path: Path) -> None:
+def test_published_price_claims_are_computed_with_inputs(tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "one")
     notes = make_report([tmp_path / "one" / "result.json"], published="wafer-glm52", prices=()).price_notes
     assert "8×MI355X reaches 82% of 8×B200 as published: 2,626 and 3,192 output tok/s per node" in notes
@@ -136,12 +136,12 @@ def test_what_the_publication_states_of_the_pair_is_computed_with_its_inputs(tmp
     ("watts", "kwh", "pue", "option"),
     [(["9000"], "-1", 1.0, "--electricity-price -1"), (["9000"], None, 0.9, "--pue 0.9"), ([], "0.2", 1.0, "--elec")],
 )
-def test_what_cannot_be_is_refused(watts: list[str], kwh: str | None, pue: float, option: str) -> None:
+def test_invalid_power_options_are_rejected(watts: list[str], kwh: str | None, pue: float, option: str) -> None:
     with pytest.raises(UsageError, match=option):
         NodePower.given(watts, kwh, pue)
 
 
-def test_a_knee_without_throughput_costs_nothing_that_is_known(tmp_path: Path) -> None:
+def test_knee_without_throughput_has_no_cost(tmp_path: Path) -> None:
     result = tp4dp2()
     bare = tuple(replace(point, window=None) for point in result.points)
     save(replace(result, points=bare), tmp_path / "one")

@@ -79,7 +79,7 @@ def reported(folder: Path, text: str) -> str:
 
 @settings(max_examples=60, derandomize=True)
 @given(st.sampled_from(sorted(places(DATA), key=str)), st.sampled_from(ODD), st.booleans())
-def test_a_changed_value_or_a_missing_one_is_reported_or_refused(
+def test_edited_result_is_reported_or_rejected(
     folder: Path, place: tuple[str | int, ...], odd: object, missing: bool
 ) -> None:
     with suppress(BenchError):
@@ -96,7 +96,7 @@ def test_a_changed_value_or_a_missing_one_is_reported_or_refused(
         ("run", "workload", "output_tokens"),
     ],
 )
-def test_a_figure_at_the_edge_is_drawn(folder: Path, place: tuple[str | int, ...], odd: float) -> None:
+def test_extreme_values_are_drawn(folder: Path, place: tuple[str | int, ...], odd: float) -> None:
     assert "MI355X" in reported(folder, changed(place, odd))
 
 
@@ -112,7 +112,7 @@ def test_a_figure_at_the_edge_is_drawn(folder: Path, place: tuple[str | int, ...
         (("knee_rps",), 1e300, "`knee_rps`"),
     ],
 )
-def test_a_figure_that_is_none_is_named(place: tuple[str | int, ...], odd: object, said: str) -> None:
+def test_invalid_value_is_rejected_with_its_key(place: tuple[str | int, ...], odd: object, said: str) -> None:
     with pytest.raises(BenchError, match="not a valid") as caught:
         BenchResult.from_json(changed(place, odd), location="result.json")
     assert any(problem.message.startswith(said) for problem in caught.value.problems), caught.value.problems
@@ -125,7 +125,7 @@ def test_any_file_is_a_result_or_an_error(data: bytes) -> None:
         BenchResult.from_json(data.decode(errors="surrogateescape"), location="result.json")
 
 
-def test_what_is_no_file_or_too_long_is_an_error(tmp_path: Path) -> None:
+def test_special_or_oversized_file_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "result.json")
     with pytest.raises(BenchError, match="cannot read the result: not a file"):
         load_result(tmp_path)
@@ -157,7 +157,7 @@ def hostile(place: tuple[str | int, ...]) -> str:
 
 
 @pytest.mark.parametrize("published", ["none", "wafer-glm52"])
-def test_a_text_of_others_is_text_on_the_page(published: str, tmp_path: Path) -> None:
+def test_hostile_text_is_escaped_in_html(published: str, tmp_path: Path) -> None:
     """Each in a result of its own, all on one page, and two directories with such a name."""
     places = [
         *TEXTS,
@@ -176,9 +176,7 @@ def test_a_text_of_others_is_text_on_the_page(published: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("place", TEXTS, ids=lambda place: place[-1])
-def test_no_control_character_and_no_change_of_direction_is_in_a_report(
-    place: tuple[str | int, ...], tmp_path: Path
-) -> None:
+def test_report_contains_no_control_or_bidi_characters(place: tuple[str | int, ...], tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(hostile(place).replace(json.dumps(HOSTILE)[1:-1], json.dumps(CONTROLS)[1:-1]))
     made = make_report([path], published="none", prices=())
@@ -188,7 +186,7 @@ def test_no_control_character_and_no_change_of_direction_is_in_a_report(
 
 
 @pytest.mark.parametrize("place", TEXTS, ids=lambda place: place[-1])
-def test_a_text_of_others_is_no_markup(place: tuple[str | int, ...], tmp_path: Path) -> None:
+def test_hostile_text_is_escaped_in_markdown(place: tuple[str | int, ...], tmp_path: Path) -> None:
     plain = reported(tmp_path, json.dumps(DATA))
     text = reported(tmp_path, hostile(place))
     outside = [line for line in text.splitlines() if not line.startswith("- command: ")]
@@ -201,12 +199,12 @@ def test_a_text_of_others_is_no_markup(place: tuple[str | int, ...], tmp_path: P
     }
 
 
-def test_a_command_stays_within_its_span_of_code(tmp_path: Path) -> None:
+def test_command_stays_inside_its_code_span(tmp_path: Path) -> None:
     text = reported(tmp_path, changed(("run", "command"), "deploy bench `x` ```\n</script>"))
     assert "- command: ```` deploy bench `x` ``` </script> ````" in text
 
 
-def test_a_plan_of_another_form_names_no_layout(tmp_path: Path) -> None:
+def test_malformed_plan_layout_is_ignored(tmp_path: Path) -> None:
     for layout in ({}, {"tp": "x"}, [], "tp8", {"tp": 1}):
         assert "mi355x-tp4dp2" in reported(tmp_path, changed(("run", "provenance", "plan", "layout"), layout))
     assert load_result(save(tp4dp2(), tmp_path)).points

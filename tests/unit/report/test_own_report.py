@@ -47,7 +47,7 @@ def texts(report: Report) -> tuple[str, str, str]:
     return comparison_text(report), render_markdown(report), render_html(report)
 
 
-def test_it_is_about_what_was_measured(tmp_path: Path) -> None:
+def test_report_describes_only_measured_server(tmp_path: Path) -> None:
     report = made(tmp_path, own(1.0, 2.0, 4.0, sustained=2))
 
     assert report.published is None
@@ -61,7 +61,7 @@ def test_it_is_about_what_was_measured(tmp_path: Path) -> None:
     assert "800 tokens in, 64 out, 50 % of each prompt shared with others" in render_markdown(report)
 
 
-def test_the_limit_is_that_of_its_own_workload(tmp_path: Path) -> None:
+def test_plot_limit_comes_from_workload_slo(tmp_path: Path) -> None:
     report = made(tmp_path, own(1.0))
 
     assert "sustains at least 1 request a second" in report.headline[0]
@@ -71,7 +71,7 @@ def test_the_limit_is_that_of_its_own_workload(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("sustained", "terminal"), [(3, "at least 4 rps"), (2, "2 rps")])
-def test_a_knee_that_was_not_reached_is_a_lower_bound(tmp_path: Path, sustained: int, terminal: str) -> None:
+def test_unreached_knee_is_a_lower_bound(tmp_path: Path, sustained: int, terminal: str) -> None:
     result = own(1.0, 2.0, 4.0, sustained=sustained)
     report = made(tmp_path, result)
     shown, markdown, page = texts(report)
@@ -83,7 +83,7 @@ def test_a_knee_that_was_not_reached_is_a_lower_bound(tmp_path: Path, sustained:
     assert ("≥ 4 rps" in page) == (sustained == 3)
 
 
-def test_nothing_sustained_is_said(tmp_path: Path) -> None:
+def test_report_without_sustained_rate_says_so(tmp_path: Path) -> None:
     report = made(tmp_path, own(1.0, sustained=0))
 
     assert report.headline == ("TP1 on 1×L40S, owl-burst: no sustained rate found.",)
@@ -91,7 +91,7 @@ def test_nothing_sustained_is_said(tmp_path: Path) -> None:
     assert all("owl-burst" in text for text in texts(report))
 
 
-def test_a_rate_with_too_few_requests_was_not_judged(tmp_path: Path) -> None:
+def test_rate_with_too_few_requests_is_not_judged(tmp_path: Path) -> None:
     result = own(1.0)
     few = replace(
         result.points[0],
@@ -116,14 +116,14 @@ def test_a_rate_with_too_few_requests_was_not_judged(tmp_path: Path) -> None:
     assert "knee: not judged at 1 rps; measure longer" in result_text(replace(result, points=(few,), knee_rps=None))
 
 
-def test_a_changed_workload_is_no_fault_where_nothing_published_is_compared(tmp_path: Path) -> None:
+def test_changed_workload_matters_only_against_published_results(tmp_path: Path) -> None:
     changed = marked(own(1.0), IssueKind.CHANGED_WORKLOAD)
     assert "NOT COMPARABLE" not in comparison_text(made(tmp_path, changed))
     beside = made(tmp_path / "beside", changed, published="wafer-glm52")
     assert "changed-workload" in {reason.kind for reason in beside.comparisons[0].reasons}
 
 
-def test_published_figures_stand_beside_the_same_kind_only(tmp_path: Path) -> None:
+def test_published_results_appear_only_for_matching_runs(tmp_path: Path) -> None:
     for name, result, wanted in (
         ("same", tp4dp2(), "wafer-glm52"),
         ("marked", marked(tp8(), IssueKind.KERNEL_MISS), "wafer-glm52"),
@@ -141,20 +141,20 @@ def test_published_figures_stand_beside_the_same_kind_only(tmp_path: Path) -> No
     assert asked.headline[1].startswith("TP1 on 1×L40S, owl-burst: sustains at least 1 request a second")
 
 
-def test_code_in_a_message_stays_code_in_markdown(tmp_path: Path) -> None:
+def test_issue_details_are_escaped_in_markdown(tmp_path: Path) -> None:
     mark = ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail="`requests` of `a|b` and `c<d`, see `--x")
     _, markdown, _ = texts(made(tmp_path, replace(own(1.0), comparability_issues=(mark,))))
     assert "incomplete: `requests` of \\`a\\|b\\` and \\`c&lt;d\\`, see \\`--x\n" in markdown
 
 
-def test_marks_are_loud_beside_nothing_too(tmp_path: Path) -> None:
+def test_comparability_issues_are_prominent_without_published_results(tmp_path: Path) -> None:
     report = made(tmp_path, marked(own(1.0), IssueKind.SIMULATED_ACCEPTANCE))
 
     assert "NOT COMPARABLE" in comparison_text(report)
     assert "cannot be compared with other measurements" in render_html(report)
 
 
-def test_simulated_acceptance_never_stands_beside_real_acceptance(tmp_path: Path) -> None:
+def test_simulated_and_real_acceptance_cannot_be_mixed(tmp_path: Path) -> None:
     simulated = marked(own(1.0), IssueKind.SIMULATED_ACCEPTANCE)
     made(tmp_path, simulated, simulated)
     with pytest.raises(UsageError, match="simulated acceptance") as refused:
@@ -162,7 +162,7 @@ def test_simulated_acceptance_never_stands_beside_real_acceptance(tmp_path: Path
     assert refused.value.location
 
 
-def test_what_differs_between_two_runs_is_a_table(tmp_path: Path) -> None:
+def test_differences_between_runs_form_a_table(tmp_path: Path) -> None:
     one, two = own(1.0), own(1.0)
     plan = {"layout": {"tp": 1, "dp": 1}, "flags": [{"name": "mem-fraction-static", "values": ["0.85"]}]}
     two = replace(two, run=replace(two.run, provenance=replace(two.run.provenance, plan=plan)))
@@ -176,7 +176,7 @@ def test_what_differs_between_two_runs_is_a_table(tmp_path: Path) -> None:
     assert made(tmp_path / "same", one, one).differences == ()
 
 
-def test_what_was_measured_nowhere_has_no_column_and_no_plot(tmp_path: Path) -> None:
+def test_unmeasured_metrics_have_no_column_or_plot(tmp_path: Path) -> None:
     bare = own(1.0)
     report = made(tmp_path, replace(bare, run=replace(bare.run, price=None)))
     _, markdown, page = texts(report)
@@ -189,7 +189,7 @@ def test_what_was_measured_nowhere_has_no_column_and_no_plot(tmp_path: Path) -> 
     assert '<th scope="col">ITL p95<small>ms</small></th>' in page
 
 
-def test_a_title_of_ones_own(tmp_path: Path) -> None:
+def test_custom_title_is_escaped_and_saved(tmp_path: Path) -> None:
     save(own(1.0), tmp_path / "one")
     report_command([tmp_path], title="Owls <at> night")
 
@@ -197,11 +197,11 @@ def test_a_title_of_ones_own(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text())["title"] == "Owls <at> night"
 
 
-def test_it_is_whole_json(tmp_path: Path) -> None:
+def test_report_without_publication_is_valid_json(tmp_path: Path) -> None:
     assert "published" not in json.loads(render_json(made(tmp_path, own(1.0))))
 
 
-def test_whoever_decides_finds_every_percentile(tmp_path: Path) -> None:
+def test_report_shows_every_percentile(tmp_path: Path) -> None:
     """TTFT 0.2 / 0.4 s, E2E 9.2 / 11.4 s, TPOT 9 / 11 ms at p50 / p95; p99 is 1.1 times p95 in these samples."""
     _, markdown, page = texts(made(tmp_path, own(1.0)))
 
@@ -213,7 +213,7 @@ def test_whoever_decides_finds_every_percentile(tmp_path: Path) -> None:
     assert "<dt>Tok/s per user</dt><dd>111</dd>" in page
 
 
-def test_a_card_stands_for_what_something_gave(tmp_path: Path) -> None:
+def test_summary_cards_exist_only_for_measured_values(tmp_path: Path) -> None:
     """Neither drafts, nor energy, nor a price: no card says `not measured`."""
     result = own(1.0)
     bare = replace(result.points[0], server=None, energy=None)
@@ -229,7 +229,7 @@ def test_a_card_stands_for_what_something_gave(tmp_path: Path) -> None:
     assert "<dt>J per output tok</dt><dd>2</dd>" in whole
 
 
-def test_throughput_stands_against_what_a_user_sees(tmp_path: Path) -> None:
+def test_frontier_plots_throughput_against_user_speed(tmp_path: Path) -> None:
     chart = line_charts(made(tmp_path, own(1.0, 2.0)))[0]
 
     assert (chart.id, chart.y_label) == ("frontier", "output tokens per second of a GPU")
@@ -239,7 +239,7 @@ def test_throughput_stands_against_what_a_user_sees(tmp_path: Path) -> None:
     assert chart.lines[0].tags == ("1 rps", "2 rps")
 
 
-def test_of_a_server_of_unknown_gpus_the_whole_is_drawn(tmp_path: Path) -> None:
+def test_node_throughput_is_plotted_without_gpu_count(tmp_path: Path) -> None:
     result = own(1.0)
     window = result.points[0].window
     assert window is not None
@@ -250,7 +250,7 @@ def test_of_a_server_of_unknown_gpus_the_whole_is_drawn(tmp_path: Path) -> None:
     assert chart.lines[0].points[0][1] == pytest.approx(985)
 
 
-def test_every_plot_says_what_it_shows(tmp_path: Path) -> None:
+def test_every_plot_has_a_caption(tmp_path: Path) -> None:
     report = made(tmp_path, own(1.0, 2.0))
     page = render_html(report)
     drawn = [chart for chart in line_charts(report) if chart.lines]
@@ -261,7 +261,7 @@ def test_every_plot_says_what_it_shows(tmp_path: Path) -> None:
     assert says["ttft-p95"] == "95 % of the requests get their first token within this time."
 
 
-def test_errors_stand_by_kind_and_rate(tmp_path: Path) -> None:
+def test_errors_are_listed_by_kind_and_rate(tmp_path: Path) -> None:
     result = own(1.0, 2.0)
     kinds = (
         FailureCount(kind="timeout", count=3, example="no complete response within 60 s"),
@@ -277,7 +277,7 @@ def test_errors_stand_by_kind_and_rate(tmp_path: Path) -> None:
     assert "None of 200 requests failed." in render_html(made(tmp_path / "well", own(1.0)))
 
 
-def test_so_many_at_a_time_have_their_figures(tmp_path: Path) -> None:
+def test_closed_load_is_reported_by_concurrency(tmp_path: Path) -> None:
     """A closed load has no rate and no knee; it used to have no figure either."""
     result = own(1.0)
     closed = replace(
@@ -298,7 +298,7 @@ def test_so_many_at_a_time_have_their_figures(tmp_path: Path) -> None:
     assert report.headline == ("TP1 on 1×L40S, owl-burst: 788 output tok/s per node, 8 at a time.",)
 
 
-def test_what_ran_stands_before_its_figures(tmp_path: Path) -> None:
+def test_configuration_section_precedes_plots(tmp_path: Path) -> None:
     result = own(1.0)
     plan = {**(result.run.provenance.plan or {}), "flags": [{"name": "enable-metrics", "values": []}]}
     location = replace(result.run.provenance, plan=plan)

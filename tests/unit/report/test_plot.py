@@ -17,19 +17,19 @@ from orchestrator.report.plot import Bar, Chart, Limit, Line, bar_chart, line_ch
     ("high", "ticks"),
     [(2.4, (0, 0.5, 1, 1.5, 2, 2.5)), (2626, (0, 1000, 2000, 3000)), (0.81, (0, 0.2, 0.4, 0.6, 0.8, 1)), (0, (0, 1))],
 )
-def test_ticks_are_round_and_cover_the_data(high: float, ticks: tuple[float, ...]) -> None:
+def test_ticks_are_round_and_cover_data(high: float, ticks: tuple[float, ...]) -> None:
     assert nice_ticks(high) == ticks
 
 
 @pytest.mark.parametrize(
     ("low", "high", "ticks"), [(0.6, 14.8, (0.5, 1, 2, 5, 10, 20)), (1, 1, (1, 2)), (0.02, 0.05, (0.02, 0.05))]
 )
-def test_logarithmic_ticks_are_1_2_5(low: float, high: float, ticks: tuple[float, ...]) -> None:
+def test_logarithmic_ticks_follow_1_2_5_series(low: float, high: float, ticks: tuple[float, ...]) -> None:
     assert log_ticks(low, high) == ticks
 
 
 @given(st.floats(1e-6, 1e9))
-def test_ticks_begin_at_0_and_end_at_or_above_the_highest(high: float) -> None:
+def test_ticks_start_at_zero_and_cover_maximum(high: float) -> None:
     ticks = nice_ticks(high)
     assert ticks[0] == 0
     assert ticks[-1] >= high * 0.999
@@ -37,7 +37,7 @@ def test_ticks_begin_at_0_and_end_at_or_above_the_highest(high: float) -> None:
 
 
 @given(st.lists(st.floats(0, 200), min_size=1, max_size=8))
-def test_labels_keep_their_distance_and_their_order(heights: list[float]) -> None:
+def test_labels_keep_distance_and_order(heights: list[float]) -> None:
     placed = spread(sorted(heights), low=0, high=200)
     assert all(below - above >= 13.999 for above, below in pairwise(placed))
     assert max(placed) <= 200
@@ -63,7 +63,7 @@ def chart(*, log: bool = False) -> Chart:
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_every_point_is_a_mark_inside_the_drawing(log: bool) -> None:
+def test_every_point_is_drawn_inside_the_plot(log: bool) -> None:
     root = svg(line_chart(chart(log=log)))
     series = [group for group in root.iter("g") if group.get("class", "").startswith("series")]
     marks = [[mark for mark in group.iter() if mark.get("class") == "mark"] for group in series]
@@ -72,13 +72,13 @@ def test_every_point_is_a_mark_inside_the_drawing(log: bool) -> None:
     assert all(0 <= number <= 440 for number in numbers)
 
 
-def test_a_higher_value_stands_higher() -> None:
+def test_higher_value_is_drawn_higher() -> None:
     root = svg(line_chart(chart()))
     low, high = [float(mark.get("cy", "")) for mark in root.iter("circle") if mark.get("class") == "mark"][1:]
     assert high < low
 
 
-def test_it_names_and_describes_itself_and_escapes_what_it_is_given() -> None:
+def test_plot_has_escaped_title_and_description() -> None:
     drawing = str(line_chart(chart()))
     root = svg(drawing)
     assert root.get("aria-labelledby") == "ttft-t ttft-d"
@@ -87,7 +87,7 @@ def test_it_names_and_describes_itself_and_escapes_what_it_is_given() -> None:
     assert "<p95>" not in drawing
 
 
-def test_a_tag_keeps_off_the_names_at_the_edge() -> None:
+def test_tags_do_not_overlap_edge_labels() -> None:
     line = Line(label="A", points=((1, 1), (4, 2)), color=0, tags=("1 rps", "4 rps"))
     root = svg(line_chart(Chart(id="f", title="t", x_label="x", y_label="y", lines=(line,))))
     left, right = [text for text in root.iter("text") if (text.get("class") or "").startswith("tag")]
@@ -102,7 +102,7 @@ def test_a_tag_keeps_off_the_names_at_the_edge() -> None:
     assert (right.get("class"), float(right.get("x", "")) < spots[1]) == ("tag end", True)
 
 
-def test_each_point_shows_its_exact_values_on_hover_and_focus() -> None:
+def test_points_have_accessible_tooltips() -> None:
     """Hover and focus are CSS; the text stands in the page, and a screen reader has it as the name of the point."""
     root = svg(line_chart(chart()))
     spots = [group for group in root.iter("g") if group.get("class") == "spot"]
@@ -115,7 +115,7 @@ def test_each_point_shows_its_exact_values_on_hover_and_focus() -> None:
     assert float(str(last.get("x"))) + 7.4 * len(str(last.text)) <= plot.WIDTH  # it ends inside the drawing
 
 
-def test_the_tip_of_a_long_label_stays_inside_the_drawing() -> None:
+def test_long_tooltip_stays_inside_the_plot() -> None:
     line = Line(
         label="a configuration with a name of forty-one", points=((1, 2), (1000, 111.1), (2000, 246.2)), color=0
     )
@@ -125,13 +125,13 @@ def test_the_tip_of_a_long_label_stays_inside_the_drawing() -> None:
             assert 0 <= left <= left + 7.4 * len(str(text.text)) <= plot.WIDTH
 
 
-def test_series_differ_by_more_than_color() -> None:
+def test_series_have_distinct_marker_shapes() -> None:
     root = svg(line_chart(chart()))
     keys = [group for group in root.iter("g") if group.get("class", "").startswith("key")]
     assert {child.tag for group in keys for child in group} == {"circle", "polygon"}
 
 
-def test_bars_are_as_long_as_their_values() -> None:
+def test_bar_length_is_proportional_to_value() -> None:
     bars = (Bar(label="a", value=100, text="100", color=None), Bar(label="b", value=50, text="50", color=0))
     widths = [float(rect.get("width", "")) for rect in svg(bar_chart("x", "t", bars)).iter("rect")]
     assert widths[0] == pytest.approx(2 * widths[1])

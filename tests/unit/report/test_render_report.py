@@ -47,7 +47,7 @@ class _Links(HTMLParser):
         self.found += [value or "" for name, value in attrs if name in {"src", "href", "srcset", "action", "poster"}]
 
 
-def test_the_page_asks_for_nothing_and_runs_nothing() -> None:
+def test_html_loads_no_resources_and_has_no_scripts() -> None:
     page = render_html(report(tp4dp2()))
     links = _Links()
     links.feed(page)
@@ -57,12 +57,12 @@ def test_the_page_asks_for_nothing_and_runs_nothing() -> None:
     assert "url(" not in page
 
 
-def test_the_same_report_is_the_same_bytes() -> None:
+def test_rendering_is_deterministic() -> None:
     assert render_html(report(tp4dp2(), tp8())) == render_html(report(tp4dp2(), tp8()))
 
 
 @pytest.mark.parametrize("kind", list(IssueKind))
-def test_every_mark_is_loud_in_every_rendering(kind: IssueKind) -> None:
+def test_every_comparability_issue_is_prominent_in_every_format(kind: IssueKind) -> None:
     made = report(marked(tp4dp2(), kind))
     assert 'role="alert"><strong>Not comparable' in render_html(made)
     assert "TP4×DP2 †</text>" in render_html(made)  # in the plots as well
@@ -71,7 +71,7 @@ def test_every_mark_is_loud_in_every_rendering(kind: IssueKind) -> None:
     assert json.loads(render_json(made))["comparisons"][0]["reasons"][0]["kind"] == kind.value
 
 
-def test_the_headline_judges_what_may_be_judged() -> None:
+def test_headline_judges_only_comparable_results() -> None:
     assert report(tp4dp2(), marked(tp8(), IssueKind.KERNEL_MISS)).headline == (
         "No verdict on TP8 and TP4×DP2: TP8 is NOT COMPARABLE (kernel-miss).",
         "1 of 2 results must not be compared with the publication.",
@@ -100,20 +100,20 @@ def speculating(result: BenchResult, steps: str, accepted: float | None) -> Benc
         (speculating(single_stream(), "5", None), "within tolerance."),
     ],
 )
-def test_a_verdict_says_how_many_drafts_were_accepted_beside_what_others_had(result: BenchResult, end: str) -> None:
+def test_verdict_shows_accept_length_with_published_values(result: BenchResult, end: str) -> None:
     """213 tok/s come of drafts that are right: a speed says little without them."""
     [verdict] = report(result).headline
     assert verdict.endswith(end)
 
 
-def test_a_comparable_result_carries_no_alarm() -> None:
+def test_comparable_result_has_no_alert() -> None:
     made = report(tp4dp2())
     assert "alert" not in render_html(made)
     assert "†" not in render_html(made)
     assert "NOT COMPARABLE" not in render_markdown(made) + comparison_text(made)
 
 
-def test_what_was_not_measured_is_said_and_never_zero() -> None:
+def test_missing_metrics_read_not_measured() -> None:
     result = tp4dp2()
     bare = replace(result, points=(replace(result.points[0], window=None, energy=None, latency=None),), knee_rps=None)
     page, text = render_html(report(bare)), render_markdown(report(bare))
@@ -126,7 +126,7 @@ def test_what_was_not_measured_is_said_and_never_zero() -> None:
     assert found["joules_per_output_token"] == {"agreement": metrics.NOT_MEASURED, "note": ""}
 
 
-def test_every_figure_of_the_table_is_in_every_rendering() -> None:
+def test_every_metric_is_in_every_format() -> None:
     made = report(tp4dp2())
     terminal, text, page, data = comparison_text(made), render_markdown(made), render_html(made), render_json(made)
     row = json.loads(data)["comparisons"][0]["rows"][0]
@@ -147,7 +147,7 @@ def test_every_figure_of_the_table_is_in_every_rendering() -> None:
     assert all(f"  {figure.name}" in measured for figure in always)
 
 
-def test_tokens_a_second_and_watt_are_shown() -> None:
+def test_tokens_per_second_per_watt_are_shown() -> None:
     """The point at 0.5 rps took 13.1 J a token: 0.0763 tok/s for each watt."""
     made = report(tp4dp2())
     assert re.search(r"output tok/s per watt +A\n0.5 rps +0.0763", comparison_text(made))
@@ -156,14 +156,14 @@ def test_tokens_a_second_and_watt_are_shown() -> None:
     assert re.search(r"\n0.5 .* 13.1 +0.0763 +yes", result_text(tp4dp2()))
 
 
-def test_another_workload_is_not_drawn_beside_the_published_one() -> None:
+def test_published_curve_is_omitted_for_another_workload() -> None:
     result = tp8()
     other = replace(result, run=replace(result.run, workload_name="smoke-tiny"))
     assert [line.label for line in chart(report(other), "ttft-p95").lines] == ["TP8 †"]
     assert [line.label for line in chart(report(other, tp4dp2()), "ttft-p95").lines] == ["published", "TP4×DP2"]
 
 
-def test_layouts_and_systems_stand_beside_each_other() -> None:
+def test_layout_table_lists_measured_and_published_systems() -> None:
     rows = report(tp8(), tp4dp2(), b200()).layouts
     assert [(row.system, row.layout, row.comparison) for row in rows] == [
         ("8×MI355X", "TP8", None),
@@ -177,13 +177,13 @@ def test_layouts_and_systems_stand_beside_each_other() -> None:
     assert rows[4].change == pytest.approx(2364 / 2626 - 1)
 
 
-def test_the_cost_claim_is_set_against_the_published_prices() -> None:
+def test_cost_claim_is_compared_with_published_prices() -> None:
     notes = " ".join(report(tp4dp2()).price_notes)
     assert "$1.25 (MI355X) and $1.36 (B200)" in notes
     assert "1.08 times" in notes
 
 
-def test_two_runs_of_one_layout_can_be_told_apart() -> None:
+def test_runs_of_same_layout_have_distinct_names() -> None:
     assert [comparison.name for comparison in report(tp8(), tp8(), single_stream()).comparisons] == [
         "TP8",
         "TP8 (2)",
@@ -191,7 +191,7 @@ def test_two_runs_of_one_layout_can_be_told_apart() -> None:
     ]
 
 
-def test_text_from_a_result_cannot_become_markup() -> None:
+def test_result_text_cannot_inject_html() -> None:
     result = tp4dp2()
     sly = replace(result, run=replace(result.run, command="deploy bench <script>alert(1)</script>"))
     page = render_html(report(sly))
@@ -199,7 +199,7 @@ def test_text_from_a_result_cannot_become_markup() -> None:
     assert "&lt;script&gt;" in page
 
 
-def test_everything_to_judge_and_repeat_it_stands_at_the_end() -> None:
+def test_provenance_section_contains_reproduction_facts() -> None:
     page = render_html(report(tp4dp2()))
     tail = page[page.index('id="provenance"') :]
     for fact in (
@@ -214,7 +214,7 @@ def test_everything_to_judge_and_repeat_it_stands_at_the_end() -> None:
         assert fact in tail
 
 
-def test_the_published_evaluations_cannot_tell() -> None:
+def test_published_evaluations_are_not_significant() -> None:
     rows = {row.title: row for row in report(tp4dp2()).evals}
     gsm8k = rows["GSM8K, 5-shot, greedy"].judgment
     assert gsm8k is not None
@@ -223,13 +223,13 @@ def test_the_published_evaluations_cannot_tell() -> None:
     assert render_html(report(tp4dp2())).count("not significant at this sample size") == 2
 
 
-def test_a_published_score_is_shown_with_its_plus_minus() -> None:
+def test_published_score_is_shown_with_its_error() -> None:
     labels = {row.title: (row.baseline_label, row.candidate_label) for row in report(tp4dp2()).evals}
     assert labels["GSM8K, 5-shot, greedy"] == ("FP8, ± 0.013", "MXFP4, ± 0.014")
     assert labels["tau2, macro average"] == ("FP8", "MXFP4")
 
 
-def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_one() -> None:
+def test_evaluation_without_baseline_is_compared_with_published_scores() -> None:
     items = tuple(AnsweredQuestion(id=str(index), correct=index % 20 != 0) for index in range(1319))
     outcome = EvalResult(
         schema_version=2, suite="gsm8k", task="gsm8k", metric="exact_match", model="glm-5.2", harness="lm-eval 0.4.13",
@@ -245,7 +245,7 @@ def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_on
         assert row.judgment.items == 200
 
 
-def test_a_measured_tau2_stands_beside_scores_that_nothing_can_be_told_of() -> None:
+def test_tau2_result_has_no_verdict_against_published_scores() -> None:
     outcome = EvalResult(
         schema_version=2, suite="tau2", task="airline", metric="pass^1", model="glm-5.2", harness="tau2-bench a2c0247",
         command="deploy eval", items=(AnsweredQuestion(id="1", correct=True, seed=0, group="airline"),),
@@ -256,7 +256,7 @@ def test_a_measured_tau2_stands_beside_scores_that_nothing_can_be_told_of() -> N
 
 
 @pytest.mark.parametrize(("value", "text"), [(1.0, "100 %"), (0.9996, "99.9 %"), (0.598, "59.8 %")])
-def test_a_share_says_100_only_when_it_is(value: float, text: str) -> None:
+def test_share_rounds_to_100_only_when_exact(value: float, text: str) -> None:
     assert metrics.share(value) == text
 
 
@@ -276,7 +276,7 @@ def _contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_every_color_of_a_text_can_be_read() -> None:
+def test_text_colors_meet_contrast_requirements() -> None:
     """WCAG 2.2, 1.4.3: at least 4.5 to 1, in the light and in the dark page."""
     style = render_html(report(tp4dp2())).partition("<style>")[2]
     found = [

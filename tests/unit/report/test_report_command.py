@@ -22,25 +22,25 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_compare_sets_results_side_by_side(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_table_and_warnings(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare([results], published="wafer-glm52")
     shown = capsys.readouterr()
     assert "2.4 rps                2,626      2,364" in shown.out
     assert "warning: NOT COMPARABLE: TP8 on 8×MI355X, wafer-20k-1k: kernel-miss" in shown.err
 
 
-def test_compare_prints_json_for_programs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_json(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare([results / "tp4dp2"], json=True)
     assert len(json.loads(capsys.readouterr().out)["comparisons"]) == 1
 
 
-def test_report_writes_three_files_and_no_other(results: Path, tmp_path: Path) -> None:
+def test_report_writes_exactly_three_files(results: Path, tmp_path: Path) -> None:
     report([results], output=tmp_path / "out", price=["2.10"])
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["report.html", "report.json", "report.md"]
     assert "$2.10 per GPU-hour, given" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_report_takes_several_directories_and_files(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_accepts_directories_and_files(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report([results / "tp8", results / "tp4dp2/wafer-20k-1k/result.json", results / "tp8"], json=True)
     assert len(json.loads(capsys.readouterr().out)["comparisons"]) == 3
     assert (results / "tp8/report.html").exists()
@@ -67,7 +67,7 @@ def test_report_finds_evaluations_and_their_baseline(results: Path, capsys: pyte
     assert (row["judgment"]["lost"], row["judgment"]["gained"], row["judgment"]["significant"]) == (10, 0, True)
 
 
-def test_report_finds_the_evaluations_of_each_directory(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_finds_evaluations_of_each_directory(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept(results / "tp8", "mxfp4", wrong=12)
     kept(results / "tp4dp2", "fp8", wrong=2)
     report([results / "tp8", results / "tp4dp2"], json=True)
@@ -75,7 +75,7 @@ def test_report_finds_the_evaluations_of_each_directory(results: Path, capsys: p
     assert [*dict.fromkeys(row["candidate_label"] for row in rows)] == ["mxfp4", "fp8"]
 
 
-def test_the_server_that_was_asked_beside_is_the_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baseline_directory_provides_the_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept(results, "mxfp4", wrong=12)
     kept(results / "baseline", "fp8", wrong=2)
     report([results], json=True)
@@ -83,7 +83,7 @@ def test_the_server_that_was_asked_beside_is_the_baseline(results: Path, capsys:
     assert (row["baseline_label"], row["candidate_label"]) == ("fp8", "mxfp4")
 
 
-def test_evaluations_alone_make_a_report_beside_the_published_scores(tmp_path: Path) -> None:
+def test_evaluations_alone_are_compared_with_published_scores(tmp_path: Path) -> None:
     kept(tmp_path, "amd/GLM-5.2-MXFP4", wrong=12)
     kept(tmp_path, "tiny", wrong=20, suite="gpqa-diamond")
     report([tmp_path])
@@ -95,18 +95,18 @@ def test_evaluations_alone_make_a_report_beside_the_published_scores(tmp_path: P
     assert "Results in detail" not in text + (tmp_path / "report.html").read_text()
 
 
-def test_a_directory_without_results_is_an_error(tmp_path: Path) -> None:
+def test_directory_without_results_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no result"):
         report([tmp_path])
 
 
-def test_a_damaged_result_is_an_error(tmp_path: Path) -> None:
+def test_corrupt_result_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{")
     with pytest.raises(BenchError, match="not a valid result"):
         compare([tmp_path])
 
 
-def test_a_dry_run_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reproduce_dry_run_totals_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reproduce("wafer-glm52", dry_run=True, price=["2"], output=tmp_path / "new", json=True)
     shown = json.loads(capsys.readouterr().out)
     assert shown["total"]["about_s"] == pytest.approx(

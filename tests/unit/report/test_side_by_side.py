@@ -36,7 +36,7 @@ def made(tmp_path: Path, **results: BenchResult) -> Report:
     return make_report(files, published="none", prices=())
 
 
-def test_results_are_called_by_their_directories_and_by_their_labels(tmp_path: Path) -> None:
+def test_results_are_named_by_label_or_directory(tmp_path: Path) -> None:
     after = run(plan="two")
     report = made(tmp_path, before=run(), after=replace(after, run=replace(after.run, label="page size two")))
 
@@ -48,14 +48,14 @@ def test_results_are_called_by_their_directories_and_by_their_labels(tmp_path: P
     assert "| metric | load | before, own | page size two, own |" in render_markdown(report)
 
 
-def test_two_of_one_label_are_numbered(tmp_path: Path) -> None:
+def test_results_with_same_label_are_numbered(tmp_path: Path) -> None:
     one, two = run(plan="one"), run(plan="two")
     one, two = (replace(each, run=replace(each.run, label="mine")) for each in (one, two))
 
     assert [each.name for each in made(tmp_path, a=one, b=two).comparisons] == ["mine", "mine (2)"]
 
 
-def test_what_differs_stands_before_the_figures_it_explains(tmp_path: Path) -> None:
+def test_differences_precede_metrics(tmp_path: Path) -> None:
     shown = comparison_text(made(tmp_path, before=run(), after=run(plan="two", tpot_ms=4.5)))
 
     assert re.search(r"differs +A +B\nflags.page-size +one +two", shown)
@@ -66,7 +66,7 @@ def test_what_differs_stands_before_the_figures_it_explains(tmp_path: Path) -> N
     assert "One run each: the noise is unknown." in shown
 
 
-def test_two_traces_are_not_one_load(tmp_path: Path) -> None:
+def test_different_traces_are_different_loads(tmp_path: Path) -> None:
     one, two = run(plan="one"), run(plan="two")
     one, two = (
         replace(each, run=replace(each.run, trace_sha256=sha)) for each, sha in ((one, "a" * 64), (two, "b" * 64))
@@ -77,7 +77,7 @@ def test_two_traces_are_not_one_load(tmp_path: Path) -> None:
     )
 
 
-def test_several_runs_of_one_configuration_make_an_interval(tmp_path: Path) -> None:
+def test_repeated_runs_yield_confidence_intervals(tmp_path: Path) -> None:
     """Mean 1000, deviation 10: half of the interval is 4.303 × 10 / √3 = 24.8; 20 % stand clear of it."""
     runs = {f"old-{at}": run(tok_s=tok_s, plan="one") for at, tok_s in enumerate((990.0, 1000.0, 1010.0))}
     runs |= {f"new-{at}": run(tok_s=tok_s, plan="two") for at, tok_s in enumerate((1190.0, 1200.0, 1210.0))}
@@ -97,7 +97,7 @@ def test_several_runs_of_one_configuration_make_an_interval(tmp_path: Path) -> N
     )
 
 
-def test_runs_are_called_by_what_their_names_share_but_for_their_numbers(tmp_path: Path) -> None:
+def test_repeated_runs_are_named_by_common_prefix(tmp_path: Path) -> None:
     """`of-2048-1` to `of-2048-3` are `of-2048`, and `of10`, `of11` are `of`; a card would tell of one run alone."""
     runs = {f"of-2048-{at}": run(plan="one") for at in (1, 2, 3)} | {f"of{at}": run(plan="two") for at in (10, 11)}
     report = made(tmp_path, **runs)
@@ -118,7 +118,7 @@ def test_two_runs_of_one_configuration_are_compared(tmp_path: Path) -> None:
     assert shown.endswith("\nThree or more runs are one column, with intervals.\n")
 
 
-def test_a_problem_of_one_of_two_runs_is_no_noise(tmp_path: Path) -> None:
+def test_comparability_issue_is_not_called_noise(tmp_path: Path) -> None:
     shown = comparison_text(made(tmp_path, before=run(), after=marked(run(tok_s=1100.0), IssueKind.CLIENT_LAGGED)))
 
     assert shown.startswith("No verdict on after and before: after is NOT COMPARABLE (client-lagged).\n")
@@ -126,7 +126,7 @@ def test_a_problem_of_one_of_two_runs_is_no_noise(tmp_path: Path) -> None:
     assert "\nBoth have the same configuration; what makes one NOT COMPARABLE may explain the differences.\n" in shown
 
 
-def test_without_a_common_load_there_is_no_verdict(tmp_path: Path) -> None:
+def test_no_verdict_without_common_load(tmp_path: Path) -> None:
     report = made(tmp_path, before=run(rate=2.0), after=run(rate=3.0, plan="two"))
     said = "No verdict on after and before: no load has a throughput in both."
     assert comparison_text(report).startswith(f"{said}\n")
@@ -134,30 +134,30 @@ def test_without_a_common_load_there_is_no_verdict(tmp_path: Path) -> None:
     assert report.headline[0] == said
 
 
-def test_without_a_common_workload_there_is_no_verdict(tmp_path: Path) -> None:
+def test_no_verdict_without_common_workload(tmp_path: Path) -> None:
     other = run(plan="two")
     other = replace(other, run=replace(other.run, workload={**other.run.workload, "input_tokens": 1}))
     report = made(tmp_path, before=run(), after=other)
     assert report.headline[0] == "No verdict on after and before: their workloads differ."
 
 
-def test_another_client_is_no_other_workload(tmp_path: Path) -> None:
+def test_different_clients_prevent_a_verdict(tmp_path: Path) -> None:
     other = run(plan="two")
     report = made(tmp_path, before=run(), after=replace(other, run=replace(other.run, client="aiperf 0.13.0")))
     assert report.headline[0] == "No verdict on after and before: two programs sent their load."
 
 
-def test_a_first_result_without_throughput_is_the_reason(tmp_path: Path) -> None:
+def test_zero_throughput_baseline_prevents_a_verdict(tmp_path: Path) -> None:
     report = made(tmp_path, before=run(tok_s=0.0), after=run(plan="two"))
     assert report.headline[0] == "No verdict on after and before: before has 0 output tok/s per node."
 
 
-def test_the_verdict_names_every_result(tmp_path: Path) -> None:
+def test_verdict_names_every_result(tmp_path: Path) -> None:
     report = made(tmp_path, a=run(), b=run(plan="two", tok_s=985.0), c=run(plan="three", tok_s=3940.0))
     assert "c is better than a: output tok/s per node +100 % and against b +300 %" in report.headline[0]
 
 
-def test_a_result_that_lacks_the_load_of_the_verdict_is_named(tmp_path: Path) -> None:
+def test_result_missing_the_common_load_is_named(tmp_path: Path) -> None:
     low, high = run(rate=2.0), run(rate=3.0)
     both = replace(high, points=(*low.points, *high.points))
     other = replace(run(rate=2.0, plan="two"), points=run(rate=2.0, plan="two").points)
@@ -167,7 +167,7 @@ def test_a_result_that_lacks_the_load_of_the_verdict_is_named(tmp_path: Path) ->
     assert report.headline[1] == "No verdict on b: not measured at 3 rps."
 
 
-def test_each_knee_of_several_runs_names_its_run(tmp_path: Path) -> None:
+def test_differing_knees_name_their_runs(tmp_path: Path) -> None:
     below = replace(run(), knee_rps=None, points=(replace(run().points[0], sustained=False),))
     shown = comparison_text(made(tmp_path, a=run(), b=below, c=run()))
 
@@ -175,7 +175,7 @@ def test_each_knee_of_several_runs_names_its_run(tmp_path: Path) -> None:
     assert comparison_text(made(tmp_path, a=run(), b=run(), c=run())).count("knee") == 1
 
 
-def test_a_share_has_no_change_in_percent(tmp_path: Path) -> None:
+def test_shares_have_no_relative_change(tmp_path: Path) -> None:
     """Of 0.1 % to 0 % would be −100 %."""
     hit, missed = run(plan="one"), run(plan="two")
     cache = hit.points[0].cache
@@ -189,14 +189,14 @@ def test_a_share_has_no_change_in_percent(tmp_path: Path) -> None:
     assert re.search(r"from cache +A +B *\n2 rps +0 % +0 % *\n", shown)
 
 
-def test_a_change_within_the_noise_says_so(tmp_path: Path) -> None:
+def test_change_within_noise_is_labeled(tmp_path: Path) -> None:
     runs = {f"old-{at}": run(tok_s=tok_s, plan="one") for at, tok_s in enumerate((900.0, 1000.0, 1100.0))}
     runs |= {f"new-{at}": run(tok_s=tok_s, plan="two") for at, tok_s in enumerate((950.0, 1050.0, 1150.0))}
 
     assert re.search(r"\+5 % \(−\d+ to \+\d+ %, noise\)", comparison_text(made(tmp_path, **runs)))
 
 
-def test_servers_behind_a_url_are_one_configuration_only_where_the_user_says_so(tmp_path: Path) -> None:
+def test_url_results_are_grouped_only_by_label(tmp_path: Path) -> None:
     """The same address may serve something else by now; a label tells that it does not."""
 
     def behind_a_url(label: str | None) -> BenchResult:
@@ -210,7 +210,7 @@ def test_servers_behind_a_url_are_one_configuration_only_where_the_user_says_so(
     assert len(made(tmp_path / "z", a=behind_a_url("it"), b=behind_a_url("that")).together.sides) == 2
 
 
-def test_another_load_makes_no_change(tmp_path: Path) -> None:
+def test_results_of_different_loads_show_no_change(tmp_path: Path) -> None:
     other = run(plan="two")
     longer = replace(other, run=replace(other.run, workload={**other.run.workload, "output_tokens": 64}))
     report = made(tmp_path, one=run(), two=longer)
@@ -220,7 +220,7 @@ def test_another_load_makes_no_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kinds", "told"), [((IssueKind.KERNEL_MISS,), False), ((), True)])
-def test_the_headline_sets_nothing_marked_beside_what_is_not(
+def test_headline_skips_results_with_comparability_issues(
     tmp_path: Path, kinds: tuple[IssueKind, ...], told: bool
 ) -> None:
     report = made(tmp_path, one=run(), two=marked(run(plan="two"), *kinds))
@@ -228,7 +228,7 @@ def test_the_headline_sets_nothing_marked_beside_what_is_not(
     assert any("two are equal" in sentence for sentence in report.headline) == told
 
 
-def test_compare_shows_published_figures_only_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_shows_published_results_only_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tp4dp2(), tmp_path / "a")
     save(tp8(), tmp_path / "b")
     compare([tmp_path])
@@ -243,7 +243,7 @@ def of_vllm(result: BenchResult, version: str = "0.32.0", **facts: object) -> Be
     return replace(result, run=replace(result.run, endpoint=endpoint, provenance=ServerProvenance()))
 
 
-def test_a_foreign_endpoint_is_compared_under_its_own_names(tmp_path: Path) -> None:
+def test_endpoint_of_another_engine_is_compared(tmp_path: Path) -> None:
     report = made(tmp_path, ours=run(tpot_ms=9.0), theirs=of_vllm(run(tpot_ms=12.0, tok_s=2200.0)))
     shown = comparison_text(report)
 
@@ -263,14 +263,14 @@ def test_a_foreign_endpoint_is_compared_under_its_own_names(tmp_path: Path) -> N
     assert "| Layout | TP1 | not known |" in render_markdown(report)
 
 
-def test_a_layout_of_ranks_alone_and_another_version_are_seen(tmp_path: Path) -> None:
+def test_replica_count_and_engine_version_are_shown(tmp_path: Path) -> None:
     shown = comparison_text(made(tmp_path, a=of_vllm(run(), replicas=2), b=of_vllm(run(), "0.33.0", replicas=2)))
 
     assert "A: a (DP2 on unknown hardware), own" in shown
     assert re.search(r"endpoint.engine +vllm 0.32.0 +vllm 0.33.0\n", shown)
 
 
-def test_cached_tokens_that_one_side_alone_reports_are_named(tmp_path: Path) -> None:
+def test_cached_tokens_reported_by_one_side_are_named(tmp_path: Path) -> None:
     told = run()
     point = replace(told.points[0], cache=CacheHits(wanted_share=0.6), server=None)
     shown = comparison_text(made(tmp_path, a=told, b=of_vllm(replace(told, points=(point,)))))
@@ -278,7 +278,7 @@ def test_cached_tokens_that_one_side_alone_reports_are_named(tmp_path: Path) -> 
     assert re.search(r"; from cache a \(sglang 0.5.14\) [\d.]+ %, b \(vllm 0.32.0\) not reported\.\n", shown)
 
 
-def test_the_endpoint_of_another_engine_has_its_layout_and_hardware_and_no_advice_for_sglang(tmp_path: Path) -> None:
+def test_endpoint_of_another_engine_gets_no_sglang_advice(tmp_path: Path) -> None:
     theirs = of_vllm(run(plan="two", tok_s=2200.0), replicas=2)
     theirs = replace(
         theirs, run=replace(theirs.run, provenance=ServerProvenance(gpu="mi300x", gpus=8, layout="TP4×DP2"))
@@ -297,7 +297,7 @@ def test_the_endpoint_of_another_engine_has_its_layout_and_hardware_and_no_advic
     assert not any(word in about for word in ("kernel gate", "patch receipt", "not known", "--enable"))
 
 
-def test_the_groups_that_matter_come_first_and_the_rest_is_folded(tmp_path: Path) -> None:
+def test_important_differences_come_first_and_others_are_collapsed(tmp_path: Path) -> None:
     """Eight groups differ: five are shown, in their order; the others stand in `details` with everything else."""
     plans: list[dict[str, object]] = [
         {
@@ -334,7 +334,7 @@ def test_the_groups_that_matter_come_first_and_the_rest_is_folded(tmp_path: Path
 
 
 @pytest.mark.parametrize(("names", "folded"), [(("page-size",), 0), (("a", "b", "c", "d", "e"), 0), ("abcdef", 6)])
-def test_few_differences_are_not_folded(tmp_path: Path, names: Sequence[str], folded: int) -> None:
+def test_few_differences_are_not_collapsed(tmp_path: Path, names: Sequence[str], folded: int) -> None:
     """One difference stood in `details`, under the heading, behind `1 value`."""
     results = [run(), run()]
     for at in range(2):
@@ -348,7 +348,7 @@ def test_few_differences_are_not_folded(tmp_path: Path, names: Sequence[str], fo
     assert ("<details>" in section) is bool(folded)
 
 
-def test_two_runs_of_one_configuration_are_the_noise_of_another_with_one(tmp_path: Path) -> None:
+def test_repeated_runs_provide_noise_for_a_single_run(tmp_path: Path) -> None:
     """1,000 and 1,010 tok/s: 20 % is more than their noise, 2 % is not; with one run each nothing is known of it."""
     before = {f"before-{at}": run(tok_s=tok_s, plan="one") for at, tok_s in enumerate((1000.0, 1010.0))}
 
@@ -360,14 +360,14 @@ def test_two_runs_of_one_configuration_are_the_noise_of_another_with_one(tmp_pat
     assert "; the noise is unknown, with one run each." in first(1200.0, before=run(tok_s=1000.0, plan="one"))
 
 
-def test_two_runs_of_one_configuration_alone_tell_the_noise(tmp_path: Path) -> None:
+def test_two_runs_of_same_configuration_show_noise(tmp_path: Path) -> None:
     assert made(tmp_path, a=run(tok_s=1000.0), b=run(tok_s=1020.0)).headline[0] == (
         "At 2 rps, a and b have the same configuration and differ by the noise, or by what no result records: "
         "output tok/s per node +2 %, TTFT p95 0 %, TPOT p50 0 %."
     )
 
 
-def test_the_best_of_three_is_compared_with_the_second(tmp_path: Path) -> None:
+def test_best_of_three_is_compared_with_the_second(tmp_path: Path) -> None:
     speeds = {"slow": 1000.0, "fast": 1500.0, "middle": 1200.0}
     report = made(tmp_path, **{name: run(tok_s=tok_s, plan=name) for name, tok_s in speeds.items()})
 
@@ -376,7 +376,7 @@ def test_the_best_of_three_is_compared_with_the_second(tmp_path: Path) -> None:
     )
 
 
-def test_cache_tiers_are_compared_in_their_own_words(tmp_path: Path) -> None:
+def test_cache_tiers_are_summarized_in_one_row(tmp_path: Path) -> None:
     tiers = [
         {"name": "enable-hierarchical-cache", "values": []},
         {"name": "hicache-ratio", "values": ["4"]},

@@ -33,7 +33,7 @@ def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("version", ["v2.19.0", "v2.20.2"])
 @pytest.mark.parametrize("profile", ["mi355x-tp4x2", "cpu-tiny"])
-def test_it_is_what_that_version_takes_and_scales_one_deployment(profile: str, version: str) -> None:
+def test_scaled_object_matches_schema_and_targets_replica_deployment(profile: str, version: str) -> None:
     made = all_objects(cluster_plan(profile, *SETTINGS), "served")
     [scaled] = of_kind(made, "ScaledObject")
     check_crd(scaled, "keda", version)
@@ -51,7 +51,7 @@ def test_it_is_what_that_version_takes_and_scales_one_deployment(profile: str, v
     assert selectors.items() <= pod["metadata"]["labels"].items(), "the gateway finds each replica"
 
 
-def test_a_field_that_it_does_not_know_is_found() -> None:
+def test_unknown_field_fails_the_schema() -> None:
     """The samples are strict: the test above can fail."""
     [scaled] = of_kind(all_objects(cluster_plan("cpu-tiny", *SETTINGS)), "ScaledObject")
     scaled["spec"]["triggers"][0]["thresholds"] = "5"
@@ -59,7 +59,7 @@ def test_a_field_that_it_does_not_know_is_found() -> None:
         check_crd(scaled, "keda", "v2.20.2")
 
 
-def test_the_floor_carries_the_growth_of_a_start_and_a_queue_or_a_full_cache_starts_another() -> None:
+def test_scaling_bounds_and_triggers_follow_settings() -> None:
     plan = cluster_plan("cpu-tiny", *SETTINGS)
     [scaled] = of_kind(all_objects(plan, "served"), "ScaledObject")
     spec = scaled["spec"]
@@ -83,13 +83,13 @@ def test_the_floor_carries_the_growth_of_a_start_and_a_queue_or_a_full_cache_sta
         (("kubernetes.autoscaling.max=3",), "needs 4 replicas while another starts, and `max` is 3"),
     ],
 )
-def test_a_floor_without_a_gateway_or_above_the_maximum_is_refused(settings: tuple[str, ...], said: str) -> None:
+def test_invalid_autoscaling_settings_are_rejected(settings: tuple[str, ...], said: str) -> None:
     with pytest.raises(ProfileError) as error:
         load("cpu-tiny", overrides=("runtime=kubernetes", "engine.image=a/b:1", *SETTINGS, *settings))
     assert any(said in problem.message for problem in error.value.problems_or_self())
 
 
-def test_up_starts_none_and_names_the_command_that_renders() -> None:
+def test_up_with_autoscaling_hints_at_render() -> None:
     profile = load("cpu-tiny", overrides=("runtime=kubernetes", "engine.image=a/b:1", *SETTINGS)).profile
     [problem] = start_problems(profile)
     assert "deploy render" in problem.hint

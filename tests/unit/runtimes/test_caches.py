@@ -47,7 +47,7 @@ def prune(*words: str) -> str:
     return shown.stdout or shown.stderr
 
 
-def test_what_a_server_uses_stays_and_is_named() -> None:
+def test_caches_in_use_are_kept_and_reported() -> None:
     assert prune().splitlines() == [
         "`busy` is kept: used by `owl`; compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
         "`taken` is kept: in use; compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
@@ -57,7 +57,7 @@ def test_what_a_server_uses_stays_and_is_named() -> None:
     assert removed == ["idle", "busy", "taken"]
 
 
-def test_a_dry_run_lists_and_removes_nothing() -> None:
+def test_dry_run_removes_no_caches() -> None:
     assert prune("--dry-run").splitlines()[1:] == [
         "would remove `idle`: compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
         "would remove `taken`: compiled kernels for deploy/x:1 gfx950, 1,000 bytes",
@@ -66,7 +66,7 @@ def test_a_dry_run_lists_and_removes_nothing() -> None:
     assert removed == []
 
 
-def test_programs_read_why_a_cache_stays() -> None:
+def test_json_output_contains_reason_for_kept_cache() -> None:
     told = json.loads(prune("--json"))
     assert told["dry_run"] is False
     assert {each["place"]: each["kept"] for each in told["caches"]} == {
@@ -77,7 +77,7 @@ def test_programs_read_why_a_cache_stays() -> None:
 
 
 @pytest.mark.parametrize("words", ["owl", "--keep 1", "--older-than 1d"])
-def test_options_of_run_directories_are_refused(words: str) -> None:
+def test_run_directory_options_are_rejected_with_caches(words: str) -> None:
     refused = CliRunner().invoke(app, ["prune", "--caches", *words.split()]).exception
     assert isinstance(refused, UsageError)
     assert removed == []

@@ -46,7 +46,7 @@ def selected(part: str = "") -> str:
     return f"{which},app.kubernetes.io/managed-by=deploy"
 
 
-def test_all_of_a_name_go_with_what_they_share_and_the_name_is_free_last() -> None:
+def test_all_units_are_deleted_with_named_deployment_last() -> None:
     cluster = Namespace(*unit("replica-1"), *unit("replica-2"), *unit("gateway"))
     shared, *names = deleted(cluster, MEANT)
     assert shared == selected()
@@ -56,26 +56,26 @@ def test_all_of_a_name_go_with_what_they_share_and_the_name_is_free_last() -> No
     assert set(names[3:]) == {f"pod/pod-{part}" for part in PARTS}
 
 
-def test_one_of_several_leaves_the_others() -> None:
+def test_deleting_one_replica_keeps_the_others() -> None:
     cluster = Namespace(*unit("replica-1"), *unit("replica-2"), *unit("gateway"))
     expected = [selected("replica-2"), "deployment/pair--replica-2", "pod/pod-replica-2"]
     assert deleted(cluster, {"replica-2": "replica-2"}) == expected
 
 
-def test_what_another_start_has_in_the_place_of_one_is_left_and_the_others_go() -> None:
+def test_deployment_of_another_run_is_not_deleted() -> None:
     cluster = Namespace(*unit("replica-1"), *unit("replica-2", uid="another"), *unit("gateway"))
     found = deleted(cluster, MEANT)
     assert found[:2] == [selected("gateway"), selected("replica-1")]
     assert set(cluster.items) == {"deployment/pair--replica-2", "pod/pod-another"}
 
 
-def test_a_server_whose_name_is_that_of_several_by_now_deletes_nothing() -> None:
+def test_nothing_is_deleted_when_name_was_reused() -> None:
     cluster = Namespace(*unit("replica-1", uid="another"))
     assert deleted(cluster, {"ours": ""}) == []
     assert deleted(Namespace(*unit("", uid="another")), {"ours": ""}) == []
 
 
-def test_a_pod_that_comes_after_its_deployment_has_gone_is_ended_too() -> None:
+def test_pod_left_after_its_deployment_is_deleted() -> None:
     _, late = unit("", uid="ours")
     cluster = Namespace(late)
     assert deleted(cluster, {"ours": ""}) == [selected(), "pod/pod-ours"]

@@ -20,7 +20,7 @@ def stamped(second: int, text: str, *, nano: int = 0, zone: str = "Z") -> bytes:
     return f"2026-11-22T10:00:{second:02}.{nano:09}{zone} {text}\n".encode()
 
 
-def test_a_stream_that_is_taken_up_gives_what_is_new() -> None:
+def test_resumed_stream_yields_only_new_lines() -> None:
     lines = NewLines()
     assert lines.words("a") == ("--timestamps", "a")
     assert lines.of(stamped(1, "one") + stamped(2, "two", nano=5)) == b"one\ntwo\n"
@@ -30,7 +30,7 @@ def test_a_stream_that_is_taken_up_gives_what_is_new() -> None:
     )
 
 
-def test_a_stream_that_ends_in_what_was_given_does_not_go_back() -> None:
+def test_shorter_stream_does_not_repeat_lines() -> None:
     lines = NewLines()
     lines.words("a")
     lines.of(stamped(1, "one") + stamped(2, "two"))
@@ -40,7 +40,7 @@ def test_a_stream_that_ends_in_what_was_given_does_not_go_back() -> None:
     assert lines.of(stamped(2, "two") + stamped(3, "three")) == b"three\n"
 
 
-def test_a_line_that_breaks_off_is_left_to_the_next_stream() -> None:
+def test_incomplete_line_is_read_from_next_stream() -> None:
     lines = NewLines()
     lines.words("a")
     assert lines.of(stamped(1, "one") + stamped(2, "half a line")[:-6]) == b"one\n"
@@ -48,7 +48,7 @@ def test_a_line_that_breaks_off_is_left_to_the_next_stream() -> None:
     assert lines.of(stamped(1, "one") + stamped(2, "half a line")) == b"half a line\n"
 
 
-def test_another_pod_is_on_a_clock_of_its_own() -> None:
+def test_each_pod_has_its_own_timestamps() -> None:
     lines = NewLines(datetime(2026, 11, 22, 9, tzinfo=UTC))
     lines.words("a")
     lines.of(stamped(5, "one"))
@@ -56,7 +56,7 @@ def test_another_pod_is_on_a_clock_of_its_own() -> None:
     assert lines.of(stamped(2, "two")) == b"two\n"
 
 
-def test_moments_are_compared_and_not_their_texts() -> None:
+def test_timestamps_are_compared_across_time_zones() -> None:
     lines = NewLines()
     lines.words("a")
     lines.of(stamped(1, "one", zone="+01:00"))
@@ -65,14 +65,14 @@ def test_moments_are_compared_and_not_their_texts() -> None:
     assert lines.of(b"2026-11-22T09:00:02.000000000Z two\n") == b"two\n"
 
 
-def test_what_a_kubelet_says_for_itself_is_no_line_of_the_server() -> None:
+def test_kubelet_messages_are_not_server_log_lines() -> None:
     lines = NewLines()
     lines.words("a")
     said = b"unable to retrieve container logs for containerd://0123\n"
     assert lines.of(said + stamped(1, "one")) == b"one\n"
 
 
-def test_a_long_line_is_put_together_and_an_endless_one_is_cut() -> None:
+def test_long_lines_are_joined_and_endless_lines_truncated() -> None:
     lines = NewLines()
     lines.words("a")
     entry = "x" * 16 * 1024
@@ -104,7 +104,7 @@ class Restarting:
         (b"", stamped(1, "one") + stamped(2, "two")),  # it was not at all
     ],
 )
-def test_a_restart_between_two_questions_loses_nothing(previous: bytes, stream: bytes) -> None:
+def test_restart_between_polls_loses_no_lines(previous: bytes, stream: bytes) -> None:
     running = {"name": "server", "restartCount": 0, "state": {"running": {"startedAt": "2026-11-22T10:00:00Z"}}}
     view = PodView(pod={"metadata": {"name": "a"}, "status": {"containerStatuses": [running]}})
     log = ServerLog(cast("Cluster", Restarting(previous, stream)), lambda: (True, view))
@@ -124,7 +124,7 @@ def test_no_line_is_lost_or_given_twice(breaks: list[int], size: int) -> None:
     assert given_lines == b"".join(f"line {number}\n".encode() for number in range(100))
 
 
-def test_what_a_line_without_end_says_is_no_stamp() -> None:
+def test_endless_line_content_is_not_parsed_as_timestamp() -> None:
     lines = NewLines()
     lines.words("a")
     lines.of(stamped(1, "x" * (1 << 20))[:-1] + b"y")

@@ -49,19 +49,19 @@ NAMES = st.lists(st.tuples(WORDS, st.sampled_from("._-")), min_size=1, max_size=
 
 
 @given(NAMES)
-def test_whatever_a_server_is_called_its_objects_have_a_name_that_is_taken(name: str) -> None:
+def test_every_server_name_yields_valid_object_name(name: str) -> None:
     assert NAME.fullmatch(name)
     found = object_name(name)
     assert DNS_LABEL.fullmatch(found)
     assert len(f"{found}--replica-99") <= 63
 
 
-def test_names_that_differ_in_what_kubernetes_does_not_take_stay_apart() -> None:
+def test_similar_server_names_yield_distinct_object_names() -> None:
     alike = ("glm-5-2", "glm-5.2", "glm_5.2", "glm-5_2", f"glm-{'5' * 59}", f"glm-{'5' * 58}2")
     assert len({object_name(name) for name in alike}) == len(alike)
 
 
-def test_the_record_stands_on_every_object_and_on_the_pod() -> None:
+def test_every_object_and_pod_carries_the_record() -> None:
     plan = cluster_plan("cpu-tiny", HOST_PATH)
     found = objects(plan, "boxed")
     for about in [each["metadata"] for each in (*found.values(), found["Deployment"]["spec"]["template"])]:
@@ -70,13 +70,13 @@ def test_the_record_stands_on_every_object_and_on_the_pod() -> None:
         assert about["annotations"]["deploy.profile"] == "cpu-tiny"
 
 
-def test_a_full_node_is_not_asked_for_a_second_set_of_gpus() -> None:
+def test_deployment_recreates_instead_of_surging() -> None:
     spec = objects(cluster_plan(GLM, HOST_PATH))["Deployment"]["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
     assert container(GLM)["resources"]["limits"]["amd.com/gpu"] == "8"
 
 
-def test_no_container_is_the_first_to_be_evicted() -> None:
+def test_every_container_has_resource_requests_and_limits() -> None:
     """Requests hold what stays in memory; limits also the weights, while they are read: 438 GB."""
     found = pod(cluster_plan(GLM, HOST_PATH))
     requests, limits = {"cpu": "16", "memory": "62161Mi"}, {"cpu": "80", "memory": "586714Mi"}
@@ -90,13 +90,13 @@ def test_no_container_is_the_first_to_be_evicted() -> None:
             assert {"cpu", "memory"} <= part["resources"]["requests"].keys() & part["resources"]["limits"].keys()
 
 
-def test_gpus_are_counted_up_to_the_last_one_that_the_ranks_take() -> None:
+def test_gpu_count_includes_base_gpu_offset() -> None:
     found = container("mi355x-tp4dp2", "layout.dp=1", "flags.base-gpu-id=2")
     assert found["resources"]["limits"]["amd.com/gpu"] == "6"
     assert container("cpu-tiny")["resources"]["limits"].keys() == {"cpu", "memory"}
 
 
-def test_a_start_may_take_as_long_as_its_weights_over_a_slow_share() -> None:
+def test_startup_limit_scales_with_weights_size() -> None:
     plan = cluster_plan(GLM, HOST_PATH)
     assert startup_limit(plan) == 3601 + plan.timeouts.progress_deadline  # 438 GB in an hour
     little = cluster_plan("cpu-tiny", HOST_PATH)
@@ -108,7 +108,7 @@ def test_a_start_may_take_as_long_as_its_weights_over_a_slow_share() -> None:
     assert deadline > found["periodSeconds"] * found["failureThreshold"] + first_sample.SAMPLE_LIMIT
 
 
-def test_nothing_restarts_a_server_behind_a_long_prefill() -> None:
+def test_probes_tolerate_long_prefills() -> None:
     plan, found = cluster_plan(GLM, HOST_PATH), container(GLM)
     for kind in ("readinessProbe", "livenessProbe"):
         probe = found[kind]
@@ -121,7 +121,7 @@ def test_nothing_restarts_a_server_behind_a_long_prefill() -> None:
     )
 
 
-def test_each_rank_is_asked_with_the_key_that_the_server_has() -> None:
+def test_liveness_probe_checks_each_rank_with_api_key() -> None:
     plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY")
     found = pod(plan)
     command = found["containers"][0]["livenessProbe"]["exec"]["command"]
@@ -135,7 +135,7 @@ def test_each_rank_is_asked_with_the_key_that_the_server_has() -> None:
     assert container("cpu-tiny")["livenessProbe"]["exec"]["command"][-3:] == ["30010", "1", "20"]
 
 
-def test_a_pod_gets_no_request_before_the_first_sampled_one_has_compiled_its_kernels() -> None:
+def test_startup_probe_sends_a_first_sampled_request() -> None:
     plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY")
     probe = pod(plan)["containers"][0]["startupProbe"]
     path, *words = probe["exec"]["command"][3:]
@@ -145,7 +145,7 @@ def test_a_pod_gets_no_request_before_the_first_sampled_one_has_compiled_its_ker
     assert probe["timeoutSeconds"] > first_sample.HEALTH_LIMIT + first_sample.SAMPLE_LIMIT
 
 
-def test_a_stop_waits_for_the_drain_and_a_bit() -> None:
+def test_termination_grace_covers_the_drain() -> None:
     """The hook waits for requests before SIGTERM; afterwards sglang looks every 5 s whether it is idle."""
     plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY", "timeouts.termination_grace=70")
     assert pod(plan)["terminationGracePeriodSeconds"] == 100
@@ -154,7 +154,7 @@ def test_a_stop_waits_for_the_drain_and_a_bit() -> None:
     assert objects(plan)["ConfigMap"]["data"]["drain.py"] == Path(drain.__file__).read_text()
 
 
-def test_the_hardware_says_what_its_pod_is_given() -> None:
+def test_pod_security_settings_come_from_hardware_entry() -> None:
     settings = ("kubernetes.supplemental_groups=[109,44]", "kubernetes.pod_security=privileged")
     found = pod(cluster_plan(GLM, HOST_PATH, *settings))
     assert found["securityContext"] == {"seccompProfile": {"type": "Unconfined"}, "supplementalGroups": [44, 109]}
@@ -198,9 +198,7 @@ def admitted(spec: dict[str, Any]) -> str:
         ("b200-tp8", (*LOCAL, PVC), "restricted"),
     ],
 )
-def test_a_namespace_admits_the_pods_at_the_level_that_the_manifest_states(
-    profile: str, settings: tuple[str, ...], level: str
-) -> None:
+def test_pods_meet_the_stated_pod_security_standard(profile: str, settings: tuple[str, ...], level: str) -> None:
     plan = cluster_plan(profile, *settings, "server.api_key_env=SGLANG_KEY")
     specs = [each["spec"]["template"]["spec"] for each in all_objects(plan) if each["kind"] == "Deployment"]
     assert min(map(admitted, specs), key=LEVELS.index) == level
@@ -214,7 +212,7 @@ def test_a_namespace_admits_the_pods_at_the_level_that_the_manifest_states(
 
 
 @pytest.mark.parametrize(("enforced", "refused"), [(None, False), ("baseline", False), ("restricted", True)])
-def test_preflight_finds_a_namespace_that_admits_no_such_pod(
+def test_preflight_detects_too_strict_namespace(
     monkeypatch: pytest.MonkeyPatch, enforced: str | None, refused: bool
 ) -> None:
     labels = {} if enforced is None else {"pod-security.kubernetes.io/enforce": enforced}
@@ -227,7 +225,7 @@ def test_preflight_finds_a_namespace_that_admits_no_such_pod(
         assert "kubectl --namespace default label namespace default" in found["pod security"].hint
 
 
-def test_an_api_key_is_a_file_of_a_secret_that_only_its_owner_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_is_mounted_from_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_KEY", "sk-5ecret-5ecret-5ecret")
     plan = cluster_plan("cpu-tiny", HOST_PATH, "server.api_key_env=SGLANG_KEY")
     found = pod(plan)
@@ -241,14 +239,14 @@ def test_an_api_key_is_a_file_of_a_secret_that_only_its_owner_reads(monkeypatch:
     assert f"#   {line} --namespace default --from-file=config.yaml=/dev/stdin\n" in text
 
 
-def test_only_labeled_clients_reach_a_server_that_the_cluster_alone_reaches() -> None:
+def test_network_policy_admits_only_labeled_clients() -> None:
     plan = cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.allowed_clients=[team=ours]")
     (rule,) = objects(plan)["NetworkPolicy"]["spec"]["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"team": "ours"}}}]
     assert rule["ports"] == [{"protocol": "TCP", "port": plan.server.port}]
 
 
-def test_a_prometheus_of_another_namespace_is_let_in_where_the_profile_says_so() -> None:
+def test_network_policy_admits_allowed_scrapers() -> None:
     clients, prometheus = objects(cluster_plan("cpu-tiny", HOST_PATH, MONITORED))["NetworkPolicy"]["spec"]["ingress"]
     named = {"kubernetes.io/metadata.name": "monitoring"}
     assert prometheus == {"from": [{"namespaceSelector": {"matchLabels": named}}], "ports": clients["ports"]}
@@ -259,7 +257,7 @@ def test_a_prometheus_of_another_namespace_is_let_in_where_the_profile_says_so()
 
 
 @pytest.mark.parametrize("said", ["[monitoring]", "[a=b c]", "[=b]", "monitoring", "{name: monitoring}", "[-a=b]"])
-def test_what_no_namespace_bears_is_refused_where_it_stands(tmp_path: Path, said: str) -> None:
+def test_invalid_namespace_label_is_rejected_at_its_line(tmp_path: Path, said: str) -> None:
     profile = tmp_path / "own.yaml"
     profile.write_text(f"extends: cpu-tiny\nkubernetes:\n  allowed_scrapers: {said}\n")
     with pytest.raises(ProfileError) as caught:
@@ -267,14 +265,14 @@ def test_what_no_namespace_bears_is_refused_where_it_stands(tmp_path: Path, said
     assert any(f"{profile}:3" in problem.location for problem in caught.value.problems_or_self())
 
 
-def test_kubernetes_expands_nothing_of_what_a_plan_says() -> None:
+def test_environment_values_are_escaped_for_kubernetes() -> None:
     plan = cluster_plan("cpu-tiny", HOST_PATH)
     variable = EnvVar(name="A", value="$(PATH) $$ $x", origin=Origin.USER, source="")
     env = pod(replace(plan, env=(variable,)))["containers"][0]["env"]
     assert {"name": "A", "value": "$$(PATH) $$$$ $$x"} in env
 
 
-def test_a_pod_looks_into_its_claim_before_the_engine_judges_the_arguments() -> None:
+def test_checkpoint_is_checked_before_arguments() -> None:
     plan = cluster_plan(GLM, "kubernetes.weights.pvc=models", "kubernetes.namespace=serving")
     holds, judges = pod(plan)["initContainers"]
     assert (holds["name"], judges["name"]) == ("checkpoint", "arguments")
@@ -285,13 +283,13 @@ def test_a_pod_looks_into_its_claim_before_the_engine_judges_the_arguments() -> 
     assert "kubectl --namespace serving run deploy-fill " in manifest_texts(plan)["kubernetes.yaml"].partition("---")[0]
 
 
-def test_what_no_hub_has_is_copied_into_the_claim() -> None:
+def test_generated_checkpoint_must_be_copied_into_claim() -> None:
     (holds, _) = pod(cluster_plan("cpu-tiny", "kubernetes.weights.pvc=models"))["initContainers"]
     assert "`deploy stage cpu-tiny` downloads it" in holds["command"][-1]
     assert [each["name"] for each in pod(cluster_plan(GLM, HOST_PATH))["initContainers"]] == ["arguments"]
 
 
-def test_a_local_checkpoint_is_where_the_settings_say() -> None:
+def test_local_checkpoint_volume_follows_settings() -> None:
     """A claim and a directory of the nodes were ignored: the pods mounted the directory of the operator's machine."""
 
     def models(*settings: str) -> dict[str, Any]:
@@ -306,18 +304,18 @@ def test_a_local_checkpoint_is_where_the_settings_say() -> None:
 
 
 @given(st.text())
-def test_whatever_a_value_holds_the_template_keeps_it(value: str) -> None:
+def test_quoted_values_survive_yaml(value: str) -> None:
     """YAML folds some line ends, and takes others of Unicode's for the end of a document."""
     assert yaml.safe_load(f"{{key: {_quoted([value, {value: value}])}}}") == {"key": [value, {value: value}]}
 
 
-def test_a_name_that_the_template_does_not_know_is_no_empty_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undefined_template_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "_of_unit", lambda *_: {})
     with pytest.raises(ValueError, match="is undefined"):
         manifest_texts(cluster_plan("cpu-tiny", HOST_PATH))
 
 
-def test_the_engine_judges_the_arguments_before_the_server_starts() -> None:
+def test_arguments_are_checked_before_server_starts() -> None:
     """With the server's own image, variables and arguments; without its GPUs and its key."""
     plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY")
     found, data = pod(plan), objects(plan)["ConfigMap"]["data"]
@@ -342,7 +340,7 @@ def test_the_engine_judges_the_arguments_before_the_server_starts() -> None:
         ((), f"sha256:{'0' * 64}", "has no registry digest"),
     ],
 )
-def test_an_image_that_nodes_cannot_have_is_refused(overrides: tuple[str, ...], image: str | None, what: str) -> None:
+def test_image_without_registry_digest_is_rejected(overrides: tuple[str, ...], image: str | None, what: str) -> None:
     with pytest.raises(ProfileError) as caught:
         manifest_texts(cluster_plan("cpu-tiny", HOST_PATH, *overrides, image=image))
     (problem,) = caught.value.problems
@@ -351,7 +349,7 @@ def test_an_image_that_nodes_cannot_have_is_refused(overrides: tuple[str, ...], 
     assert "image_pull_policy" in problem.hint
 
 
-def test_an_image_that_the_nodes_hold_is_never_pulled() -> None:
+def test_node_local_image_is_never_pulled() -> None:
     (found,) = pod(cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.image_pull_policy=Never", image=None))["containers"]
     assert found["imagePullPolicy"] == "Never"
     assert found["image"].startswith("deploy/cpu-tiny:")
@@ -368,7 +366,9 @@ def test_an_image_that_the_nodes_hold_is_never_pulled() -> None:
         ("\n  namespace: Not.One", 3, "Not.One"),
     ],
 )
-def test_what_no_cluster_takes_is_refused_with_its_line(section: str, line: int, what: str, tmp_path: Path) -> None:
+def test_invalid_kubernetes_settings_are_rejected_with_their_line(
+    section: str, line: int, what: str, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(f"extends: cpu-tiny\nkubernetes: {section}\nruntime: kubernetes\n")
     with pytest.raises(ProfileError) as caught:
@@ -376,16 +376,16 @@ def test_what_no_cluster_takes_is_refused_with_its_line(section: str, line: int,
     assert any(what in each.message and each.location.endswith(f"mine.yaml:{line}") for each in caught.value.problems)
 
 
-def test_another_runtime_carries_nothing_of_it() -> None:
+def test_other_runtimes_ignore_kubernetes_settings() -> None:
     assert load("cpu-tiny", overrides=(HOST_PATH,)).plan.kubernetes is None
 
 
-def test_a_build_needs_no_registry_yet() -> None:
+def test_build_is_rendered_without_registry() -> None:
     """`deploy build --push` is what brings the image there."""
     assert render_artifacts(cluster_plan("cpu-tiny", HOST_PATH, image=None)).build is not None
 
 
-def test_render_takes_an_image_at_its_word(tmp_path: Path) -> None:
+def test_render_uses_the_given_image(tmp_path: Path) -> None:
     asked = ["render", "cpu-tiny", "--runtime", "kubernetes", "--set", HOST_PATH, "--image", IMAGE, "--output"]
     done = CliRunner().invoke(app, [*asked, str(tmp_path / "out")])
     assert done.exit_code == 0

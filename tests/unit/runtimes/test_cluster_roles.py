@@ -58,12 +58,12 @@ def selected_by(args: list[str], option: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("version", ["1.28", "1.32", "1.36"])
 @pytest.mark.parametrize(("profile", "settings"), [(CPU, (HOST_PATH,)), (RDMA, (CLAIM, KEY))])
-def test_every_object_is_what_that_kubernetes_takes(profile: str, settings: tuple[str, ...], version: str) -> None:
+def test_every_object_is_valid_for_kubernetes_version(profile: str, settings: tuple[str, ...], version: str) -> None:
     for each in found_of(profile, *settings).values():
         kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_the_gateway_selects_the_pods_of_each_role(found: dict[tuple[str, str], Any]) -> None:
+def test_gateway_selects_pods_of_each_role(found: dict[tuple[str, str], Any]) -> None:
     args = container(found, "gateway")["args"]
     assert "--pd-disaggregation" in args
     assert not {"--selector", "--worker-urls", "--prefill", "--decode"} & set(args)
@@ -75,7 +75,7 @@ def test_the_gateway_selects_the_pods_of_each_role(found: dict[tuple[str, str], 
     ]
 
 
-def test_a_pod_says_on_which_ports_it_is_found(found: dict[tuple[str, str], Any]) -> None:
+def test_pod_annotations_name_worker_and_bootstrap_ports(found: dict[tuple[str, str], Any]) -> None:
     ports = {}
     for part in PARTS:
         args, said = container(found, part)["args"], pod_of(found, part)["metadata"]["annotations"]
@@ -91,13 +91,13 @@ def test_a_pod_says_on_which_ports_it_is_found(found: dict[tuple[str, str], Any]
     assert "smg.ai/worker-ports" not in pod_of(found, "gateway")["metadata"]["annotations"]
 
 
-def test_the_first_of_a_start_alone_has_the_name_of_the_server(found: dict[tuple[str, str], Any]) -> None:
+def test_only_first_deployment_has_server_name(found: dict[tuple[str, str], Any]) -> None:
     names = [found["Deployment", part]["metadata"]["name"] for part in (*PARTS, "gateway")]
     assert names == ["apart", "apart--prefill-2", "apart--decode-1", "apart--gateway"]
     assert found["Service", "gateway"]["metadata"]["name"] == "apart"
 
 
-def test_a_role_is_reached_by_the_pods_of_its_server_on_any_port(found: dict[tuple[str, str], Any]) -> None:
+def test_network_policy_admits_pods_of_same_server(found: dict[tuple[str, str], Any]) -> None:
     for part in PARTS:
         assert found["NetworkPolicy", part]["spec"]["ingress"] == [
             {"from": [{"podSelector": {"matchLabels": {"deploy.name": "apart"}}}]}
@@ -105,7 +105,7 @@ def test_a_role_is_reached_by_the_pods_of_its_server_on_any_port(found: dict[tup
     assert found["NetworkPolicy", "gateway"]["spec"]["ingress"][0]["ports"]
 
 
-def test_a_probe_asks_a_role_for_what_it_answers_alone(found: dict[tuple[str, str], Any]) -> None:
+def test_role_probes_do_not_need_the_other_role(found: dict[tuple[str, str], Any]) -> None:
     for part in PARTS:
         server = container(found, part)
         port = str(server["ports"][0]["containerPort"])
@@ -113,7 +113,7 @@ def test_a_probe_asks_a_role_for_what_it_answers_alone(found: dict[tuple[str, st
         assert server["livenessProbe"]["exec"]["command"][-4:] == [port, "1", "20", "--alone"]
 
 
-def test_a_transfer_by_rdma_is_in_the_network_of_the_nodes() -> None:
+def test_rdma_transfer_uses_host_network() -> None:
     found = found_of(RDMA, CLAIM, KEY)
     for part in ("prefill-1", "decode-1"):
         spec, server = pod_of(found, part)["spec"], container(found, part)
@@ -131,7 +131,7 @@ def test_a_transfer_by_rdma_is_in_the_network_of_the_nodes() -> None:
     assert "the KV cache crosses by RDMA" in text
 
 
-def test_a_role_on_several_nodes_is_a_leader_worker_set() -> None:
+def test_multi_node_role_is_a_leader_worker_set() -> None:
     settings = (CLAIM, KEY, "layout.decode.nodes=2", "layout.decode.tp=16")
     found = found_of(RDMA, *settings)
     group = found["LeaderWorkerSet", "decode-1"]
@@ -161,7 +161,9 @@ def test_a_role_on_several_nodes_is_a_leader_worker_set() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_refused(profile: str, settings: tuple[str, ...], message: str, key: str) -> None:
+def test_unsupported_role_settings_are_rejected(
+    profile: str, settings: tuple[str, ...], message: str, key: str
+) -> None:
     with pytest.raises(ProfileError) as caught:
         cluster_plan(profile, *settings)
     [problem] = [each for each in caught.value.problems if message in each.message]
@@ -169,7 +171,7 @@ def test_what_is_refused(profile: str, settings: tuple[str, ...], message: str, 
     assert problem.location
 
 
-def test_up_starts_no_role_on_several_nodes() -> None:
+def test_up_rejects_multi_node_role() -> None:
     overrides = ("runtime=kubernetes", CLAIM, KEY, "layout.prefill.nodes=2", "layout.prefill.tp=16")
     [problem] = start_problems(load(RDMA, overrides=overrides).profile)
     assert problem.location == "layout.prefill.nodes"
@@ -180,7 +182,7 @@ def test_up_starts_no_role_on_several_nodes() -> None:
 @pytest.mark.parametrize(
     ("gpus", "enough"), [((8,), True), ((4, 4), True), ((4, 2), False), ((2, 2, 2, 2), False), ((4,), False)]
 )
-def test_preflight_counts_nodes_that_hold_all_pods(
+def test_preflight_checks_that_all_pods_fit_on_nodes(
     gpus: tuple[int, ...], enough: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = [{"status": {"allocatable": {"amd.com/gpu": str(each)}}} for each in gpus]
@@ -192,7 +194,7 @@ def test_preflight_counts_nodes_that_hold_all_pods(
     assert told.needed == "4 amd.com/gpu on one node, 2 times"
 
 
-def test_prometheus_scrapes_both_roles_and_not_the_gateway(tmp_path: Path) -> None:
+def test_prometheus_scrapes_roles_but_not_gateway(tmp_path: Path) -> None:
     asked = MonitoringRequest(
         name=None, profile=CPU, overrides=("runtime=kubernetes", HOST_PATH), workload=None, expected=(), target=None,
         gpu_exporter=None,

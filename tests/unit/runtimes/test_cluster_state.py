@@ -25,12 +25,12 @@ def state_of(seen: dict[str, Any], *events: dict[str, str]) -> ServerState:
     return server_state(DEPLOYMENT, PodView(pod=seen, events=events))
 
 
-def test_one_that_runs_says_since_when() -> None:
+def test_running_pod_has_start_time() -> None:
     found = state_of(pod(containerStatuses=server(state={"running": {"startedAt": BEGAN}})))
     assert (found.status, found.started_at, found.detail) == (Status.RUNNING, "2026-11-22T10:00:00+00:00", "")
 
 
-def test_one_that_runs_again_says_how_it_ended_before() -> None:
+def test_restarted_pod_names_cause_of_last_exit() -> None:
     last = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     again = server(state={"running": {"startedAt": ENDED}}, lastState=last, restartCount=2)
     found = state_of(pod(containerStatuses=again))
@@ -38,7 +38,7 @@ def test_one_that_runs_again_says_how_it_ended_before() -> None:
     assert found.detail == "restarted 2 times; before the last restart it was killed: its pod exceeded its memory limit"
 
 
-def test_one_whose_probe_ended_it_says_what_the_probe_had_said() -> None:
+def test_pod_killed_by_probe_shows_probe_message() -> None:
     def event(message: str, at: str) -> dict[str, str]:
         return {"reason": "Unhealthy", "message": message, "lastTimestamp": at}
 
@@ -58,7 +58,7 @@ def test_one_whose_probe_ended_it_says_what_the_probe_had_said() -> None:
     assert "because it was not ready in time; raise `timeouts.progress_deadline`" in state_of(waits, late).detail
 
 
-def test_a_crash_loop_has_ended_until_it_starts_again() -> None:
+def test_crash_looping_pod_is_exited() -> None:
     last = {"terminated": {"exitCode": 3, "startedAt": BEGAN, "finishedAt": ENDED}}
     waits = server(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=last, restartCount=4)
     found = state_of(pod(containerStatuses=waits))
@@ -77,20 +77,20 @@ def test_a_crash_loop_has_ended_until_it_starts_again() -> None:
     ],
 )
 @pytest.mark.parametrize("which", ["containerStatuses", "initContainerStatuses"])
-def test_a_container_that_is_held_says_why(reason: str, words: str, which: str) -> None:
+def test_waiting_container_is_pending_with_reason(reason: str, words: str, which: str) -> None:
     held = server(state={"waiting": {"reason": reason, "message": "why"}})
     found = state_of(pod(**{which: held}))
     assert found.status is Status.PENDING
     assert found.detail.startswith(words)
 
 
-def test_what_no_node_takes_says_why_on_one_line() -> None:
+def test_unschedulable_pod_has_one_line_reason() -> None:
     unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes:\n no GPUs"}
     found = state_of(pod(node="", conditions=[unplaced]))
     assert found.detail == "no node accepts it: 0/3 nodes: no GPUs"
 
 
-def test_a_volume_is_in_trouble_until_the_server_runs() -> None:
+def test_mount_failure_is_reported_until_server_runs() -> None:
     event = {"reason": "FailedMount", "message": "not a directory"}
     creating = pod(containerStatuses=server(state={"waiting": {"reason": "ContainerCreating"}}))
     assert state_of(creating, event).detail == "cannot mount a volume: not a directory"
@@ -109,7 +109,7 @@ def test_a_volume_is_in_trouble_until_the_server_runs() -> None:
         ),
     ],
 )
-def test_what_comes_by_itself_is_no_trouble(seen: dict[str, Any], words: str) -> None:
+def test_normal_pending_states_are_no_scheduling_problem(seen: dict[str, Any], words: str) -> None:
     found = state_of(seen)
     assert found.status is Status.PENDING
     assert words in found.detail
@@ -132,7 +132,7 @@ REFUSED = {
         {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {}}},
     ],
 )
-def test_arguments_that_the_engine_refuses_are_no_crash_loop(states: dict[str, Any]) -> None:
+def test_rejected_arguments_make_pod_unschedulable(states: dict[str, Any]) -> None:
     ended = {"exitCode": 3, "message": json.dumps({"sglang": "0.5.14", "verdicts": [{"refused": REFUSED}]})}
     told = {key: {"terminated": ended} if "terminated" in state else state for key, state in states.items()}
     found = state_of(pod(initContainerStatuses=[{"name": "arguments", **told}]))
@@ -149,17 +149,17 @@ def test_arguments_that_the_engine_refuses_are_no_crash_loop(states: dict[str, A
         ({"exitCode": 3, "message": "not what the program writes"}, "waiting for its image and volumes on node-a"),
     ],
 )
-def test_an_end_that_is_no_refusal_refuses_nothing(ended: dict[str, Any], words: str) -> None:
+def test_other_init_container_failures_are_not_refusals(ended: dict[str, Any], words: str) -> None:
     found = state_of(pod(initContainerStatuses=[{"name": "arguments", "state": {"terminated": ended}}]))
     assert (found.refusal, found.unschedulable, found.detail) == (None, False, words)
 
 
-def test_the_engine_that_judges_the_arguments_is_waited_for() -> None:
+def test_running_argument_check_is_pending() -> None:
     found = state_of(pod(initContainerStatuses=[{"name": "arguments", "state": {"running": {}}}]))
     assert found.detail == "sglang is checking its arguments on node-a"
 
 
-def test_a_claim_without_the_checkpoint_is_told_until_somebody_fills_it() -> None:
+def test_missing_checkpoint_is_pending_with_hint() -> None:
     ended = {"terminated": {"exitCode": 1, "message": "claim `m` has no `glm`; `kubectl run`\n"}}
     for states in ({"state": ended}, {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}):
         waits = pod(initContainerStatuses=[{"name": "checkpoint", **states}])
@@ -169,7 +169,7 @@ def test_a_claim_without_the_checkpoint_is_told_until_somebody_fills_it() -> Non
         assert scheduling_problem(DEPLOYMENT, PodView(pod=waits))
 
 
-def test_a_quota_that_makes_no_pod_is_said() -> None:
+def test_exceeded_quota_is_pending_with_reason() -> None:
     condition = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
     found = server_state({**DEPLOYMENT, "status": {"conditions": [condition]}}, None)
     assert (found.status, found.detail) == (Status.PENDING, "the cluster creates no pod: exceeded quota: gpus")
@@ -182,7 +182,7 @@ def evicted(name: str = "a", *, created: str = BEGAN) -> dict[str, Any]:
     return pod(name, created=created, phase="Failed", reason="Evicted", message="The node was low on\nmemory.")
 
 
-def test_an_eviction_is_told_until_the_pod_is_removed() -> None:
+def test_eviction_is_reported_until_pod_is_removed() -> None:
     only = server_state(DEPLOYMENT, pod_view([evicted()]))
     assert (only.status, only.detail) == (
         Status.EXITED,
@@ -198,7 +198,7 @@ def test_an_eviction_is_told_until_the_pod_is_removed() -> None:
     assert (again.status, again.detail.count("was evicted from node-a")) == (Status.RUNNING, 1)
 
 
-def test_a_node_that_does_not_answer_leaves_its_server_unknown() -> None:
+def test_server_on_unreachable_node_is_unknown() -> None:
     """The node controller says `Ready` of the pod; everything else is as the kubelet left it."""
     running = server(state={"running": {"startedAt": BEGAN}})
     left = [{"type": "ContainersReady", "status": "True"}, {"type": "Ready", "status": "False"}]
@@ -212,7 +212,7 @@ def test_a_node_that_does_not_answer_leaves_its_server_unknown() -> None:
     assert "being deleted on node-a, which does not answer" in state_of(leaving).detail
 
 
-def test_one_that_is_gone_is_absent_once_its_pod_is() -> None:
+def test_deleted_server_is_not_found_without_pod() -> None:
     leaving = pod(containerStatuses=server(state={"running": {"startedAt": BEGAN}}))
     leaving["metadata"]["deletionTimestamp"] = ENDED
     assert server_state(None, PodView(pod=leaving)).status is Status.EXITED
@@ -222,7 +222,7 @@ def test_one_that_is_gone_is_absent_once_its_pod_is() -> None:
 
 
 @pytest.mark.parametrize("state", ["running", "waiting", "terminated"])
-def test_a_deleted_pod_is_over_when_nothing_of_it_runs(state: str) -> None:
+def test_deleted_pod_counts_only_while_container_runs(state: str) -> None:
     last = {"terminated": {"exitCode": 0}} if state == "waiting" else {}
     leaving = pod(containerStatuses=[{"name": "server", "state": {state: {"exitCode": 0}}, "lastState": last}])
     assert newest([leaving]) is leaving
@@ -230,7 +230,7 @@ def test_a_deleted_pod_is_over_when_nothing_of_it_runs(state: str) -> None:
     assert newest([leaving]) is (leaving if state == "running" else None)
 
 
-def test_the_pod_that_comes_counts_and_not_the_one_that_goes() -> None:
+def test_newest_pod_is_preferred_to_terminating_pod() -> None:
     leaving, old, new = pod("c", created=ENDED), pod("a"), pod("b", created=ENDED)
     leaving["metadata"]["deletionTimestamp"] = ENDED
     assert newest([leaving, new, old]) is new
@@ -239,7 +239,7 @@ def test_the_pod_that_comes_counts_and_not_the_one_that_goes() -> None:
 
 
 @pytest.mark.parametrize("change", ["deploy.plan", "deploy.profile", "deploy.url"])
-def test_objects_of_others_are_no_servers(change: str) -> None:
+def test_foreign_objects_are_not_servers(change: str) -> None:
     said = {"deploy.name": "boxed", "deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
     assert is_record(said)
     assert not is_record({**said, change: ""})

@@ -35,14 +35,12 @@ def run(name: str, *, own: bool = True, replicas: int = 0, stopped: bool = False
         ([run("b", own=False, replicas=1, stopped=True), run("a", replicas=2)], "a", "a"),
     ],
 )
-def test_the_runs_down_to_the_last_server_or_gateway_count(
-    newest_first: list[RecordedRun], live: str, expected: str
-) -> None:
+def test_current_runs_include_last_server_or_gateway(newest_first: list[RecordedRun], live: str, expected: str) -> None:
     found = current_runs(newest_first, {Path(name) for name in live})
     assert "".join(str(each.folder) for each in found) == expected
 
 
-def test_no_older_run_is_read_than_needed() -> None:
+def test_older_runs_are_not_read_unnecessarily() -> None:
     def runs() -> Iterator[RecordedRun]:
         yield run("b")
         pytest.fail("the run before a server that runs was read")

@@ -46,7 +46,7 @@ def options(line: str) -> dict[str, list[str]]:
     return found
 
 
-def test_the_hardware_decides_what_a_container_may_reach(plan: Plan) -> None:
+def test_container_devices_and_security_come_from_hardware(plan: Plan) -> None:
     given = options(docker_run_line(rendered(plan), "glm"))
     assert given["--device"] == ["/dev/kfd", "/dev/dri"]
     assert given["--security-opt"] == ["seccomp=unconfined"]
@@ -55,11 +55,11 @@ def test_the_hardware_decides_what_a_container_may_reach(plan: Plan) -> None:
     assert "--network" not in given
 
 
-def test_groups_are_given_by_their_id_on_the_host(plan: Plan) -> None:
+def test_groups_are_resolved_to_host_ids(plan: Plan) -> None:
     assert '--group-add "$(getent group render | cut -d: -f3)"' in docker_run_line(rendered(plan), "glm")
 
 
-def test_the_port_is_published_on_loopback(plan: Plan) -> None:
+def test_port_is_published_on_loopback(plan: Plan) -> None:
     port = plan.server.port
     assert options(docker_run_line(rendered(plan), "glm"))["--publish"] == [f"127.0.0.1:{port}:{port}"]
 
@@ -67,7 +67,7 @@ def test_the_port_is_published_on_loopback(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("host", "published", "reached"), [("0.0.0.0", "0.0.0.0", "127.0.0.1"), ("::", "[::]", "[::1]")]
 )
-def test_a_public_server_is_reached_over_loopback_by_us(plan: Plan, host: str, published: str, reached: str) -> None:
+def test_public_server_url_uses_loopback(plan: Plan, host: str, published: str, reached: str) -> None:
     public = dataclasses.replace(plan, server=dataclasses.replace(plan.server, host=host, allow_unauthenticated=True))
     port = plan.server.port
     assert container_spec(public, IMAGE).publish[0] == host
@@ -75,7 +75,7 @@ def test_a_public_server_is_reached_over_loopback_by_us(plan: Plan, host: str, p
     assert container_labels(public, "glm")["deploy.url"] == f"http://{reached}:{port}"
 
 
-def test_the_checkpoint_is_mounted_read_only_and_the_patched_config_over_its_own(plan: Plan) -> None:
+def test_checkpoint_and_patched_config_are_mounted_read_only(plan: Plan) -> None:
     model, config = container_spec(plan, IMAGE).mounts
     assert model.read_only
     assert config.read_only
@@ -83,20 +83,20 @@ def test_the_checkpoint_is_mounted_read_only_and_the_patched_config_over_its_own
     assert config.target == f"{model.target}/config.json"
 
 
-def test_without_a_config_patch_there_is_no_overlay(plan: Plan) -> None:
+def test_no_config_overlay_without_config_patch(plan: Plan) -> None:
     bare = dataclasses.replace(plan, patches=())
     assert overlay_path(bare) is None
     assert len(container_spec(bare, IMAGE).mounts) == 1
 
 
-def test_a_checkpoint_in_a_directory_is_mounted_from_there(plan: Plan) -> None:
+def test_local_checkpoint_is_mounted_from_its_directory(plan: Plan) -> None:
     source = dataclasses.replace(plan.model.checkpoint, source="local", path="/mnt/weights/glm")
     local = dataclasses.replace(plan, model=dataclasses.replace(plan.model, checkpoint=source))
     assert container_spec(local, IMAGE).mounts[0].source == "/mnt/weights/glm"
 
 
 @pytest.mark.parametrize("change", ["image", "gfx"])
-def test_compiled_kernels_are_not_shared_with_another_image_or_gfx(plan: Plan, change: str) -> None:
+def test_compiled_kernels_are_separated_by_image_and_architecture(plan: Plan, change: str) -> None:
     hardware = dataclasses.replace(plan.hardware, arch="gfx942")
     other = container_spec(dataclasses.replace(plan, hardware=hardware), IMAGE)
     if change == "image":
@@ -106,15 +106,15 @@ def test_compiled_kernels_are_not_shared_with_another_image_or_gfx(plan: Plan, c
     assert not {cache.name for cache in ours.caches} & {cache.name for cache in other.caches}
 
 
-def test_the_kernels_that_aiter_compiles_are_kept(plan: Plan) -> None:
+def test_aiter_compiled_kernels_are_cached(plan: Plan) -> None:
     assert "/sgl-workspace/aiter/aiter/jit" in {cache.target for cache in container_spec(plan, IMAGE).caches}
 
 
-def test_a_cpu_compiles_nothing_to_keep() -> None:
+def test_cpu_server_has_no_kernel_caches() -> None:
     assert container_spec(load("cpu-tiny").plan, IMAGE).caches == ()
 
 
-def test_the_labels_are_the_record(plan: Plan) -> None:
+def test_labels_form_the_record(plan: Plan) -> None:
     labels = container_labels(plan, "glm")
     assert labels["deploy.name"] == "glm"
     assert labels["deploy.profile"] == "mi355x-tp4dp2-july"
@@ -125,13 +125,13 @@ def test_the_labels_are_the_record(plan: Plan) -> None:
     ]
 
 
-def test_a_stop_from_outside_waits_for_the_drain_too(plan: Plan) -> None:
+def test_docker_stop_waits_for_drain(plan: Plan) -> None:
     given = options(docker_run_line(rendered(plan), "glm"))
     assert given["--stop-timeout"] == [str(plan.timeouts.termination_grace)]
     assert given["--restart"] == ["on-failure:3"]
 
 
-def test_an_api_key_comes_from_a_file(plan: Plan) -> None:
+def test_api_key_is_mounted_from_a_file(plan: Plan) -> None:
     keyed = dataclasses.replace(plan, server=dataclasses.replace(plan.server, api_key_env="MY_KEY"))
     line = docker_run_line(rendered(keyed), "glm")
     assert f'source="$API_KEY_FILE",target={CONFIG_FILE},readonly' in line
@@ -139,14 +139,14 @@ def test_an_api_key_comes_from_a_file(plan: Plan) -> None:
     assert "$API_KEY_FILE" not in docker_run_line(rendered(plan), "glm")
 
 
-def test_a_profile_may_say_that_python_buffers_its_output(plan: Plan) -> None:
+def test_profile_overrides_pythonunbuffered(plan: Plan) -> None:
     artifacts = rendered(plan)
     assert ("PYTHONUNBUFFERED", "1") in container_env(artifacts)
     command = dataclasses.replace(artifacts.command, env=(("PYTHONUNBUFFERED", ""),))
     assert container_env(dataclasses.replace(artifacts, command=command)) == (("PYTHONUNBUFFERED", ""),)
 
 
-def test_words_with_spaces_survive_the_shell(plan: Plan) -> None:
+def test_arguments_with_spaces_survive_shell_quoting(plan: Plan) -> None:
     artifacts = rendered(plan)
     command = dataclasses.replace(artifacts.command, argv=("python3", "--json", '{"a": "it\'s"}'), env=(("A", "b c"),))
     line = docker_run_line(dataclasses.replace(artifacts, command=command), "glm")
@@ -155,7 +155,7 @@ def test_words_with_spaces_survive_the_shell(plan: Plan) -> None:
     assert "A=b c" in words
 
 
-def test_a_container_that_was_started_by_hand_is_listed_too(tmp_path: Path) -> None:
+def test_manually_started_container_is_listed(tmp_path: Path) -> None:
     """It may carry no `deploy.run-dir`; `status` used to end in a KeyError then."""
     labels = container_labels(load("cpu-tiny").plan, "tiny")
     runtime = DockerRuntime(Home(tmp_path), "unix:///nowhere")
@@ -163,7 +163,7 @@ def test_a_container_that_was_started_by_hand_is_listed_too(tmp_path: Path) -> N
     assert (handle.name, handle.run_dir) == ("tiny", str(tmp_path / "runs/tiny/unknown"))
 
 
-def test_a_container_of_a_stranger_is_not_taken_for_a_server(tmp_path: Path) -> None:
+def test_foreign_container_is_not_listed(tmp_path: Path) -> None:
     """One that carries `deploy.name` alone: `status` used to end in a KeyError."""
     ours = container_labels(load("cpu-tiny").plan, "tiny")
 
@@ -187,9 +187,7 @@ def test_a_container_of_a_stranger_is_not_taken_for_a_server(tmp_path: Path) -> 
     assert [handle.name for handle in runtime.find()] == ["tiny"]
 
 
-def test_a_start_that_fails_and_cannot_be_cleared_away_raises_its_own_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_cleanup_does_not_hide_start_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Dying:
         """A daemon that ends while a container is created."""
 

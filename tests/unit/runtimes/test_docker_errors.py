@@ -66,13 +66,13 @@ def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
         (f'{SHIM}exec: "/nope": no such file or directory', StartError, "cannot start the container"),
     ],
 )
-def test_cause(said: str, kind: type[DeployError], message: str) -> None:
+def test_daemon_error_is_translated(said: str, kind: type[DeployError], message: str) -> None:
     error = told(said)
     assert type(error) is kind
     assert error.message == message
 
 
-def test_a_limit_is_named_with_what_was_asked_and_where() -> None:
+def test_rejected_limit_names_value_and_location() -> None:
     said = f"{SHIM}error during container init: error setting rlimit type 8: operation not permitted"
     error = told(said, "b200-tp8")
     assert error.message == "the Docker daemon is not permitted to set the limit `memlock` to -1"
@@ -80,28 +80,28 @@ def test_a_limit_is_named_with_what_was_asked_and_where() -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), [(3, "stack"), (7, "nofile"), (8, "memlock"), (99, "99")])
-def test_limits_are_numbered_as_linux_numbers_them(number: int, name: str) -> None:
+def test_limit_numbers_follow_linux(number: int, name: str) -> None:
     error = told(f"{SHIM}error setting rlimit type {number}: operation not permitted")
     assert error.message == f"the Docker daemon is not permitted to set the limit `{name}`"
 
 
-def test_words_that_are_not_known_are_shown_as_they_are() -> None:
+def test_unknown_daemon_error_is_shown_verbatim() -> None:
     assert "something new" in told("something new").details
 
 
 @pytest.mark.parametrize("error", [DockerException("no socket"), requests.exceptions.ConnectionError("refused")])
-def test_a_daemon_that_does_not_answer_is_named(error: Exception) -> None:
+def test_unreachable_daemon_is_named(error: Exception) -> None:
     with pytest.raises(HostError, match=r"`tcp://node:2375` does not answer"), daemon_errors("tcp://node:2375"):
         raise error
 
 
-def test_an_address_that_is_none_is_a_daemon_that_does_not_answer(tmp_path: Path) -> None:
+def test_invalid_daemon_address_counts_as_unreachable(tmp_path: Path) -> None:
     host = DockerHost(Home(tmp_path), "unix://[")
     with pytest.raises(HostError, match="does not answer"), host.errors():
         host.client.ping()
 
 
-def test_a_daemon_that_fails_is_named_with_its_words() -> None:
+def test_daemon_failure_includes_its_message() -> None:
     """A daemon that is about to restart answers 500; it used to end as internal error."""
     answer = requests.Response()
     answer.status_code = 500
@@ -114,14 +114,14 @@ def test_a_daemon_that_fails_is_named_with_its_words() -> None:
     assert "containerd.sock" in caught.value.details
 
 
-def test_what_a_daemon_refuses_passes_through() -> None:
+def test_daemon_client_errors_are_not_translated() -> None:
     answer = requests.Response()
     answer.status_code = 409
     with pytest.raises(APIError), daemon_errors("tcp://node:2375"):
         raise APIError("409 Client Error", answer, "in use")
 
 
-def test_a_rank_that_has_the_name_is_removed_on_its_host() -> None:
+def test_name_conflict_of_rank_hints_at_its_host() -> None:
     failure = told('Conflict. The container name "/deploy-owl--rank-1" is already in use by container "0a1b"')
     assert isinstance(failure, NameTakenError)
     assert failure.message == "container `deploy-owl--rank-1` exists"

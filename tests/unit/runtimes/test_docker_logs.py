@@ -56,7 +56,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.runtimes.docker.logs._PAUSE", 0)
 
 
-def test_a_log_is_followed_from_run_to_run() -> None:
+def test_log_is_followed_across_restarts() -> None:
     container = Restarting()
     lines = list(follow_log(cast("Container", container)))
     assert lines == ["run begins", "loads 1", "run begins", "loads 2", "run begins", "loads 3"]
@@ -64,11 +64,11 @@ def test_a_log_is_followed_from_run_to_run() -> None:
     assert container.asked_since[1:] == sorted({since for since in container.asked_since if since is not None})
 
 
-def test_following_ends_when_the_container_is_removed() -> None:
+def test_following_ends_when_container_is_removed() -> None:
     assert list(follow_log(cast("Container", Restarting(removed=True))))[-1] == "loads 2"
 
 
-def test_a_stream_that_was_cut_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_log_stream_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.runtimes.docker.logs._SETTLED", 0.1)
     container = Restarting()
     container.reload = lambda: None  # type: ignore[method-assign] # the same run, at every look
@@ -76,7 +76,7 @@ def test_a_stream_that_was_cut_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
         list(follow_log(cast("Container", container)))
 
 
-def test_a_kept_log_is_redacted_and_whole(tmp_path: Path) -> None:
+def test_saved_log_is_redacted_and_complete(tmp_path: Path) -> None:
     class Finished:
         def logs(self, **_: object) -> Iterator[bytes]:
             yield b"ServerArgs(api_key='sk-12345', model='tiny')\n"
@@ -90,7 +90,7 @@ def test_a_kept_log_is_redacted_and_whole(tmp_path: Path) -> None:
     assert list(container_log(container))[1] == "naïve"
 
 
-def test_a_log_that_was_never_kept_is_empty(tmp_path: Path) -> None:
+def test_missing_saved_log_is_empty(tmp_path: Path) -> None:
     assert list(LogTail(tmp_path / LOG).to_end()) == []
 
 
@@ -118,7 +118,7 @@ def stopped(home: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
 @pytest.mark.parametrize(
     "below", ["runs/../../elsewhere", "other/runs/a/1", "runs/a/gone", "runs/b/1", "runs/a", "runs", "runs/a/../b/1"]
 )
-def test_a_container_that_names_a_directory_of_its_choice_has_nothing_written_there(
+def test_log_is_not_saved_to_foreign_run_directory(
     below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The label may be a far host's, another home's or a stranger's: its log was written wherever it said.
@@ -135,7 +135,7 @@ def test_a_container_that_names_a_directory_of_its_choice_has_nothing_written_th
     assert "cannot save the log" in capsys.readouterr().err
 
 
-def test_a_server_is_taken_down_where_its_log_cannot_be_kept(
+def test_server_stops_even_if_log_cannot_be_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A full disk left the container there, and its ports taken."""
@@ -168,7 +168,7 @@ class Stamped:
                 yield line.encode()
 
 
-def test_a_log_is_sent_once_however_often_it_is_looked_at() -> None:
+def test_log_lines_are_downloaded_once() -> None:
     """The whole of it used to be downloaded at each look."""
     container = Stamped()
     tail = ContainerTail(lambda: cast("Container", container))
@@ -181,7 +181,7 @@ def test_a_log_is_sent_once_however_often_it_is_looked_at() -> None:
     assert container.sent <= 5  # each line, and the last one seen once more at each look
 
 
-def test_a_log_that_docker_rotates_goes_on() -> None:
+def test_log_continues_after_rotation() -> None:
     """Lines were skipped by their number, and so were all new ones after a rotation."""
     container = Stamped()
     tail = ContainerTail(lambda: cast("Container", container))
@@ -193,5 +193,5 @@ def test_a_log_that_docker_rotates_goes_on() -> None:
     assert list(tail()) == ["after the rotation"]
 
 
-def test_a_container_that_is_gone_has_no_new_lines() -> None:
+def test_removed_container_has_no_new_lines() -> None:
     assert list(ContainerTail(lambda: None)()) == []

@@ -22,13 +22,13 @@ def rendered(profile: str = "mi355x-tp4dp2") -> tuple[Artifacts, ContainerSpec]:
     return artifacts, spec_of(artifacts)
 
 
-def test_groups_become_ids_and_one_that_the_host_lacks_is_left_out() -> None:
+def test_groups_missing_on_host_are_skipped() -> None:
     artifacts, spec = rendered()
     assert spec.needs.groups == ("video", "render")
     assert host_options(artifacts, spec, home="/h", gid=GROUPS.get)["group_add"] == ["44"]
 
 
-def test_nothing_is_privileged_and_the_server_is_not_process_1() -> None:
+def test_container_is_unprivileged_and_uses_init() -> None:
     artifacts, spec = rendered()
     options = host_options(artifacts, spec, home="/h", gid=GROUPS.get)
     assert "privileged" not in options
@@ -37,7 +37,7 @@ def test_nothing_is_privileged_and_the_server_is_not_process_1() -> None:
     assert options["port_bindings"] == {30000: ("127.0.0.1", 30000)}
 
 
-def test_checkpoints_lie_in_the_home_of_the_docker_host() -> None:
+def test_checkpoints_are_mounted_from_docker_host_home() -> None:
     artifacts, spec = rendered()
     mounts = host_options(artifacts, spec, home="/home/amd/deploy", gid=GROUPS.get)["mounts"]
     assert mounts[0]["Source"] == "/home/amd/deploy/models/glm-5.2-mxfp4"
@@ -45,7 +45,7 @@ def test_checkpoints_lie_in_the_home_of_the_docker_host() -> None:
     assert all(mount["Type"] == "volume" for mount in mounts[2:])
 
 
-def test_limits_and_nvidia_gpus() -> None:
+def test_ulimits_and_nvidia_gpus_are_requested() -> None:
     artifacts, spec = rendered("b200-tp8")
     options = host_options(artifacts, spec, home="/h", gid=GROUPS.get)
     assert {"Name": "memlock", "Soft": -1, "Hard": -1} in options["ulimits"]
@@ -60,7 +60,7 @@ def test_limits_and_nvidia_gpus() -> None:
     assert host_options(artifacts, one, home="/h", gid=GROUPS.get)["ulimits"] == [{"Name": "cpu", "Soft": 1, "Hard": 2}]
 
 
-def test_an_api_key_stands_in_a_file_and_not_in_the_command() -> None:
+def test_api_key_is_in_a_file_not_in_command() -> None:
     artifacts, spec = rendered()
     secrets = SecretDelivery(config=Secret('{"api-key": "sk-1"}'), env={})
     options = container_options(artifacts, spec, secrets)
@@ -70,7 +70,7 @@ def test_an_api_key_stands_in_a_file_and_not_in_the_command() -> None:
     assert secret_files(secrets)[CONFIG_FILE].reveal() == '{"api-key": "sk-1"}'
 
 
-def test_other_secrets_are_read_by_a_shell_from_a_file() -> None:
+def test_environment_secrets_are_sourced_from_a_file() -> None:
     artifacts, spec = rendered()
     secrets = SecretDelivery(config=None, env={"HF_TOKEN": Secret("it's $HOME")})
     options = container_options(artifacts, spec, secrets)
@@ -81,14 +81,14 @@ def test_other_secrets_are_read_by_a_shell_from_a_file() -> None:
     assert text == "export HF_TOKEN='it'\"'\"'s $HOME'\n"
 
 
-def test_without_secrets_the_command_is_the_plans() -> None:
+def test_command_without_secrets_equals_launch_line() -> None:
     artifacts, spec = rendered()
     command = container_options(artifacts, spec, NOTHING)["command"]
     assert command[-len(artifacts.command.argv) :] == list(artifacts.command.argv)
     assert secret_files(NOTHING) == {}
 
 
-def test_secret_files_are_for_their_owner() -> None:
+def test_secret_files_are_readable_only_by_owner() -> None:
     with tarfile.open(fileobj=io.BytesIO(archive({"/run/secrets/a": Secret("b")}))) as tar:
         (entry,) = tar.getmembers()
         file = tar.extractfile(entry)

@@ -55,7 +55,7 @@ def plan() -> Plan:
     return plan_of("mi355x-tp8", *SETTINGS, "server.port=31000")
 
 
-def test_ranks_share_the_network_and_the_nics_of_their_host_and_end_together(plan: Plan) -> None:
+def test_ranks_use_host_network_and_never_restart(plan: Plan) -> None:
     artifacts = render(plan, None, "image")
     given = spec_of(artifacts)
     assert (given.publish, given.restarts, given.needs.devices[-1]) == (None, 0, "/dev/infiniband")
@@ -68,7 +68,7 @@ def test_ranks_share_the_network_and_the_nics_of_their_host_and_end_together(pla
     assert "/dev/infiniband" not in spec_of(over_tcp).needs.devices
 
 
-def test_a_rank_has_its_number_and_the_address_of_the_first_host(plan: Plan) -> None:
+def test_rank_command_has_number_and_head_address(plan: Plan) -> None:
     artifacts = render(plan, None, "image")
     placed = replace(artifacts, spec=replace(spec_of(artifacts), rank_hosts=HOSTS[1:], head_address="10.0.0.1"))
     words = container_argv(ranked(placed, 1), config=False)
@@ -90,14 +90,14 @@ def test_a_rank_has_its_number_and_the_address_of_the_first_host(plan: Plan) -> 
 
 
 @pytest.mark.parametrize("hosts", [(), HOSTS[:1], (*HOSTS, "ssh://c")])
-def test_another_number_of_hosts_is_refused(plan: Plan, hosts: tuple[str, ...]) -> None:
+def test_wrong_number_of_hosts_is_rejected(plan: Plan, hosts: tuple[str, ...]) -> None:
     host_ref = HostRef(home=Home(Path()), remote=next(iter(hosts), None), rank_hosts=hosts[1:])
     with pytest.raises(UsageError, match=f"`layout.nodes` is 2, and `--host` names {len(hosts)} host") as refused:
         require_host_per_node(plan, host_ref)
     assert refused.value.hint == "repeat `--host ssh://NODE` for each of the 2 nodes, rank 0 first"
 
 
-def test_the_plan_of_several_nodes_takes_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_node_plan_uses_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a plan of one node, `test_host_fanout.py` has the command for each host."""
     asked = list[UpRequest]()
 
@@ -113,7 +113,7 @@ def test_the_plan_of_several_nodes_takes_all_hosts(monkeypatch: pytest.MonkeyPat
     assert expand_commands("`deploy status owl`") == "`deploy status owl --host ssh://a`"
 
 
-def test_a_run_knows_the_hosts_of_its_ranks(tmp_path: Path) -> None:
+def test_run_record_contains_rank_hosts(tmp_path: Path) -> None:
     request = request_of(host=HOSTS[0], rank_hosts=HOSTS[1:])
     assert request.command("owl").endswith("--host ssh://a --host ssh://b")
     run = RunDir(tmp_path)
@@ -123,7 +123,7 @@ def test_a_run_knows_the_hosts_of_its_ranks(tmp_path: Path) -> None:
     assert read.hosts == HOSTS
 
 
-def test_each_rank_has_its_own_ports_on_its_host(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_are_checked_on_host_of_each_rank(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan_ports(plan) == (("server", 31000), ("ranks", 32000))
     assert plan_ports(plan, rank=1) == (("server", 31001),)
     host_ref = HostRef(home=Home(Path()), remote=HOSTS[0], rank_hosts=HOSTS[1:])
@@ -151,7 +151,7 @@ def test_each_rank_has_its_own_ports_on_its_host(plan: Plan, monkeypatch: pytest
         wait_until_released(plan, host_ref, clock=lambda: next(times), sleep=lambda _: None)
 
 
-def test_an_error_that_names_no_host_gets_that_of_several(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_host_errors_name_the_host(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise HostError("cannot inspect the host")
 
@@ -168,7 +168,7 @@ def test_an_error_that_names_no_host_gets_that_of_several(plan: Plan, monkeypatc
     assert failed.value.message == "cannot inspect the host"
 
 
-def test_the_same_plan_on_other_hosts_is_another_server(plan: Plan, tmp_path: Path) -> None:
+def test_same_plan_on_other_hosts_conflicts(plan: Plan, tmp_path: Path) -> None:
     handle = RunningServer(
         runtime="docker",
         name="owl",
@@ -208,9 +208,7 @@ class Daemon:
         ("ssh://a", "home/runs/owl/deleted", False),
     ],
 )
-def test_only_a_rank_of_this_home_whose_rank_0_is_gone_is_cleared(
-    tmp_path: Path, head: str, run: str, removed: bool
-) -> None:
+def test_only_orphaned_ranks_of_this_home_are_removed(tmp_path: Path, head: str, run: str, removed: bool) -> None:
     for folder in ("home/runs/owl/1", "home/runs/owl/2", "theirs/runs/owl/1"):
         (tmp_path / folder).mkdir(parents=True)
     daemon = Daemon({RANK: "owl/1", HEAD: head, RUN_DIR: str(tmp_path / run), STARTER: "of-another-boot/1"})
@@ -220,7 +218,7 @@ def test_only_a_rank_of_this_home_whose_rank_0_is_gone_is_cleared(
 
 
 @pytest.mark.parametrize(("home", "name", "asked"), [("ours", None, 1), ("theirs", None, 0), ("theirs", "owl", 1)])
-def test_a_list_contacts_no_host_that_a_server_of_another_home_names(
+def test_listing_does_not_contact_hosts_of_other_homes(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, name: str | None, asked: int
 ) -> None:
     (run := tmp_path / home / "runs/owl/1").mkdir(parents=True)
@@ -243,7 +241,7 @@ def test_a_list_contacts_no_host_that_a_server_of_another_home_names(
     assert (unit.rank_hosts, unit.state.status, len(connected)) == (("ssh://b",), Status.RUNNING, asked)
 
 
-def test_a_record_in_the_directory_of_another_rank_is_none(plan: Plan) -> None:
+def test_labels_with_rank_run_directory_are_no_record(plan: Plan) -> None:
     labels = container_labels(plan, "owl") | {RUN_DIR: "/home/runs/owl/1"}
     assert is_record(labels)
     assert not is_record(labels | {RUN_DIR: "/home/runs/owl/1/rank-1"})

@@ -61,12 +61,12 @@ def test_state(container: dict[str, Any], status: Status, code: int | None, deta
     assert (state.status, state.exit_code, state.detail) == (status, code, detail)
 
 
-def test_a_container_that_never_ran_has_no_start() -> None:
+def test_container_never_started_has_no_start_time() -> None:
     assert server_state(inspected("created", started=NEVER)).started_at is None
     assert server_state(inspected("running")).started_at == "T"
 
 
-def test_when_a_container_ended() -> None:
+def test_only_exited_container_has_end_time() -> None:
     assert server_state(inspected("exited")).ended_at == "E"
     assert server_state(inspected("running")).ended_at is None  # of its last restart
     assert server_state(inspected("created", started=NEVER)).ended_at is None
@@ -94,7 +94,7 @@ def ended(moment: str, detail: str) -> ServerState:
         ((RUNS, NOT_FOUND), Status.EXITED, "rank 1 on b ended first: its container was removed"),
     ],
 )
-def test_a_server_has_ended_when_a_rank_has_and_the_first_is_named(
+def test_server_is_exited_when_any_rank_exits(
     states: tuple[ServerState, ServerState], status: Status, detail: str
 ) -> None:
     state = state_of_ranks(list(zip("ab", states, strict=True)))

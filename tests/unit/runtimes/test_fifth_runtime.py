@@ -15,7 +15,7 @@ from orchestrator.runtimes.base import Runtime
 from orchestrator.servers.start.host import resolve_host_ref
 
 
-def test_what_a_runtime_does_not_say_is_as_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minimal_runtime_gets_default_behavior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch)
     plan = load("cpu-tiny", overrides=[f"runtime={NAME}"]).plan
     with pytest.raises(UsageError, match="the on-paper runtime starts servers only on this host, not on `ssh://n0`"):
@@ -29,7 +29,7 @@ def test_what_a_runtime_does_not_say_is_as_usual(tmp_path: Path, monkeypatch: py
     ) == (None,) * 4
 
 
-def test_a_runtime_that_lacks_a_verb_is_none(tmp_path: Path) -> None:
+def test_runtime_missing_a_method_cannot_be_created(tmp_path: Path) -> None:
     class Silent(Runtime):
         name = "silent"
 
@@ -38,7 +38,7 @@ def test_a_runtime_that_lacks_a_verb_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_what_a_class_names_exists_and_takes_what_the_base_gives(name: str) -> None:
+def test_imported_runtime_methods_match_base_signatures(name: str) -> None:
     kind = runtime_class(name)
     named = [each for each, value in vars(kind).items() if isinstance(value, Imported)]
     assert {"render", "prepare"} <= {*named}

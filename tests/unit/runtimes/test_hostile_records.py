@@ -70,7 +70,7 @@ def use(run_dir: Path) -> None:
 
 @given(RECORDS)
 @SHARED
-def test_what_was_written_is_read_back(run_dir: Path, record: Record) -> None:
+def test_record_round_trips(run_dir: Path, record: Record) -> None:
     write_record(run_dir, record)
     assert read_record(run_dir) == record
     use(run_dir)
@@ -78,9 +78,7 @@ def test_what_was_written_is_read_back(run_dir: Path, record: Record) -> None:
 
 @given(RECORDS, CHANGES)
 @SHARED
-def test_a_record_with_other_values_is_one_or_is_refused(
-    run_dir: Path, record: Record, changes: dict[str, object]
-) -> None:
+def test_modified_record_is_valid_or_rejected(run_dir: Path, record: Record, changes: dict[str, object]) -> None:
     (run_dir / FILE).write_text(json.dumps({**asdict(record), **changes}))
     with suppress(HostError):
         read_record(run_dir)
@@ -89,7 +87,7 @@ def test_a_record_with_other_values_is_one_or_is_refused(
 
 @given(st.binary(max_size=200) | JSON.map(lambda data: json.dumps(data).encode()))
 @SHARED
-def test_other_bytes_are_refused(run_dir: Path, content: bytes) -> None:
+def test_arbitrary_bytes_are_rejected(run_dir: Path, content: bytes) -> None:
     (run_dir / FILE).write_bytes(content)
     with pytest.raises(HostError):
         read_record(run_dir)

@@ -55,7 +55,7 @@ def row(found: list[Finding], check: str) -> Finding:
     return finding
 
 
-def test_an_interpreter_as_it_should_be_is_told_with_its_versions() -> None:
+def test_suitable_interpreter_is_reported_with_versions() -> None:
     found = findings(printed())
     assert row(found, "interpreter").found == (
         "python 3.12.3, torch 2.11.0+cu130, cuda 13.0, sglang 0.5.16, sglang-kernel 0.4.5"
@@ -95,16 +95,16 @@ def test_an_interpreter_as_it_should_be_is_told_with_its_versions() -> None:
         "CUDA newer than the driver",
     ],
 )
-def test_one_that_cannot_serve_is_refused(told: CompletedProgram, check: str, said: str) -> None:
+def test_unsuitable_interpreter_fails(told: CompletedProgram, check: str, said: str) -> None:
     finding = row(findings(told), check)
     assert finding.level is Level.FAIL
     assert said in finding.found
     assert finding.hint
 
 
-def test_without_nvcc_there_is_a_warning() -> None:
+def test_missing_nvcc_is_a_warning() -> None:
     assert row(findings(printed(), nvcc=""), "nvcc").level is Level.WARN
 
 
-def test_one_that_is_not_there_yet_is_made_on_the_way_up() -> None:
+def test_missing_interpreter_is_built_by_up() -> None:
     assert row(findings(None), "interpreter").found == "built by `up`"

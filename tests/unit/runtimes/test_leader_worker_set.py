@@ -33,7 +33,7 @@ def group_of(profile: str, *settings: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("profile", "settings"), [("mi355x-tp8", GPUS), ("b200-tp8", GPUS), ("cpu-tiny", CPUS)])
-def test_it_is_what_that_version_takes(profile: str, settings: tuple[str, ...], version: str) -> None:
+def test_leader_worker_set_matches_schema(profile: str, settings: tuple[str, ...], version: str) -> None:
     group = group_of(profile, *settings)
     check_crd(group, "leaderworkerset", version)
     for template in ("leaderTemplate", "workerTemplate"):
@@ -43,7 +43,7 @@ def test_it_is_what_that_version_takes(profile: str, settings: tuple[str, ...], 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_field_that_it_does_not_know_is_found(version: str) -> None:
+def test_unknown_field_fails_the_schema(version: str) -> None:
     """The samples are strict: the test above can fail."""
     group = group_of("cpu-tiny", *CPUS)
     group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["hostNetworks"] = True
@@ -51,7 +51,7 @@ def test_a_field_that_it_does_not_know_is_found(version: str) -> None:
         check_crd(group, "leaderworkerset", version)
 
 
-def test_the_ranks_are_on_nodes_of_their_own_in_the_network_of_these() -> None:
+def test_ranks_use_host_network_of_separate_nodes() -> None:
     template = group_of("mi355x-tp8", *GPUS)["spec"]["leaderWorkerTemplate"]
     assert (template["size"], template["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
     for name in ("leaderTemplate", "workerTemplate"):
@@ -69,7 +69,7 @@ def test_the_ranks_are_on_nodes_of_their_own_in_the_network_of_these() -> None:
         assert words[words.index("--dist-init-addr") + 1] == "$(LWS_LEADER_ADDRESS):31000"
 
 
-def test_only_the_leader_is_asked_for_its_health_and_its_end() -> None:
+def test_only_leader_has_probes_and_drains() -> None:
     plan = cluster_plan("mi355x-tp8", *GPUS)
     found = {each["kind"]: each for each in all_objects(plan)}
     template = found["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
@@ -82,7 +82,7 @@ def test_only_the_leader_is_asked_for_its_health_and_its_end() -> None:
     assert "NetworkPolicy" not in found  # none holds in the network of a node
 
 
-def test_a_gateway_takes_the_leaders_alone_for_servers() -> None:
+def test_gateway_selects_only_leaders() -> None:
     """The other ranks have a health endpoint that always answers."""
     found = all_objects(cluster_plan("cpu-tiny", *CPUS, "replicas=2"))
     [gateway] = [each for each in found if each["kind"] == "Deployment"]
@@ -90,7 +90,7 @@ def test_a_gateway_takes_the_leaders_alone_for_servers() -> None:
     assert args[args.index("--selector") + 1 :][2] == "leaderworkerset.sigs.k8s.io/worker-index=0"
 
 
-def test_a_server_in_the_network_of_the_nodes_has_a_key() -> None:
+def test_host_network_server_requires_api_key() -> None:
     overrides = ("runtime=kubernetes", "layout.tp=16", "layout.nodes=2", "kubernetes.weights.pvc=models")
     with pytest.raises(ProfileError) as error:
         load("mi355x-tp8", overrides=overrides)
@@ -106,7 +106,7 @@ def test_a_server_in_the_network_of_the_nodes_has_a_key() -> None:
         (True, "`up` starts servers of one node", "kubectl apply"),
     ],
 )
-def test_up_says_what_a_cluster_lacks_and_who_starts_it(
+def test_preflight_rejects_multi_node_server_with_hint(
     monkeypatch: pytest.MonkeyPatch, known: bool, found: str, hint: str
 ) -> None:
     def ask(_cluster: Cluster, *words: str, **_: object) -> CompletedProgram:

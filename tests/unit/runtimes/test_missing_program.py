@@ -11,7 +11,7 @@ def missing(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError, PermissionError])
-def test_a_missing_program_is_a_host_error(monkeypatch: pytest.MonkeyPatch, error: type[OSError]) -> None:
+def test_missing_program_is_a_host_error(monkeypatch: pytest.MonkeyPatch, error: type[OSError]) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise error
 
@@ -22,6 +22,6 @@ def test_a_missing_program_is_a_host_error(monkeypatch: pytest.MonkeyPatch, erro
             run()
 
 
-def test_an_attempt_at_a_missing_program_ends_with_127(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_or_127_returns_127_for_missing_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", missing)
     assert subprocesses.run_or_127(["amd-smi", "version"], timeout=1).code == 127

@@ -79,7 +79,7 @@ def pids(marks: procfs.ProcessMarkers) -> list[int]:
     return [process.pid for process in procfs.server_processes(marks)]
 
 
-def test_family_is_the_session_and_its_descendants_wherever_they_went(proc: Path) -> None:
+def test_server_processes_include_session_and_descendants(proc: Path) -> None:
     runs(proc, 10, parent=1, session=10, started=100)
     runs(proc, 11, parent=10, session=10, started=101)
     runs(proc, 12, parent=11, session=12, started=102)  # has left the session
@@ -90,7 +90,7 @@ def test_family_is_the_session_and_its_descendants_wherever_they_went(proc: Path
     assert pids(RECORD.marks) == [10, 11, 12, 13]
 
 
-def test_session_of_another_daemon_that_got_the_supervisors_pid_is_not_its_family(proc: Path) -> None:
+def test_session_with_reused_supervisor_pid_is_not_included(proc: Path) -> None:
     """A daemon that called setsid and forked leaves a session whose leader is gone."""
     runs(proc, 20, parent=1, session=10, started=300)
     bears(proc, 20, token="/elsewhere", output="pipe:[8]")
@@ -98,7 +98,7 @@ def test_session_of_another_daemon_that_got_the_supervisors_pid_is_not_its_famil
     assert pids(RECORD.marks) == []
 
 
-def test_orphans_are_known_by_what_they_inherited(proc: Path) -> None:
+def test_orphans_are_identified_by_inherited_token_and_output(proc: Path) -> None:
     runs(proc, 21, parent=1, session=21, started=103)
     bears(proc, 21, token="/home/runs/tiny/1")
     runs(proc, 22, parent=1, session=22, started=103)
@@ -114,7 +114,7 @@ def test_orphans_are_known_by_what_they_inherited(proc: Path) -> None:
 
 
 @pytest.mark.parametrize("identified", ["boot/10/99", "earlier-boot/10/100"])
-def test_pid_of_another_time_or_boot_is_somebody_else(proc: Path, identified: str) -> None:
+def test_reused_pid_is_not_the_recorded_process(proc: Path, identified: str) -> None:
     runs(proc, 10, parent=1, session=10, started=100)
 
     assert pids(replace(RECORD, supervisor=identified, server=None).marks) == []
@@ -122,7 +122,7 @@ def test_pid_of_another_time_or_boot_is_somebody_else(proc: Path, identified: st
     assert procfs.process_identity(10) == "boot/10/100"
 
 
-def test_record_is_read_back_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+def test_record_round_trips_and_is_private(tmp_path: Path) -> None:
     folder = tmp_path / "tiny" / "1"
     folder.mkdir(parents=True)
     write_record(folder, RECORD)
@@ -132,7 +132,7 @@ def test_record_is_read_back_and_only_its_owner_may_read_it(tmp_path: Path) -> N
     assert read_record(tmp_path / "elsewhere") is None
 
 
-def test_newest_run_of_a_name_is_its_server_unless_it_was_stopped(home: Home) -> None:
+def test_newest_run_is_the_server_unless_stopped(home: Home) -> None:
     keep(home, replace(RECORD, started_at="2026-07-03T09:00:00+00:00", stopped=True), "old")
     new = keep(home, RECORD, "new")
     keep(home, replace(RECORD, name="gone", stopped=True))
@@ -154,7 +154,7 @@ def test_newest_run_of_a_name_is_its_server_unless_it_was_stopped(home: Home) ->
         (None, "the supervisor was killed, and the server with it"),
     ],
 )
-def test_end_of_a_server_in_words(home: Home, code: int | None, detail: str) -> None:
+def test_exited_server_has_readable_reason(home: Home, code: int | None, detail: str) -> None:
     keep(home, replace(RECORD, exit_code=code))
     runtime = ProcessRuntime(home)
 
@@ -163,7 +163,7 @@ def test_end_of_a_server_in_words(home: Home, code: int | None, detail: str) -> 
     assert (state.status, state.exit_code, state.detail) == (Status.EXITED, code, detail)
 
 
-def test_server_whose_orphans_alone_run_has_ended_and_is_still_to_be_stopped(home: Home, proc: Path) -> None:
+def test_server_with_only_orphans_running_is_exited(home: Home, proc: Path) -> None:
     """It serves nobody, and who waits for it waits in vain."""
     folder = keep(home, RECORD)
     runtime = ProcessRuntime(home)
@@ -181,7 +181,7 @@ def test_server_whose_orphans_alone_run_has_ended_and_is_still_to_be_stopped(hom
 
 
 @pytest.mark.parametrize("alive", [10, 11])
-def test_server_runs_as_long_as_it_or_its_supervisor_does(home: Home, proc: Path, alive: int) -> None:
+def test_server_is_running_while_it_or_supervisor_runs(home: Home, proc: Path, alive: int) -> None:
     keep(home, RECORD)
     runtime = ProcessRuntime(home)
     runs(proc, alive, parent=1, session=alive, started=90 + alive)
@@ -235,7 +235,7 @@ UNREADABLE = {
 
 @pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
 @pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_a_record_that_cannot_be_read_is_a_server_and_hides_no_other(
+def test_unreadable_record_is_unknown_and_hides_no_server(
     home: Home, proc: Path, spoil: Callable[[Path], None]
 ) -> None:
     if spoil is another_users and os.geteuid() != 0:
@@ -258,7 +258,7 @@ def test_a_record_that_cannot_be_read_is_a_server_and_hides_no_other(
         runtime.stop(lost, grace=0)
 
 
-def test_a_run_that_still_runs_is_the_server_whatever_the_clock_said_of_others(home: Home, proc: Path) -> None:
+def test_running_run_is_preferred_to_newer_exited_runs(home: Home, proc: Path) -> None:
     runs(proc, 10, parent=1, session=10, started=100)
     running = keep(home, RECORD, "1")
     ended = replace(RECORD, started_at="2030-01-01T00:00:00+00:00", supervisor="boot/8/80", server=None, exit_code=1)
@@ -268,7 +268,7 @@ def test_a_run_that_still_runs_is_the_server_whatever_the_clock_said_of_others(h
     assert [handle.run_dir for handle in ProcessRuntime(home).find()] == [str(running)]
 
 
-def test_an_end_that_cannot_be_written_down_is_an_end(
+def test_stop_succeeds_when_record_cannot_be_written(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> None:
@@ -283,14 +283,14 @@ def test_an_end_that_cannot_be_written_down_is_an_end(
     assert f"stopped `tiny`, but cannot write `{run_dir / 'process.json'}`: No space left on device" in said
 
 
-def test_a_name_that_is_a_path_finds_nothing_of_another_home(home: Home, tmp_path: Path) -> None:
+def test_name_with_path_finds_no_server(home: Home, tmp_path: Path) -> None:
     keep(Home(tmp_path / "other"), RECORD)
 
     assert ProcessRuntime(home).find("../../other/runs/tiny") == ()
 
 
 @pytest.mark.parametrize(("link", "target"), [("x", "tiny"), ("x/1", "tiny/1"), ("tiny", "tiny"), ("tiny/2", "tiny/1")])
-def test_a_link_to_another_homes_runs_leads_to_no_server(home: Home, tmp_path: Path, link: str, target: str) -> None:
+def test_symlink_to_runs_of_another_home_is_ignored(home: Home, tmp_path: Path, link: str, target: str) -> None:
     """Read under a name that is not its own it was a record that cannot be read, and its processes were ended."""
     other = Home(tmp_path / "other")
     keep(other, RECORD)
@@ -301,7 +301,7 @@ def test_a_link_to_another_homes_runs_leads_to_no_server(home: Home, tmp_path: P
     assert ProcessRuntime(home).find(link.split("/", maxsplit=1)[0]) == ()
 
 
-def test_the_servers_of_a_home_that_was_copied_are_not_the_copys(home: Home, tmp_path: Path) -> None:
+def test_copied_home_does_not_own_original_servers(home: Home, tmp_path: Path) -> None:
     other = Home(tmp_path / "other")
     run_dir = keep(other, RECORD)
     keep(home, replace(RECORD, token=str(run_dir)))
@@ -311,7 +311,7 @@ def test_the_servers_of_a_home_that_was_copied_are_not_the_copys(home: Home, tmp
     assert [handle.name for handle in ProcessRuntime(home).find()] == ["tiny"]  # the home was moved
 
 
-def test_a_link_in_place_of_a_names_runs_is_not_written_through(home: Home, tmp_path: Path) -> None:
+def test_symlinked_run_directory_is_rejected(home: Home, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     home.runs.mkdir(parents=True)
@@ -321,7 +321,7 @@ def test_a_link_in_place_of_a_names_runs_is_not_written_through(home: Home, tmp_
         home.make_runs("tiny")
 
 
-def test_a_signal_does_not_reach_who_has_got_the_pid_since(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_skips_processes_with_reused_pid(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     monkeypatch.setattr("os.kill", lambda pid, _: sent.append(pid))
     for pid in (10, 11, 12):

@@ -10,7 +10,7 @@ from orchestrator.runtimes.supervisor.prepare import rendered
 PROCESS = ("runtime=process", "engine.python=python3")
 
 
-def test_a_script_does_not_start_a_server_without_its_patches() -> None:
+def test_script_requires_patched_sources() -> None:
     """The sources of the interpreter have none of them: who runs it by hand says where the patched copy is."""
     plan = load("mi355x-tp4dp2-july", overrides=PROCESS, facts=Facts(inputs={"moe-table": "0" * 64})).plan
     script = next(file for file in files(rendered(plan, {"moe-table": b"rows"})) if file.path == "server.sh")
@@ -22,13 +22,13 @@ def test_a_script_does_not_start_a_server_without_its_patches() -> None:
     assert "/opt/deploy" not in text.partition("set -eu")[2]
 
 
-def test_a_plan_without_patches_asks_for_nothing() -> None:
+def test_plan_without_patches_needs_no_script() -> None:
     artifacts = rendered(plan_of("cpu-tiny"), {})
     assert artifacts.spec is None
     assert artifacts.command.script == ()
 
 
-def test_an_interpreter_that_is_named_stands_in_what_is_rendered() -> None:
+def test_configured_interpreter_appears_in_launch_line() -> None:
     plan = load("h200-tiny", overrides=["engine.python=/opt/engine/bin/python"]).plan
     assert rendered(plan, {}).command.argv[:2] == ("/opt/engine/bin/python", "-m")
     assert rendered(load("h200-tiny").plan, {}).command.argv[0] == "python3"

@@ -26,12 +26,12 @@ def state(status: Status, *, started: str | None = None, ended: str | None = Non
         (None, ""),
     ],
 )
-def test_age(started: str | None, age: str) -> None:
+def test_age_is_formatted_for_people(started: str | None, age: str) -> None:
     assert state(Status.RUNNING, started=started).age(NOON) == age
     assert state(Status.EXITED, started="2026-01-01T00:00:00Z", ended=started).age(NOON) == age
 
 
-def test_ending() -> None:
+def test_exit_summary_has_cause_and_age() -> None:
     assert state(Status.EXITED).exit_summary == "exited with 137"
     assert state(Status.EXITED, detail="killed by SIGKILL").exit_summary == "killed by SIGKILL"
     now = datetime.now(UTC).isoformat()

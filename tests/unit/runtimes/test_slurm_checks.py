@@ -44,12 +44,12 @@ def findings(*settings: str, missing: str = "", **said: str) -> dict[str, Findin
     return {finding.check: finding for finding in report.findings}
 
 
-def test_nothing_of_the_login_node_matters() -> None:
+def test_login_node_hardware_is_not_checked() -> None:
     """It has no GPUs of the plan's, no devices and no free ports that a server would need."""
     assert set(findings()) == {"slurm", "job", "interpreter"}
 
 
-def test_a_job_that_slurm_takes() -> None:
+def test_accepted_job_is_reported() -> None:
     found = findings("slurm.gpu_type=mi355x", "slurm.partition=main")
     assert (found["slurm"].level, found["slurm"].found) == (Level.INFO, "slurm-wlm 22.05.8")
     assert (found["job"].level, found["job"].found) == (Level.INFO, "n0 of main, from 2026-11-24T11:59:35")
@@ -65,12 +65,12 @@ def test_a_job_that_slurm_takes() -> None:
         (AWAY, "Unable to contact slurm controller (connect failure)", "scontrol ping"),
     ],
 )
-def test_a_job_that_slurm_refuses(said: str, why: str, hint: str) -> None:
+def test_rejected_job_fails_with_reason(said: str, why: str, hint: str) -> None:
     found = findings(gres=said)["job"]
     assert (found.level, found.found, hint in found.hint) == (Level.FAIL, why, True)
 
 
-def test_a_gateway_has_a_job_of_its_own_and_a_node_beside_those_of_its_servers() -> None:
+def test_gateway_job_needs_its_own_node() -> None:
     several = ("replicas=2", "slurm.gateway_partition=cpu", "slurm.exclusive=true")
     assert set(findings(*several)) == {"slurm", "job", "gateway", "interpreter"}
     assert findings(*several, **{"partition=cpu": NOWHERE})["gateway"].level is Level.FAIL
@@ -86,10 +86,10 @@ def test_a_gateway_has_a_job_of_its_own_and_a_node_beside_those_of_its_servers()
     assert "nodes" not in findings("replicas=2", "slurm.partition=short,large", "slurm.exclusive=true")
 
 
-def test_a_time_that_nobody_named_is_told() -> None:
+def test_missing_time_limit_is_a_warning() -> None:
     assert findings("slurm.time_limit=null")["time"].level is Level.WARN
 
 
-def test_a_machine_without_slurm() -> None:
+def test_host_without_slurm_fails() -> None:
     found = findings(missing="sbatch")["slurm"]
     assert (found.level, found.found) == (Level.FAIL, "without sbatch")

@@ -66,19 +66,19 @@ def record(*, started: str, code: int | None = None) -> Record:
         ("requeued", "PENDING", "", 1, 0),
     ],
 )
-def test_a_job_is_read(name: str, state: str, node: str, restarts: int, code: int) -> None:
+def test_recorded_job_is_parsed(name: str, state: str, node: str, restarts: int, code: int) -> None:
     job = recorded(name)
     assert (job.state, job.node, job.restarts, job.exit_code) == (state, node, restarts, code)
     assert (job.waits, job.runs) == (state == "PENDING", state == "RUNNING")
     assert job.is_over == (state in {"CANCELLED", "FAILED", "NODE_FAIL"})
 
 
-def test_what_is_no_job_is_refused() -> None:
+def test_invalid_job_output_is_rejected() -> None:
     with pytest.raises(HostError, match="cannot parse"):
         read_job("slurm_load_jobs: something else")
 
 
-def test_a_job_that_slurm_has_forgotten_is_none_and_a_silent_controller_is_an_error(
+def test_forgotten_job_is_none_but_unreachable_controller_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said = "slurm_load_jobs error: Invalid job id specified"
@@ -90,7 +90,7 @@ def test_a_job_that_slurm_has_forgotten_is_none_and_a_silent_controller_is_an_er
         jobs.find_job("7")
 
 
-def test_a_refusal_of_sbatch_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sbatch_rejection_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: "
     said += "Invalid partition name specified"
     monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=said, code=1))
@@ -99,7 +99,7 @@ def test_a_refusal_of_sbatch_says_what_helps(monkeypatch: pytest.MonkeyPatch) ->
     assert "--set slurm.partition=" in refused.value.hint
 
 
-def test_no_secret_is_in_the_environment_that_slurm_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_environment_contains_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, str | None] = {}
     monkeypatch.setattr(jobs, "run", lambda _, *, env, timeout: given.update(env) or answer(f"{timeout:.0f};cluster\n"))
     monkeypatch.setenv("MY_TOKEN", "one")
@@ -109,7 +109,7 @@ def test_no_secret_is_in_the_environment_that_slurm_keeps(monkeypatch: pytest.Mo
     assert set(given.values()) == {None}
 
 
-def test_our_jobs_are_told_by_their_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_jobs_are_recognized_by_comment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "run", lambda *_, **__: answer((RECORDED / "queue.txt").read_text()))
     assert {JobComment.read(text) for _, text in jobs.queued()} == {COMMENT}
     assert JobComment.read(COMMENT.to_text()) == COMMENT
@@ -123,11 +123,11 @@ def test_our_jobs_are_told_by_their_comments(monkeypatch: pytest.MonkeyPatch) ->
         for key, value in (("name", "../x"), ("run", "runs"), ("port", "1"), ("port", True), ("profile", "a\nb"))
     ],
 )
-def test_a_comment_of_somebody_else_is_none_of_ours(text: str) -> None:
+def test_foreign_job_comments_are_ignored(text: str) -> None:
     assert JobComment.read(text) is None
 
 
-def test_why_a_job_waits_is_said_with_the_word_of_slurm() -> None:
+def test_pending_reason_includes_slurm_code() -> None:
     job = recorded("pending")
     assert pending_reason(job).startswith(
         "job 3 is pending: no node has enough free resources (Resources), expected at "
@@ -152,17 +152,17 @@ def test_why_a_job_waits_is_said_with_the_word_of_slurm() -> None:
         ("BadConstraints", "slurm.sbatch_options"),
     ],
 )
-def test_what_no_waiting_mends_has_a_hint(reason: str, hint: str) -> None:
+def test_permanent_pending_reasons_have_a_hint(reason: str, hint: str) -> None:
     assert hint in unschedulable_hint(replace(recorded("pending"), reason=reason))
 
 
 @pytest.mark.parametrize("reason", ["QOSMaxGRESPerUser", "QOSGrpGRES", "Priority", "Resources", "BeginTime", "None"])
-def test_what_waiting_may_mend_has_none(reason: str) -> None:
+def test_temporary_pending_reasons_have_no_hint(reason: str) -> None:
     assert unschedulable_hint(replace(recorded("pending"), reason=reason)) == ""
     assert unschedulable_hint(replace(recorded("running"), reason="PartitionTimeLimit")) == ""
 
 
-def test_how_slurm_ended_a_job_stands_before_its_exit_code(tmp_path: Path) -> None:
+def test_slurm_job_state_explains_exit_code(tmp_path: Path) -> None:
     started = "2026-11-22T16:29:00+00:00"
     assert exit_reason(recorded("node-fail")) == "its node failed on n1 (NODE_FAIL)"
     told = server_state(recorded("cancelled"), record(started=started, code=143), tmp_path)
@@ -171,13 +171,13 @@ def test_how_slurm_ended_a_job_stands_before_its_exit_code(tmp_path: Path) -> No
     assert (told.exit_code, told.detail) == (137, "killed by SIGKILL")
 
 
-def test_a_job_that_failed_before_its_server_began_tells_its_last_word(tmp_path: Path) -> None:
+def test_job_failed_before_start_shows_last_log_line(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("/bin/sh: 5: /shared/python: not found\n")
     told = server_state(recorded("failed"), None, tmp_path)
     assert told.detail == "exit code 3: /bin/sh: 5: /shared/python: not found"
 
 
-def test_the_record_of_a_start_before_the_job_was_requeued_says_nothing_of_this_one(tmp_path: Path) -> None:
+def test_record_from_before_requeue_is_ignored(tmp_path: Path) -> None:
     job = replace(recorded("running"), restarts=1, begins="2026-11-22T16:29:00+00:00")
     old = record(started="2026-11-22T16:20:00+00:00", code=143)
     assert server_state(job, old, tmp_path).status is Status.RUNNING
@@ -185,12 +185,12 @@ def test_the_record_of_a_start_before_the_job_was_requeued_says_nothing_of_this_
     assert server_state(job, fresh, tmp_path).status is Status.EXITED
 
 
-def test_a_server_that_ended_while_its_job_waits_for_vram_has_ended(tmp_path: Path) -> None:
+def test_exited_server_with_running_job_is_exited(tmp_path: Path) -> None:
     told = server_state(recorded("running"), record(started="2026-11-22T16:29:00+00:00", code=0), tmp_path)
     assert (told.status, told.detail) == (Status.EXITED, "exit code 0")
 
 
-def test_what_slurm_has_forgotten_is_told_by_the_records(tmp_path: Path) -> None:
+def test_state_of_forgotten_job_comes_from_records(tmp_path: Path) -> None:
     assert server_state(None, None, tmp_path).detail == "its node failed, or its job was cancelled"
     assert kept_state(tmp_path) is None
     submission = Submission(job="5", comment=COMMENT, python="/p", stopped=True)
@@ -202,15 +202,13 @@ def test_what_slurm_has_forgotten_is_told_by_the_records(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"job": "x"}'])
-def test_a_record_that_cannot_be_read_is_said(tmp_path: Path, text: str) -> None:
+def test_unreadable_submission_record_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "slurm.json").write_text(text)
     with pytest.raises(HostError, match=r"cannot read the record `.*slurm\.json`"):
         read_submission(tmp_path)
 
 
-def test_a_record_that_cannot_be_read_hides_no_server_and_ends_no_job_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_record_is_unknown_and_cancels_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its number `scontrol show job` would tell of every job."""
     run_dir = tmp_path / "runs" / "glm" / "20261122T162449Z-6204c84e"
     run_dir.mkdir(parents=True)
@@ -227,9 +225,7 @@ def test_a_record_that_cannot_be_read_hides_no_server_and_ends_no_job_of_others(
 
 
 @pytest.mark.parametrize("below", ["elsewhere", "home/runs/other/20261122T162449Z-6204c84e", "home/runs"])
-def test_a_job_whose_comment_names_another_directory_has_nothing_removed_there(
-    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_does_not_modify_run_of_another_job(below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who may change the comment of a job chose where files of these names were removed."""
     run_dir = tmp_path / below
     run_dir.mkdir(parents=True)
@@ -250,6 +246,6 @@ def test_a_job_whose_comment_names_another_directory_has_nothing_removed_there(
     assert [path.name for path in run_dir.iterdir()] == ["slurm.json"]
 
 
-def test_a_job_that_is_just_ending_has_no_exit_code_yet(tmp_path: Path) -> None:
+def test_completing_job_has_no_exit_code(tmp_path: Path) -> None:
     told = server_state(recorded("ending"), None, tmp_path)
     assert (told.status, told.exit_code, told.detail) == (Status.EXITED, None, "its job is completing")

@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> Path:
     return made
 
 
-def test_the_job_has_a_task_on_each_node_and_only_its_first_program_gets_the_signal() -> None:
+def test_job_has_one_task_per_node() -> None:
     lines = job_script(plan(), "glm").splitlines()
     options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
     assert options[1:4] == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
@@ -60,19 +60,19 @@ def test_the_job_has_a_task_on_each_node_and_only_its_first_program_gets_the_sig
     assert lines[-1] == 'exec "$1" -P -m orchestrator.runtimes.slurm.job "$2"'
 
 
-def test_pyxis_is_refused() -> None:
+def test_pyxis_is_rejected_for_multi_node_server() -> None:
     with pytest.raises(ProfileError, match="cannot plan") as error:
         plan("slurm.container=pyxis", "slurm.image=docker://sglang")
     assert "cannot start a server on several nodes with pyxis" in error.value.problems_or_self()[0].message
 
 
-def test_a_rank_has_a_directory_in_that_of_its_server(run: Path) -> None:
+def test_rank_directories_are_inside_run_directory(run: Path) -> None:
     assert [each.name for each in rank_dirs(run)] == ["rank-1", "rank-2"]
     assert {run_root(rank_dir(run, rank)) for rank in range(3)} == {run}
     assert run_root(rank_dir(run / "replica-2", 1)) == run
 
 
-def test_the_logs_of_all_ranks_are_shown(run: Path) -> None:
+def test_logs_of_all_ranks_are_included(run: Path) -> None:
     unit = Unit(runtime="slurm", name="glm", profile="p", plan_digest="d", url="", run_dir=str(run), runtime_id="5")
     logged = RunningServer.of(unit).logged
     assert [Path(each.run_dir) for each in logged] == [run, run / "rank-1", run / "rank-2"]
@@ -88,7 +88,7 @@ def test_the_logs_of_all_ranks_are_shown(run: Path) -> None:
         ((("00:10", 137), None, None), "killed by SIGKILL"),
     ],
 )
-def test_the_rank_that_ended_first_is_named(run: Path, ends: tuple[tuple[str, int] | None, ...], detail: str) -> None:
+def test_first_exited_rank_is_named(run: Path, ends: tuple[tuple[str, int] | None, ...], detail: str) -> None:
     for rank, end in enumerate(ends):
         ended, code = (f"2026-11-27T12:{end[0]}+00:00", end[1]) if end else (None, None)
         write_record(rank_dir(run, rank), record(rank_dir(run, rank), node=f"n{rank}", code=code, ended=ended), SERVER)

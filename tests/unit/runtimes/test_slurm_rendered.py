@@ -35,7 +35,7 @@ def problems(profile: str, *settings: str) -> list[tuple[str, str, str]]:
     return [(problem.message, problem.location, problem.hint) for problem in refused.value.problems_or_self()]
 
 
-def test_a_job_asks_for_what_the_plan_takes() -> None:
+def test_job_requests_resources_of_plan() -> None:
     settings = (
         *NODE,
         "slurm.partition=mi355",
@@ -67,7 +67,7 @@ def test_a_job_asks_for_what_the_plan_takes() -> None:
     assert lines[-1] == 'exec "$1" -P -m orchestrator.runtimes.slurm.job "$2"'
 
 
-def test_a_gateway_is_a_job_without_gpus_beside_those_of_its_servers() -> None:
+def test_gateway_job_requests_no_gpus() -> None:
     settings = (
         *NODE,
         "slurm.partition=mi355",
@@ -91,7 +91,7 @@ def test_a_gateway_is_a_job_without_gpus_beside_those_of_its_servers() -> None:
     assert "--host 0.0.0.0" in written["gateway.sh"]
 
 
-def test_prefill_and_decode_are_jobs_whose_ports_the_gateway_is_told() -> None:
+def test_prefill_and_decode_jobs_are_passed_to_gateway() -> None:
     settings = (*KEYED, "layout.prefill.replicas=2", "server.port=21000")
     artifacts = render_artifacts(plan_on_slurm("cpu-tiny-1p1d", *settings))
     written = {file.path: file.content.decode() for file in rendered_files(artifacts, "apart")}
@@ -107,7 +107,7 @@ def test_prefill_and_decode_are_jobs_whose_ports_the_gateway_is_told() -> None:
     assert "http://NODE:21024, the node of decode-1 (squeue)" in written["job.sh"]
 
 
-def test_what_a_profile_does_not_say_the_cluster_decides() -> None:
+def test_unset_slurm_options_are_omitted() -> None:
     text = script("cpu-tiny", *KEYED, "slurm.exclusive=false")
     for option in ("partition", "account", "qos", "time", "gres", "exclusive", "mem"):
         assert f"--{option}" not in text
@@ -130,14 +130,14 @@ def test_what_a_profile_does_not_say_the_cluster_decides() -> None:
         ),
     ],
 )
-def test_a_server_of_some_gpus_takes_its_share_of_the_node(settings: tuple[str, ...], asked: tuple[str, ...]) -> None:
+def test_partial_node_job_requests_its_share(settings: tuple[str, ...], asked: tuple[str, ...]) -> None:
     text = script("mi355x-tp8", *NODE, *settings)
     found = re.findall(r"^#SBATCH (--(?:exclusive|cpus|mem).*)$", text, re.MULTILINE)
     assert sorted(found) == sorted(asked)
 
 
 @pytest.mark.parametrize("container", ["none", "apptainer", "pyxis"])
-def test_a_script_names_what_it_needs_by_hand(container: str) -> None:
+def test_script_lists_required_variables(container: str) -> None:
     settings = KEYED if container == "none" else (*KEYED, f"slurm.container={container}", "slurm.image=/i.sif")
     artifacts = render_artifacts(plan_on_slurm("cpu-tiny", *settings, "replicas=2"))
     written = {file.path: file.content.decode() for file in rendered_files(artifacts, "two")}
@@ -160,7 +160,7 @@ def test_a_script_names_what_it_needs_by_hand(container: str) -> None:
         ),
     ],
 )
-def test_a_local_checkpoint_is_mounted_in_a_container(container: str, mounts: str, argv: str, tmp_path: Path) -> None:
+def test_local_checkpoint_is_mounted_in_container(container: str, mounts: str, argv: str, tmp_path: Path) -> None:
     """Only the home was: sglang found no checkpoint, and the script did not name it."""
     local = ("model.checkpoint.source=local", "model.checkpoint.path=/data/own", "model.checkpoint.revision=null")
     plan = plan_on_slurm("mi355x-tp8", *KEYED, *local, f"slurm.container={container}", "slurm.image=/i.sif")
@@ -172,12 +172,12 @@ def test_a_local_checkpoint_is_mounted_in_a_container(container: str, mounts: st
     assert argv.format(home=tmp_path) in " ".join(prepared.artifacts.command.argv)
 
 
-def test_a_server_listens_on_its_node() -> None:
+def test_slurm_server_listens_on_all_interfaces() -> None:
     argv = render_artifacts(plan_on_slurm("cpu-tiny", *KEYED)).command.argv
     assert argv[argv.index("--host") + 1] == "0.0.0.0"
 
 
-def test_the_plan_of_another_runtime_has_no_job() -> None:
+def test_other_runtimes_ignore_slurm_settings() -> None:
     assert plan_on_slurm("cpu-tiny", "slurm.partition=x").slurm is None
 
 
@@ -194,7 +194,7 @@ def test_the_plan_of_another_runtime_has_no_job() -> None:
         ),
     ],
 )
-def test_a_container_of_the_site_runs_the_same_command(tmp_path: Path, container: str, first: tuple[str, ...]) -> None:
+def test_container_runs_same_launch_line(tmp_path: Path, container: str, first: tuple[str, ...]) -> None:
     artifacts = render_artifacts(
         plan_on_slurm("mi355x-tp8", *KEYED, f"slurm.container={container}", "slurm.image=/i.sif")
     )
@@ -204,7 +204,7 @@ def test_a_container_of_the_site_runs_the_same_command(tmp_path: Path, container
     assert argv[-1] == render_artifacts(plan_on_slurm("mi355x-tp8", *NODE)).command.argv[-1]
 
 
-def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
+def test_slurm_server_requires_api_key_unless_allowed() -> None:
     [(message, location, hint)] = problems("cpu-tiny", "runtime=slurm")
     assert message == "on Slurm the server is open to the cluster's network and has no API key"
     assert location == "--set runtime"
@@ -232,24 +232,24 @@ def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
         (["slurm.sbatch_options=[-p]"], "`slurm.sbatch_options.0` is not written as it has to be, found `-p`"),
     ],
 )
-def test_what_a_job_cannot_have_is_refused_where_it_is_written(settings: list[str], message: str) -> None:
+def test_invalid_slurm_settings_are_rejected_with_location(settings: list[str], message: str) -> None:
     found = problems("cpu-tiny", *KEYED, *settings)
     assert any(message in problem[0] and problem[1] for problem in found), found
 
 
-def test_what_is_not_written_so_is_told_how_it_is_meant() -> None:
+def test_invalid_time_limit_hints_at_format() -> None:
     [(_, _, hint)] = problems("cpu-tiny", *KEYED, "slurm.time_limit=2d")
     assert "such as 8:00:00 or 7-00:00:00" in hint
 
 
-def test_an_engine_without_an_interpreter_needs_a_container() -> None:
+def test_engine_without_interpreter_needs_a_container() -> None:
     [(message, location, hint)] = problems("mi355x-tp8", *KEYED)
     assert "needs a Python interpreter on the nodes, or a container" in message
     assert location == "profiles/mi355x-tp8.yaml:7"
     assert "slurm.container" in hint
 
 
-def test_a_job_waits_for_the_vram_of_the_gpus_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_waits_for_vram_of_allocated_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four of a node's eight, by the numbers that the node has for them."""
     plan = plan_on_slurm("mi355x-tp8", *NODE, "layout.tp=4")
     (tmp_path / "plan.json").write_text(plan.to_json())
@@ -262,7 +262,7 @@ def test_a_job_waits_for_the_vram_of_the_gpus_it_was_given(tmp_path: Path, monke
     assert waited == [[4, 5, 6, 7], [0, 1, 2, 3]]
 
 
-def test_what_to_start_is_gone_once_it_is_read_unless_it_may_be_needed_again(tmp_path: Path) -> None:
+def test_start_file_is_kept_only_for_requeue(tmp_path: Path) -> None:
     request = {
         **dict.fromkeys(("run_dir", "cwd", "name", "profile", "plan_digest", "token", "record"), "x"),
         "argv": ["a"],
@@ -280,6 +280,6 @@ def test_what_to_start_is_gone_once_it_is_read_unless_it_may_be_needed_again(tmp
     assert json.loads(job.start_file(request, requeue=True))["keep"] is True
 
 
-def test_a_job_without_a_container_asks_nothing_on_the_node() -> None:
+def test_job_without_container_checks_no_arguments() -> None:
     """Its interpreter lies where `up` runs too, and has judged."""
     assert argument_files(render_artifacts(plan_on_slurm("cpu-tiny", *KEYED))) == {}

@@ -50,7 +50,7 @@ def judge(
     require_accepted(artifacts, answers.engine(identity), Home(home), {"config.json": "{}"}, locate)
 
 
-def test_a_refusal_is_an_error_of_the_profile_at_the_setting(tmp_path: Path) -> None:
+def test_rejected_arguments_are_a_located_profile_error(tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as caught:
         judge(Answers(NO_EPLB), tmp_path)
     assert caught.value.exit_code == 3
@@ -69,7 +69,7 @@ def test_a_refusal_is_an_error_of_the_profile_at_the_setting(tmp_path: Path) -> 
         ("argument --attention-backend: invalid choice: 'y'", "profiles/hardware/cpu.yaml:"),
     ],
 )
-def test_a_refusal_is_located_wherever_the_setting_was_written(tmp_path: Path, message: str, location: str) -> None:
+def test_refusal_is_located_where_setting_was_written(tmp_path: Path, message: str, location: str) -> None:
     refused = {"kind": "argparse", "message": message, "place": "", "line": "", "options": []}
     with pytest.raises(ProfileError) as caught:
         judge(Answers({"refused": refused}), tmp_path, settings=("layout.tp=1",))
@@ -78,7 +78,7 @@ def test_a_refusal_is_located_wherever_the_setting_was_written(tmp_path: Path, m
     assert location in problem.location
 
 
-def test_a_refusal_of_no_single_option_has_a_hint(tmp_path: Path) -> None:
+def test_refusal_without_option_has_a_hint(tmp_path: Path) -> None:
     refused = {"kind": "ValueError", "message": "ValueError: no", "place": "a.py:1", "line": "raise", "options": []}
     with pytest.raises(ProfileError) as caught:
         judge(Answers({"refused": refused}), tmp_path)
@@ -88,7 +88,7 @@ def test_a_refusal_of_no_single_option_has_a_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verdict", [ACCEPTED, NO_EPLB])
-def test_a_verdict_is_asked_for_once(tmp_path: Path, verdict: Mapping[str, object]) -> None:
+def test_verdict_is_cached_per_engine(tmp_path: Path, verdict: Mapping[str, object]) -> None:
     answers = Answers(verdict)
     said = []
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_a_verdict_is_asked_for_once(tmp_path: Path, verdict: Mapping[str, objec
         ),
     ],
 )
-def test_what_keeps_it_from_judging_is_said_and_not_kept(
+def test_failed_argument_check_is_reported_and_not_cached(
     tmp_path: Path, answers: Answers, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge(answers, tmp_path)
@@ -123,7 +123,7 @@ def test_what_keeps_it_from_judging_is_said_and_not_kept(
     assert not (tmp_path / "argument-checks").exists()
 
 
-def test_a_python_that_is_not_here_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_interpreter_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def missing(_program: str, _question: str) -> CompletedProgram:
         raise HostError("there is no program `/shared/python` on this machine")
 
@@ -132,14 +132,14 @@ def test_a_python_that_is_not_here_is_said(tmp_path: Path, capsys: pytest.Captur
     assert "arguments not checked by sglang: there is no program" in capsys.readouterr().err
 
 
-def test_an_engine_that_may_change_is_asked_each_time(tmp_path: Path) -> None:
+def test_mutable_engine_is_checked_each_time(tmp_path: Path) -> None:
     answers = Answers(ACCEPTED)
     judge(answers, tmp_path, identity=None)
     judge(answers, tmp_path, identity=None)
     assert len(answers.asked) == 2
 
 
-def test_every_replica_is_judged_and_a_common_refusal_told_once(tmp_path: Path) -> None:
+def test_refusal_shared_by_replicas_is_reported_once(tmp_path: Path) -> None:
     answers = Answers(NO_EPLB, NO_EPLB)
     with pytest.raises(ProfileError) as caught:
         judge(answers, tmp_path, settings=(*SETTINGS, "replicas=2"))
@@ -147,12 +147,12 @@ def test_every_replica_is_judged_and_a_common_refusal_told_once(tmp_path: Path) 
     assert len(caught.value.problems_or_self()) == 1
 
 
-def test_where_nothing_was_validated_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_validation_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     judge(Answers({"accepted": "parsed"}), tmp_path)
     assert "did not validate them: no config.json of `tiny`" in capsys.readouterr().err
 
 
-def test_the_files_of_a_model_are_those_that_tell_its_shape(tmp_path: Path) -> None:
+def test_argument_check_uses_config_and_code_files(tmp_path: Path) -> None:
     host_ref, plan = HostRef(home=Home(tmp_path)), load("cpu-tiny").plan
     assert engine_files(plan, host_ref, fetch=True) is None  # it is generated: no hub has it
     folder = tmp_path / "models" / "tiny"

@@ -104,7 +104,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
     ("failure", "shown"),
     [(NotReadyError("no"), DeployError), (KeyboardInterrupt(), DeployError), (OSError(28, "full"), OSError)],
 )
-def test_a_start_that_fails_leaves_nothing_unless_it_is_kept(
+def test_failed_start_leaves_no_server_unless_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failure: BaseException, shown: type[Exception], keep: bool
 ) -> None:
     failing(monkeypatch, failure)
@@ -117,7 +117,7 @@ def test_a_start_that_fails_leaves_nothing_unless_it_is_kept(
 @pytest.mark.parametrize(
     ("stops", "hint"), [(True, "`tiny` was stopped; nothing is left running"), (False, "stop with `deploy down tiny`")]
 )
-def test_ctrl_c_says_what_is_left(
+def test_ctrl_c_reports_remaining_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], stops: bool, hint: str
 ) -> None:
     failing(monkeypatch, KeyboardInterrupt())
@@ -127,9 +127,7 @@ def test_ctrl_c_says_what_is_left(
     assert hint in (caught.value.hint or capsys.readouterr().err)
 
 
-def test_a_server_goes_down_even_where_nothing_is_to_be_learned_of_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_failed_server_is_stopped_even_without_diagnosis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Diagnosed first, a server stayed up whenever the daemon did not answer, and the error of the start was lost."""
     failing(monkeypatch, NotReadyError("the server exited"))
     runtime = Recording(flapping=True)
@@ -141,7 +139,7 @@ def test_a_server_goes_down_even_where_nothing_is_to_be_learned_of_it(
 
 
 @pytest.mark.parametrize("failure", [NotReadyError("the server exited"), OSError(28, "No space left on device")])
-def test_a_server_that_cannot_be_stopped_is_named_and_the_error_of_the_start_is_raised(
+def test_start_error_is_raised_when_stop_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], failure: Exception
 ) -> None:
     """The stop's own error used to take the place of the start's, and nothing said what was left."""
@@ -155,9 +153,7 @@ def test_a_server_that_cannot_be_stopped_is_named_and_the_error_of_the_start_is_
     assert "hint: `deploy down tiny` stops it" in said
 
 
-def test_a_log_that_cannot_be_opened_does_not_hide_the_error_of_the_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unreadable_log_does_not_hide_start_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Unreadable(Recording):
         def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
             assert not follow
@@ -169,7 +165,7 @@ def test_a_log_that_cannot_be_opened_does_not_hide_the_error_of_the_start(
     assert "cannot read the log" in caught.value.details
 
 
-def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path) -> None:
+def test_interrupt_during_runtime_start_leaves_no_server(tmp_path: Path) -> None:
     class Refusing(Recording):
         def start(self, *_: object, **__: object) -> RunningServer:
             raise KeyboardInterrupt
@@ -181,7 +177,7 @@ def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), HostError("GPU 4 still holds 41 %")])
-def test_the_recovery_hint_is_named_wherever_a_replacement_ends(tmp_path: Path, failure: BaseException) -> None:
+def test_failed_replacement_hints_at_recovery_command(tmp_path: Path, failure: BaseException) -> None:
     """Ctrl-C while the old server's VRAM drained lost the command that brings it back."""
     runtime = Recording()
     runtime.start(name="tiny", run_dir=tmp_path)
@@ -198,9 +194,7 @@ def test_the_recovery_hint_is_named_wherever_a_replacement_ends(tmp_path: Path, 
     assert caught.value.hint.endswith("restart it: `deploy restart tiny`")
 
 
-def test_a_disk_that_is_full_is_found_before_the_old_server_is_stopped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_full_disk_is_detected_before_old_server_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`up --replace` and `restart` took a server down for one that could not even be written down."""
     runtime, artifacts = Recording(), render_artifacts(load("cpu-tiny").plan)
     runtime.start(name="tiny", run_dir=tmp_path)
@@ -221,7 +215,7 @@ def full_disk(path: Path, *_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
-def test_what_a_smoke_test_found_is_told_where_it_cannot_be_kept(
+def test_smoke_report_is_returned_when_saving_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runtime, plan, run_dir = Recording(), load("cpu-tiny").plan, tmp_path / "runs/tiny/1"
@@ -237,7 +231,7 @@ def test_what_a_smoke_test_found_is_told_where_it_cannot_be_kept(
     assert "warning: cannot save all results: cannot write below" in capsys.readouterr().err
 
 
-def test_a_second_ctrl_c_while_it_gives_up_leaves_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_second_ctrl_c_during_cleanup_leaves_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It fell between the first one and the holding of signals, and the server stayed."""
 
     def impatient(*arguments: object, **options: object) -> BaseException:
@@ -257,7 +251,7 @@ def test_a_second_ctrl_c_while_it_gives_up_leaves_no_server(monkeypatch: pytest.
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 
-def test_nothing_interrupts_an_up_whose_server_is_proven(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_verified_start_is_not_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It ended with 130, which promises that nothing is left, and left the server up."""
 
     def interrupt(*_: object) -> None:
@@ -277,9 +271,7 @@ def test_nothing_interrupts_an_up_whose_server_is_proven(monkeypatch: pytest.Mon
     assert len(runtime.servers) == 1
 
 
-def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ctrl_c_stops_log_reading_after_server_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Talkative(Recording):
         def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
             assert not follow
@@ -298,7 +290,7 @@ def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(
     assert "interrupted" in caught.value.details
 
 
-def test_a_start_interrupted_before_it_could_be_told_is_taken_down(tmp_path: Path) -> None:
+def test_server_started_during_interrupt_is_stopped(tmp_path: Path) -> None:
     class Interrupted(Recording):
         def start(self, *arguments: object, name: str, run_dir: Path, **options: object) -> RunningServer:
             super().start(*arguments, name=name, run_dir=run_dir, **options)
@@ -317,7 +309,7 @@ def end_in_the_middle(number: signal.Signals, done: list[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_asks_a_command_to_end_waits_until_the_block_is_done(number: signal.Signals) -> None:
+def test_termination_signals_are_deferred_until_block_ends(number: signal.Signals) -> None:
     """SIGHUP, a terminal that goes away, used to end a start between a process and its record."""
 
     def interrupt(*_: object) -> None:
@@ -332,7 +324,7 @@ def test_what_asks_a_command_to_end_waits_until_the_block_is_done(number: signal
     assert done
 
 
-def test_the_command_of_a_start_asks_for_the_same_again() -> None:
+def test_recorded_command_repeats_the_request() -> None:
     """It is kept beside the server, and named as the way back to it."""
     request = up.UpRequest(
         profile="./my profile.yaml",
@@ -353,7 +345,7 @@ def test_the_command_of_a_start_asks_for_the_same_again() -> None:
     )
 
 
-def test_a_disk_that_takes_no_run_directory_is_the_machines_fault(tmp_path: Path) -> None:
+def test_unwritable_run_directory_is_a_host_error(tmp_path: Path) -> None:
     """As a bare OSError it lost the way back to the server that was replaced."""
     (tmp_path / "runs").write_text("a file in its place")
     with pytest.raises(HostError, match="cannot write below"):
@@ -370,7 +362,7 @@ def test_a_disk_that_takes_no_run_directory_is_the_machines_fault(tmp_path: Path
         ((), False),
     ],
 )
-def test_a_server_that_answers_everyone_is_said_aloud(
+def test_public_server_without_api_key_warns(
     overrides: tuple[str, ...],
     said: bool,
     tmp_path: Path,

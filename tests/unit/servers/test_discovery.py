@@ -57,7 +57,7 @@ def discovery(cluster: Shown, monkeypatch: pytest.MonkeyPatch) -> DiscoveredWork
     return DiscoveredWorkers(url="http://127.0.0.1:9", runtime=cluster)
 
 
-def test_one_is_taken_away_and_put_back(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replica_is_drained_and_uncordoned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = Shown()
     found = discovery(cluster, monkeypatch)
     assert found.is_routed("", SERVER)
@@ -71,7 +71,7 @@ def test_one_is_taken_away_and_put_back(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err == ""
 
 
-def test_a_gateway_that_goes_on_counting_one_is_told_of(
+def test_gateway_still_routing_to_drained_replica_warns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for others in (1, 0):  # with 0 it is the second of two that are removed
@@ -80,7 +80,7 @@ def test_a_gateway_that_goes_on_counting_one_is_told_of(
         assert "the gateway still routes to `replica-2` after 0 s" in capsys.readouterr().err
 
 
-def test_one_that_was_not_counted_before_is_not_said_to_be(
+def test_draining_unrouted_replica_does_not_warn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is dead, or hangs: no fewer are counted without it, and where its cluster knows that, nobody waits."""
@@ -92,13 +92,13 @@ def test_one_that_was_not_counted_before_is_not_said_to_be(
     assert capsys.readouterr().err == ""
 
 
-def test_one_that_is_never_counted_ends_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncordon_fails_when_replica_is_never_routed(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Shown(shown=False, always=1)
     with pytest.raises(NotReadyError, match="does not route to `replica-2`"):
         discovery(cluster, monkeypatch).uncordon("", SERVER, 1)
 
 
-def test_a_gateway_that_does_not_answer_once_has_not_counted_one_more_afterwards(
+def test_transient_gateway_failure_is_not_counted_as_routing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The other server is not taken for the new one: it is replaced next."""
@@ -110,7 +110,7 @@ def test_a_gateway_that_does_not_answer_once_has_not_counted_one_more_afterwards
         found.uncordon("", SERVER, 1)
 
 
-def test_who_shows_servers_to_its_gateways_needs_no_key_of_theirs() -> None:
+def test_discovered_workers_need_no_gateway_key() -> None:
     plan = plan_of("cpu-tiny", "replicas=2")
     gateway = open_gateway_workers(SERVER, Shown(), plan=plan, key=None, grace=1)  # type: ignore[arg-type]  # a part of a runtime
     assert isinstance(gateway, DiscoveredWorkers)

@@ -53,7 +53,7 @@ def fleet(runtime: Stopping, tmp_path: Path) -> Servers:
     return Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
 
 
-def test_all_goes_on_past_a_failure_names_each_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_down_all_continues_after_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runtime = Stopping(tmp_path, "a", "b", "c", "d", "e")
     ended: list[str] = []
 
@@ -69,7 +69,7 @@ def test_all_goes_on_past_a_failure_names_each_and_fails(tmp_path: Path, capsys:
     assert said == ["stopping `a`", "`a` is stopped", *(f"stopping `{name}`" for name in "bcde"), "`e` is stopped"]
 
 
-def test_what_could_not_be_asked_is_said(tmp_path: Path) -> None:
+def test_unreachable_runtime_is_reported_for_explicit_host(tmp_path: Path) -> None:
     class Silent(Stopping):
         def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the daemon does not answer")
@@ -84,7 +84,7 @@ def test_what_could_not_be_asked_is_said(tmp_path: Path) -> None:
     ]
 
 
-def test_what_nobody_misses_is_not_said_to_be_silent(tmp_path: Path) -> None:
+def test_unused_unreachable_runtime_is_not_reported(tmp_path: Path) -> None:
     """A pod has no Docker daemon, and no server in Docker."""
 
     class Silent(Stopping):
@@ -97,7 +97,7 @@ def test_what_nobody_misses_is_not_said_to_be_silent(tmp_path: Path) -> None:
     assert servers.unreachable == {}
 
 
-def test_every_run_of_a_name_is_stopped(tmp_path: Path) -> None:
+def test_down_stops_every_run_of_a_name(tmp_path: Path) -> None:
     runtime = Stopping(tmp_path, "a", "a")
 
     command.down(fleet(runtime, tmp_path), "a", host=None)
@@ -105,9 +105,7 @@ def test_every_run_of_a_name_is_stopped(tmp_path: Path) -> None:
     assert runtime.stopped == ["0", "1"]
 
 
-def test_all_leaves_servers_of_another_home_alone_and_names_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_down_all_reports_servers_of_other_homes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two users of one Docker daemon: `down --all` of the one took the other's servers down."""
     runtime = Stopping(tmp_path / "mine", "mine", "shared")
     runtime.handles += [handle("theirs", tmp_path / "theirs/runs/theirs/2"), handle("shared", tmp_path / "mine/../3")]
@@ -123,12 +121,12 @@ def test_all_leaves_servers_of_another_home_alone_and_names_them(
     assert "`gone` was started from another home" in said
 
 
-def test_all_of_none_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_down_all_without_servers_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command.down_all(fleet(Stopping(tmp_path), tmp_path), host=None)
     assert capsys.readouterr().err == "no server of this home is running\n"
 
 
-def test_all_homes_is_an_explicit_word(tmp_path: Path) -> None:
+def test_all_homes_option_stops_servers_of_other_homes(tmp_path: Path) -> None:
     runtime = Stopping(tmp_path / "mine", "mine")
     runtime.handles.append(handle("theirs", tmp_path / "theirs/runs/theirs/1"))
 
@@ -137,7 +135,7 @@ def test_all_homes_is_an_explicit_word(tmp_path: Path) -> None:
     assert runtime.stopped == ["0", "1"]
 
 
-def test_the_hosts_of_all_ranks_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_waits_for_hosts_of_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, waited = Stopping(tmp_path, "a"), list[HostRef]()
     runtime.handles = [replace(runtime.handles[0], rank_hosts=("ssh://b",))]
     monkeypatch.setattr(command, "read_plan", lambda _: plan_of("mi355x-tp8", "layout.tp=16", "layout.nodes=2"))

@@ -82,7 +82,7 @@ def drained(engine: Engine, server: RunningServer = SERVER, *, seconds: float, e
 
 
 @pytest.mark.parametrize("path", program.LOADS)
-def test_requests_that_end_are_counted_and_nothing_is_aborted(
+def test_completed_requests_are_counted_without_aborts(
     engine: Engine, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine.path = path
@@ -93,7 +93,7 @@ def test_requests_that_end_are_counted_and_nothing_is_aborted(
     assert capsys.readouterr().err == "drained replica 2: 3 requests ended\n"
 
 
-def test_what_is_left_after_the_time_is_aborted_and_counted(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_remaining_requests_are_aborted_after_timeout(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.running = 4
     grace = drained(engine, seconds=0.3, ends=3)
     assert engine.aborted == [1]
@@ -101,23 +101,21 @@ def test_what_is_left_after_the_time_is_aborted_and_counted(engine: Engine, caps
     assert capsys.readouterr().err == "drained `owl`: 3 requests ended, 1 aborted after 0.3 s\n"
 
 
-def test_each_server_behind_a_gateway_is_counted_by_its_role(
-    engine: Engine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drained_requests_are_counted_per_role(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.running = 2
     both = tuple(replace(SERVER, run_dir=f"/runs/owl/1/{each}-1") for each in ("prefill", "decode"))
     drained(engine, replace(SERVER, replicas=both), seconds=60, ends=2)
     assert capsys.readouterr().err == "drained prefill 1: 2 requests ended\ndrained decode 1: 2 requests ended\n"
 
 
-def test_no_time_at_all_aborts_at_once(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zero_drain_time_aborts_immediately(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.running = 2
     assert drained(engine, seconds=0) == 0
     assert engine.aborted == [2]
     assert capsys.readouterr().err == "drained `owl`: 0 requests ended, 2 aborted after 0 s\n"
 
 
-def test_without_time_requests_are_aborted_when_the_gateway_sends_no_more(engine: Engine) -> None:
+def test_zero_drain_time_aborts_only_after_cordon(engine: Engine) -> None:
     """A rolling update first hides the replica from its gateway: else new requests come in between."""
     engine.running = 2
     with Drain(engine, SERVER, seconds=0) as drain:  # type: ignore[arg-type]  # as above
@@ -127,7 +125,7 @@ def test_without_time_requests_are_aborted_when_the_gateway_sends_no_more(engine
         assert engine.aborted == [3]
 
 
-def test_a_missing_key_is_named_by_its_variable(
+def test_missing_api_key_names_its_variable(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "plan.json").write_text(plan_of("cpu-tiny", "server.api_key_env=OWL_KEY").to_json())
@@ -138,7 +136,7 @@ def test_a_missing_key_is_named_by_its_variable(
     assert capsys.readouterr().err == said
 
 
-def test_a_runtime_that_aborts_earlier_limits_the_time_and_says_so(
+def test_drain_time_is_limited_by_termination_grace(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The hook of a pod has the seconds of the plan that runs; what it aborted was counted as ended."""
@@ -154,7 +152,7 @@ def test_a_runtime_that_aborts_earlier_limits_the_time_and_says_so(
     assert capsys.readouterr().err == said
 
 
-def test_new_requests_are_waited_for_as_well(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drain_also_waits_for_new_requests(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     """A server without a gateway accepts them even while it stops."""
     engine.running = 1
     with Drain(engine, SERVER, seconds=60):  # type: ignore[arg-type]  # as above
@@ -165,14 +163,14 @@ def test_new_requests_are_waited_for_as_well(engine: Engine, capsys: pytest.Capt
     assert capsys.readouterr().err == "drained `owl`: 2 requests ended\n"
 
 
-def test_an_idle_server_costs_no_wait_and_says_nothing(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_idle_server_drains_immediately_and_silently(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     drained(engine, seconds=60)
     assert time.monotonic() - began < 30
     assert (engine.aborted, capsys.readouterr().err) == ([], "")
 
 
-def test_a_server_that_does_not_run_is_not_asked(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exited_server_is_not_queried(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     """Another one may have its port by now."""
     engine.running = 5
     engine.state = lambda _: ServerState(status=Status.EXITED)  # type: ignore[method-assign]
@@ -180,7 +178,7 @@ def test_a_server_that_does_not_run_is_not_asked(engine: Engine, capsys: pytest.
     assert (engine.aborted, capsys.readouterr().err) == ([], "")
 
 
-def test_a_server_that_does_not_say_how_many_it_has_gets_the_time_and_no_more(
+def test_server_without_request_count_gets_full_drain_time(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for engine.answers, why in ((401, "its API key is not known here"), (500, "it answers 404")):
@@ -195,7 +193,7 @@ def refuse(*_: object) -> None:
     raise ConnectionRefusedError
 
 
-def test_the_hook_of_a_pod_waits_aborts_and_writes_a_line(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_hook_drains_and_logs_result(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(program, "_log", lines.append)
     engine.running = 2
@@ -207,9 +205,7 @@ def test_the_hook_of_a_pod_waits_aborts_and_writes_a_line(engine: Engine, monkey
     assert len(lines) == 1
 
 
-def test_hook_and_startup_probe_run_beside_the_liveness_program_in_an_old_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pod_programs_run_standalone_on_python_3_10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container it has the standard library, and the other file of its ConfigMap."""
     for each in (program, first_sample, liveness):
         text = Path(str(each.__file__)).read_text(encoding="utf-8")

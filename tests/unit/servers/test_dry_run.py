@@ -25,7 +25,7 @@ def dry_run(home: Path, profile: str, *more: str) -> Result:
 
 
 @pytest.mark.parametrize("profile", [name for name in profile_names() if not name.endswith("-july")])
-def test_steps_come_first_and_then_warnings(tmp_path: Path, profile: str) -> None:
+def test_dry_run_prints_steps_before_warnings(tmp_path: Path, profile: str) -> None:
     done = dry_run(tmp_path, profile)
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
@@ -35,7 +35,7 @@ def test_steps_come_first_and_then_warnings(tmp_path: Path, profile: str) -> Non
     assert len(lines) <= 60
 
 
-def test_all_files_are_written_to_a_folder(tmp_path: Path) -> None:
+def test_dry_run_writes_all_files_to_output_directory(tmp_path: Path) -> None:
     done = dry_run(tmp_path, "mi355x-tp8", "--output", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
     written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
@@ -43,7 +43,7 @@ def test_all_files_are_written_to_a_folder(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/plan.json").read_text())["profile"] == "mi355x-tp8"
 
 
-def test_a_program_gets_the_plan_its_steps_and_its_files(tmp_path: Path) -> None:
+def test_dry_run_json_contains_plan_steps_and_files(tmp_path: Path) -> None:
     found = json.loads(dry_run(tmp_path, "mi355x-tp8", "--json").stdout)
     plan = load("mi355x-tp8").plan
     assert (found["name"], found["digest"], found["plan"]["engine"]["name"]) == (
@@ -55,6 +55,6 @@ def test_a_program_gets_the_plan_its_steps_and_its_files(tmp_path: Path) -> None
     assert "server.sh" in {file["path"] for file in found["files"]}
 
 
-def test_only_a_dry_run_writes_files_to_a_folder(tmp_path: Path) -> None:
+def test_output_option_requires_dry_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["up", "cpu-tiny", "--output", str(tmp_path)])
     assert isinstance(done.exception, UsageError)

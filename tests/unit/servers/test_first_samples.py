@@ -61,22 +61,22 @@ def wait(handle: RunningServer, cluster: Any, timeout: float | None = None) -> f
     return verify.wait_for_server(handle, cluster, plan=plan_of("cpu-tiny"), key=None, timeout=timeout)
 
 
-def test_a_rank_that_compiles_for_longer_than_a_minute_is_a_stage_of_the_start(handle: RunningServer) -> None:
+def test_slow_first_sample_is_a_startup_stage(handle: RunningServer) -> None:
     assert wait(handle, Cluster([False] * 200 + [True])) == 110.0
     assert startup_seconds(RunDir(Path(handle.run_dir))) == {"first sampled request": 100.0}
 
 
-def test_a_server_that_gets_requests_at_once_is_not_waited_for(handle: RunningServer) -> None:
+def test_ready_server_needs_no_further_wait(handle: RunningServer) -> None:
     assert wait(handle, Cluster([True])) == 10.0
 
 
 @pytest.mark.parametrize(("timeout", "waited"), [(None, "720"), (70.0, "60")])
-def test_a_rank_that_never_answers_is_named_as_such(timeout: float | None, waited: str, handle: RunningServer) -> None:
+def test_missing_first_sample_fails_with_hint(timeout: float | None, waited: str, handle: RunningServer) -> None:
     with pytest.raises(NotReadyError, match=f"not answered its first sampled request after {waited} s") as raised:
         wait(handle, Cluster([False]), timeout)
     assert "`deploy logs owl` shows what its ranks do" in str(raised.value.hint)
 
 
-def test_a_server_that_is_restarted_meanwhile_ends_the_wait(handle: RunningServer) -> None:
+def test_restart_during_first_sample_fails(handle: RunningServer) -> None:
     with pytest.raises(NotReadyError, match="ended during its first sampled request: restarted 1 times"):
         wait(handle, Cluster([False, True], [RUNS, RESTARTED]))

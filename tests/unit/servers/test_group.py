@@ -72,7 +72,7 @@ def pair(tmp_path: Path) -> Noted:
     return Noted(Home(tmp_path), "run/replica-2", "run", "run/replica-1")
 
 
-def test_a_gateway_and_its_servers_are_one_server_with_the_states_of_all(pair: Noted) -> None:
+def test_gateway_and_replicas_form_one_server(pair: Noted) -> None:
     [server] = ServerGroup(pair).find("pair")
     assert [(unit.role, unit.runtime_id) for unit in server.units] == [
         (Role.GATEWAY, "run"),
@@ -82,7 +82,7 @@ def test_a_gateway_and_its_servers_are_one_server_with_the_states_of_all(pair: N
     assert {unit.state.status for unit in server.units} == {Status.RUNNING}
 
 
-def test_the_gateway_is_stopped_before_any_server_is_asked_and_these_end_at_the_same_time(pair: Noted) -> None:
+def test_gateway_stops_before_replicas(pair: Noted) -> None:
     [server] = ServerGroup(pair).find("pair")
     ServerGroup(pair).stop(server, grace=5)
     assert pair.asked[0] == "stop run"
@@ -92,7 +92,7 @@ def test_the_gateway_is_stopped_before_any_server_is_asked_and_these_end_at_the_
 
 
 @pytest.mark.parametrize("hangs", ["run", "run/replica-1", "run/replica-2"])
-def test_what_does_not_end_keeps_no_other_up(tmp_path: Path, hangs: str) -> None:
+def test_unit_failing_to_stop_does_not_block_others(tmp_path: Path, hangs: str) -> None:
     pair = Noted(Home(tmp_path), "run", "run/replica-1", "run/replica-2", hangs=hangs)
     [server] = ServerGroup(pair).find("pair")
     with pytest.raises(HostError, match="it does not end"):
@@ -101,7 +101,7 @@ def test_what_does_not_end_keeps_no_other_up(tmp_path: Path, hangs: str) -> None
     assert {f"stop {unit.runtime_id}" for unit in pair.units} <= set(pair.asked), "the log of each is kept by its stop"
 
 
-def test_servers_whose_gateway_was_not_started_do_not_serve_and_are_all_stopped(tmp_path: Path) -> None:
+def test_replicas_without_gateway_are_exited_and_stopped(tmp_path: Path) -> None:
     cut = Noted(Home(tmp_path), "run/replica-1", "run/replica-2")
     [server] = ServerGroup(cut).find("pair")
     assert server.state == ServerGroup(cut).state(server)
@@ -110,7 +110,7 @@ def test_servers_whose_gateway_was_not_started_do_not_serve_and_are_all_stopped(
     assert cut.ended == {"run/replica-1", "run/replica-2"}
 
 
-def test_the_logs_of_all_are_one_with_the_name_of_each_file(pair: Noted) -> None:
+def test_logs_of_units_are_merged_with_file_names(pair: Noted) -> None:
     [server] = ServerGroup(pair).find("pair")
     assert list(ServerGroup(pair).logs(server, follow=False)) == [
         "==> server.log <==",
@@ -142,9 +142,7 @@ class HalfLost(Noted):
             raise HostError("ssh://b does not answer")
 
 
-def test_a_lost_host_of_another_rank_is_one_warning_and_hides_no_other_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreachable_rank_log_warns_once_and_hides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run/rank-1").mkdir(parents=True)
     runtime = HalfLost(Home(tmp_path), "run")
     [server] = ServerGroup(runtime).find("pair")

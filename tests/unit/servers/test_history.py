@@ -43,7 +43,7 @@ def measured(run: RunDir, at: str, *, name: str = "owl") -> BenchResult:
     return replace(result, run=replace(result.run, provenance=stood, started_at=at))
 
 
-def test_every_start_is_told_newest_first(servers: Servers, tmp_path: Path) -> None:
+def test_history_lists_runs_newest_first(servers: Servers, tmp_path: Path) -> None:
     first = past_run(servers.home, 1)
     past_run(servers.home, 2, proven=False).save("kernels.json", {"hits": [1, 2], "misses": [3]})
     past_run(servers.home, 3, "server.port=2", proven=None, running=True)
@@ -74,7 +74,7 @@ def test_every_start_is_told_newest_first(servers: Servers, tmp_path: Path) -> N
     assert "2 hits, 1 misses" in told
 
 
-def test_a_result_that_bench_recorded_is_found_from_any_directory(servers: Servers, tmp_path: Path) -> None:
+def test_recorded_results_are_found_from_any_directory(servers: Servers, tmp_path: Path) -> None:
     run = past_run(servers.home, 1, "server.port=2")
     result = measured(run, "2026-07-01T01:00:00Z")
     save(result, tmp_path / "elsewhere")
@@ -90,14 +90,14 @@ def test_a_result_that_bench_recorded_is_found_from_any_directory(servers: Serve
     assert len(both.best) == 1, "the better one of each workload"
 
 
-def test_a_marked_result_is_not_passed_off_as_a_figure(servers: Servers, tmp_path: Path) -> None:
+def test_result_with_comparability_issue_is_labeled(servers: Servers, tmp_path: Path) -> None:
     run = past_run(servers.home, 1)
     save(marked(measured(run, "2026-07-01T01:00:00Z"), IssueKind.KERNEL_MISS), tmp_path / "results")
     [start] = history(servers, "owl", [*results_under(tmp_path)])
     assert "NOT COMPARABLE" in str(start.best[0])
 
 
-def test_a_damaged_result_is_said_and_hides_no_other(
+def test_corrupt_result_is_reported_and_skipped(
     servers: Servers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = past_run(servers.home, 1)
@@ -141,7 +141,7 @@ class Stopping:
         (Stopping(Status.NOT_FOUND), ""),
     ],
 )
-def test_how_a_server_ended_outlives_what_its_runtime_knows(servers: Servers, runtime: Stopping, how: str) -> None:
+def test_exit_reason_outlives_the_container(servers: Servers, runtime: Stopping, how: str) -> None:
     """A container is removed with all that it knew; whether it had died before that was forgotten."""
     run = past_run(servers.home, 1)
     (run.path / "process.json").unlink()
@@ -151,9 +151,7 @@ def test_how_a_server_ended_outlives_what_its_runtime_knows(servers: Servers, ru
     assert start.ended_at == ("2026-07-01T05:00:00+00:00" if runtime.status is Status.EXITED else start.ended_at)
 
 
-def test_a_container_that_names_a_directory_of_its_choice_has_no_end_written_there(
-    servers: Servers, tmp_path: Path
-) -> None:
+def test_exit_is_not_recorded_in_foreign_directory(servers: Servers, tmp_path: Path) -> None:
     elsewhere = RunDir(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
     hens = past_run(servers.home, 1, name="hen")
@@ -163,7 +161,7 @@ def test_a_container_that_names_a_directory_of_its_choice_has_no_end_written_the
         assert contents(run) == before
 
 
-def test_a_container_that_names_a_directory_of_its_choice_has_no_report_written_there(
+def test_smoke_report_is_not_saved_in_foreign_directory(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its smoke test was kept wherever the label said: of another server it made one that is known to work."""
@@ -190,7 +188,7 @@ def contents(run: RunDir) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
-def test_no_secret_is_kept_of_an_end(servers: Servers) -> None:
+def test_exit_record_is_redacted(servers: Servers) -> None:
     run, told = past_run(servers.home, 1), "api_key='wJ4-zTq8-mMv2'"
     died = ServerState(status=Status.EXITED, exit_code=1, restarts=0, started_at=None, detail=told)
     for why, state in ((failure_reason(StartError(told)), None), ("stopped", died)):
@@ -200,7 +198,7 @@ def test_no_secret_is_kept_of_an_end(servers: Servers) -> None:
         assert "wJ4" not in kept
 
 
-def test_a_key_that_is_a_verdict_changes_none(servers: Servers) -> None:
+def test_secret_equal_to_verdict_does_not_change_verdicts(servers: Servers) -> None:
     Secret("passed")
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=(CHECK,))
     past_run(servers.home, 1).save("smoke.json", report.to_dict())
@@ -221,9 +219,7 @@ def test_a_key_that_is_a_verdict_changes_none(servers: Servers) -> None:
         ((replace(CHECK, name="soak", verdict=Verdict.FAILED),), "1 failed (soak)"),
     ],
 )
-def test_the_history_tells_how_long_a_server_was_soaked(
-    servers: Servers, checks: tuple[CheckResult, ...], expected: str
-) -> None:
+def test_history_shows_soak_duration(servers: Servers, checks: tuple[CheckResult, ...], expected: str) -> None:
     save_report(past_run(servers.home, 1), reported(*checks))
     assert expected in history_table(history(servers, "owl", []))
 
@@ -232,7 +228,7 @@ def reported(*checks: CheckResult) -> SmokeReport:
     return SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=checks)
 
 
-def test_a_plain_smoke_test_keeps_the_soak_of_its_server_and_a_failed_soak_ends_it(servers: Servers) -> None:
+def test_soak_is_kept_until_a_failed_check(servers: Servers) -> None:
     run, soak = past_run(servers.home, 1), replace(CHECK, name="soak", seconds=3600.2)
 
     def told() -> str:
@@ -252,7 +248,7 @@ def test_a_plain_smoke_test_keeps_the_soak_of_its_server_and_a_failed_soak_ends_
     assert "soak of" not in told()
 
 
-def test_a_soak_sends_half_the_load_at_the_knee_of_the_last_benchmark(servers: Servers, tmp_path: Path) -> None:
+def test_knee_requests_come_from_latest_benchmark(servers: Servers, tmp_path: Path) -> None:
     run, result = past_run(servers.home, 1), tp8()
     assert knee_requests(run) is None
     record_result(run, tmp_path / "gone")
@@ -265,7 +261,7 @@ def test_a_soak_sends_half_the_load_at_the_knee_of_the_last_benchmark(servers: S
     assert knee_requests(run) == pytest.approx(result.knee_rps * knee.latency.e2e_from_send_s.mean)
 
 
-def test_a_full_disk_keeps_no_server_from_being_stopped(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_does_not_prevent_stop(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> NoReturn:
         raise OSError(28, "No space left on device")
 
@@ -298,7 +294,7 @@ def as_odd(path: Path) -> None:
 @pytest.mark.parametrize(
     "file", ["smoke.json", "processes.json", "request.json", "kernels.json", "exit.json", "plan.json", "process.json"]
 )
-def test_a_record_out_of_form_is_told_as_nothing(servers: Servers, make: Callable[[Path], None], file: str) -> None:
+def test_malformed_records_do_not_break_history(servers: Servers, make: Callable[[Path], None], file: str) -> None:
     run = past_run(servers.home, 1)
     past_run(servers.home, 2)
     make(run.path / file)
@@ -306,7 +302,7 @@ def test_a_record_out_of_form_is_told_as_nothing(servers: Servers, make: Callabl
     assert history_table(history(servers, None, ()), width=80)
 
 
-def test_a_start_in_docker_is_not_said_to_have_ended_where_docker_does_not_answer(tmp_path: Path) -> None:
+def test_run_of_unreachable_docker_is_not_called_ended(tmp_path: Path) -> None:
     class Silent:
         def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the daemon does not answer")
@@ -318,7 +314,7 @@ def test_a_start_in_docker_is_not_said_to_have_ended_where_docker_does_not_answe
     assert start.ended == "cannot query docker"
 
 
-def test_a_name_nobody_was_started_as(servers: Servers) -> None:
+def test_unknown_name_is_rejected(servers: Servers) -> None:
     past_run(servers.home, 1)
     with pytest.raises(StartError, match="no previous run of `owls`"):
         history(servers, "owls", ())

@@ -39,18 +39,18 @@ BEGUN = datetime(2026, 11, 22, 9, 59, 58, tzinfo=UTC)
         ("2026-11-21", "2026-11-21T00:00:00+01:00"),
     ],
 )
-def test_what_since_means(text: str, moment: str) -> None:
+def test_since_accepts_durations_and_times(text: str, moment: str) -> None:
     assert parse_since(text, NOW).isoformat() == moment
 
 
 @pytest.mark.parametrize("text", ["", "5", "m", "yesterday", "25:00", "5m ago", "-5m"])
-def test_what_is_no_time_is_refused_with_one_that_is(text: str) -> None:
+def test_invalid_since_is_rejected_with_example(text: str) -> None:
     with pytest.raises(UsageError, match="is neither a time nor a duration") as caught:
         parse_since(text, NOW)
     assert "--since 5m" in caught.value.hint
 
 
-def test_a_line_without_a_time_is_as_old_as_the_one_before() -> None:
+def test_line_without_timestamp_inherits_previous_time() -> None:
     since = datetime(2026, 11, 22, 10, 0, 5, tzinfo=UTC)
     assert list(lines_since(LOG, since, started=BEGUN, zone=UTC)) == list(LOG[2:])
     assert list(lines_since(LOG, since.replace(second=6), started=BEGUN, zone=UTC)) == list(LOG[4:])
@@ -75,14 +75,14 @@ class Running:
         yield from ("a", "b", "c", *(("d", "e") if follow else ()))
 
 
-def test_a_running_server_is_asked_and_its_last_lines_counted(tmp_path: Path) -> None:
+def test_running_server_log_is_limited_and_followed(tmp_path: Path) -> None:
     servers = Servers(Home(tmp_path), {"it": (runtime := Running())})  # type: ignore[dict-item]
     assert list(log_lines(servers, "owl", follow=True, last=1, since=BEGUN)) == ["c", "d", "e"]
     assert set(runtime.asked) == {BEGUN}
 
 
 @pytest.mark.parametrize(("runtime", "shown"), [("docker", LOG[4:]), ("process", ())])
-def test_a_container_kept_utc(
+def test_saved_container_log_is_read_as_utc(
     runtime: str, shown: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process keeps the zone of its machine: here an hour ahead, so that its 10:00:09 was 9:00:09 UTC."""

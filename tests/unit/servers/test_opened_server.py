@@ -36,7 +36,9 @@ def servers(home: Home) -> Servers:
     return Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
 
 
-def test_a_server_has_all_that_a_command_needs(home: Home, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opened_server_has_plan_units_key_and_clients(
+    home: Home, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, str]] = []
     run = past_run(home, 1, "server.api_key_env=OWL_KEY", running=True)
     server = servers.open("owl")
@@ -57,7 +59,7 @@ def test_a_server_has_all_that_a_command_needs(home: Home, servers: Servers, mon
     assert asked == [(server.url, KEY), (server.url, KEY)]
 
 
-def test_a_server_that_has_ended_says_how(home: Home, servers: Servers) -> None:
+def test_exited_server_is_rejected_with_restart_hint(home: Home, servers: Servers) -> None:
     run = past_run(home, 1, running=True)
     server = servers.open("owl")
     (run.path / "process.json").unlink()
@@ -66,7 +68,7 @@ def test_a_server_that_has_ended_says_how(home: Home, servers: Servers) -> None:
     assert "`deploy restart owl`" in caught.value.hint
 
 
-def test_of_a_server_of_another_home_the_run_is_not_taken(home: Home, servers: Servers, tmp_path: Path) -> None:
+def test_run_of_another_home_is_ignored(home: Home, servers: Servers, tmp_path: Path) -> None:
     """What names its directory, a label say, may name any."""
     past_run(home, 1, running=True)
     elsewhere = past_run(Home(tmp_path / "other"), 1)
@@ -76,7 +78,7 @@ def test_of_a_server_of_another_home_the_run_is_not_taken(home: Home, servers: S
         server.require_own_run()
 
 
-def test_the_url_of_a_gateway_with_roles_is_the_name_of_its_server(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateway_url_resolves_to_server_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without roles in this home no runtime is asked; with options that decide whose the URL is, neither."""
     asked: list[str] = []
     unit: dict[str, Any] = {

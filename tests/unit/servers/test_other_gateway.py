@@ -177,7 +177,7 @@ def joining() -> Plan:
         (lambda world: world.pair(), {"runtime": "docker"}, "the runtime `docker` is on another host"),
     ],
 )
-def test_a_gateway_that_cannot_route_to_the_server_is_refused_before_its_start(
+def test_unsuitable_gateway_is_rejected_before_start(
     world: World, prepare: Callable[[World], object], change: dict[str, str], reason: str
 ) -> None:
     prepare(world)
@@ -189,19 +189,19 @@ def test_a_gateway_that_cannot_route_to_the_server_is_refused_before_its_start(
     assert caught.value.hint
 
 
-def test_an_edited_plan_with_an_impossible_name_has_no_gateway(world: World) -> None:
+def test_invalid_gateway_name_in_plan_is_ignored(world: World) -> None:
     second = world.add("second", *JOINS)
     (Path(second.run_dir) / "plan.json").write_text('{"server": {"gateway": "../pair"}}')
     assert world.servers.gateway_of(second) is None
 
 
-def test_no_server_joins_its_own_gateway(world: World) -> None:
+def test_server_cannot_join_its_own_gateway(world: World) -> None:
     world.pair()
     with pytest.raises(StartError, match="it is this server"):
         join.require_gateway(world.servers, joining(), "pair")
 
 
-def test_two_servers_that_join_have_different_models_and_a_restart_is_none_of_them(world: World) -> None:
+def test_joining_servers_need_distinct_models(world: World) -> None:
     world.pair()
     world.add("second", *JOINS, "server.port=30200")
     world.gateway.listed = (worker("http://127.0.0.1:30200", "second"),)
@@ -214,7 +214,7 @@ def test_two_servers_that_join_have_different_models_and_a_restart_is_none_of_th
 
 
 @pytest.mark.parametrize(("failure", "raised"), [(HostError("no"), DeployError), (KeyboardInterrupt(), Interrupted)])
-def test_a_join_that_fails_leaves_no_worker_and_no_server(
+def test_failed_join_leaves_no_worker_or_server(
     world: World, failure: BaseException, raised: type[DeployError]
 ) -> None:
     world.pair()
@@ -225,7 +225,7 @@ def test_a_join_that_fails_leaves_no_worker_and_no_server(
     assert [each.name for each in world.runtime.servers] == ["pair"]
 
 
-def test_a_restart_does_without_a_gateway_that_is_down(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_restart_succeeds_without_running_gateway(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.pair(Status.EXITED)
     assert world.bring_up(run="/runs/second/1").handle in world.runtime.servers
     said = capsys.readouterr().err
@@ -233,9 +233,7 @@ def test_a_restart_does_without_a_gateway_that_is_down(world: World, capsys: pyt
     assert "`deploy restart pair` restarts it" in said
 
 
-def test_a_gateway_that_starts_is_joined_by_those_that_it_can_route_to(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_started_gateway_is_rejoined_by_compatible_servers(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     pair = world.pair()
     world.add("second", *JOINS)
     world.add("third", *JOINS, "model.served_name=tiny")
@@ -245,7 +243,7 @@ def test_a_gateway_that_starts_is_joined_by_those_that_it_can_route_to(
     assert "no gateway routes to `third`: cannot join the gateway of `pair`" in capsys.readouterr().err
 
 
-def test_a_server_that_is_up_joins_again(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_running_server_rejoins_gateway(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.pair()
     world.add("second", *JOINS)
     request = request_of(*JOINS, name="second")
@@ -256,7 +254,7 @@ def test_a_server_that_is_up_joins_again(world: World, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("seconds", [0, 60])
-def test_a_stop_gives_the_gateway_no_more_time_than_it_has(world: World, seconds: float) -> None:
+def test_stop_passes_drain_time_to_gateway(world: World, seconds: float) -> None:
     world.pair()
     second = world.add("second", *JOINS)
     drain_and_stop(world.servers, replace(second, url=""), seconds=seconds, reason="stopped")
@@ -264,13 +262,13 @@ def test_a_stop_gives_the_gateway_no_more_time_than_it_has(world: World, seconds
 
 
 @pytest.mark.parametrize(("seconds", "drained"), [(0.0, 0), (7.9, 7), (60.0, 30)])
-def test_the_time_of_a_worker_is_limited(tmp_path: Path, seconds: float, drained: int) -> None:
+def test_worker_drain_time_is_limited(tmp_path: Path, seconds: float, drained: int) -> None:
     (tmp_path / "gateway.key").write_text("0" * 64)
     (tmp_path / "gateway.key").chmod(0o600)
     assert saved_workers(listed("pair", tmp_path), seconds=seconds).drain_seconds == drained
 
 
-def test_the_url_of_a_server_is_that_of_the_gateway_which_routes_to_it(world: World) -> None:
+def test_status_shows_url_of_routing_gateway(world: World) -> None:
     second = world.add("second", *JOINS)
     [alone] = status.statuses(world.servers, "second", check_health=True)
     assert (alone.url, alone.health, alone.detail) == (

@@ -39,7 +39,7 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_old_runs_go_by_count_and_by_age(home: Home) -> None:
+def test_old_runs_are_removed_by_count_and_age(home: Home) -> None:
     runs = [past_run(home, day) for day in (1, 2, 3, 4, 5)]
     size = sum(path.stat().st_size for path in runs[0].path.iterdir())
     before = tree(home.root)
@@ -54,14 +54,14 @@ def test_old_runs_go_by_count_and_by_age(home: Home) -> None:
     assert days(home) == [5, 4, 3]
 
 
-def test_a_run_that_was_healed_goes_as_any_other(home: Home) -> None:
+def test_restarted_run_is_removed_like_others(home: Home) -> None:
     past_run(home, 1).save(RESTARTS_FILE, {"restarts": [{"at": "2026-07-01T00:10:00+00:00", "why": "killed"}]})
     past_run(home, 2)
     assert [old.kept for old in pruned(home)] == [""]
     assert days(home) == [2]
 
 
-def test_what_restart_and_rollback_need_stays(home: Home) -> None:
+def test_runs_needed_by_restart_and_rollback_are_kept(home: Home) -> None:
     """Of the newest plan nothing was proven; before it came a plan that was, and one that came up and was not."""
     for day in (1, 2):
         past_run(home, day, "server.port=1")
@@ -81,7 +81,7 @@ def test_what_restart_and_rollback_need_stays(home: Home) -> None:
     }
 
 
-def test_what_rollback_would_bring_back_stays_however_old(home: Home) -> None:
+def test_last_known_good_run_is_kept_regardless_of_age(home: Home) -> None:
     past_run(home, 1, "server.port=1")
     for day in (2, 3, 4):
         past_run(home, day, "server.port=2")
@@ -89,7 +89,7 @@ def test_what_rollback_would_bring_back_stays_however_old(home: Home) -> None:
     assert days(home) == [4, 1]
 
 
-def test_a_server_that_runs_keeps_its_run(home: Home) -> None:
+def test_run_of_running_server_is_kept(home: Home) -> None:
     past_run(home, 1, running=True)
     past_run(home, 2)
     past_run(home, 3)
@@ -130,7 +130,7 @@ ODD: list[Callable[[RunDir], None]] = [*(garbage, forged, fifo_record, no_ending
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
-def test_what_may_run_and_what_is_not_ours_stays(
+def test_unreadable_or_foreign_runs_are_kept(
     home: Home, make: Callable[[RunDir], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "another_user" in make.__name__ and os.geteuid() != 0:
@@ -149,7 +149,7 @@ def test_what_may_run_and_what_is_not_ours_stays(
     assert tree(home.root.parent) == before
 
 
-def test_a_name_or_a_run_that_is_a_link_is_not_followed(home: Home, tmp_path: Path) -> None:
+def test_symlinked_runs_are_not_followed(home: Home, tmp_path: Path) -> None:
     other = Home(tmp_path / "theirs")
     theirs = [past_run(other, day) for day in (1, 2, 3)]
     home.make_runs("mine")
@@ -163,7 +163,7 @@ def test_a_name_or_a_run_that_is_a_link_is_not_followed(home: Home, tmp_path: Pa
     assert tree(tmp_path) == before
 
 
-def test_folders_that_others_have_named_are_none(home: Home) -> None:
+def test_other_directories_are_not_runs(home: Home) -> None:
     for name in ("my-notes", "20260701T000000Z-xyz", "20260701T000000Z-00000000.bak", "20260701T000000Z-0000000"):
         (home.make_runs("owl") / name).mkdir()
     past_run(home, 3)
@@ -171,7 +171,7 @@ def test_folders_that_others_have_named_are_none(home: Home) -> None:
     assert len(runs_of(home, "owl")) == 5
 
 
-def test_a_name_that_is_worked_on_is_left_and_the_others_are_not(home: Home) -> None:
+def test_locked_name_is_skipped_but_others_are_pruned(home: Home) -> None:
     for name in ("hen", "owl"):
         for day in (1, 2):
             past_run(home, day, name=name)
@@ -181,7 +181,7 @@ def test_a_name_that_is_worked_on_is_left_and_the_others_are_not(home: Home) -> 
     assert (days(home, "hen"), days(home, "owl")) == ([2, 1], [2])
 
 
-def test_a_run_goes_with_whatever_is_in_it_and_no_link_is_followed(home: Home, tmp_path: Path) -> None:
+def test_removed_run_does_not_follow_symlinks(home: Home, tmp_path: Path) -> None:
     run = past_run(home, 1)
     past_run(home, 2)
     (tmp_path / "outside").mkdir()
@@ -198,7 +198,7 @@ def test_a_run_goes_with_whatever_is_in_it_and_no_link_is_followed(home: Home, t
     assert (tmp_path / "outside" / "precious").read_text() == "x"
 
 
-def test_a_removal_that_was_cut_off_is_finished_by_the_next(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_removal_is_finished_next_time(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     past_run(home, 1)
     past_run(home, 2)
 
@@ -243,7 +243,7 @@ class Docker:
         (True, "exit.json", True, "`deploy status` still lists its server"),
     ],
 )
-def test_a_container_is_known_to_have_ended_by_what_its_stop_has_kept(
+def test_container_run_is_removed_only_when_known_ended(
     home: Home, answers: bool, ended: str, listed: bool, kept: str
 ) -> None:
     """It may run on a far machine that nobody names here, or have been started again by hand."""
@@ -261,7 +261,7 @@ def test_a_container_is_known_to_have_ended_by_what_its_stop_has_kept(
     assert run.path.exists() == bool(kept)
 
 
-def test_a_name_that_nothing_was_started_as_is_refused(home: Home) -> None:
+def test_unknown_name_is_rejected(home: Home) -> None:
     past_run(home, 1)
     with pytest.raises(StartError, match="no previous run of `owls`"):
         pruned(home, name="owls")

@@ -61,23 +61,21 @@ def is_named(run: RunDir, version: int, said: str) -> bool:
     return told in said and "`deploy down owl` stops its server" in said and f"rm -r {run.path}" in said
 
 
-def test_what_a_start_writes_is_of_this_version(home: Home) -> None:
+def test_new_run_has_current_record_version(home: Home) -> None:
     run = past_run(home, 1)
     assert run.other_version == ""
     assert read_plan(run) is not None
 
 
 @pytest.mark.parametrize("version", [0, 99, True, "1", None, 1.0])
-def test_nothing_of_another_version_is_read(home: Home, version: object) -> None:
+def test_records_of_another_version_are_ignored(home: Home, version: object) -> None:
     run = of_version(past_run(home, 1), version)
     assert read_plan(run) is None
     assert run.read("smoke.json") == {}
 
 
 @OTHERS
-def test_status_shows_every_server_and_names_that_run(
-    home: Home, version: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_reports_run_of_another_version(home: Home, version: int, capsys: pytest.CaptureFixture[str]) -> None:
     past_run(home, 1, name="hen", running=True)
     run = of_version(past_run(home, 2, running=True), version)
     found = statuses(servers_of(home), None, check_health=False)
@@ -87,7 +85,7 @@ def test_status_shows_every_server_and_names_that_run(
 
 @OTHERS
 @pytest.mark.parametrize("reader", READERS)
-def test_what_needs_that_run_refuses_in_words(home: Home, reader: str, version: int) -> None:
+def test_commands_reject_run_of_another_version(home: Home, reader: str, version: int) -> None:
     run = of_version(past_run(home, 1, running=reader == "watch"), version)
     with pytest.raises(StartError) as caught:
         READERS[reader](run, home)
@@ -95,7 +93,9 @@ def test_what_needs_that_run_refuses_in_words(home: Home, reader: str, version: 
 
 
 @OTHERS
-def test_replicas_of_that_run_are_not_rolled(home: Home, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rolling_update_rejects_run_of_another_version(
+    home: Home, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their plan is not known: whether they can give way one by one cannot be told."""
     run = of_version(past_run(home, 1, running=True), version)
     servers = servers_of(home)
@@ -106,14 +106,14 @@ def test_replicas_of_that_run_are_not_rolled(home: Home, version: int, monkeypat
 
 
 @OTHERS
-def test_another_server_is_looked_at_as_before(home: Home, version: int) -> None:
+def test_other_servers_are_watched_normally(home: Home, version: int) -> None:
     past_run(home, 1, name="hen", running=True)
     of_version(past_run(home, 2, running=True), version)
     assert snapshot_of(servers_of(home), "hen").status is Status.RUNNING
 
 
 @OTHERS
-def test_prune_keeps_that_run_and_says_why(home: Home, version: int) -> None:
+def test_prune_keeps_run_of_another_version(home: Home, version: int) -> None:
     run = of_version(past_run(home, 1), version)
     gone = past_run(home, 1, name="hen")
     for name in ("owl", "hen"):
@@ -126,7 +126,7 @@ def test_prune_keeps_that_run_and_says_why(home: Home, version: int) -> None:
 
 
 @OTHERS
-def test_history_lists_that_run(home: Home, version: int) -> None:
+def test_history_lists_run_of_another_version(home: Home, version: int) -> None:
     past_run(home, 2)
     of_version(past_run(home, 1), version)
     newest, other = history(servers_of(home), None, ())
@@ -135,7 +135,7 @@ def test_history_lists_that_run(home: Home, version: int) -> None:
 
 
 @OTHERS
-def test_a_process_whose_own_record_is_of_another_version_is_named(home: Home, version: int) -> None:
+def test_process_record_of_another_version_is_unknown(home: Home, version: int) -> None:
     past_run(home, 1, name="hen", running=True)
     run = of_version(past_run(home, 2), version, "process.json")
     found = {each.name: each for each in statuses(servers_of(home), None, check_health=False)}

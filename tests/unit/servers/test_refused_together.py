@@ -20,7 +20,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OWL_KEY", raising=False)
 
 
-def test_a_cluster_without_checkpoint_image_and_key() -> None:
+def test_kubernetes_problems_are_reported_together() -> None:
     with pytest.raises(ProfileError) as refused:
         up(profile="mi355x-tp8", runtime="kubernetes", set_=["server.api_key_env=OWL_KEY"], host=["ssh://node"])
     assert [problem.message for problem in refused.value.problems] == [
@@ -31,7 +31,7 @@ def test_a_cluster_without_checkpoint_image_and_key() -> None:
     ]
 
 
-def test_a_leader_worker_set_is_rendered_and_not_started(capsys: pytest.CaptureFixture[str]) -> None:
+def test_leader_worker_set_is_rendered_but_not_started(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["layout.nodes=2", "layout.tp=16", "kubernetes.weights.pvc=c", "kubernetes.image_pull_policy=Never"]
     render(profile="mi355x-tp8", runtime="kubernetes", set_=[*settings, "server.allow_unauthenticated=true"])
     assert "kind: LeaderWorkerSet" in capsys.readouterr().out
@@ -43,7 +43,7 @@ def test_a_leader_worker_set_is_rendered_and_not_started(capsys: pytest.CaptureF
         assert len(messages) == 1 + (not more)
 
 
-def test_restricted_pods_need_the_groups_of_the_gpus() -> None:
+def test_restricted_pods_need_gpu_groups() -> None:
     settings = ["kubernetes.weights.pvc=c", "kubernetes.pod_security=restricted"]
     with pytest.raises(ProfileError) as refused:
         render(profile="mi355x-tp8", runtime="kubernetes", image="me/x@sha256:" + "a" * 64, set_=settings)
@@ -52,7 +52,7 @@ def test_restricted_pods_need_the_groups_of_the_gpus() -> None:
     assert "kubernetes.supplemental_groups" in problem.hint
 
 
-def test_a_hint_names_the_option_that_was_given() -> None:
+def test_hint_names_the_given_option() -> None:
     """`--set runtime` has no effect beside `--runtime`."""
     with pytest.raises(ProfileError) as refused:
         up(profile="mi355x-tp8", runtime="process", dry_run=True)
@@ -62,7 +62,7 @@ def test_a_hint_names_the_option_that_was_given() -> None:
         assert option in error.problems[0].hint
 
 
-def test_the_files_of_a_cluster() -> None:
+def test_render_reports_kubernetes_problems_together() -> None:
     with pytest.raises(ProfileError) as refused:
         render(profile="mi355x-tp8", runtime="kubernetes", set_=["layout.tp=16"])
     assert [problem.message for problem in refused.value.problems] == [
@@ -73,7 +73,7 @@ def test_the_files_of_a_cluster() -> None:
 
 
 @pytest.mark.parametrize("command", [up, render])
-def test_an_image_without_digest_for_a_cluster_with_other_refusals(
+def test_missing_image_digest_is_reported_with_other_problems(
     command: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decisions, "_known_image", lambda *_, **__: None)  # its registry does not answer
@@ -89,7 +89,7 @@ def test_an_image_without_digest_for_a_cluster_with_other_refusals(
     }
 
 
-def test_the_rules_of_a_profile_come_before_a_daemon_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_problems_precede_docker_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_docker(_: str | None = None) -> NoReturn:
         raise HostError("no Docker daemon answers")
 
@@ -104,7 +104,7 @@ def test_the_rules_of_a_profile_come_before_a_daemon_that_does_not_answer(monkey
         up(profile="mi355x-tp8", image="me/x:1")
 
 
-def test_a_job_with_an_image_and_without_key_and_interpreter() -> None:
+def test_slurm_problems_are_reported_together() -> None:
     with pytest.raises(ProfileError) as refused:
         up(profile="mi355x-tp8", runtime="slurm", image="me/x:1")
     assert [problem.message for problem in refused.value.problems] == [
@@ -114,7 +114,7 @@ def test_a_job_with_an_image_and_without_key_and_interpreter() -> None:
     ]
 
 
-def test_a_container_of_several_nodes_without_an_image() -> None:
+def test_multi_node_container_problems_are_reported_together() -> None:
     settings = ["slurm.container=pyxis", "layout.nodes=2", "server.api_key_env=OWL_KEY"]
     with pytest.raises(ProfileError) as refused:
         up(profile="mi355x-tp8", runtime="slurm", set_=settings)
@@ -125,7 +125,7 @@ def test_a_container_of_several_nodes_without_an_image() -> None:
     ]
 
 
-def test_one_refusal_keeps_its_own_words() -> None:
+def test_single_problem_keeps_its_message() -> None:
     with pytest.raises(UsageError, match="`OWL_KEY` is not set"):
         up(profile="cpu-tiny", set_=["server.api_key_env=OWL_KEY"])
     with pytest.raises(ProfileError, match="cannot plan profile `cpu-tiny`"):

@@ -39,9 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
     return found
 
 
-def test_the_last_plan_that_came_up_is_started_whatever_its_profile_says_now(
-    tmp_path: Path, asked: list[UpRequest]
-) -> None:
+def test_restart_uses_last_successful_plan(tmp_path: Path, asked: list[UpRequest]) -> None:
     home = Home(tmp_path)
     for port, came_up in ((1, True), (2, True), (3, False)):
         ran(home, request_of(f"server.port={port}"), came_up=came_up, planned=(f"server.port={port}9",), day=port)
@@ -54,7 +52,7 @@ def test_the_last_plan_that_came_up_is_started_whatever_its_profile_says_now(
     assert source.decide(Facts()) == load("cpu-tiny", overrides=["server.port=29"]).plan
 
 
-def test_a_server_that_is_gone_names_the_command_that_brings_it_back(tmp_path: Path) -> None:
+def test_missing_server_hints_at_restart_command(tmp_path: Path) -> None:
     home = Home(tmp_path)
     for came_up, hint in ((False, "`deploy diagnose owl` tells why"), (True, "`deploy restart owl` starts it")):
         ran(home, request_of(), came_up=came_up)
@@ -80,9 +78,7 @@ ASKED = asdict(request_of())
         *({"request": {**ASKED, **change}} for change in ({"profile": 5}, {"keep_failed": "no"}, {"timeout": []})),
     ],
 )
-def test_a_request_that_was_changed_by_hand_is_none(
-    tmp_path: Path, asked: list[UpRequest], record: dict[str, object]
-) -> None:
+def test_malformed_request_record_is_ignored(tmp_path: Path, asked: list[UpRequest], record: dict[str, object]) -> None:
     run = open_run(Home(tmp_path), "owl", load("cpu-tiny").plan)
     run.save("request.json", {"version": RECORD_VERSION, **record})
     run.save("smoke.json", {"checks": []})

@@ -42,7 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
     return found
 
 
-def test_what_was_proven_before_the_newest_comes_back(home: Home, asked: list[UpRequest]) -> None:
+def test_rollback_uses_last_known_good_run(home: Home, asked: list[UpRequest]) -> None:
     """Of two starts of one plan the last; what came up and was not proven is none."""
     past_run(home, 1, "server.port=1")
     good = past_run(home, 2, "server.port=2")
@@ -56,7 +56,7 @@ def test_what_was_proven_before_the_newest_comes_back(home: Home, asked: list[Up
     ]
 
 
-def test_from_a_proven_start_it_goes_to_the_last_of_another_plan(home: Home, asked: list[UpRequest]) -> None:
+def test_repeated_rollback_alternates_between_two_plans(home: Home, asked: list[UpRequest]) -> None:
     """Back and forth: two rollbacks end where they began."""
     first = past_run(home, 1, "server.port=1")
     second = past_run(home, 2, "server.port=2")
@@ -68,7 +68,7 @@ def test_from_a_proven_start_it_goes_to_the_last_of_another_plan(home: Home, ask
 
 
 @pytest.mark.parametrize("name", ["owl", "hen"])
-def test_without_a_proven_start_nothing_is_started(home: Home, asked: list[UpRequest], name: str) -> None:
+def test_rollback_without_known_good_run_is_rejected(home: Home, asked: list[UpRequest], name: str) -> None:
     past_run(home, 1)
     past_run(home, 2)
     past_run(home, 3, proven=None, name="hen")
@@ -77,7 +77,7 @@ def test_without_a_proven_start_nothing_is_started(home: Home, asked: list[UpReq
     assert asked == []
 
 
-def test_a_run_is_started_with_the_plan_it_had(home: Home) -> None:
+def test_run_is_repeated_with_its_own_plan(home: Home) -> None:
     """The profile was edited since: `restart` refuses then, and nothing brought the old server back."""
     run = past_run(home, 1, "flags.max-total-tokens=32768")
     asked = run.read("request.json")
@@ -89,7 +89,7 @@ def test_a_run_is_started_with_the_plan_it_had(home: Home) -> None:
     assert json.loads(files["plan.json"]) == run.read("plan.json")
 
 
-def test_a_run_that_was_repeated_is_restarted_by_its_own_plan(home: Home, asked: list[UpRequest]) -> None:
+def test_repeated_run_is_restarted_with_its_own_plan(home: Home, asked: list[UpRequest]) -> None:
     """Its profile may say anything; and the run that it was repeated from may be gone."""
     run = past_run(home, 1, "server.port=7")
     request = {**run.read("request.json")["request"], "overrides": [], "run": "/gone"}  # type: ignore[dict-item]
@@ -98,13 +98,13 @@ def test_a_run_that_was_repeated_is_restarted_by_its_own_plan(home: Home, asked:
     assert [(each.run, each.replace) for each in asked] == [(str(run.path), True)]
 
 
-def test_the_command_that_asks_again_names_the_run(home: Home) -> None:
+def test_recorded_command_names_the_run(home: Home) -> None:
     run = past_run(home, 1)
     assert request_from(run).command("hen") == f"deploy up --from {run.path} --name hen"
     assert request_of("a=1").command("hen") == "deploy up --profile cpu-tiny --name hen --set a=1"
 
 
-def test_a_plan_that_was_changed_after_its_start_is_not_started(home: Home) -> None:
+def test_modified_plan_is_rejected(home: Home) -> None:
     run = past_run(home, 1)
     text = (run.path / "plan.json").read_text()
     (run.path / "plan.json").write_text(text.replace('"65536"', '"65537"'))
@@ -117,7 +117,7 @@ def test_a_plan_that_was_changed_after_its_start_is_not_started(home: Home) -> N
         run_source(elsewhere, home)
 
 
-def test_what_cannot_be_read_is_not_started(home: Home) -> None:
+def test_unreadable_run_is_rejected(home: Home) -> None:
     run = past_run(home, 1)
     (run.path / "request.json").write_text("[]")
     with pytest.raises(StartError, match="cannot read the request of this run"):
@@ -143,7 +143,7 @@ def with_table(home: Home, content: bytes) -> tuple[RunDir, Plan]:
     return run, plan
 
 
-def test_the_files_of_its_patches_are_found_by_their_content(home: Home) -> None:
+def test_patch_input_files_are_found_by_digest(home: Home) -> None:
     run, plan = with_table(home, b"the table of then")
     table = Store.of(home, plan).table(plan)
     table.parent.mkdir(parents=True)
@@ -160,7 +160,7 @@ def test_the_files_of_its_patches_are_found_by_their_content(home: Home) -> None
     assert run_source(run, home).files() == {MOE_TABLE: b"the table of then"}
 
 
-def test_a_patch_that_is_gone_is_named(home: Home) -> None:
+def test_missing_patch_is_reported(home: Home) -> None:
     plan = plan_of("mi355x-tp8")
     plan = replace(plan, patches=(replace(plan.patches[0], id="once"), *plan.patches[1:]))
     run = RunDir(home.make_runs("owl") / f"20260701T000000Z-{plan.digest[:8]}")
@@ -171,7 +171,7 @@ def test_a_patch_that_is_gone_is_named(home: Home) -> None:
     assert [problem.message for problem in caught.value.problems] == ["patch `once` no longer exists"]
 
 
-def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_run_builds_no_table_or_plan(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("decided anew")
 
@@ -196,7 +196,7 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
     assert made.artifacts.plan == first.plan == plan
 
 
-def test_a_run_is_named_in_three_ways(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_accepts_three_forms_of_name(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = past_run(home, 1)
     for text in (str(run.path), f"owl/{run.path.name}", run.path.name):
@@ -206,7 +206,7 @@ def test_a_run_is_named_in_three_ways(home: Home, tmp_path: Path, monkeypatch: p
             named_run(home, text)
 
 
-def test_a_run_has_its_profile_and_is_started_without_another(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_from_run_rejects_profile_and_settings(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     run = past_run(home, 1)
     monkeypatch.setenv("DEPLOY_HOME", str(home.root))
     for words in (["cpu-tiny"], ["--set", "server.port=1"], ["--image", "x"]):

@@ -44,7 +44,7 @@ def begun(profile: str, outdated: Sequence[int], monkeypatch: pytest.MonkeyPatch
         )
 
 
-def test_the_only_server_of_a_role_is_announced(
+def test_replacing_only_server_of_a_role_warns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun("cpu-tiny-1p1d", [2], monkeypatch)

@@ -153,7 +153,7 @@ def address(number: int) -> str:
     return replica_plans(planned(4))[number - 1].server.url
 
 
-def test_an_interrupted_shrink_is_continued(rollout: Rollout) -> None:
+def test_interrupted_scale_down_is_continued(rollout: Rollout) -> None:
     """The plan of the newest run has two replicas, as the requested one; the third runs that of the first run."""
     old, new = planned(3), planned(2)
     third = rollout.replica(3, of=old)
@@ -162,14 +162,14 @@ def test_an_interrupted_shrink_is_continued(rollout: Rollout) -> None:
     assert json.loads((Path(third.run_dir) / "exit.json").read_text())["asked"] == "removed"
 
 
-def test_two_removed_replicas_are_counted_no_more(rollout: Rollout) -> None:
+def test_removed_replicas_are_not_counted(rollout: Rollout) -> None:
     old, new = planned(4), planned(2)
     same = [rollout.replica(number, of=new, run="2") for number in (1, 2)]
     rollout.start(new, *same, *(rollout.replica(number, of=old) for number in (3, 4)))
     assert rollout.calls == [f"drain {address(3)} 3", "stop replica-3", f"drain {address(4)} 2", "stop replica-4"]
 
 
-def test_a_failed_last_check_of_a_run_that_only_removed_replicas_is_no_end_of_the_server(rollout: Rollout) -> None:
+def test_failed_check_after_scale_down_keeps_server_wanted(rollout: Rollout) -> None:
     new = planned(2)
     rollout.verdict = Verdict.FAILED
     same = [rollout.replica(number, of=new, run="2") for number in (1, 2)]
@@ -179,7 +179,7 @@ def test_a_failed_last_check_of_a_run_that_only_removed_replicas_is_no_end_of_th
     assert (whole.run.path.name, is_wanted(whole.run, whole)) == ("3", True)
 
 
-def test_a_failure_before_any_report_is_recorded(rollout: Rollout) -> None:
+def test_failure_before_smoke_test_is_recorded(rollout: Rollout) -> None:
     def fails() -> None:
         raise StartError("cannot drain")
 
@@ -197,7 +197,7 @@ def interrupt() -> None:
 
 
 @pytest.mark.usefixtures("heard")
-def test_a_second_interrupt_leaves_no_running_replica_without_requests(rollout: Rollout) -> None:
+def test_second_interrupt_leaves_no_running_replica_cordoned(rollout: Rollout) -> None:
     routed: list[bool] = []
 
     def again() -> None:
@@ -212,7 +212,7 @@ def test_a_second_interrupt_leaves_no_running_replica_without_requests(rollout: 
 
 
 @pytest.mark.usefixtures("heard")
-def test_an_interrupted_stop_is_a_removal(rollout: Rollout) -> None:
+def test_interrupted_stop_counts_as_removal(rollout: Rollout) -> None:
     rollout.during["stop"] = interrupt
     new = planned(2)
     with pytest.raises(Interrupted) as raised:
@@ -221,7 +221,7 @@ def test_an_interrupted_stop_is_a_removal(rollout: Rollout) -> None:
     assert rollout.calls[-1] == "stop replica-3"
 
 
-def test_an_unknown_state_does_not_hide_the_first_error(rollout: Rollout) -> None:
+def test_unknown_state_does_not_hide_first_error(rollout: Rollout) -> None:
     def unknown() -> None:
         raise HostError("the daemon does not answer")
 
@@ -235,9 +235,7 @@ def test_an_unknown_state_does_not_hide_the_first_error(rollout: Rollout) -> Non
         rollout.start(new, rollout.replica(1, of=new), rollout.replica(2, of=new), rollout.replica(3, of=planned(3)))
 
 
-def test_an_added_replica_is_starting_and_the_next_one_not_started_yet(
-    rollout: Rollout, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_added_replicas_are_reported_one_by_one(rollout: Rollout, capsys: pytest.CaptureFixture[str]) -> None:
     new = planned(4)
     rollout.start(new, *(rollout.replica(number, of=new) for number in (1, 2)), max_replicas=1)
     said = capsys.readouterr().err
@@ -245,7 +243,7 @@ def test_an_added_replica_is_starting_and_the_next_one_not_started_yet(
     assert "3 of 4 replicas have this plan, 1 is not started yet" in said
 
 
-def test_a_replica_that_ended_in_this_update_is_down(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_exited_during_update_is_down(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise StartError("it ended")
 
@@ -256,7 +254,7 @@ def test_a_replica_that_ended_in_this_update_is_down(rollout: Rollout, monkeypat
     assert "2 of 4 replicas have this plan, 1 is down, 1 is not started yet" in str(raised.value.hint)
 
 
-def test_a_replica_that_the_plan_lacks_is_to_be_removed(rollout: Rollout) -> None:
+def test_surplus_replica_is_to_be_removed(rollout: Rollout) -> None:
     new, old = planned(2), planned(3)
     other = replace(rollout.replica(2, of=new), plan_digest="another")
     servers = (rollout.replica(1, of=new), other, rollout.replica(3, of=old))

@@ -63,9 +63,7 @@ def named(plan: Plan, reference: str) -> Plan:
     return replace(plan, engine=replace(plan.engine, compiled_kernels=reference))
 
 
-def test_a_fresh_host_takes_what_a_verified_server_has_saved(
-    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_empty_host_loads_saved_kernels(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = tmp_path / "home"
     kernels(plan, home, compiled(tmp_path / "first")).save()
     assert "saved 1 files of compiled kernels" in capsys.readouterr().err
@@ -76,7 +74,7 @@ def test_a_fresh_host_takes_what_a_verified_server_has_saved(
     assert capsys.readouterr().err == ""  # nothing was missing
 
 
-def test_a_plan_is_saved_once_and_several_plans_share_an_archive(plan: Plan, tmp_path: Path) -> None:
+def test_plans_share_one_kernel_archive(plan: Plan, tmp_path: Path) -> None:
     store = compiled(tmp_path / "user")
     kernels(plan, tmp_path, store).save()
     (archive,) = saved(tmp_path)
@@ -90,7 +88,7 @@ def test_a_plan_is_saved_once_and_several_plans_share_an_archive(plan: Plan, tmp
     assert len(read_archive(archive).sizes) == 2
 
 
-def test_what_a_start_compiles_beside_the_kernels_that_it_took_is_saved_too(plan: Plan, tmp_path: Path) -> None:
+def test_newly_compiled_kernels_are_added_to_archive(plan: Plan, tmp_path: Path) -> None:
     """On an H100 the second host compiled 110 files more (sglang 0.5.16): Inductor finds its code, Triton does not."""
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
     second = kernels(plan, tmp_path, caches(tmp_path / "second"))
@@ -100,13 +98,13 @@ def test_what_a_start_compiles_beside_the_kernels_that_it_took_is_saved_too(plan
     assert len(read_archive(saved(tmp_path)[0]).sizes) == 2
 
 
-def test_kernels_of_other_versions_are_not_taken(plan: Plan, tmp_path: Path) -> None:
+def test_kernels_of_other_versions_are_not_loaded(plan: Plan, tmp_path: Path) -> None:
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
     kernels(plan, tmp_path, caches(tmp_path / "second", {"sglang": "0.5.16"})).take()
     assert not (tmp_path / "second").exists()
 
 
-def test_nothing_is_saved_of_a_server_that_has_compiled_nothing(plan: Plan, tmp_path: Path) -> None:
+def test_no_archive_is_saved_without_kernels(plan: Plan, tmp_path: Path) -> None:
     def versions() -> Mapping[str, str]:
         raise AssertionError("the engine is asked only if there is something to save")
 
@@ -115,9 +113,7 @@ def test_nothing_is_saved_of_a_server_that_has_compiled_nothing(plan: Plan, tmp_
     assert not (tmp_path / "compiled-kernels").exists()
 
 
-def test_a_failure_to_save_or_to_take_saved_kernels_is_a_warning(
-    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failure_to_save_or_load_kernels_warns(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def versions() -> Mapping[str, str]:
         raise HostError("no interpreter")
 
@@ -129,7 +125,7 @@ def test_a_failure_to_save_or_to_take_saved_kernels_is_a_warning(
     assert "cannot use the saved kernels" in capsys.readouterr().err
 
 
-def test_a_named_archive_is_taken_by_its_digest(plan: Plan, tmp_path: Path) -> None:
+def test_named_archive_is_verified_by_digest(plan: Plan, tmp_path: Path) -> None:
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
     (archive,) = saved(tmp_path)
     other = tmp_path / "elsewhere.tar.gz"
@@ -142,7 +138,7 @@ def test_a_named_archive_is_taken_by_its_digest(plan: Plan, tmp_path: Path) -> N
     assert not (tmp_path / "third").exists()
 
 
-def test_a_named_archive_for_another_start_is_refused_with_each_field(plan: Plan, tmp_path: Path) -> None:
+def test_mismatched_archive_is_rejected_with_each_field(plan: Plan, tmp_path: Path) -> None:
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
     (archive,) = saved(tmp_path)
     other = named(plan, f"{archive}@{read_archive(archive).digest}")
@@ -156,7 +152,7 @@ def test_a_named_archive_for_another_start_is_refused_with_each_field(plan: Plan
     assert not (tmp_path / "second").exists()
 
 
-def test_an_archive_is_looked_at_before_anything_is_built(plan: Plan, tmp_path: Path) -> None:
+def test_archive_is_checked_before_build(plan: Plan, tmp_path: Path) -> None:
     host_ref = HostRef(home=Home(tmp_path))
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
     (archive,) = saved(tmp_path)
@@ -183,7 +179,7 @@ def test_an_archive_is_looked_at_before_anything_is_built(plan: Plan, tmp_path: 
         require_archive(named(each, reference), host_ref)  # the image has them
 
 
-def test_in_a_cluster_the_driver_of_the_node_is_not_compared(plan: Plan, tmp_path: Path) -> None:
+def test_slurm_ignores_driver_version_of_archive(plan: Plan, tmp_path: Path) -> None:
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
     (archive,) = saved(tmp_path)
     use = KernelUse(arch=plan.hardware.arch, driver="580.159", engine=VERSIONS, plan=kernel_plan(plan))
@@ -195,14 +191,12 @@ def test_in_a_cluster_the_driver_of_the_node_is_not_compared(plan: Plan, tmp_pat
         kernels(replace(slurm, runtime="process"), tmp_path, caches(tmp_path / "third")).take()
 
 
-def test_the_image_of_a_job_is_not_checked_for_its_kernels(
-    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slurm_image_kernels_are_not_checked(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels(named(replace(plan, runtime="slurm"), f"/x@sha256:{'0' * 64}"), tmp_path, None).take()
     assert "the image of the job must have its kernels; this is not checked" in capsys.readouterr().err
 
 
-def test_only_a_new_plan_for_pods_is_refused_for_an_image_without_its_kernels(
+def test_pod_image_without_kernels_is_rejected_for_new_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(image_env, "local_config", lambda _: None)
@@ -222,7 +216,7 @@ def test_only_a_new_plan_for_pods_is_refused_for_an_image_without_its_kernels(
 
 
 @pytest.mark.parametrize(("runtime", "has_folders"), [("process", True), ("slurm", True), ("kubernetes", False)])
-def test_a_server_of_this_user_has_folders_that_its_variables_move(
+def test_kernel_directories_follow_environment_variables(
     plan: Plan, tmp_path: Path, runtime: str, has_folders: bool
 ) -> None:
     engine = EnginePython(
@@ -244,7 +238,7 @@ def test_a_server_of_this_user_has_folders_that_its_variables_move(
         assert "triton/K/kernel.cubin" in [file.path for file in store.files()]
 
 
-def test_prune_caches_removes_the_archives_too(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_caches_removes_kernel_archives(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the next start would unpack again what a user wants to be rid of."""
     monkeypatch.setattr(caches_of_runtimes, "REGISTRY", ())
     kernels(plan, tmp_path, compiled(tmp_path / "user")).save()
@@ -257,7 +251,7 @@ def test_prune_caches_removes_the_archives_too(plan: Plan, tmp_path: Path, monke
     assert saved(tmp_path) == []
 
 
-def test_a_lock_pins_the_archive(plan: Plan) -> None:
+def test_lockfile_pins_kernel_archive(plan: Plan) -> None:
     reference = f"oci://ghcr.io/me/kernels@sha256:{'1' * 64}"
     assert plan_lines(named(plan, reference))["engine.compiled_kernels"] == reference
     assert named(plan, reference).digest != plan.digest

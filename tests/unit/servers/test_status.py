@@ -31,7 +31,7 @@ def server(health: str) -> ServerStatus:
     )
 
 
-def test_health_is_a_column_where_it_was_asked() -> None:
+def test_health_column_appears_only_when_checked() -> None:
     assert status_table([server("")]).splitlines() == [
         "name  profile   runtime  status           url                     plan",
         "owl   cpu-tiny  process  running for 6 s  http://127.0.0.1:30010  d1d1d1d1d1d1",
@@ -39,7 +39,7 @@ def test_health_is_a_column_where_it_was_asked() -> None:
     assert "status           health   url" in status_table([server("healthy")])
 
 
-def test_replicas_of_two_plans_stand_side_by_side() -> None:
+def test_replicas_with_different_plans_are_listed() -> None:
     one, two = (
         replace(server(""), name=f"owl/replica-{number}", plan=plan) for number, plan in ((1, "aaaa"), (2, "bbbb"))
     )
@@ -50,7 +50,7 @@ def test_replicas_of_two_plans_stand_side_by_side() -> None:
     assert len(status_table([replace(mixed, replicas=(one, replace(two, plan="aaaa")))]).splitlines()) == 2
 
 
-def test_the_stages_of_a_start_are_shown_with_their_shares(tmp_path: Path) -> None:
+def test_startup_stages_are_shown_with_shares(tmp_path: Path) -> None:
     (tmp_path / "processes.json").write_text(
         json.dumps({"stages": {"loading weights": 10.0, "capturing graphs": 55.04, "answering": 0.0}})
     )
@@ -76,13 +76,13 @@ def test_the_stages_of_a_start_are_shown_with_their_shares(tmp_path: Path) -> No
     )
 
 
-def test_each_replica_tells_the_stages_of_its_start() -> None:
+def test_startup_stages_are_shown_per_replica() -> None:
     one = replace(server(""), name="owl/replica-1", startup={"loading weights": 4.0})
     told = [*_named_notes([replace(server("healthy"), replicas=(one,))])]
     assert told == ["`owl/replica-1` took 4 s to start: loading weights 4.0 s (100%)"]
 
 
-def test_a_start_without_recorded_stages_shows_none(tmp_path: Path) -> None:
+def test_invalid_startup_stages_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "processes.json").write_text('{"stages": {"loading weights": "soon"}}')
     (tmp_path / "smoke.json").write_text('{"startup": {"smoke test": "soon"}}')
     assert startup_text(replace(server(""), startup=startup_seconds(RunDir(tmp_path)))) == ""

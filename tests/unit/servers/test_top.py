@@ -89,7 +89,7 @@ def looking(server: Scripted, home: Path) -> top.TopView:
     return top.TopView(server, "owl", host=None, clock=lambda: server.at)  # type: ignore[arg-type]
 
 
-def test_figures_are_of_what_was_counted_in_between(server: Scripted, tmp_path: Path) -> None:
+def test_rates_are_computed_between_two_samples(server: Scripted, tmp_path: Path) -> None:
     view = looking(server, tmp_path)
     server.counters = exported(requests=10, prompt=1000, output=500, cached=0, verified=100, used=0, room=4000)
     first = view.look()
@@ -106,7 +106,7 @@ def test_figures_are_of_what_was_counted_in_between(server: Scripted, tmp_path: 
     assert "102/s" in view.look().to_text()
 
 
-def test_they_are_of_the_last_minute(server: Scripted, tmp_path: Path) -> None:
+def test_rates_cover_the_last_minute(server: Scripted, tmp_path: Path) -> None:
     view = looking(server, tmp_path)
     for second in range(0, 201, 10):
         server.at, server.counters = float(second), exported(requests=second, output=1)
@@ -115,7 +115,7 @@ def test_they_are_of_the_last_minute(server: Scripted, tmp_path: Path) -> None:
     assert found.requests_per_s == 1.0
 
 
-def test_on_cuda_it_is_triton_that_misses(server: Scripted, tmp_path: Path) -> None:
+def test_missing_triton_configurations_count_on_cuda(server: Scripted, tmp_path: Path) -> None:
     """The start of a real server on an H200: one configuration is missing, and one that is optional."""
     (tmp_path / "plan.json").write_text(load("h200-glm-mtp").plan.to_json())
     view = looking(server, tmp_path)
@@ -127,7 +127,7 @@ def test_on_cuda_it_is_triton_that_misses(server: Scripted, tmp_path: Path) -> N
     assert [event.what for event in found.events] == ["1 more MoE keys without a tuned kernel"]
 
 
-def test_what_changes_is_an_event(server: Scripted, tmp_path: Path) -> None:
+def test_state_changes_are_events(server: Scripted, tmp_path: Path) -> None:
     (tmp_path / "processes.json").write_text(json.dumps({"parts": ["rank TP0", "rank TP1"]}))
     view = looking(server, tmp_path)
     server.counters = exported(output=1)
@@ -152,7 +152,7 @@ def test_what_changes_is_an_event(server: Scripted, tmp_path: Path) -> None:
     ]
 
 
-def test_a_server_without_counters_is_not_watched(server: Scripted, tmp_path: Path) -> None:
+def test_server_without_metrics_is_rejected(server: Scripted, tmp_path: Path) -> None:
     plan = load("mi355x-tp8", overrides=["flags.enable-metrics=false"]).plan
     (tmp_path / "plan.json").write_text(plan.to_json())
     with pytest.raises(UsageError, match="exports no metrics"):
@@ -160,7 +160,7 @@ def test_a_server_without_counters_is_not_watched(server: Scripted, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("runtime", "shown"), [("docker", 8), ("slurm", 0), ("kubernetes", 0)])
-def test_gpus_of_this_machine_are_not_shown_for_a_server_of_a_cluster(
+def test_local_gpus_are_hidden_for_cluster_servers(
     server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, shown: int
 ) -> None:
     found = GpuInventory(
@@ -176,7 +176,7 @@ def test_gpus_of_this_machine_are_not_shown_for_a_server_of_a_cluster(
 
 
 @pytest.mark.parametrize(("watts", "columns"), [(700.0, ["GPU", "VRAM", "power"]), (None, ["GPU", "VRAM"])])
-def test_power_is_shown_or_there_is_no_column(watts: float | None, columns: list[str]) -> None:
+def test_power_column_appears_only_when_measured(watts: float | None, columns: list[str]) -> None:
     sample = top.GpuSample(index=0, vram_used=10 * GIB, vram_bytes=288 * GIB, watts=watts)
     frame = top.Frame(
         time="", name="owl", url="", age="", problem="", activity=top.Activity(window_s=0), kernel_misses=None,
@@ -189,7 +189,7 @@ def gpu(index: int, used: int) -> Gpu:
     return Gpu(index=index, arch=None, name=None, compute_units=None, vram_bytes=288 * GIB, vram_used=used * GIB)
 
 
-def test_its_own_gpus_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_gpus_of_server_are_sampled_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
 
     def read(*_: object) -> GpuInventory:

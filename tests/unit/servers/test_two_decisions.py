@@ -96,9 +96,7 @@ def brought_up(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch, 
     up.up(request, home)
 
 
-def test_a_start_decides_twice_and_finally_with_what_was_made_on_the_way(
-    home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_final_plan_includes_built_inputs(home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch) -> None:
     def make_table(plan: Plan, at: Home, _given: object, *, allow_untuned: bool) -> bool:
         assert not allow_untuned
         Store.of(at, plan).write(plan, every_bucket(FUSED_TP8))
@@ -112,7 +110,7 @@ def test_a_start_decides_twice_and_finally_with_what_was_made_on_the_way(
     assert "AITER_CONFIG_FMOE" in {variable.name for variable in plan.env}
 
 
-def test_the_coverage_of_the_final_plan_is_reported_if_it_is_another_one(
+def test_changed_coverage_of_final_plan_is_reported(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(decisions, "make_table", lambda *_, **__: True)
@@ -130,7 +128,7 @@ def test_the_coverage_of_the_final_plan_is_reported_if_it_is_another_one(
     assert first != final
 
 
-def test_a_start_from_a_prebuilt_image_decides_twice(
+def test_start_from_prebuilt_image_plans_twice(
     home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = SimpleNamespace(reference=f"me/x@sha256:{'a' * 64}", inputs={"moe-table": "b" * 64})
@@ -144,16 +142,14 @@ def test_a_start_from_a_prebuilt_image_decides_twice(
     assert plan.prebuilt_image == image.reference
 
 
-def test_a_run_that_is_repeated_is_not_decided_at_all(
-    home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_run_is_not_planned_again(home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch) -> None:
     run = past_run(home, 1, "server.port=7")
     decided.clear()
     plan = prepared(request_of(run=str(run.path)), home, monkeypatch)
     assert (plan.server.port, decided) == (7, [])
 
 
-def test_only_the_plan_of_a_run_is_one_that_cannot_change(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_repeated_run_has_a_fixed_plan(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
 
     def require_archive(*_: object, of_run: bool, **__: object) -> None:
@@ -167,9 +163,7 @@ def test_only_the_plan_of_a_run_is_one_that_cannot_change(home: Home, monkeypatc
     assert told == [False, True]
 
 
-def test_a_missing_archive_is_refused_before_the_host_is_inspected_and_not_for_a_server_that_runs(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_archive_is_rejected_before_host_inspection(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     request = request_of(f"engine.compiled_kernels={home.root}/moved.tar.gz@sha256:{'0' * 64}")
     monkeypatch.setattr(up, "require_host", None)
     with pytest.raises(KernelsError, match="No such file"):
@@ -206,7 +200,7 @@ def refused(request: UpRequest, home: Home) -> str:
         ("cpu-tiny", {"sockets": "  0: 0100007F:753A 00000000:0000 0A 0:0 0:0 0 0 0 7 1\n"}, "port 30010: held"),
     ],
 )
-def test_a_host_that_is_not_ready_is_refused_before_anything_is_built_or_downloaded(
+def test_failed_preflight_stops_before_build_and_download(
     home: Home, monkeypatch: pytest.MonkeyPatch, profile: str, sections: dict[str, str], said: str
 ) -> None:
     """438 GB were downloaded and an image built before a missing GPU, a full disk or a taken port was told."""
@@ -214,16 +208,14 @@ def test_a_host_that_is_not_ready_is_refused_before_anything_is_built_or_downloa
     assert said in refused(request_of("runtime=process", "engine.python=/usr/bin/python3", profile=profile), home)
 
 
-def test_where_nothing_is_downloaded_nothing_needs_room(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_space_is_not_checked_without_download(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     full = machine(disk="Filesystem 1024-blocks Used Available\n/dev/sda 9 8 1 89% /\n")
     monkeypatch.setattr(host, "runner_for", lambda _: full)
     settings = ("runtime=process", "engine.python=/usr/bin/python3")
     assert "weights" not in refused(request_of(*settings, profile="mi355x-tp8", stage=False), home)
 
 
-def test_the_ports_and_the_memory_of_the_server_that_is_replaced_are_no_reason_to_refuse(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_port_of_replaced_server_does_not_fail_preflight(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     run = past_run(home, 1, "server.port=30010")
     standing = RunningServer(
         runtime="process",
@@ -242,7 +234,7 @@ def test_the_ports_and_the_memory_of_the_server_that_is_replaced_are_no_reason_t
         up.up(request_of(replace=True), home)
 
 
-def test_a_host_that_is_ready_goes_on(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passed_preflight_continues_the_start(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "preflight", lambda plan, *_, **__: _ready(plan))
     with pytest.raises(Reached):
         up.up(request_of(), home)
@@ -252,7 +244,7 @@ def _ready(plan: Plan) -> host.PreflightReport:
     return host.PreflightReport(profile=plan.profile, findings=())
 
 
-def test_nothing_is_looked_at_where_the_rules_refuse(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_profile_is_rejected_before_preflight(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: object, **__: object) -> NoReturn:
         raise Reached
 

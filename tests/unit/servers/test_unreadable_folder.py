@@ -40,13 +40,13 @@ def owl(home: Home) -> Iterator[RunDir]:
 
 
 @pytest.mark.usefixtures("owl")
-def test_the_folder_cannot_be_listed(home: Home) -> None:
+def test_unreadable_run_directory_is_an_error(home: Home) -> None:
     with pytest.raises(HostError, match=r"cannot list .*hen`: Permission denied"):
         runs_of(home, "hen")
 
 
 @pytest.mark.usefixtures("owl")
-def test_all_servers_are_listed_and_a_runtime_that_does_not_answer_is_none_of_theirs(
+def test_unreadable_directory_does_not_hide_other_servers(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def queued() -> NoReturn:
@@ -63,12 +63,14 @@ def test_all_servers_are_listed_and_a_runtime_that_does_not_answer_is_none_of_th
     assert "cannot list the runs of `hen`" in capsys.readouterr().err
 
 
-def test_a_run_and_the_server_of_a_url_are_looked_for_in_the_others(home: Home, owl: RunDir) -> None:
+def test_run_lookup_skips_unreadable_directory(home: Home, owl: RunDir) -> None:
     assert find_run(home, owl.path.name) == owl
     assert name_at("http://127.0.0.1:1", home) == "http://127.0.0.1:1"
 
 
-def test_the_jobs_of_all_names_are_listed(home: Home, owl: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_jobs_in_unreadable_directories_are_listed(
+    home: Home, owl: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def handle_of(comment: JobComment, job: Job) -> Unit:
         return Unit(
             runtime="slurm",

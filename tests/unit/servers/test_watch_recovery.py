@@ -63,7 +63,7 @@ def look(home: Home, run: RunDir, state: ServerState | None) -> recovery.ServerS
     return recovery.snapshot_of(Servers(home, {"process": Recorded(run, state)}), "owl")  # type: ignore[dict-item]
 
 
-def test_one_that_ended_by_itself_is_wanted_and_one_that_a_person_ended_is_not(tmp_path: Path) -> None:
+def test_crashed_server_is_wanted_but_stopped_server_is_not(tmp_path: Path) -> None:
     home = Home(tmp_path)
     run = started(home)
     seen = look(home, run, KILLED)
@@ -85,9 +85,7 @@ def test_one_that_ended_by_itself_is_wanted_and_one_that_a_person_ended_is_not(t
         (False, STOPPED_FOR_RESTART, True),
     ],
 )
-def test_a_start_that_only_a_healing_has_ended_is_wanted(
-    tmp_path: Path, by_watch: bool, asked: str, wanted: bool
-) -> None:
+def test_server_stopped_only_by_watch_is_wanted(tmp_path: Path, by_watch: bool, asked: str, wanted: bool) -> None:
     home = Home(tmp_path)
     run = started(home, by_watch=by_watch)
     record_exit(run, asked, RUNS)
@@ -95,7 +93,7 @@ def test_a_start_that_only_a_healing_has_ended_is_wanted(
 
 
 @pytest.mark.parametrize("key", ["watch", "failed"])
-def test_a_key_that_is_a_word_of_what_is_kept_changes_nothing(tmp_path: Path, key: str) -> None:
+def test_secret_equal_to_record_word_changes_nothing(tmp_path: Path, key: str) -> None:
     """It was taken out of the record, and a server that only a restart had ended was left alone for good."""
     Secret(key)
     home = Home(tmp_path)
@@ -105,7 +103,7 @@ def test_a_key_that_is_a_word_of_what_is_kept_changes_nothing(tmp_path: Path, ke
         assert look(home, run, None).wanted
 
 
-def test_healings_are_counted_back_to_the_last_start_by_a_person(tmp_path: Path) -> None:
+def test_restarts_are_counted_since_last_user_start(tmp_path: Path) -> None:
     home = Home(tmp_path)
     for day, by_watch in ((1, False), (2, True), (3, False), (4, True), (5, True)):
         run = started(home, day, by_watch=by_watch)
@@ -114,7 +112,7 @@ def test_healings_are_counted_back_to_the_last_start_by_a_person(tmp_path: Path)
     assert days == [5, 4, 3]
 
 
-def test_a_command_that_works_on_a_name_is_seen_without_being_in_its_way(tmp_path: Path) -> None:
+def test_locked_name_is_reported_as_busy(tmp_path: Path) -> None:
     home = Home(tmp_path)
     run = started(home)
     assert not is_locked(home, "owl")
@@ -139,9 +137,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
     return found
 
 
-def test_a_healing_starts_the_plan_of_the_last_start_and_is_on_record_before_anything_is_touched(
-    tmp_path: Path, asked: list[UpRequest]
-) -> None:
+def test_restart_repeats_last_run_and_is_recorded_first(tmp_path: Path, asked: list[UpRequest]) -> None:
     home = Home(tmp_path)
     run = started(home)
     result = restarts.restart_dead(home, "owl", run.path.name, "killed")
@@ -152,7 +148,7 @@ def test_a_healing_starts_the_plan_of_the_last_start_and_is_on_record_before_any
 
 
 @pytest.mark.parametrize("meanwhile", ["down", "up"])
-def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: list[UpRequest], meanwhile: str) -> None:
+def test_restart_is_superseded_by_user_action(tmp_path: Path, asked: list[UpRequest], meanwhile: str) -> None:
     home = Home(tmp_path)
     dead = started(home)
     if meanwhile == "down":
@@ -164,9 +160,7 @@ def test_a_healing_is_refused_where_a_person_was_faster(tmp_path: Path, asked: l
     assert not dead.read("restarts.json")
 
 
-def test_a_restart_leaves_alone_the_disk_space_that_another_command_holds(
-    tmp_path: Path, asked: list[UpRequest]
-) -> None:
+def test_restart_keeps_disk_space_reserved_by_another_command(tmp_path: Path, asked: list[UpRequest]) -> None:
     home = Home(tmp_path)
     dead = started(home)
     with name_lock(home, "owl"), reserved_room(home, "owl"):
@@ -175,7 +169,7 @@ def test_a_restart_leaves_alone_the_disk_space_that_another_command_holds(
     assert len(asked) == 1
 
 
-def test_a_restart_is_postponed_without_disk_space_for_every_replica(
+def test_restart_is_postponed_without_disk_space(
     tmp_path: Path, asked: list[UpRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(tmp_path)
@@ -193,14 +187,14 @@ def test_a_restart_is_postponed_without_disk_space_for_every_replica(
     assert (restarted.message, restarted.outcome, asked) == ("no space", "postponed", [])
 
 
-def test_what_was_never_started_cannot_be_watched(tmp_path: Path) -> None:
+def test_watching_unknown_server_is_rejected(tmp_path: Path) -> None:
     started(Home(tmp_path))
     with pytest.raises(StartError, match="no previous run of `owls`") as refused:
         recovery.snapshot_of(Servers(Home(tmp_path), {}), "owls")
     assert refused.value.hint == "did you mean `owl`?"
 
 
-def test_a_restart_by_a_person_is_no_healing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_restart_is_not_counted_as_watch_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[UpRequest] = []
     monkeypatch.setattr(rollback, "up", lambda request, *_, **__: found.append(request))
     started(Home(tmp_path), by_watch=True)
@@ -212,7 +206,7 @@ def test_a_restart_by_a_person_is_no_healing(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("settings", "seconds"), [((), 300), (("restart_policy.unhealthy_after=20",), 20)], ids=["as it is", "sooner"]
 )
-def test_what_a_cluster_looks_after_is_left_to_it_in_its_own_words(settings: tuple[str, ...], seconds: int) -> None:
+def test_cluster_managed_server_is_not_watched(settings: tuple[str, ...], seconds: int) -> None:
     """As long as its livenessProbe has it: two restarts of one server would end each other's starts."""
     plan = cluster_plan("cpu-tiny", *CASES["cpu-tiny"], *settings)
     with pytest.raises(UsageError, match=f"the cluster restarts .* makes no progress for {seconds} s") as refused:
@@ -221,16 +215,14 @@ def test_what_a_cluster_looks_after_is_left_to_it_in_its_own_words(settings: tup
     recovery.require_not_cluster_managed(load("cpu-tiny").plan, "owl")
 
 
-def test_who_watches_it_all_the_same_is_told_so_while_its_cluster_is_away(tmp_path: Path) -> None:
+def test_cluster_managed_server_is_rejected_while_unreachable(tmp_path: Path) -> None:
     run = started(Home(tmp_path))
     run.save("plan.json", cluster_plan("cpu-tiny", *CASES["cpu-tiny"]).to_dict())
     with pytest.raises(UsageError, match="the cluster restarts"):
         recovery.require_watchable(Home(tmp_path), ["owl"])
 
 
-def test_a_healed_start_that_somebody_stops_on_a_full_disk_is_not_begun_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_on_full_disk_prevents_watch_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever runs it: a record of the end takes room; that a restart made it is changed in place."""
     home = Home(tmp_path)
 

@@ -15,14 +15,14 @@ REPLICATED = replace(
 )
 
 
-def test_what_listens_is_the_gateway_and_what_is_asked_for_a_token_the_server_itself() -> None:
+def test_watch_probes_replicas_directly() -> None:
     backend = LiveBackend()
     assert backend._client(REPLICATED).url == "http://127.0.0.1:1"
     assert [backend._client(REPLICATED, number).url for number in (0, 1)] == [*REPLICATED.replica_urls]
     assert backend._client(HEALTHY, 0).url == HEALTHY.url, "one server is its own"
 
 
-def test_the_work_of_several_is_that_of_ranks_counted_on() -> None:
+def test_rank_progress_of_replicas_is_combined() -> None:
     first = RankProgress(done={0: 10.0, 1: 11.0}, decoded={0: 1.0}, emitted=5.0)
     snapshot_error = RankProgress(done={}, decoded={}, emitted=None)
     second = RankProgress(done={0: 20.0, 1: 21.0}, decoded={1: 2.0}, emitted=6.0)
@@ -32,7 +32,7 @@ def test_the_work_of_several_is_that_of_ranks_counted_on() -> None:
     assert _combine([snapshot_error, second], ranks=4).done == {2: 20.0, 3: 21.0}
 
 
-def test_a_gateway_that_hangs_is_healed_as_a_server_that_hangs_is() -> None:
+def test_hung_gateway_is_restarted() -> None:
     world = World(snapshot=replace(REPLICATED, ranks=2))
     watcher = world.watcher()
     world.pass_by(watcher, 3600)
@@ -50,25 +50,25 @@ def test_a_gateway_that_hangs_is_healed_as_a_server_that_hangs_is() -> None:
     assert [kind for _, kind, _ in world.events][-1] is EventKind.RESTARTED
 
 
-def test_replicas_of_two_plans_are_a_persons_business() -> None:
+def test_replicas_with_two_plans_are_waiting() -> None:
     watcher = Watcher("owl", LiveBackend(), replace(REPLICATED, ready=False))
     [(kind, detail, *_)] = watcher.begin(0.0, 0.0)
     assert (kind, "two plans" in detail) == (EventKind.WAITING, True)
 
 
-def test_a_role_is_one_rank_whatever_its_data_parallel_size() -> None:
+def test_role_counts_as_one_rank() -> None:
     prefill, decode = ({0: number, 1: number + 1} for number in (10.0, 20.0))
     works = [RankProgress(done=done, decoded={}, emitted=None) for done in (prefill, decode)]
     assert _combine(works, ranks=2).done == {0: 10.0, 1: 20.0}
 
 
-def test_a_role_is_asked_with_a_bootstrap_room_which_it_refuses_to_do_without() -> None:
+def test_roles_are_probed_alone() -> None:
     backend = LiveBackend()
     assert backend._client(replace(REPLICATED, has_roles=True), 0).alone
     assert not backend._client(REPLICATED, 0).alone
 
 
-def test_an_outcome_of_a_newer_version_is_a_failure_with_its_message() -> None:
+def test_unknown_restart_outcome_counts_as_failed() -> None:
     """After an upgrade, a watch that still runs starts workers of the new version."""
     made = _parse_restart({"outcome": "half-verified", "message": "one of two", "run": "", "ranks": 2})
     assert made == RestartResult(outcome=RestartOutcome.FAILED, message="one of two")

@@ -9,7 +9,7 @@ from orchestrator.servers.watch.events import EventKind
 from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult
 
 
-def test_a_quiet_hour_has_no_event_and_next_to_no_look() -> None:
+def test_idle_server_causes_no_events_and_few_snapshots() -> None:
     world = World()
     world.pass_by(world.watcher(), 3600)
     assert world.kinds == ["watching"]
@@ -17,7 +17,7 @@ def test_a_quiet_hour_has_no_event_and_next_to_no_look() -> None:
 
 
 @pytest.mark.parametrize("after", [4.0, 25.0, 300.0, None])
-def test_an_hour_of_full_load_is_no_death(after: float | None) -> None:
+def test_server_under_full_load_is_not_restarted(after: float | None) -> None:
     """Behind a long prefill or a long queue a token takes minutes; what the ranks count meanwhile grows."""
     world = World(answers_after=[after, after], gets_on=[True, True])
     world.pass_by(world.watcher(), 3600)
@@ -25,13 +25,13 @@ def test_an_hour_of_full_load_is_no_death(after: float | None) -> None:
     assert world.snapshots <= 130  # a look takes a second of CPU: at most 3 % of a core
 
 
-def test_an_answer_that_is_slow_is_an_answer_where_nothing_is_counted() -> None:
+def test_slow_response_without_progress_counters_is_healthy() -> None:
     world = World(answers_after=[30.0, 100.0], counts_work=False)
     world.pass_by(world.watcher(), 3600)
     assert world.restarted_at == []
 
 
-def test_an_exit_is_noticed_within_seconds_and_told_with_what_it_took() -> None:
+def test_exited_server_is_restarted_within_seconds() -> None:
     world = World()
     watcher = world.watcher()
     world.pass_by(watcher, 102)  # between two questions to the ranks
@@ -44,7 +44,7 @@ def test_an_exit_is_noticed_within_seconds_and_told_with_what_it_took() -> None:
 
 
 @pytest.mark.parametrize("counts_work", [True, False])
-def test_a_hung_rank_is_healed_after_as_long_as_the_profile_says_and_the_other_ranks_work_is_not_its(
+def test_hung_rank_is_restarted_after_unhealthy_timeout(
     counts_work: bool,
 ) -> None:
     world = World(gets_on=[True, False], counts_work=counts_work)
@@ -59,7 +59,7 @@ def test_a_hung_rank_is_healed_after_as_long_as_the_profile_says_and_the_other_r
     assert UNHEALTHY <= world.restarted_at[0] - hung <= UNHEALTHY + 10
 
 
-def test_a_detokenizer_that_hangs_under_traffic_is_healed_though_the_ranks_decode() -> None:
+def test_hung_detokenizer_is_restarted_while_ranks_decode() -> None:
     """They went on decoding for clients that asked anew, and each such token counted as life."""
     world = World(gets_on=[True, True])
     watcher = world.watcher()
@@ -72,14 +72,14 @@ def test_a_detokenizer_that_hangs_under_traffic_is_healed_though_the_ranks_decod
     assert UNHEALTHY <= world.restarted_at[0] - hung <= UNHEALTHY + 10
 
 
-def test_a_prefill_of_which_nothing_comes_out_for_minutes_is_no_death() -> None:
+def test_long_prefill_without_output_is_not_restarted() -> None:
     world = World(answers_after=[None, None], gets_on=[True, True], decodes=False, comes_out=False)
     world.pass_by(world.watcher(), 3600)
     assert world.kinds == ["watching"]
 
 
 @pytest.mark.parametrize("counts_work", [True, False])
-def test_a_hang_that_ends_in_time_is_told_and_alerts_nobody_before_it_has_lasted(counts_work: bool) -> None:
+def test_short_hang_is_logged_without_alert(counts_work: bool) -> None:
     passing, lasting = (World(counts_work=counts_work) for _ in range(2))
     for world, hangs in ((passing, 50.0), (lasting, 90.0)):
         watcher = world.watcher()
@@ -94,7 +94,7 @@ def test_a_hang_that_ends_in_time_is_told_and_alerts_nobody_before_it_has_lasted
     assert UNHEALTHY / 2 <= lasting.alerted[0][0] - began <= UNHEALTHY / 2 + 10
 
 
-def test_ranks_that_get_on_between_long_chunks_are_told_each_time_and_alert_nobody() -> None:
+def test_long_prefill_chunks_cause_no_alert() -> None:
     """As under real full load: a chunk of prefill takes 25 s, its tokens are counted when it is done."""
     world = World(answers_after=[None, None], decodes=False)
     watcher = world.watcher()
@@ -106,7 +106,7 @@ def test_ranks_that_get_on_between_long_chunks_are_told_each_time_and_alert_nobo
     assert world.alerted == []
 
 
-def test_a_part_is_lost_when_two_looks_say_so() -> None:
+def test_dead_process_is_confirmed_before_restart() -> None:
     world = World()
     watcher = world.watcher()
     world.pass_by(watcher, 5)
@@ -118,7 +118,7 @@ def test_a_part_is_lost_when_two_looks_say_so() -> None:
     assert world.restarted_at[0] - died <= 5 + 3 + 3 * SNAPSHOT_SECONDS + 1 + 2
 
 
-def test_a_storm_is_given_up_aloud_and_the_server_is_left_as_it_is() -> None:
+def test_watch_gives_up_after_max_attempts() -> None:
     world = World(dies_again=5.0)
     watcher = world.watcher()
     world.die()
@@ -129,7 +129,7 @@ def test_a_storm_is_given_up_aloud_and_the_server_is_left_as_it_is() -> None:
     assert len(world.restarted_at) == 3
 
 
-def test_one_that_was_given_up_is_watched_again_once_a_person_has_started_it_anew() -> None:
+def test_user_restart_resumes_watch_after_giving_up() -> None:
     """`deploy watch a b`: `b` keeps the watch going, and nobody may think that `a` is watched when it is not."""
     world = World(snapshot=replace(HEALTHY, max_attempts=0))
     watcher = world.watcher()
@@ -145,7 +145,7 @@ def test_one_that_was_given_up_is_watched_again_once_a_person_has_started_it_ane
     assert world.kinds[3:] == ["died"]
 
 
-def test_deaths_far_from_each_other_are_all_healed() -> None:
+def test_deaths_outside_window_are_all_restarted() -> None:
     world = World(dies_again=2000.0)
     watcher = world.watcher()
     world.die()
@@ -154,7 +154,7 @@ def test_deaths_far_from_each_other_are_all_healed() -> None:
     assert watcher.ended == ""
 
 
-def test_none_may_be_restarted_where_the_profile_says_so() -> None:
+def test_zero_max_attempts_disables_restarts() -> None:
     world = World(snapshot=replace(HEALTHY, max_attempts=0))
     watcher = world.watcher()
     world.die()
@@ -162,7 +162,7 @@ def test_none_may_be_restarted_where_the_profile_says_so() -> None:
     assert (world.kinds, world.restarted_at) == (["watching", "gave-up"], [])
 
 
-def test_starts_that_fail_count_and_one_that_leaves_no_record_is_not_repeated() -> None:
+def test_failed_restarts_count_toward_max_attempts() -> None:
     failing = World(outcome=RestartResult(outcome=RestartOutcome.FAILED, message="not ready"))
     watcher = failing.watcher()
     failing.die()
@@ -191,7 +191,7 @@ def test_starts_that_fail_count_and_one_that_leaves_no_record_is_not_repeated() 
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_restart_that_a_full_disk_prevents_is_tried_again_ever_more_rarely_and_never_given_up(hangs: bool) -> None:
+def test_postponed_restart_is_retried_with_backoff(hangs: bool) -> None:
     full = RestartResult(outcome=RestartOutcome.POSTPONED, message="No space left on device")
     world = World(outcome=full)
     watcher = world.watcher()
@@ -212,7 +212,7 @@ def test_a_restart_that_a_full_disk_prevents_is_tried_again_ever_more_rarely_and
     assert world.kinds[-2:] == ["waiting", "restarted"]
 
 
-def test_what_a_person_ends_stays_down_and_what_a_person_starts_is_watched() -> None:
+def test_watch_respects_user_stop_and_start() -> None:
     world = World()
     watcher = world.watcher()
     world.pass_by(watcher, 50)
@@ -230,7 +230,7 @@ def test_what_a_person_ends_stays_down_and_what_a_person_starts_is_watched() -> 
     assert world.kinds[4:] == ["died", "restarted"]
 
 
-def test_a_job_that_waits_for_its_place_is_waited_for() -> None:
+def test_pending_slurm_job_is_not_restarted() -> None:
     """Slurm starts it again by itself: another start would have it wait at the end of the queue."""
     world = World(snapshot=replace(HEALTHY, status="pending", exit_reason="job 5 waits, requeued: (BeginTime)"))
     world.pass_by(world.watcher(), 1200)
@@ -238,7 +238,7 @@ def test_a_job_that_waits_for_its_place_is_waited_for() -> None:
     assert [each[1:] for each in world.events] == [(EventKind.WAITING, "job 5 waits, requeued: (BeginTime)")]
 
 
-def test_nothing_is_done_while_another_command_works_or_had_done_so_first() -> None:
+def test_busy_or_superseded_server_is_not_restarted() -> None:
     world = World(outcome=RestartResult(outcome=RestartOutcome.SUPERSEDED, message="somebody else"))
     watcher = world.watcher()
     world.snapshot = replace(HEALTHY, busy=True, status="exited")
@@ -251,7 +251,7 @@ def test_nothing_is_done_while_another_command_works_or_had_done_so_first() -> N
     assert len(world.restarted_at) <= 1
 
 
-def test_one_that_was_never_ready_is_left_to_who_started_it_but_a_healing_that_was_cut_off_is_not() -> None:
+def test_only_interrupted_watch_restart_is_repeated() -> None:
     left = World(snapshot=replace(HEALTHY, ready=False))
     left.pass_by(left.watcher(), 1200)
     assert (left.kinds, left.restarted_at) == (["waiting"], [])
@@ -262,7 +262,7 @@ def test_one_that_was_never_ready_is_left_to_who_started_it_but_a_healing_that_w
     assert cut_off.events[0][1:] == (EventKind.DIED, "its start was interrupted; restart 2 of 3")
 
 
-def test_a_restart_by_the_runtime_is_proven_by_a_start_of_ours_unless_it_serves() -> None:
+def test_runtime_restart_is_accepted_only_if_healthy() -> None:
     loading = World()
     watcher = loading.watcher()
     loading.pass_by(watcher, 20)
@@ -277,7 +277,7 @@ def test_a_restart_by_the_runtime_is_proven_by_a_start_of_ours_unless_it_serves(
     assert back.kinds == ["watching", "runtime-restarted"]
 
 
-def test_a_machine_that_slept_has_not_been_silent() -> None:
+def test_suspended_host_causes_no_restart() -> None:
     world = World(answers_after=[0.1, None])
     watcher = world.watcher()
     world.pass_by(watcher, 30)
@@ -287,7 +287,7 @@ def test_a_machine_that_slept_has_not_been_silent() -> None:
     assert world.restarted_at == []
 
 
-def test_a_daemon_that_does_not_answer_is_no_death() -> None:
+def test_unreachable_daemon_causes_alert_but_no_restart() -> None:
     world = World()
     watcher = world.watcher()
     world.snapshot_error = "cannot query docker"
@@ -297,7 +297,7 @@ def test_a_daemon_that_does_not_answer_is_no_death() -> None:
     assert [kind for _, kind in world.alerted] == ["unhealthy"]
 
 
-def test_a_host_that_is_reached_again_did_not_die_meanwhile() -> None:
+def test_reconnected_host_causes_no_restart() -> None:
     """Its ranks are asked after the first snapshot, and count as hung only if they then do not answer."""
     world = World()
     watcher = world.watcher()
@@ -312,7 +312,7 @@ def test_a_host_that_is_reached_again_did_not_die_meanwhile() -> None:
     assert world.restarted_at == []
 
 
-def test_a_daemon_that_is_slow_once_alerts_nobody() -> None:
+def test_briefly_unreachable_daemon_causes_no_alert() -> None:
     world = World()
     watcher = world.watcher()
     world.snapshot_error = "cannot query docker"
@@ -323,7 +323,7 @@ def test_a_daemon_that_is_slow_once_alerts_nobody() -> None:
     assert (world.kinds, world.alerted) == (["watching", "unhealthy", "recovered"], [])
 
 
-def test_a_key_that_is_refused_is_told_and_no_death() -> None:
+def test_rejected_api_key_causes_alert_but_no_restart() -> None:
     world = World()
     watcher = world.watcher()
     world.probe_rank = lambda *_: Later(world, world.now, lambda: 401)  # type: ignore[method-assign, assignment]

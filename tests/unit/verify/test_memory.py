@@ -50,20 +50,20 @@ NO_LEAKS: dict[str, Callable[[float], float]] = {
 
 
 @pytest.mark.parametrize("used", LEAKS.values(), ids=LEAKS)
-def test_growth_that_does_not_stop_is_a_fault(used: Callable[[float], float]) -> None:
+def test_continuous_memory_growth_is_a_fault(used: Callable[[float], float]) -> None:
     watch = watched(used)
     (fault,) = watch.faults()
     assert fault.startswith("host memory keeps growing: 2,0"), fault
 
 
 @pytest.mark.parametrize("used", NO_LEAKS.values(), ids=NO_LEAKS)
-def test_memory_that_is_taken_once_or_given_back_is_none(used: Callable[[float], float]) -> None:
+def test_bounded_memory_use_is_no_fault(used: Callable[[float], float]) -> None:
     watch = watched(used)
     assert list(watch.faults()) == []
     assert next(watch.shown()).startswith("host memory 2,0")
 
 
-def test_the_prefix_cache_may_fill() -> None:
+def test_growth_within_cache_size_is_no_fault() -> None:
     assert list(watched(lambda at: 2000 + at / 20).faults())
     assert not list(watched(lambda at: 2000 + at / 20, token_bytes=64).faults())
     assert not list(watched(lambda at: 2000 + at / 20, token_bytes=1, host_bytes=20 * MIB).faults())
@@ -77,13 +77,13 @@ def test_the_prefix_cache_may_fill() -> None:
         (None, 0),
     ],
 )
-def test_the_cache_in_host_memory_is_read_from_the_server(states: object, expected: float) -> None:
+def test_host_cache_size_is_read_from_server_info(states: object, expected: float) -> None:
     info = read_server_info({"version": "0.5.14", "page_size": 1, "internal_states": states})
     assert info is not None
     assert info.cache_bytes == pytest.approx(expected * 1024 * MIB)
 
 
-def test_what_is_not_watched_is_named_with_its_reason() -> None:
+def test_unwatched_memory_is_reported_with_reason() -> None:
     assert list(watched(lambda _: None).shown()) == ["host memory not watched: it could not be read"]
     assert list(watched(lambda at: 9 * at, seconds=10).shown()) == [
         "host memory not watched: the soak is shorter than 20 s"

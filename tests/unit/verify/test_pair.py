@@ -78,13 +78,13 @@ def verdicts(
     return {check.name.removeprefix("pair: "): (str(check.verdict), check.evidence) for check in pair_checks(pair)}
 
 
-def test_a_pair_that_works_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_working_pair_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     found = verdicts(World(), monkeypatch)
     assert {verdict for verdict, _ in found.values()} == {"passed"}
     assert found["KV cache transferred"][1] == "3 transfers before a request, 4 after it"
 
 
-def test_a_request_that_does_not_cross_is_found_by_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kv_cache_transfer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts(World(crosses=False), monkeypatch)["KV cache transferred"][0] == "failed"
     assert verdicts(World(counts=False), monkeypatch)["KV cache transferred"][0] == "warning"
 
@@ -92,7 +92,7 @@ def test_a_request_that_does_not_cross_is_found_by_the_counter(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("damaged", "on_gpu", "verdict"), [(1, False, "failed"), (4, True, "warning"), (5, True, "failed")]
 )
-def test_a_damaged_cache_gives_another_answer_than_one_server(
+def test_corrupt_transfer_changes_the_answer(
     damaged: int, on_gpu: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = verdicts(World(damaged=damaged), monkeypatch, on_gpu=on_gpu)["answer of one server"]
@@ -100,14 +100,14 @@ def test_a_damaged_cache_gives_another_answer_than_one_server(
     assert found[1].startswith(f"{damaged} of 16 tokens differ")
 
 
-def test_the_network_is_that_of_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_transfer_network_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     found = verdicts(World(), monkeypatch, log="installTransport, type=rdma")["network"]
     assert found[0] == "failed"
     assert found[1].startswith("prefill 1: the profile says TCP")
 
 
 @pytest.mark.parametrize(("on_gpu", "sampled"), [(True, [0, 1]), (False, [])])
-def test_a_role_generates_by_itself(on_gpu: bool, sampled: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_role_generates_alone(on_gpu: bool, sampled: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPUs each of its ranks compiles its kernels for sampling first."""
     monkeypatch.setattr(Client, "world", World(), raising=False)
     monkeypatch.setattr(Client, "sampled", [], raising=False)

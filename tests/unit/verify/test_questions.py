@@ -20,28 +20,28 @@ def question(answer: str = "Paris", *, words: int = 0) -> SmokeQuestion:
 
 
 @pytest.mark.parametrize("words", [1, 12, 13, 14, 64, 131072])
-def test_filler_has_as_many_words_as_were_asked_for(words: int) -> None:
+def test_filler_has_requested_number_of_words(words: int) -> None:
     assert len(filler(words).split()) == words
     assert filler(words).startswith(filler(min(words, 12)))
 
 
-def test_filler_stands_in_its_place() -> None:
+def test_filler_replaces_its_placeholder() -> None:
     assert prompt_of(question(words=3)) == "On day 1 Which city?"
     assert prompt_of(question()) == "Which city?"
 
 
-def test_no_two_sentences_of_the_filler_are_the_same() -> None:
+def test_filler_sentences_are_unique() -> None:
     sentences = filler(2600).split(". ")
     assert len(set(sentences)) == len(sentences)
 
 
 @pytest.mark.parametrize("answer", ["Paris", "paris", " Paris.\n", "PARIS ."])
-def test_case_white_space_and_a_full_stop_do_not_count(answer: str) -> None:
+def test_answer_ignores_case_whitespace_and_final_period(answer: str) -> None:
     assert is_correct(question(), answer)
 
 
 @pytest.mark.parametrize("answer", ["", "Paris, of course", "The city is Paris.", "**Paris**", "Pari", "Paris.."])
-def test_all_else_does(answer: str) -> None:
+def test_other_differences_make_an_answer_wrong(answer: str) -> None:
     assert not is_correct(question(), answer)
 
 
@@ -65,13 +65,11 @@ def words(profile: str, *overrides: str) -> list[int]:
         ("h200-glm-mtp", (), []),
     ],
 )
-def test_filler_is_as_long_as_a_chunk_of_the_plan(
-    profile: str, overrides: tuple[str, ...], expected: list[int]
-) -> None:
+def test_filler_length_follows_prefill_chunk(profile: str, overrides: tuple[str, ...], expected: list[int]) -> None:
     assert words(profile, *overrides) == expected
 
 
-def test_a_target_knows_the_chunk_and_the_causes_of_its_plan() -> None:
+def test_target_has_chunk_size_and_known_causes() -> None:
     target = target_of(plan_of("mi355x-tp8"), url="http://127.0.0.1:1", api_key=None)
     assert target.prefill_chunk == 131072
     causes = {cause.id for cause in target.wrong_answers}
@@ -80,7 +78,7 @@ def test_a_target_knows_the_chunk_and_the_causes_of_its_plan() -> None:
     assert [reason.id for reason in target.nondeterministic] == ["aiter-atomic-moe"]
 
 
-def test_kernels_of_a_cpu_add_in_a_fixed_order() -> None:
+def test_cpu_kernels_are_deterministic() -> None:
     target = target_of(plan_of("cpu-tiny"), url="http://127.0.0.1:1", api_key=None)
     assert target.nondeterministic == ()
     assert plan_of("mi355x-tp8", "model.moe=null").nondeterministic == ()  # nor do those of a model without experts
@@ -98,7 +96,7 @@ def test_kernels_of_a_cpu_add_in_a_fixed_order() -> None:
         ("expected: quest", "expcted: quest", "expcted"),
     ],
 )
-def test_a_question_that_cannot_be_asked_is_refused_at_its_line(
+def test_invalid_question_is_rejected_with_its_line(
     old: str, new: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (data_root() / "profiles" / "models" / "tiny.yaml").read_text()

@@ -76,7 +76,7 @@ def failures(report: SmokeReport) -> dict[str, str]:
     return {check.name: check.evidence for check in report.failures}
 
 
-def test_an_honest_server_passes_everything() -> None:
+def test_correct_server_passes_every_check() -> None:
     server = engine(
         dp=2,
         key="sk-0123456789",
@@ -94,7 +94,7 @@ def test_an_honest_server_passes_everything() -> None:
     assert len(report.checks) == 21
 
 
-def test_a_gateway_that_answers_503_while_kernels_are_compiled_is_asked_again(
+def test_503_during_kernel_compilation_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A prefill server compiled for 112 s on an H200, and the gateway refused each request."""
@@ -145,14 +145,14 @@ def sampled_by(ask: Callable[[int], None]) -> tuple[SmokeReport, list[str]]:
     return report, asked
 
 
-def test_all_ranks_sample_at_the_same_time_and_before_the_first_check() -> None:
+def test_all_ranks_sample_concurrently_before_first_check() -> None:
     together = threading.Barrier(2)
     report, asked = sampled_by(lambda _: together.wait(PATIENCE) and None)
     assert not failures(report), report.to_table()
     assert sorted(asked[:2]) == ["sampled 0", "sampled 1"]
 
 
-def test_no_check_passes_after_a_rank_has_not_answered_what_it_samples_first() -> None:
+def test_checks_fail_when_first_sample_times_out() -> None:
     def silent(rank: int) -> None:
         if rank == 1:
             raise httpx.ReadTimeout("")
@@ -185,9 +185,7 @@ PARSED = dataclasses.replace(TARGET, reasoning_parser="qwen3", tool_parser="qwen
         ({}, "reasoning separated", Verdict.SKIPPED, "the model did not reason"),
     ],
 )
-def test_a_parser_of_another_model_is_found(
-    behaviors: dict[str, str], check: str, verdict: Verdict, evidence: str
-) -> None:
+def test_wrong_parser_is_detected(behaviors: dict[str, str], check: str, verdict: Verdict, evidence: str) -> None:
     found = {each.name: each for each in run(engine(**behaviors), PARSED).checks}[check]
     assert (found.verdict, evidence in found.evidence) == (verdict, True), found
     without = {each.name: each for each in run(engine(**behaviors)).checks}[check]
@@ -202,7 +200,7 @@ def with_parsers(answer: Callable[[httpx.Request], httpx.Response]) -> SmokeRepo
 
 
 @pytest.mark.parametrize(("content", "asked"), [("and so on", [128]), ("", [128, 512])])
-def test_a_model_that_never_ends_is_asked_for_few_tokens(content: str, asked: list[int]) -> None:
+def test_endless_model_gets_a_small_token_limit(content: str, asked: list[int]) -> None:
     """A call of 512 tokens took 123 s; only a model that is still in its reasoning gets more."""
     tokens, behind = [], over_httpx(engine())
 
@@ -236,7 +234,7 @@ def test_a_model_that_never_ends_is_asked_for_few_tokens(content: str, asked: li
         ("Twice seven.", "14", "length", Verdict.PASSED, "12 characters of reasoning apart from the answer"),
     ],
 )
-def test_a_reasoning_without_an_end_proves_no_parser(
+def test_unfinished_reasoning_does_not_verify_parser(
     reasoning: str | None, content: str | None, finish: str, verdict: Verdict, evidence: str
 ) -> None:
     """`deepseek-r1`, which takes all text for reasoning until its mark comes, passed on a model of other marks."""
@@ -320,7 +318,7 @@ FAULTY = {
 
 
 @pytest.mark.parametrize(("server", "check", "evidence"), FAULTY.values(), ids=FAULTY)
-def test_a_lie_turns_its_check_red_and_no_other(server: EngineApi, check: str, evidence: str) -> None:
+def test_each_defect_fails_only_its_check(server: EngineApi, check: str, evidence: str) -> None:
     found = failures(run(server))
     assert list(found) == [check]
     assert evidence in found[check]
@@ -352,7 +350,9 @@ DEEP = {
 
 
 @pytest.mark.parametrize(("behaviors", "check", "verdict", "evidence"), DEEP.values(), ids=DEEP)
-def test_prompts_of_thousands_of_tokens(behaviors: dict[str, int], check: str, verdict: Verdict, evidence: str) -> None:
+def test_long_prompt_checks_detect_failures(
+    behaviors: dict[str, int], check: str, verdict: Verdict, evidence: str
+) -> None:
     found = named(run(engine(context=65536, **behaviors), LONG), check)
     assert (found.verdict, bool(re.search(evidence, found.evidence))) == (verdict, True), found
 
@@ -364,7 +364,7 @@ def test_prompts_of_thousands_of_tokens(behaviors: dict[str, int], check: str, v
         (dataclasses.replace(TARGET, on_gpu=True), "the context is"),
     ],
 )
-def test_long_prompts_are_skipped_where_they_do_not_fit(target: Target, reason: str) -> None:
+def test_long_prompt_checks_are_skipped_when_impractical(target: Target, reason: str) -> None:
     for check in ("fact in a long text found", "long prefill"):
         found = named(run(engine(), target), check)
         assert (found.verdict, reason in found.evidence) == (Verdict.SKIPPED, True), found
@@ -373,7 +373,7 @@ def test_long_prompts_are_skipped_where_they_do_not_fit(target: Target, reason: 
 @pytest.mark.parametrize(
     ("length", "verdict"), [(3.3, Verdict.PASSED), (2.5, Verdict.PASSED), (2.2, Verdict.WARNING), (1.0, Verdict.FAILED)]
 )
-def test_drafts_are_judged_by_the_published_length(length: float, verdict: Verdict) -> None:
+def test_accept_length_is_compared_with_published_value(length: float, verdict: Verdict) -> None:
     target = dataclasses.replace(TARGET, speculative=True, accept_length=3.61)
     found = named(run(engine(accept_length=length), target), "speculative decoding")
     assert found.verdict is verdict, found
@@ -408,7 +408,7 @@ UNSURE = dataclasses.replace(TIERED, nondeterministic=(CAUSE,))
         ({"keeps": ("host",)}, TARGET, Verdict.SKIPPED, "the server has no tier"),
     ],
 )
-def test_a_tier_is_proven_by_what_the_device_evicted(
+def test_cache_tier_check_uses_evicted_prompt(
     behaviors: dict[str, object], target: Target, verdict: Verdict, evidence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tier_checks, "_STORED_SECONDS", 0.05)
@@ -417,21 +417,21 @@ def test_a_tier_is_proven_by_what_the_device_evicted(
     assert (found.verdict, evidence in found.evidence) == (verdict, True), found
 
 
-def test_an_answer_that_a_tier_cuts_is_a_fault_whatever_kernels_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_tier_answer_fails_despite_nondeterminism(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_checks, "_ANSWER", 32)  # tokens of the answers that the server cuts
     found = named(run(engine(keeps=("host",), gives_fewer_tokens_each_time=True), UNSURE), "cache tiers")
     assert found.verdict is Verdict.FAILED
     assert "with the tokens from host, the answer differs at token" in found.evidence
 
 
-def test_storage_is_read_without_a_flush_if_it_has_the_prompt_of_an_earlier_run() -> None:
+def test_storage_tier_is_verified_with_prompt_of_earlier_run() -> None:
     server = engine(keeps=("host", "storage"))
     run(server, TIERED)
     server.answer("/flush_cache")
     assert named(run(server, TIERED), "cache tiers").evidence.endswith("960 from storage, written before")
 
 
-def test_a_pool_that_takes_too_long_to_fill_is_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_slow_cache_fill_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_checks, "_FILL_SECONDS", 0.0)
     found = named(run(engine(keeps=("host",)), TIERED), "cache tiers")
     assert found.verdict is Verdict.WARNING
@@ -448,7 +448,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("behaviors", "evidence"), FAULTS.values(), ids=FAULTS)
-def test_a_soak_meets_what_a_short_test_does_not(
+def test_soak_detects_slow_failures(
     behaviors: dict[str, object], evidence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(soak, "_STALL_SECONDS", 0.2 if "hanging_rank" in behaviors else 60.0)
@@ -458,7 +458,7 @@ def test_a_soak_meets_what_a_short_test_does_not(
     assert (found.verdict, bool(re.search(evidence, found.evidence))) == (Verdict.FAILED, True), found
 
 
-def test_a_soak_reports_its_load() -> None:
+def test_soak_reports_its_load() -> None:
     found = soaked(engine(dp=2, accept_length=3.3))
     assert found.verdict is Verdict.PASSED, found
     load = r"1 s: [\d,]+ requests, [\d,]+ of them aborted by the client, 4 clients a rank \(no benchmark names its"
@@ -466,7 +466,7 @@ def test_a_soak_reports_its_load() -> None:
     assert found.evidence.endswith("; memory not watched: the host of a URL is unknown")
 
 
-def test_a_soak_beside_other_requests_tells_that_it_compares_no_cache_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soak_with_other_traffic_skips_cache_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "_DRAIN_SECONDS", 0.1)
     found = soaked(engine(dp=2, keeps_tokens=True, others=1))
     assert (found.verdict, "cache tokens in use not compared: other requests run" in found.evidence) == (
@@ -475,7 +475,7 @@ def test_a_soak_beside_other_requests_tells_that_it_compares_no_cache_tokens(mon
     )
 
 
-def test_a_soak_fails_if_memory_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soak_fails_when_memory_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "MIN_SECONDS", 0.1)
     monkeypatch.setattr(soak, "_TICK", 0.02)
     grown = itertools.count(1 << 30, 8 << 20)
@@ -529,7 +529,7 @@ ODD_BODIES = [
     ["/v1/models", "/model_info", "/server_info", "/generate", "/v1/completions", "/v1/chat/completions", "/metrics"],
 )
 @pytest.mark.parametrize("body", ODD_BODIES, ids=lambda body: ascii(body[:40]))
-def test_an_answer_of_an_unexpected_form_is_a_red_check_and_never_an_exception(path: str, body: bytes) -> None:
+def test_malformed_response_fails_a_check_without_exception(path: str, body: bytes) -> None:
     honest = over_httpx(engine(dp=2, accept_length=3.3))
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -555,13 +555,13 @@ def asked(server: EngineApi, target: Target = ASKING) -> CheckResult:
     return next(check for check in run(server, target).checks if check.name == "correct answers")
 
 
-def test_right_answers_behind_more_than_a_chunk_of_prefill() -> None:
+def test_correct_answers_beyond_one_prefill_chunk_pass() -> None:
     found = asked(engine(knows={**KNOWS, " Which city?": " PARIS.\n"}, thinks=True))
     assert found.verdict is Verdict.PASSED
     assert re.fullmatch(r"all 3, one of them after \d{4} tokens \(a prefill chunk has 256\)", found.evidence)
 
 
-def test_two_wrong_answers_are_red_and_name_the_causes() -> None:
+def test_two_wrong_answers_fail_with_known_causes() -> None:
     report = run(engine(knows=KNOWS, wrong=(" Which city?", " Which word?")), ASKING)
     assert list(failures(report)) == ["correct answers"]
     assert failures(report)["correct answers"].startswith("2 of 3 answers wrong; rank 0: after ")
@@ -574,34 +574,34 @@ def test_two_wrong_answers_are_red_and_name_the_causes() -> None:
     )
 
 
-def test_one_wrong_answer_of_three_is_a_warning_with_its_causes() -> None:
+def test_one_wrong_answer_of_three_warns_with_causes() -> None:
     report = run(engine(knows=KNOWS, wrong=(" Which word?",)), ASKING)
     assert verdicts(report)["correct answers"] is Verdict.WARNING
     assert report.to_table().endswith("a GEMM reckons wrongly (sglang #28685); take another engine")
 
 
-def test_the_one_question_there_is_answered_wrongly() -> None:
+def test_wrong_answer_to_only_question_fails() -> None:
     found = asked(engine(), dataclasses.replace(ASKING, questions=ASKING.questions[:1]))
     assert found.verdict is Verdict.FAILED
 
 
-def test_a_rank_that_alone_answers_wrongly() -> None:
+def test_wrong_answers_of_one_rank_fail() -> None:
     found = asked(engine(dp=2, knows=KNOWS, wrong_rank=1), dataclasses.replace(ASKING, dp=2))
     assert found.verdict is Verdict.FAILED
     assert found.evidence.startswith("3 of 3 answers wrong; rank 1: after ")
 
 
-def test_no_question_behind_a_chunk_is_a_warning() -> None:
+def test_no_prompt_beyond_prefill_chunk_is_a_warning() -> None:
     found = asked(engine(knows=KNOWS), dataclasses.replace(ASKING, prefill_chunk=4000))
     assert found.verdict is Verdict.WARNING
     assert "no prompt longer than a prefill chunk (4000 tokens)" in found.evidence
 
 
-def test_a_model_without_questions_is_asked_none() -> None:
+def test_model_without_questions_skips_answer_check() -> None:
     assert verdicts(run(engine()))["correct answers"] is Verdict.SKIPPED
 
 
-def test_questions_are_asked_greedily_and_without_thinking() -> None:
+def test_questions_use_greedy_decoding_without_thinking() -> None:
     bodies: list[dict[str, object]] = []
     knowing = over_httpx(engine(knows=KNOWS))
 
@@ -623,7 +623,7 @@ def test_questions_are_asked_greedily_and_without_thinking() -> None:
         (engine(stream_drops_a_piece=True), "streaming matches"),
     ],
 )
-def test_where_kernels_add_in_no_fixed_order_a_difference_is_a_warning(server: EngineApi, check: str) -> None:
+def test_nondeterministic_kernels_turn_differences_into_warnings(server: EngineApi, check: str) -> None:
     report = run(server, dataclasses.replace(TARGET, nondeterministic=(CAUSE,)))
     assert verdicts(report)[check] is Verdict.WARNING
     assert "known causes for" in report.to_table()
@@ -637,7 +637,7 @@ NOTHING_SAMPLED = {
 
 @pytest.mark.parametrize(("lie", "evidence"), NOTHING_SAMPLED.values(), ids=NOTHING_SAMPLED)
 @pytest.mark.parametrize(("known", "verdict"), [((), Verdict.FAILED), ((CAUSE,), Verdict.WARNING)])
-def test_drafts_that_are_verified_greedily_are_a_fault_unless_that_is_known(
+def test_greedy_speculation_fails_unless_known(
     lie: dict[str, bool], evidence: str, known: tuple[PlanWarning, ...], verdict: Verdict
 ) -> None:
     """sglang before 0.5.21 on ROCm samples what prefill gives, and nothing after it."""
@@ -651,13 +651,13 @@ def test_drafts_that_are_verified_greedily_are_a_fault_unless_that_is_known(
 @pytest.mark.parametrize(
     ("engine", "greedy"), [("sglang-0.5.14-rocm", True), ("sglang-0.5.16-rocm", True), (None, False)]
 )
-def test_a_plan_says_whether_its_server_samples(engine: str | None, greedy: bool) -> None:
+def test_target_knows_whether_speculation_is_greedy(engine: str | None, greedy: bool) -> None:
     newer = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
     plan = load("mi355x-tp8", overrides=[f"engine={engine}"] if engine else newer).plan
     assert bool(target_of(plan, url="http://h", api_key=None).greedy) == greedy
 
 
-def test_fewer_tokens_are_a_fault_whatever_kernels_do() -> None:
+def test_fewer_tokens_fail_despite_nondeterministic_kernels() -> None:
     report = run(engine(gives_fewer_tokens_each_time=True), dataclasses.replace(TARGET, nondeterministic=(CAUSE,)))
     assert list(failures(report)) == ["greedy deterministic"]
 
@@ -666,7 +666,7 @@ def test_fewer_tokens_are_a_fault_whatever_kernels_do() -> None:
     ("streamed", "reason", "verdict"),
     [("ab", "length", Verdict.PASSED), ("ac", "length", Verdict.WARNING), ("ac", None, Verdict.FAILED)],
 )
-def test_a_stream_that_a_gateway_cuts_is_a_fault_whatever_kernels_do(
+def test_truncated_stream_fails_despite_nondeterministic_kernels(
     streamed: str, reason: str | None, verdict: Verdict
 ) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
@@ -681,18 +681,18 @@ def test_a_stream_that_a_gateway_cuts_is_a_fault_whatever_kernels_do(
         assert _stream_agrees(client, UNSURE).verdict is verdict
 
 
-def test_an_open_server_that_was_to_be_closed() -> None:
+def test_server_ignoring_its_api_key_fails() -> None:
     closed = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
     found = failures(run(engine(key="sk-0123456789", forgets_to_check_the_key=True), closed))
     assert found == {"API key required": "a request without the key is answered 200"}
 
 
-def test_a_rank_that_never_serves() -> None:
+def test_rank_that_never_serves_fails() -> None:
     found = failures(run(engine(dp=2, rank_zero_answers_for_all=True), dataclasses.replace(TARGET, dp=2)))
     assert found == {"DP ranks": "rank 0 answered for rank 1"}
 
 
-def test_a_server_that_does_not_name_its_ranks_is_a_warning() -> None:
+def test_missing_rank_in_response_is_a_warning() -> None:
     report = run(engine(dp=2, says_no_rank=True), dataclasses.replace(TARGET, dp=2))
     assert verdicts(report)["DP ranks"] is Verdict.WARNING
     assert report.ok
@@ -707,20 +707,20 @@ def test_a_server_that_does_not_name_its_ranks_is_a_warning() -> None:
     ],
     ids=["off", "every draft refused: 64 tokens in 63 steps", "the same, by a server that does not count drafts"],
 )
-def test_speculation_that_does_nothing(server: EngineApi, evidence: str) -> None:
+def test_ineffective_speculation_fails(server: EngineApi, evidence: str) -> None:
     found = failures(run(server, dataclasses.replace(TARGET, speculative=True)))
     assert list(found) == ["speculative decoding"]
     assert evidence in found["speculative decoding"]
 
 
-def test_an_answer_cut_short_does_not_prove_the_schema_broken() -> None:
+def test_truncated_structured_output_is_a_warning() -> None:
     assert verdicts(run(engine(talks_too_long=True)))["structured output"] is Verdict.WARNING
 
 
 @pytest.mark.parametrize(
     ("what", "check"), [("malformed", "bad requests rejected"), ("over-long", "overlong prompt rejected")]
 )
-def test_a_server_that_dies_of_a_clients_mistake(what: str, check: str) -> None:
+def test_crash_on_bad_request_fails_following_checks(what: str, check: str) -> None:
     report = run(engine(dies_of=what))
     found = failures(report)
     assert next(iter(found)) == check
@@ -728,19 +728,19 @@ def test_a_server_that_dies_of_a_clients_mistake(what: str, check: str) -> None:
     assert found["metrics"] == f"not run: the server stopped answering during `{check}`"
 
 
-def test_a_server_that_hangs_is_asked_once() -> None:
+def test_hung_server_is_queried_once() -> None:
     found = failures(run(engine(hangs_at="/generate")))
     assert found["greedy deterministic"] == "http://127.0.0.1:30000/generate: no answer within 180 s"
     assert found["token counts"] == "not run: the server stopped answering during `greedy deterministic`"
     assert "soak" not in found  # it was not asked for, and has not failed
 
 
-def test_a_known_fault_in_the_log_of_a_ready_server() -> None:
+def test_known_fault_in_log_fails_clean_log() -> None:
     found = failures(run(engine(), faults=["cuda-runtime-header: falling back to loop"]))
     assert found == {"clean log": "cuda-runtime-header: falling back to loop"}
 
 
-def test_checks_of_missing_features_are_not_applicable() -> None:
+def test_checks_of_missing_features_are_skipped() -> None:
     bare = dataclasses.replace(TARGET, prefix_cache=False, cache_report=False, metrics=False, grammar=False)
     report = run(engine(cache_off=True, metrics_absent=True, ignores_schema=True), bare, faults=None)
     absent = {name for name, verdict in verdicts(report).items() if verdict is Verdict.SKIPPED}
@@ -764,7 +764,7 @@ def test_checks_of_missing_features_are_not_applicable() -> None:
     assert report.ok
 
 
-def test_each_run_sends_prompts_that_no_earlier_run_has_cached() -> None:
+def test_each_run_uses_uncached_prompts() -> None:
     server = engine()
     for seed in (1, 2):
         report = smoke.smoke_test(
@@ -777,7 +777,7 @@ def test_each_run_sends_prompts_that_no_earlier_run_has_cached() -> None:
         assert report.ok
 
 
-def test_the_report_for_people_and_for_programs() -> None:
+def test_report_as_table_and_dict() -> None:
     report = run(engine(cache_off=True))
     assert "prefix cache" in report.to_table()
     assert report.to_table().splitlines()[-1] == "8 passed, 1 failed, 3 skipped" or "1 failed" in report.to_table()
@@ -788,7 +788,7 @@ def test_the_report_for_people_and_for_programs() -> None:
     run(engine()).require()
 
 
-def test_the_key_is_in_no_report() -> None:
+def test_report_never_contains_api_key() -> None:
     target = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
     report = run(engine(key="sk-0123456789", model="sk-0123456789"), target)
     assert "sk-0123456789" not in report.to_table() + str(report.to_dict())

@@ -73,7 +73,7 @@ def of(found: dict[str, CheckResult], verdict: Verdict) -> set[str]:
 LONG_PROMPTS = {"fact in a long text found", "long prefill"}
 
 
-def test_vllm_passes_all_that_it_offers() -> None:
+def test_vllm_passes_every_supported_check() -> None:
     server = Foreign(engine(), "vllm")
     found = run(server)
     skipped = {
@@ -106,18 +106,18 @@ def test_vllm_passes_all_that_it_offers() -> None:
         (engine(ignores_schema=True), "structured output"),
     ],
 )
-def test_a_lie_of_vllm_turns_its_check_red_and_no_other(server: EngineApi, check: str) -> None:
+def test_each_vllm_defect_fails_only_its_check(server: EngineApi, check: str) -> None:
     assert of(run(Foreign(server, "vllm")), Verdict.FAILED) == {check}
 
 
-def test_each_rank_of_vllm_is_asked_by_its_header() -> None:
+def test_vllm_ranks_are_addressed_by_header() -> None:
     server = Foreign(engine(dp=2), "vllm")
     assert run(server)["DP ranks"].verdict is Verdict.WARNING
     assert {"0", "1"} <= server.ranks
 
 
 @pytest.mark.parametrize(("owner", "subject"), [("someone", "the endpoint"), ("atom", "atom")])
-def test_an_engine_without_token_ids_is_asked_what_needs_none(owner: str, subject: str) -> None:
+def test_engine_without_token_ids_skips_token_checks(owner: str, subject: str) -> None:
     found = run(Foreign(engine(), owner))
     assert not of(found, Verdict.FAILED)
     assert found["token counts"].evidence == f"{subject} has no `/generate` and returns no token ids"

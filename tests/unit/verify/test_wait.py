@@ -92,12 +92,12 @@ class Server:
         )
 
 
-def test_ready_once_the_log_says_so_and_health_answers() -> None:
+def test_ready_requires_log_line_and_health_response() -> None:
     server = Server(log={0: LOADING, 10: READY}, health=lambda second: 200 if second >= 12 else 503)
     assert server.wait() == pytest.approx(12, abs=0.5)
 
 
-def test_the_time_of_each_stage_is_known_afterwards() -> None:
+def test_startup_stages_are_timed() -> None:
     server = Server(log={0: LOADING, 10: READY}, health=lambda second: 200 if second >= 12 else 503)
     seconds = server.wait()
     stages = server.starting.stages
@@ -106,7 +106,7 @@ def test_the_time_of_each_stage_is_known_afterwards() -> None:
     assert sum(stages.values()) == pytest.approx(seconds, abs=0.5)
 
 
-def test_a_start_that_takes_much_longer_than_was_estimated_says_so() -> None:
+def test_overdue_start_is_reported() -> None:
     server = Server(log={0: LOADING, 30: ["Loading safetensors: | 1/2 ["], 55: READY})
     server.wait(about=10)
     lines = re.sub(r"\b5\d s", "N s", server.progress.getvalue()).splitlines()
@@ -117,7 +117,7 @@ def test_a_start_that_takes_much_longer_than_was_estimated_says_so() -> None:
     ]
 
 
-def test_progress_in_plain_lines() -> None:
+def test_progress_is_printed_in_plain_lines() -> None:
     server = Server(log={0: LOADING, 1: ["Loading safetensors: | 1/2 ["], 2: READY})
     server.wait()
     assert re.sub(r"\d+\.\d s", "N s", server.progress.getvalue()).splitlines() == [
@@ -126,7 +126,7 @@ def test_progress_in_plain_lines() -> None:
     ]
 
 
-def test_many_graphs_are_one_line_of_a_log() -> None:
+def test_graph_capture_progress_is_one_line() -> None:
     """An `up` wrote 45 lines about the capture of graphs."""
     bar = {5 + number: [f"Capturing batches (bs=8):  5%|..| {number}/20 ["] for number in range(1, 21)}
     server = Server(log={0: LOADING, 5: ["Capture target verify CUDA graph begin."], **bar, 40: READY})
@@ -139,27 +139,27 @@ def test_many_graphs_are_one_line_of_a_log() -> None:
     ]
 
 
-def test_health_alone_is_not_enough() -> None:
+def test_health_response_alone_is_not_ready() -> None:
     server = Server(log={0: LOADING})  # a leftover answers on the port while ours still loads
     with pytest.raises(NotReadyError, match="no progress for 60 s while loading weights"):
         server.wait()
     assert server.asked == []  # and the leftover is not even asked
 
 
-def test_the_log_alone_is_not_enough() -> None:
+def test_log_line_alone_is_not_ready() -> None:
     server = Server(log={0: LOADING + READY}, health=lambda _: 0)
     with pytest.raises(NotReadyError, match=r"while answering; http://[^ ]*/health: no connection: refused"):
         server.wait()
 
 
-def test_another_model_behind_the_port_is_another_server() -> None:
+def test_different_served_model_is_not_ready() -> None:
     server = Server(log={0: LOADING + READY})
     server.serves = "llama"
     with pytest.raises(NotReadyError, match=r"it serves `llama`, not `glm-5\.2`"):
         server.wait()
 
 
-def test_gives_up_at_once_when_the_server_has_exited() -> None:
+def test_exited_server_ends_the_wait_immediately() -> None:
     server = Server(log={0: LOADING, 3: ["RuntimeError: boom"]})
     server.exits_at = 3
     with pytest.raises(NotReadyError) as caught:
@@ -169,7 +169,7 @@ def test_gives_up_at_once_when_the_server_has_exited() -> None:
     assert server.second < 3.5
 
 
-def test_a_server_that_was_removed_has_not_exited() -> None:
+def test_removed_server_is_not_reported_as_exited() -> None:
     server = Server(log={0: LOADING})
     server.exits_at, server.end = 3, Status.NOT_FOUND
     with pytest.raises(NotReadyError, match="the server was removed by another program while loading weights"):
@@ -177,7 +177,7 @@ def test_a_server_that_was_removed_has_not_exited() -> None:
 
 
 @pytest.mark.parametrize("second", [0, 5])
-def test_gives_up_at_once_when_the_server_was_restarted(second: int) -> None:
+def test_restarted_server_ends_the_wait_immediately(second: int) -> None:
     """Before the first look as well."""
     server = Server(log={0: LOADING})
     server.restarts_at = second
@@ -186,7 +186,7 @@ def test_gives_up_at_once_when_the_server_was_restarted(second: int) -> None:
     assert server.second < second + 0.5
 
 
-def test_gives_up_at_once_when_the_port_is_taken() -> None:
+def test_used_port_ends_the_wait_immediately() -> None:
     taken = "ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use"
     server = Server(log={0: LOADING, 2: [taken]})
     with pytest.raises(NotReadyError, match="is in use by another process"):
@@ -194,20 +194,20 @@ def test_gives_up_at_once_when_the_port_is_taken() -> None:
     assert server.second < 2.5
 
 
-def test_a_slow_start_that_moves_is_waited_for() -> None:
+def test_slow_start_with_progress_is_awaited() -> None:
     shards = {50 * n: [f"Loading safetensors: | {n}/40 ["] for n in range(1, 41)}
     server = Server(log={0: LOADING, **shards, 2040: READY})
     assert server.wait(silence=60) == pytest.approx(2040, abs=1)
 
 
-def test_silence_ends_the_wait() -> None:
+def test_no_progress_ends_the_wait() -> None:
     server = Server(log={0: LOADING, 30: ["Loading safetensors: | 1/40 ["]})
     with pytest.raises(NotReadyError, match="no progress for 60 s while loading weights 1/40"):
         server.wait(silence=60)
     assert server.second == pytest.approx(90, abs=0.5)
 
 
-def test_probes_of_others_are_no_progress() -> None:
+def test_foreign_health_probes_are_not_progress() -> None:
     probes = {n: [f'INFO:     10.0.0.7:{n} - "GET /health HTTP/1.1" 503 Service Unavailable'] for n in range(1, 300)}
     server = Server(log={0: LOADING, **probes})
     with pytest.raises(NotReadyError, match="no progress for 60 s"):
@@ -215,7 +215,7 @@ def test_probes_of_others_are_no_progress() -> None:
     assert server.second == pytest.approx(60, abs=0.5)
 
 
-def test_failing_health_checks_that_log_are_no_progress() -> None:
+def test_logged_health_failures_are_not_progress() -> None:
     failures = {n: ["Health check failed. Server couldn't get a response from detokenizer"] for n in range(1, 300)}
     server = Server(log={0: LOADING + READY, **failures}, health=lambda _: 503)
     with pytest.raises(NotReadyError, match="`/health`: 503"):
@@ -223,13 +223,13 @@ def test_failing_health_checks_that_log_are_no_progress() -> None:
     assert server.second == pytest.approx(60, abs=0.5)
 
 
-def test_a_timeout_of_the_user_ends_a_start_that_moves() -> None:
+def test_user_timeout_ends_a_progressing_start() -> None:
     server = Server(log={n: [f"line {n}"] for n in range(100)})
     with pytest.raises(NotReadyError, match="not ready within 20 s: still waiting"):
         server.wait(timeout=20)
 
 
-def test_the_key_is_sent_and_never_shown() -> None:
+def test_api_key_is_sent_but_never_shown() -> None:
     server = Server(log={0: LOADING + READY})
     server.serves = "llama"
     with pytest.raises(NotReadyError) as caught:
@@ -239,14 +239,14 @@ def test_the_key_is_sent_and_never_shown() -> None:
     assert "[REDACTED]" in caught.value.details
 
 
-def test_the_details_are_the_last_lines() -> None:
+def test_error_details_contain_last_log_lines() -> None:
     server = Server(log={0: [f"line {n}" for n in range(100)]})
     with pytest.raises(NotReadyError) as caught:
         server.wait()
     assert caught.value.details.splitlines() == [f"line {n}" for n in range(60, 100)]
 
 
-def test_arguments_that_the_engine_refuses_are_an_error_of_the_profile() -> None:
+def test_rejected_arguments_are_a_profile_error() -> None:
     """A pod's first step refuses them; its server would be started again and again with the same ones."""
     refusal = ArgumentRefusal(
         kind="AssertionError",

@@ -40,7 +40,7 @@ def measured(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_requests_of_the_knee_are_drawn(measured: Path) -> None:
+def test_requests_at_the_knee_are_drawn(measured: Path) -> None:
     report_command([measured])
     page = (measured / "report.html").read_text()
     (drawn,) = json.loads((measured / "report.json").read_text())["over_time"]
@@ -54,7 +54,7 @@ def test_the_requests_of_the_knee_are_drawn(measured: Path) -> None:
     assert "At most 2 concurrent, at most 2 of them queued or in prefill." in page
 
 
-def test_another_rate_is_drawn_where_asked_and_a_rate_that_nobody_has_is_refused(measured: Path) -> None:
+def test_timeline_rate_selects_a_measured_rate(measured: Path) -> None:
     report_command([measured], timeline_rate=2.0)
     assert json.loads((measured / "report.json").read_text())["over_time"][0]["load"] == "2 rps"
     with pytest.raises(UsageError, match="no result has a rate of 7 rps") as caught:
@@ -62,7 +62,7 @@ def test_another_rate_is_drawn_where_asked_and_a_rate_that_nobody_has_is_refused
     assert caught.value.hint == "--timeline-rate one of 2, 2.4"
 
 
-def test_without_the_file_there_is_no_such_section(measured: Path) -> None:
+def test_timeline_is_omitted_without_request_file(measured: Path) -> None:
     (measured / "own" / "requests-2.4.jsonl").unlink()
     report_command([measured])
     assert "Requests over time" not in (measured / "report.html").read_text()
@@ -71,7 +71,7 @@ def test_without_the_file_there_is_no_such_section(measured: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["{", "[]", '{"scheduled_s": "x"}', line(1e300), line(0.0).replace("0.2", "NaN"), '"<script>"']
 )
-def test_a_damaged_line_is_named(measured: Path, damage: str) -> None:
+def test_corrupt_request_line_is_reported_with_location(measured: Path, damage: str) -> None:
     file = measured / "own" / "requests-2.4.jsonl"
     file.write_text(f"{line(0.0)}\n{damage}\n")
     with pytest.raises(BenchError, match="not a valid request of `deploy bench`") as caught:
@@ -79,7 +79,7 @@ def test_a_damaged_line_is_named(measured: Path, damage: str) -> None:
     assert caught.value.location == f"{file}:2"
 
 
-def test_a_long_run_is_drawn_in_as_much_as_a_plot_shows_and_its_slowest_is_in_it() -> None:
+def test_long_timeline_is_downsampled_but_keeps_slowest_request() -> None:
     requests = [
         RequestTimes(
             scheduled_s=at / 10, started_s=at / 10, first_token_s=at / 10 + 0.1, ended_s=at / 10 + 2, failed=False
@@ -99,7 +99,7 @@ def test_a_long_run_is_drawn_in_as_much_as_a_plot_shows_and_its_slowest_is_in_it
     assert "20000 requests, one dot each; the slowest waited 9.00 s." in over_time_charts(drawn)[0].says
 
 
-def test_requests_at_one_moment_are_drawn_too() -> None:
+def test_simultaneous_requests_are_drawn() -> None:
     at_once = RequestTimes(scheduled_s=0.0, started_s=0.0, first_token_s=None, ended_s=0.0, failed=True)
     drawn = over_time(0, point(1.0, 0.1, 0.1), [at_once] * 3)
     assert all(chart.lines for chart in over_time_charts(drawn))

@@ -34,26 +34,26 @@ def docker(answers: Mapping[str, tuple[int, str]]) -> Runner:
     return run
 
 
-def test_an_image_on_this_host_is_asked_before_its_registry() -> None:
+def test_local_image_digest_is_preferred_to_registry() -> None:
     here = docker({"image": (0, json.dumps([f"lmsysorg/sglang@{A}"])), "manifest": (1, "must not be asked")})
     assert image_digests(here, "lmsysorg/sglang:x") == {A}
     assert image_digests(docker({"image": (0, "[]")}), "built:here") == {"built on this host"}
 
 
-def test_an_image_in_its_registry_with_one_platform_or_more() -> None:
+def test_registry_digests_of_all_platforms_are_returned() -> None:
     one = json.dumps({"Descriptor": {"digest": A}})
     two = json.dumps([{"Descriptor": {"digest": A}}, {"Descriptor": {"digest": B}}])
     assert image_digests(docker({"manifest": (0, one)}), "x") == {A}
     assert image_digests(docker({"manifest": (0, two)}), "x") == {A, B}
 
 
-def test_an_image_that_does_not_exist_and_a_registry_that_is_silent() -> None:
+def test_missing_image_differs_from_unreachable_registry() -> None:
     assert image_digests(docker({"manifest": (1, "no such manifest: docker.io/x:y")}), "x:y") == frozenset()
     with pytest.raises(OSError, match="no such host"):
         image_digests(docker({"manifest": (1, "lookup registry-1.docker.io: no such host")}), "x:y")
 
 
-def test_a_server_of_ours_is_known_by_its_port_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_server_is_identified_by_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = RunningServer(
         runtime="process",
         name="owl",
@@ -73,7 +73,7 @@ def test_a_server_of_ours_is_known_by_its_port_while_it_runs(tmp_path: Path, mon
     assert _server_on(host_ref, 30010) is None
 
 
-def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_required_disk_space_excludes_staged_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh node needs room for the whole checkpoint, one that was staged in part for the rest."""
     monkeypatch.setattr("orchestrator.servers.start.host.preflight", lambda _plan, access, _checks, **_: access)
     plan, home = plan_of("mi355x-tp8", runtime="process"), Home(tmp_path)
@@ -89,7 +89,7 @@ def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: py
     assert room() == [(str(staged), plan.model.weight_bytes - 4096)]
 
 
-def test_the_machine_is_where_docker_runs(tmp_path: Path) -> None:
+def test_remote_host_comes_from_option_or_docker_host(tmp_path: Path) -> None:
     home, container = Home(tmp_path), plan_of("mi355x-tp8")
     alone, far = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "DOCKER_HOST": "ssh://node"}
     assert resolve_host_ref(container.runtime, home, None, alone).remote is None
@@ -99,13 +99,13 @@ def test_the_machine_is_where_docker_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["tcp://node:2375", "ssh://node:abc", "ssh://node:99999", "node"])
-def test_what_is_no_far_machine_is_refused_before_anything_is_planned_for_it(tmp_path: Path, host: str) -> None:
+def test_invalid_remote_host_is_rejected(tmp_path: Path, host: str) -> None:
     """`up --dry-run --host ssh://node:abc` used to print what it would start there, and exit with 0."""
     with pytest.raises(UsageError, match="is not the URL of a remote host"):
         resolve_host_ref(plan_of("mi355x-tp8").runtime, Home(tmp_path), host, {})
 
 
-def test_a_process_runs_on_this_machine_and_a_far_one_is_refused(tmp_path: Path) -> None:
+def test_process_runtime_rejects_remote_host(tmp_path: Path) -> None:
     """It used to be looked at here, whatever was named."""
     process = plan_of("mi355x-tp8", runtime="process")
     assert resolve_host_ref(process.runtime, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).remote is None

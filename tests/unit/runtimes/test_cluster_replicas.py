@@ -36,7 +36,7 @@ def container(found: dict[tuple[str, str], Any], part: str) -> Any:  # noqa: ANN
     return found["Deployment", part]["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_each_pod_has_gpus_and_ports_of_its_own(plan: Plan, found: dict[tuple[str, str], Any]) -> None:
+def test_each_replica_pod_has_its_own_gpus(plan: Plan, found: dict[tuple[str, str], Any]) -> None:
     first, second = replica_plans(plan)
     assert first == second
     for part in PARTS[:2]:
@@ -46,7 +46,7 @@ def test_each_pod_has_gpus_and_ports_of_its_own(plan: Plan, found: dict[tuple[st
     assert container(found, "gateway")["resources"]["limits"] == {"cpu": "2", "memory": "2Gi"}
 
 
-def test_what_a_start_makes_first_has_the_name_and_the_service_of_it_leads_to_the_gateway(
+def test_first_deployment_and_gateway_service_have_server_name(
     found: dict[tuple[str, str], Any],
 ) -> None:
     first, second, gateway = (found["Deployment", part]["metadata"]["name"] for part in PARTS)
@@ -57,7 +57,7 @@ def test_what_a_start_makes_first_has_the_name_and_the_service_of_it_leads_to_th
     assert len({first, second, gateway}) == 3
 
 
-def test_a_deployment_selects_the_pod_of_its_own_part(found: dict[tuple[str, str], Any]) -> None:
+def test_deployments_and_services_select_only_their_pods(found: dict[tuple[str, str], Any]) -> None:
     labels = [found["Deployment", part]["spec"]["template"]["metadata"]["labels"] for part in PARTS]
     for part in PARTS:
         for kind, location in (("Deployment", ("selector", "matchLabels")), ("Service", ("selector",))):
@@ -67,7 +67,7 @@ def test_a_deployment_selects_the_pod_of_its_own_part(found: dict[tuple[str, str
             assert [wanted.items() <= each.items() for each in labels] == [part == other for other in PARTS]
 
 
-def test_the_gateway_finds_the_servers_of_its_name_alone(found: dict[tuple[str, str], Any]) -> None:
+def test_gateway_discovers_only_replicas_of_its_server(found: dict[tuple[str, str], Any]) -> None:
     args = container(found, "gateway")["args"]
     wanted = dict(word.split("=") for word in args[args.index("--selector") + 1 :][:2])
     taken = [
@@ -78,7 +78,7 @@ def test_the_gateway_finds_the_servers_of_its_name_alone(found: dict[tuple[str, 
     assert "--worker-urls" not in args
 
 
-def test_only_the_gateway_is_let_in_to_a_server(found: dict[tuple[str, str], Any]) -> None:
+def test_only_gateway_reaches_replicas(found: dict[tuple[str, str], Any]) -> None:
     gateway = found["Deployment", "gateway"]["spec"]["template"]["metadata"]["labels"]
     for part in PARTS[:2]:
         rule, for_metrics = found["NetworkPolicy", part]["spec"]["ingress"]
@@ -92,7 +92,7 @@ def test_only_the_gateway_is_let_in_to_a_server(found: dict[tuple[str, str], Any
     assert for_metrics["from"] == MONITORING
 
 
-def test_of_the_gateway_a_prometheus_reaches_its_counters_and_nothing_else(found: dict[tuple[str, str], Any]) -> None:
+def test_prometheus_reaches_only_metrics_port_of_gateway(found: dict[tuple[str, str], Any]) -> None:
     rule, for_metrics = found["NetworkPolicy", "gateway"]["spec"]["ingress"]
     args, ports = (container(found, "gateway")[key] for key in ("args", "ports"))
     (port,) = (each["containerPort"] for each in ports if each["name"] == "metrics")
@@ -108,7 +108,7 @@ def test_of_the_gateway_a_prometheus_reaches_its_counters_and_nothing_else(found
     assert [len(unwatched["NetworkPolicy", part]["spec"]["ingress"]) for part in PARTS] == [1, 1, 1]
 
 
-def test_the_gateway_may_look_at_pods_and_nothing_else_and_no_server_has_an_account(
+def test_only_gateway_has_a_service_account(
     found: dict[tuple[str, str], Any],
 ) -> None:
     assert [kind for kind, _ in found if "Cluster" in kind] == []
@@ -126,11 +126,11 @@ def test_the_gateway_may_look_at_pods_and_nothing_else_and_no_server_has_an_acco
     assert [pods[part]["automountServiceAccountToken"] for part in PARTS] == [False, False, True]
 
 
-def test_nobody_evicts_a_server_and_the_gateway_may_move(found: dict[tuple[str, str], Any]) -> None:
+def test_only_replicas_have_disruption_budgets(found: dict[tuple[str, str], Any]) -> None:
     assert [part for part in PARTS if ("PodDisruptionBudget", part) in found] == ["replica-1", "replica-2"]
 
 
-def test_a_server_is_ended_only_once_it_was_unhealthy_for_longer_than_healing_says() -> None:
+def test_liveness_probe_respects_unhealthy_after() -> None:
     """From the first look that sees no work to the last: the first compares with what it has read itself."""
     for seconds in (2, 20, 300, 301):
         asked = cluster_plan("cpu-tiny", *CASES["cpu-tiny"], f"restart_policy.unhealthy_after={seconds}")
@@ -140,7 +140,7 @@ def test_a_server_is_ended_only_once_it_was_unhealthy_for_longer_than_healing_sa
         assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) == hang_seconds(asked) >= seconds
 
 
-def test_a_pod_that_is_replaced_while_it_is_labeled_is_asked_for_again(tmp_path: Path) -> None:
+def test_labeling_is_retried_when_pod_was_replaced(tmp_path: Path) -> None:
     """kubectl lists the pods of a selector, then labels each: one may be gone by then."""
     gone = CompletedProgram(argv=(), code=1, stdout="", stderr='Error from server (NotFound): pods "a-1" not found')
     answers = iter((gone, CompletedProgram(argv=(), code=0, stdout="pod/a-2 labeled", stderr="")))

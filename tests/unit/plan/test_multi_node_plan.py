@@ -25,7 +25,7 @@ def refused(profile: str, *overrides: str) -> dict[str, str]:
     return {problem.message: problem.hint for problem in error.value.problems_or_self()}
 
 
-def test_two_nodes_share_the_ranks_of_one_unit() -> None:
+def test_two_nodes_form_one_unit() -> None:
     plan = plan_of("mi355x-tp8", *TWO, "layout.tp=16")
     [unit] = plan.units
     assert (unit.plan.layout.nodes, unit.plan.gpus, plan.gpu_count) == (2, range(8), 16)
@@ -34,12 +34,12 @@ def test_two_nodes_share_the_ranks_of_one_unit() -> None:
 
 
 @pytest.mark.parametrize("parallel", [("layout.tp=8", *PIPELINE, *NO_DRAFTS), ("layout.tp=16", "layout.ep=16")])
-def test_pipeline_stages_and_experts_are_spread_too(parallel: tuple[str, ...]) -> None:
+def test_pipeline_stages_and_experts_span_nodes(parallel: tuple[str, ...]) -> None:
     plan = plan_of("mi355x-tp8", *TWO, *parallel)
     assert (plan.gpus, plan.gpu_count) == (range(8), 16)
 
 
-def test_a_rank_has_its_number_its_port_and_the_address_of_the_first_node() -> None:
+def test_rank_command_has_number_port_and_head_address() -> None:
     plan = plan_of("mi355x-tp8", *TWO, "layout.tp=16", "server.port=31000")
     argv = runtime_class("slurm").render(plan, {}).command.argv
     first, second = (rank_argv(argv, rank=rank, head="10.0.0.1") for rank in (0, 1))
@@ -49,26 +49,26 @@ def test_a_rank_has_its_number_its_port_and_the_address_of_the_first_node() -> N
     assert len([word for one, other in zip(first, second, strict=True) if one != other for word in (one,)]) == 2
 
 
-def test_a_server_of_one_node_has_none_of_these_words() -> None:
+def test_single_node_command_has_no_node_options() -> None:
     argv = runtime_class("slurm").render(plan_of("mi355x-tp8", *SLURM), {}).command.argv
     assert not {"--nnodes", "--node-rank", "--dist-init-addr"} & {*argv}
     assert rank_argv(argv, rank=1, head="10.0.0.1") == argv
 
 
-def test_a_script_asks_for_what_differs_between_nodes() -> None:
+def test_script_requires_rank_and_head_address_variables() -> None:
     text = server_script(runtime_class("slurm").render(plan_of("mi355x-tp8", *TWO, "layout.tp=16"), {}))
     assert '--node-rank "${NODE_RANK:?' in text
     assert '--dist-init-addr "${HEAD_ADDRESS:?the address of the first node}:31000"' in text
 
 
-def test_sglang_checks_the_line_of_the_first_rank() -> None:
+def test_argument_check_uses_first_rank() -> None:
     artifacts = runtime_class("slurm").render(plan_of("mi355x-tp8", *TWO, "layout.tp=16"), {})
     [argv] = argument_question(artifacts, None).argv
     assert argv == server_arguments(rank_argv(artifacts.command.argv, rank=0, head="127.0.0.1"))
     assert argv[argv.index("--node-rank") + 1] == "0"
 
 
-def test_a_replica_has_nodes_of_its_own() -> None:
+def test_each_replica_has_its_own_nodes() -> None:
     plan = plan_of("mi355x-tp4x2", *TWO, "layout.tp=16")
     assert [unit.plan.layout.nodes for unit in plan.servers] == [2, 2]
 
@@ -86,6 +86,6 @@ def test_a_replica_has_nodes_of_its_own() -> None:
         (("runtime=process",), "the process runtime starts a server on one node, not on 2", "runtime=docker"),
     ],
 )
-def test_what_sglang_would_refuse_or_wait_for_is_refused(settings: tuple[str, ...], message: str, hint: str) -> None:
+def test_unsupported_multi_node_settings_are_rejected(settings: tuple[str, ...], message: str, hint: str) -> None:
     found = refused("mi355x-tp8", *TWO, *settings)
     assert [True for text, said in found.items() if message in text and hint in said], found

@@ -71,7 +71,7 @@ def lost_of(handle: RunningServer, *, ready: tuple[str, ...], running: tuple[str
     return dead_processes(Table(running), handle)  # type: ignore[arg-type]
 
 
-def test_sglangs_processes_in_a_persons_words() -> None:
+def test_sglang_process_titles_are_translated() -> None:
     assert process_names(READY) == ("data_parallel_controller", "detokenizer", "rank DP0", "rank DP1")
     assert process_names(["sglang::scheduler", "sglang::scheduler_DP1_TP3_EP3   "]) == ("rank DP1 TP3 EP3", "scheduler")
 
@@ -84,17 +84,17 @@ def test_sglangs_processes_in_a_persons_words() -> None:
         (("sglang::scheduler_DP0", "sglang::detokenizer"), "detokenizer, rank DP0 have ended while the server runs"),
     ],
 )
-def test_what_has_ended_since_the_server_was_ready(handle: RunningServer, gone: tuple[str, ...], said: str) -> None:
+def test_processes_dead_since_ready_are_named(handle: RunningServer, gone: tuple[str, ...], said: str) -> None:
     assert lost_of(handle, ready=READY, running=tuple(title for title in READY if title not in gone)) == said
 
 
-def test_nothing_is_lost_where_nothing_can_be_told(handle: RunningServer) -> None:
+def test_unknown_processes_are_not_reported_dead(handle: RunningServer) -> None:
     assert dead_processes(Table(READY[:1]), handle) == ""  # type: ignore[arg-type]  # never ready: nothing was noted
     assert lost_of(handle, ready=READY, running=()) == ""  # no process table
     assert lost_of(handle, ready=READY[:1], running=READY) == ""
 
 
-def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
+def test_dead_rank_is_reported_without_querying_server(
     handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server without a rank would be waited for: 54 s by `status`, up to 180 s for a request of `smoke`."""
@@ -119,7 +119,7 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
         smoke_server(servers, "two", strict_kernels=False)
 
 
-def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: RunningServer, run_dir: Path) -> None:
+def test_restarted_server_has_no_dead_processes(handle: RunningServer, run_dir: Path) -> None:
     """A new pod has none of the parts yet that the one before had."""
     runtime = OneServer(handle, READY[:1])
     record_processes(Table(READY), handle, 12.34)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Ru
     assert "rank DP0, rank DP1 have ended while the server runs" in dead_processes(runtime, handle)  # type: ignore[arg-type]
 
 
-def test_replicas_of_which_one_does_not_serve_yet_are_not_said_to_be_silent(
+def test_partly_healthy_replicas_are_reported(
     handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their gateway answers all the while."""
@@ -143,7 +143,7 @@ def test_replicas_of_which_one_does_not_serve_yet_are_not_said_to_be_silent(
         require_healthy(servers, statuses(servers, "two", check_health=True), named=True)
 
 
-def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_the_others(
+def test_replica_without_readable_record_fails_smoke_test(
     handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())

@@ -69,7 +69,7 @@ def labels_of(plan: Plan, run: Path, part: str = "") -> dict[str, str]:
     return container_labels(plan, "pair", part) | {RUN_DIR: str(run / part)}
 
 
-def test_servers_are_published_on_loopback_and_the_gateway_alone_in_the_network_of_the_host(pair: Artifacts) -> None:
+def test_replicas_are_on_loopback_and_gateway_on_host_network(pair: Artifacts) -> None:
     assert [spec_of(server).publish for server in pair.replicas] == [
         ("127.0.0.1", 30008, 30008),
         ("127.0.0.1", 30016, 30016),
@@ -82,18 +82,18 @@ def test_servers_are_published_on_loopback_and_the_gateway_alone_in_the_network_
     assert "--name deploy-pair--replica-2 " in docker_run_line(pair.replicas[1], "pair", "replica-2")
 
 
-def test_a_server_waits_for_the_vram_of_its_own_gpus(pair: Artifacts) -> None:
+def test_replica_waits_for_vram_of_its_own_gpus(pair: Artifacts) -> None:
     assert "sed -n 5,8p" in docker_run_line(pair.replicas[1], "pair", "replica-2")
 
 
-def test_what_the_image_was_found_to_hold_changes_no_record(plan: Plan) -> None:
+def test_detected_patches_change_environment_but_not_plan(plan: Plan) -> None:
     variable = EnvVar(name="HSA_FOUND", value="one", origin=Origin.RECIPE, source="")
     held = render(plan, None, IMAGE, DetectedPatches(ids=frozenset({"found"}), env=(variable,)))
     assert (held.plan, tuple(server.plan for server in held.replicas)) == (plan, replica_plans(plan))
     assert all(("HSA_FOUND", "one") in server.command.env for server in held.replicas)
 
 
-def test_containers_of_one_name_are_one_server(plan: Plan, tmp_path: Path) -> None:
+def test_containers_with_one_name_form_one_server(plan: Plan, tmp_path: Path) -> None:
     first, second = replica_plans(plan)
     run = tmp_path / "1"  # beside it, other runs of the name are looked for
     found = runtime(
@@ -114,7 +114,7 @@ def test_containers_of_one_name_are_one_server(plan: Plan, tmp_path: Path) -> No
     assert [server.url for server in found[0].replicas] == ["http://127.0.0.1:30008", "http://127.0.0.1:30016"]
 
 
-def test_servers_whose_gateway_was_not_started_are_told_with_the_plan_of_their_run(plan: Plan, tmp_path: Path) -> None:
+def test_replicas_without_gateway_are_exited(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan.to_json())
     docker = runtime(tmp_path, labels_of(replica_plans(plan)[0], tmp_path, "replica-1"))
     (found,) = ServerGroup(docker).find()
@@ -125,11 +125,11 @@ def test_servers_whose_gateway_was_not_started_are_told_with_the_plan_of_their_r
     assert (state.status, state.detail) == (Status.EXITED, "the gateway was not started")
 
 
-def test_a_label_that_no_start_writes_makes_no_server(plan: Plan, tmp_path: Path) -> None:
+def test_container_with_invalid_label_is_ignored(plan: Plan, tmp_path: Path) -> None:
     assert runtime(tmp_path, labels_of(plan, tmp_path) | {UNIT: "replica-zwei"}).find() == ()
 
 
-def test_servers_of_another_start_keep_their_name(plan: Plan, pair: Artifacts, tmp_path: Path) -> None:
+def test_name_of_another_run_is_not_taken(plan: Plan, pair: Artifacts, tmp_path: Path) -> None:
     theirs = runtime(tmp_path, labels_of(replica_plans(plan)[0], tmp_path / "theirs", "replica-1"))
     with pytest.raises(NameTakenError, match="server `pair` already exists"):
         theirs.start(pair.replicas[1], name="pair", run_dir=tmp_path / "ours/replica-2", secrets={})

@@ -19,7 +19,7 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def test_a_lock_that_is_a_link_is_refused_and_what_it_names_stays_whole(home: Home, tmp_path: Path) -> None:
+def test_symlinked_lock_is_rejected_without_touching_its_target(home: Home, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("x" * 100)
     (home.make_runs("tiny") / ".lock").symlink_to(precious)
@@ -31,7 +31,7 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_names_stays_whole(home: Ho
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_lock_that_is_no_file_is_a_sentence(home: Home, make: object) -> None:
+def test_lock_must_be_a_regular_file(home: Home, make: object) -> None:
     make(home.make_runs("tiny") / ".lock")  # type: ignore[operator]
 
     with pytest.raises(HostError), name_lock(home, "tiny"):
@@ -40,7 +40,7 @@ def test_a_lock_that_is_no_file_is_a_sentence(home: Home, make: object) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 @pytest.mark.parametrize("below", [".", "tiny"])
-def test_a_directory_of_another_user_is_refused(home: Home, below: str) -> None:
+def test_directory_of_another_user_is_rejected(home: Home, below: str) -> None:
     home.make_runs("tiny")
     os.chown(home.runs / below, 65534, 65534)
 
@@ -48,7 +48,7 @@ def test_a_directory_of_another_user_is_refused(home: Home, below: str) -> None:
         pass
 
 
-def test_run_directories_are_made_and_kept_their_owners_alone(home: Home) -> None:
+def test_run_directories_are_private(home: Home) -> None:
     home.runs.mkdir(parents=True)
     home.runs.chmod(0o777)
     before = os.umask(0)
@@ -65,9 +65,7 @@ def test_run_directories_are_made_and_kept_their_owners_alone(home: Home) -> Non
     ]
 
 
-def test_the_holder_of_a_name_is_told_and_a_full_disk_takes_no_claim_away(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_names_its_holder_and_survives_full_disk(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         name_lock(home, "tiny"),
         pytest.raises(NameTakenError, match=rf"\(pid {os.getpid()}\)"),
@@ -84,7 +82,7 @@ def test_the_holder_of_a_name_is_told_and_a_full_disk_takes_no_claim_away(
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.write_text("[" * 100_000)])
-def test_files_of_a_run_that_are_none_are_read_as_missing(tmp_path: Path, make: object) -> None:
+def test_unreadable_run_files_count_as_missing(tmp_path: Path, make: object) -> None:
     make(tmp_path / "plan.json")  # type: ignore[operator]
 
     assert read_plan(RunDir(tmp_path)) is None

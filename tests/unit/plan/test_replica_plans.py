@@ -16,13 +16,13 @@ def refused(profile: str, *overrides: str) -> dict[str, str]:
     return {problem.message: problem.location for problem in error.value.problems_or_self()}
 
 
-def test_one_server_has_no_gateway_and_is_its_own_replica() -> None:
+def test_single_server_has_no_gateway() -> None:
     plan = plan_of("cpu-tiny", "gateway.policy=random")
     assert (plan.replicas, plan.gateway) == (1, None)
     assert replica_plans(plan) == (plan,)
 
 
-def test_the_gateway_has_the_address_and_each_replica_ports_of_its_own() -> None:
+def test_gateway_has_server_port_and_replicas_their_own() -> None:
     plan = plan_of("cpu-tiny", "replicas=3", "server.port=21000")
     assert plan.gateway is not None
     assert plan.server.port == 21000
@@ -31,7 +31,7 @@ def test_the_gateway_has_the_address_and_each_replica_ports_of_its_own() -> None
     assert sorted(taken) == [21000, 21001, 21008, 21016, 21024]
 
 
-def test_prefill_and_decode_have_ports_of_their_own() -> None:
+def test_prefill_and_decode_have_separate_ports() -> None:
     taken = dict(plan_ports(plan_of("cpu-tiny-1p1d", "server.port=21000")))
     assert {name: taken[name] for name in ("server", "prefill 1", "decode 1", "bootstrap of prefill")} == {
         "server": 21000,
@@ -41,7 +41,7 @@ def test_prefill_and_decode_have_ports_of_their_own() -> None:
     }
 
 
-def test_what_the_profile_says_of_the_gateway_stands_before_what_is_said_for_it() -> None:
+def test_profile_overrides_gateway_defaults() -> None:
     plan = plan_of("cpu-tiny", "replicas=2", "gateway.policy=round_robin", "gateway.disable-retries=true")
     assert plan.gateway is not None
     options = {option.name: option for option in plan.gateway.options}
@@ -51,7 +51,7 @@ def test_what_the_profile_says_of_the_gateway_stands_before_what_is_said_for_it(
     assert options["health-check-interval-secs"].source  # what nobody has set has its reason
 
 
-def test_a_replica_is_a_server_of_this_machine_alone_with_gpus_of_its_own() -> None:
+def test_each_replica_listens_on_loopback_with_own_gpus() -> None:
     plan = plan_of("mi355x-tp4x2", "server.host=0.0.0.0", "server.api_key_env=SERVING_KEY")
     first, second = replica_plans(plan)
     assert plan.gpus == range(8)
@@ -62,19 +62,19 @@ def test_a_replica_is_a_server_of_this_machine_alone_with_gpus_of_its_own() -> N
     assert first.server.port != second.server.port
 
 
-def test_gpus_are_counted_from_the_first_one_and_in_steps() -> None:
+def test_gpu_offset_and_step_apply_across_replicas() -> None:
     small = ("layout.tp=2", "flags.context-length=131072")
     plan = plan_of("mi355x-tp4x2", *small, "flags.base-gpu-id=1", "flags.gpu-id-step=2", "engine.python=python3")
     first, second = replica_plans(plan)
     assert (list(first.gpus), list(second.gpus)) == ([1, 3], [5, 7])
 
 
-def test_more_replicas_than_the_node_has_gpus_for_are_refused_where_they_are_asked_for() -> None:
+def test_too_many_replicas_are_rejected_at_their_setting() -> None:
     problems = refused("mi355x-tp4x2", "replicas=3")
     assert problems["3 replicas of 4 GPUs need 12 GPUs; the node has 8"] == "--set replicas"
 
 
-def test_the_line_of_the_profile_is_named() -> None:
+def test_too_few_gpus_error_names_profile_line() -> None:
     problems = refused("mi355x-tp4x2", "layout.tp=8")
     place = problems["2 replicas of 8 GPUs need 16 GPUs; the node has 8"]
     assert place.startswith("profiles/mi355x-tp4x2.yaml:")
@@ -90,27 +90,27 @@ def test_the_line_of_the_profile_is_named() -> None:
         ("gateway.worker-urls=http://h", "`gateway.worker-urls` cannot be set"),
     ],
 )
-def test_what_the_gateway_does_not_take_is_refused_even_before_one_server(setting: str, message: str) -> None:
+def test_invalid_gateway_option_is_rejected_without_replicas(setting: str, message: str) -> None:
     assert refused("cpu-tiny", setting)[message] == f"--set {setting.partition('=')[0]}"
 
 
-def test_one_port_for_all_replicas_is_refused() -> None:
+def test_shared_replica_port_is_rejected() -> None:
     problems = refused("cpu-tiny", "replicas=2", "flags.nccl-port=29500")
     assert problems["`--nccl-port` sets one port for all replicas"] == "--set flags.nccl-port"
 
 
-def test_ports_beyond_the_last_one_are_refused() -> None:
+def test_replica_ports_above_65535_are_rejected() -> None:
     message = "`server.port` 65530 is too high: the last of 2 replicas needs 65546"
     assert refused("mi355x-tp4x2", "server.port=65530")[message] == "--set server.port"
 
 
-def test_slurm_moves_none_of_several_servers() -> None:
+def test_slurm_requeue_with_replicas_is_rejected() -> None:
     job = ("runtime=slurm", "engine.python=/python", "server.api_key_env=THE_KEY", "slurm.requeue=true")
     message = "`slurm.requeue` needs a single server, not 2: the gateway cannot follow it to another node"
     assert refused("cpu-tiny", "replicas=2", *job) == {message: "--set slurm.requeue"}
 
 
-def test_servers_that_are_jobs_have_their_own_gpus_and_ports_that_they_may_share_a_node_with() -> None:
+def test_slurm_replicas_have_distinct_ports_but_no_gpu_offset() -> None:
     job = ("runtime=slurm", "engine.python=/python", "server.api_key_env=THE_KEY")
     plan = plan_of("mi355x-tp4x2", *job)
     assert [replica.server.port for replica in replica_plans(plan)] == [plan.server.port + 8, plan.server.port + 16]
@@ -128,19 +128,19 @@ def test_servers_that_are_jobs_have_their_own_gpus_and_ports_that_they_may_share
         ("model.served_name=other", "`served_name` changes"),
     ],
 )
-def test_what_replicas_share_cannot_change_one_after_the_other(change: str, said: str) -> None:
+def test_shared_settings_block_rolling_update(change: str, said: str) -> None:
     before, after = plan_of("cpu-tiny", "replicas=2"), plan_of("cpu-tiny", "replicas=2", change)
     assert said in rolling_update_blocker(before, after)
 
 
-def test_replicas_that_are_added_or_removed_leave_the_others_as_they_are() -> None:
+def test_scaling_keeps_plans_of_existing_replicas() -> None:
     settings = ("layout.tp=2", "flags.context-length=131072")
     two, three = plan_of("mi355x-tp4x2", *settings), plan_of("mi355x-tp4x2", *settings, "replicas=3")
     assert [each.digest for each in replica_plans(three)[:2]] == [each.digest for each in replica_plans(two)]
     assert rolling_update_blocker(two, three) == rolling_update_blocker(three, two) == ""
 
 
-def test_what_a_gateway_finds_by_itself_stays_where_it_looks() -> None:
+def test_changed_namespace_blocks_rolling_update() -> None:
     settings = ("replicas=2", "runtime=kubernetes", "engine.image=a/b:1", "kubernetes.weights.pvc=models")
     before = plan_of("cpu-tiny", *settings)
     assert rolling_update_blocker(before, plan_of("cpu-tiny", *settings, "kubernetes.cpu=2")) == ""
@@ -148,7 +148,7 @@ def test_what_a_gateway_finds_by_itself_stays_where_it_looks() -> None:
     assert rolling_update_blocker(before, moved) == "the location in the cluster changes, which the replicas share"
 
 
-def test_a_replica_gives_way_to_one_on_the_same_gpus() -> None:
+def test_changed_gpu_count_blocks_rolling_update() -> None:
     before = plan_of("mi355x-tp4x2")
     assert rolling_update_blocker(before, plan_of("mi355x-tp4x2", "flags.mem-fraction-static=0.8")) == ""
     assert "the GPUs of a replica change from 4 to 2" in rolling_update_blocker(
@@ -165,9 +165,7 @@ def test_a_replica_gives_way_to_one_on_the_same_gpus() -> None:
         ("cpu-tiny", ("runtime=kubernetes",)),
     ],
 )
-def test_only_a_single_server_of_one_host_joins_the_gateway_of_another(
-    profile: str, overrides: tuple[str, ...]
-) -> None:
+def test_only_single_local_server_can_join_another_gateway(profile: str, overrides: tuple[str, ...]) -> None:
     assert plan_of("cpu-tiny", "server.gateway=pair").server.gateway == "pair"
     found = refused(profile, *overrides, "server.gateway=pair")
     said = "only a single `docker` or `process` server can join another server's gateway"

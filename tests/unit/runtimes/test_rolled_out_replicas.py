@@ -34,13 +34,13 @@ def gateway(start: Path, *numbers: int) -> RunningServer:
     return join_replicas(own, [replica(start, number) for number in numbers])
 
 
-def test_those_of_one_start_are_of_that_start(first: Path) -> None:
+def test_replicas_of_one_run_belong_to_it(first: Path) -> None:
     whole = gateway(first, 1, 2)
     assert (whole.run_dir, whole.log_dir, whole.plan_digest) == (str(first), str(first), "of the first")
     assert joined([whole]) == [whole]
 
 
-def test_the_newest_of_each_number_stands_behind_the_gateway_of_the_first_start(first: Path, later: Path) -> None:
+def test_newest_replicas_join_gateway_of_first_run(first: Path, later: Path) -> None:
     [whole] = joined([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
     assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
     assert (whole.run_dir, whole.log_dir, whole.url) == (str(later), str(first), "http://127.0.0.1:1")
@@ -49,7 +49,7 @@ def test_the_newest_of_each_number_stands_behind_the_gateway_of_the_first_start(
     assert run_dirs([whole]) == [first, later]
 
 
-def test_a_run_that_only_removed_replicas_is_the_newest_and_hides_no_replica(first: Path, later: Path) -> None:
+def test_run_that_removed_replicas_hides_no_replica(first: Path, later: Path) -> None:
     last = later.with_name("20260103T000000Z-cccccccc")
     last.mkdir()
     (last / "smoke.json").write_text("{}")
@@ -58,13 +58,13 @@ def test_a_run_that_only_removed_replicas_is_the_newest_and_hides_no_replica(fir
     assert (whole.run_dir, whole.log_dir) == (str(last), str(first))
 
 
-def test_servers_without_a_gateway_are_a_start_that_was_cut_off(later: Path) -> None:
+def test_replicas_without_gateway_are_an_incomplete_start(later: Path) -> None:
     cut = join_replicas(None, [replica(later, 1)])
     assert joined([cut]) == [cut]
     assert cut.runtime_id == ""
 
 
-def test_a_server_starts_behind_a_gateway_of_its_name_and_home_alone(first: Path, later: Path, tmp_path: Path) -> None:
+def test_replica_may_join_only_gateway_of_same_server(first: Path, later: Path, tmp_path: Path) -> None:
     whole, cut = with_roles(gateway(first, 1, 2).units), (replica(first, 1).unit,)
     assert may_coexist(later / "replica-1", whole)
     assert not may_coexist(later, whole), "another gateway"

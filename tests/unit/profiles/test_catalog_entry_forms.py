@@ -20,7 +20,7 @@ def profile(folder: Path, text: str) -> str:
     return str(folder / "mine.yaml")
 
 
-def test_a_path_counts_from_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_path_is_relative_to_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "engines").mkdir()
     (tmp_path / "engines" / "ours.yaml").write_text(ENGINE)
     loaded = load(profile(tmp_path, "engine: engines/ours.yaml\n"))
@@ -38,7 +38,7 @@ def test_a_path_counts_from_the_profile(tmp_path: Path, monkeypatch: pytest.Monk
     assert caught.value.problems[0].message == "invalid name `no name` of a catalog entry"
 
 
-def test_a_part_that_stands_in_the_profile_bears_its_name(tmp_path: Path) -> None:
+def test_inline_entry_is_named_after_profile(tmp_path: Path) -> None:
     whole = "".join(f"  {line}\n" for line in ENGINE.splitlines())
     loaded = load(profile(tmp_path, f"engine:\n{whole}  source: our own list\n"))
     assert loaded.plan.engine.name == "mine"
@@ -47,7 +47,7 @@ def test_a_part_that_stands_in_the_profile_bears_its_name(tmp_path: Path) -> Non
     assert rows["engine.version"].place.endswith("mine.yaml:8")
 
 
-def test_values_over_a_file_are_the_users_or_their_source_s(tmp_path: Path) -> None:
+def test_overridden_entry_values_have_user_or_source_origin(tmp_path: Path) -> None:
     text = "engine: {use: sglang-0.5.14-cpu, dockerfile: sglang-cpu, flags: {log-level: info}}\n"
     rows = {row.key: row for row in explained(load(profile(tmp_path, text)))}
     assert (rows["engine.dockerfile"].origin, rows["engine.dockerfile"].source) == ("user", "")
@@ -62,7 +62,7 @@ def test_values_over_a_file_are_the_users_or_their_source_s(tmp_path: Path) -> N
     assert rows["engine.version"].source == ""
 
 
-def test_an_unknown_key_is_told_at_its_line(tmp_path: Path) -> None:
+def test_unknown_key_is_reported_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as caught:
         load(profile(tmp_path, "engine:\n  use: sglang-0.5.14-cpu\n  imag: x\n"))
     (problem,) = caught.value.problems
@@ -70,7 +70,7 @@ def test_an_unknown_key_is_told_at_its_line(tmp_path: Path) -> None:
     assert problem.location.endswith("mine.yaml:7")
 
 
-def test_an_editor_knows_every_form() -> None:
+def test_json_schema_accepts_every_form() -> None:
     """A text, or a mapping whose keys are all known and none of which has to be there: a file may say the rest."""
     schema = json.loads(json_schema("profile"))
     name, keys = schema["properties"]["model"]["anyOf"]

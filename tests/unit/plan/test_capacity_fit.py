@@ -35,7 +35,7 @@ def warnings(profile: str, *overrides: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("run", range(5))
-def test_a_gpu_holds_what_its_server_logged(run: int) -> None:
+def test_computed_capacity_matches_server_log(run: int) -> None:
     """sglang 0.5.16 on H200s: weights and cache of one GPU in GiB, the tokens of a replica."""
     words, *lines = LOGGED[run].splitlines()
     profile, *overrides = words.removeprefix("# ").split()
@@ -52,7 +52,7 @@ def test_a_gpu_holds_what_its_server_logged(run: int) -> None:
     assert memory(profile, *overrides).weights_bytes / GIB == pytest.approx(sum(weights), rel=0.02, abs=0.03)
 
 
-def test_the_fraction_that_sglang_takes_is_the_one_that_it_logged() -> None:
+def test_default_mem_fraction_matches_server_log() -> None:
     """`mem_fraction_static=0.903` of the tiny model's `server_args`, then with chunks of 8192."""
     assert memory("h200-tiny", "flags.chunked-prefill-size=8192").fraction == 0.903
 
@@ -68,7 +68,7 @@ def test_the_fraction_that_sglang_takes_is_the_one_that_it_logged() -> None:
         ("b200-tp8", ("hardware=h200", "model.layers=61"), 61, 975_424, 43.67),
     ],
 )
-def test_sparse_attention_takes_what_others_measured(
+def test_sparse_attention_cache_size_matches_published_measurements(
     profile: str, overrides: tuple[str, ...], layers: int, tokens: int, gib: float
 ) -> None:
     found = cache(profile, *overrides, "flags.mem-fraction-static=0.95")
@@ -79,14 +79,14 @@ def test_sparse_attention_takes_what_others_measured(
 NEWER = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23")
 
 
-def test_an_amd_gpu_holds_what_others_measured() -> None:
+def test_amd_cache_size_matches_published_measurement() -> None:
     """The same script: a pool of "182.7 GB/rank" with 0.85, TP8 as far as its sum tells. No other figure is public."""
     found = cache("mi355x-tp8", "flags.kv-cache-dtype=bf16", "flags.mem-fraction-static=0.85",
                   "flags.chunked-prefill-size=32768")  # fmt: skip
     assert found.actual_token_bytes / 79 * 78 * (found.tokens or 0) / GIB == pytest.approx(182.7, rel=0.05)
 
 
-def test_a_token_of_sparse_attention_by_backend_and_version() -> None:
+def test_sparse_attention_token_bytes_by_backend_and_version() -> None:
     """656 B of latent and scales and 132 of indexer a layer; where the scales are left out 576 and 132, bf16 1284."""
     layers = 79
     scaled = cache("b200-tp8", "hardware=h200", "flags.mem-fraction-static=0.95")
@@ -107,7 +107,7 @@ def test_a_token_of_sparse_attention_by_backend_and_version() -> None:
     assert (raw.tokens or 0) % 64 == 0
 
 
-def test_heads_are_shared_until_each_rank_has_one() -> None:
+def test_kv_heads_are_split_until_one_per_rank() -> None:
     sizes = [cache("h200-glm-mtp", f"layout.tp={tp}").token_bytes for tp in (1, 2, 4, 8)]
     assert sizes == [26624, 13312, 6656, 6656]
     halved = cache("h200-glm-mtp", "layout.tp=4", "layout.dp=2", "layout.dp_attention=true")
@@ -120,13 +120,13 @@ NO_DRAFTS = tuple(f"flags.speculative-{name}=null" for name in
                   ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens"))  # fmt: skip
 
 
-def test_without_speculation_the_mtp_layer_takes_nothing() -> None:
+def test_mtp_layer_uses_no_memory_without_speculation() -> None:
     with_it, without = memory("h200-glm-mtp"), memory("h200-glm-mtp", *NO_DRAFTS)
     assert with_it.weights_bytes - without.weights_bytes == 1711427712
     assert cache("h200-glm-mtp", *NO_DRAFTS).token_bytes == 26624 * 12 // 13
 
 
-def test_requests_of_the_own_load() -> None:
+def test_concurrent_requests_are_computed_from_workload() -> None:
     """20,000 tokens of which 12,000 lie in one of 8 prefixes; 1,000 out, six drafts; in pages of 64."""
     served = capacity("mi355x-tp4dp2").load_fit
     assert served is not None
@@ -138,7 +138,7 @@ def test_requests_of_the_own_load() -> None:
     assert capacity("mi355x-tp4dp2", "flags.max-running-requests=null").load_fit.running == 48  # type: ignore[union-attr]
 
 
-def test_requests_fit_though_not_all_prefixes_do() -> None:
+def test_requests_fit_even_if_not_all_prefixes_do() -> None:
     few = ("flags.max-total-tokens=100000", "flags.context-length=90000", "flags.max-running-requests=4")
     served = capacity("mi355x-tp4dp2", *few).load_fit
     assert served is not None
@@ -146,7 +146,7 @@ def test_requests_fit_though_not_all_prefixes_do() -> None:
     assert (served.concurrent, served.needed(4), served.fits) == (4, 4 * (9088 + 11968), True)
 
 
-def test_more_requests_than_fit_are_told() -> None:
+def test_excess_concurrent_requests_produce_a_warning() -> None:
     assert warnings("mi355x-tp4dp2") == {}
     assert warnings("mi355x-tp4dp2", "flags.max-running-requests=512") == {
         "capacity-requests": "512 concurrent requests of `wafer-20k-1k` need 4,748,800 tokens of cache; a replica has "
@@ -156,7 +156,7 @@ def test_more_requests_than_fit_are_told() -> None:
     assert "capacity-requests" in warnings("cpu-tiny", *many)
 
 
-def test_states_that_limit_the_requests_are_named() -> None:
+def test_warning_names_linear_attention_states_as_limit() -> None:
     """Three million tokens are free; a larger `tp` or a smaller data type of the cache would change nothing."""
     plan = load("mi355x-glm-5.3-flash-tp1x8", overrides=("flags.max-running-requests=64",)).plan
     (warning,) = (each for each in plan.warnings if each.id == "capacity-requests")
@@ -165,7 +165,7 @@ def test_states_that_limit_the_requests_are_named() -> None:
     assert "kv-cache-dtype" not in warning.hint
 
 
-def test_a_cache_of_less_than_a_request_of_the_workload_is_told() -> None:
+def test_cache_smaller_than_workload_request_produces_a_warning() -> None:
     short = ("flags.max-total-tokens=500", "flags.context-length=500")
     assert warnings("cpu-tiny", *short) == {
         "capacity-requests": "a request of `smoke-tiny` needs 524 tokens of cache; a replica has 500: none fits",
@@ -190,7 +190,7 @@ def test_a_cache_of_less_than_a_request_of_the_workload_is_told() -> None:
         ("mi300x-tp8", ["flags.context-length=1048576"], "842,944", "1,048,576", "raise `layout.tp`, or set `flags."),
     ],
 )
-def test_a_cache_of_less_than_one_context_is_refused(
+def test_cache_smaller_than_context_is_rejected(
     profile: str, overrides: list[str], held: str, context: str, hint: str
 ) -> None:
     with pytest.raises(ProfileError) as refused:
@@ -209,7 +209,7 @@ def fraction_hints(profile: str, *overrides: str) -> list[str]:
 
 
 @pytest.mark.parametrize("profile", ["mi355x-tp8", "mi355x-glm-5.3-flash-tp4", "h200-tiny", "mi355x-gpt-oss-120b-tp8"])
-def test_the_fraction_of_the_first_hint_is_enough(profile: str) -> None:
+def test_hinted_mem_fraction_is_sufficient(profile: str) -> None:
     [hint] = fraction_hints(profile, "flags.mem-fraction-static=0.00001")
     found = re.match(r"raise `mem-fraction-static` to at least (0\.\d+)(, at most|, or set) ", hint)
     assert found, hint
@@ -218,7 +218,7 @@ def test_the_fraction_of_the_first_hint_is_enough(profile: str) -> None:
     assert named == 0.01 or fraction_hints(profile, f"flags.mem-fraction-static={named - 0.01:g}")
 
 
-def test_where_no_fraction_holds_the_context_the_hint_names_a_context_that_fits() -> None:
+def test_hint_names_a_context_that_fits() -> None:
     [hint] = fraction_hints("mi300x-tp8", "flags.context-length=1048576", "flags.mem-fraction-static=0.05")
     found = re.match(
         r"raise `layout.tp`, or set `mem-fraction-static` to (.+) and `flags.context-length` to (.+) or less$", hint
@@ -231,12 +231,12 @@ def test_where_no_fraction_holds_the_context_the_hint_names_a_context_that_fits(
 
 
 @pytest.mark.parametrize("written", ["0.93", ".93", "9.3e-1"])
-def test_a_fraction_that_leaves_too_little_is_told(written: str) -> None:
+def test_too_high_mem_fraction_produces_a_warning(written: str) -> None:
     told = warnings("mi355x-tp8", f"flags.mem-fraction-static={written}", "flags.chunked-prefill-size=65536")
     assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.93 leaves 21.5 GB of a GPU free")
 
 
-def test_a_cache_that_is_capped_leaves_the_rest_of_its_memory_free() -> None:
+def test_max_total_tokens_frees_remaining_memory() -> None:
     """InferenceX glm5.2_fp8_mi325x_mtp.sh serves a million tokens with chunks of 131072 and 0.85."""
     assert "capacity-fraction" not in warnings("mi325x-tp8")
     capped = capacity("mi325x-tp8")
@@ -248,14 +248,14 @@ def test_a_cache_that_is_capped_leaves_the_rest_of_its_memory_free() -> None:
     assert capacity("mi325x-tp8", "flags.max-total-tokens=null").spare_bytes == 0
 
 
-def test_the_safe_fraction_lies_where_chunks_were_reported_to_fit() -> None:
+def test_safe_fraction_agrees_with_published_chunk_sizes() -> None:
     """InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh: chunks of 131072 serve with 0.80, and run out of memory with 0.85."""
     assert 0.80 <= memory("mi355x-tp8").safe_fraction < 0.85
     assert memory("mi355x-tp4dp2").safe_fraction >= 0.85
 
 
 @pytest.mark.parametrize("written", ["0.055", ".055", "5.5e-2"])
-def test_weights_that_leave_no_room_are_refused(written: str) -> None:
+def test_weights_leaving_no_cache_memory_are_rejected(written: str) -> None:
     """sglang raises after it has loaded them. Of all 150 GB of the GPU, 0.055 would have been enough."""
     with pytest.raises(ProfileError) as caught:
         load("h200-glm-mtp", overrides=[f"flags.mem-fraction-static={written}", "model.weights_size=8.22GB"])
@@ -267,7 +267,7 @@ def test_weights_that_leave_no_room_are_refused(written: str) -> None:
 
 
 @pytest.mark.parametrize("written", ["0", "1.5", "1", "-0.5"])
-def test_a_fraction_that_is_none_is_refused_once(written: str) -> None:
+def test_invalid_mem_fraction_is_reported_once(written: str) -> None:
     with pytest.raises(ProfileError) as caught:
         load("h200-glm-mtp", overrides=[f"flags.mem-fraction-static={written}"])
     assert [problem.message for problem in caught.value.problems] == [
@@ -283,7 +283,7 @@ def test_a_fraction_that_is_none_is_refused_once(written: str) -> None:
         ("flags.mem-fraction-static=[0.8, 0.9]", "`--mem-fraction-static` of sglang 0.5.16 takes one value"),
     ],
 )
-def test_nothing_is_computed_from_a_value_that_sglang_refuses(override: str, message: str) -> None:
+def test_invalid_value_produces_no_capacity_error(override: str, message: str) -> None:
     """The fraction that sglang chooses without the flag would give a cache of 823,616 tokens, less than the context."""
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8", overrides=[override])
@@ -291,7 +291,7 @@ def test_nothing_is_computed_from_a_value_that_sglang_refuses(override: str, mes
     assert problem.message.startswith(message)
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_unknown_capacity_has_a_reason() -> None:
     found = capacity("h200-glm-mtp", "model.kv_cache=null")
     assert (found.cache, found.load_fit) == (None, None)
     [why] = found.unknown
@@ -320,7 +320,7 @@ def test_what_is_not_known_is_said() -> None:
         ("workload=random-4k", "no workload `random-4k`"),
     ],
 )
-def test_facts_that_contradict_each_other(override: str, message: str) -> None:
+def test_contradictory_model_facts_are_rejected(override: str, message: str) -> None:
     with pytest.raises(ProfileError) as caught:
         load("h200-glm-mtp", overrides=[override])
     assert any(message in problem.message for problem in caught.value.problems_or_self())
@@ -331,7 +331,7 @@ WINDOWED = ("model.layers=36", "model.mtp_layer=null", "model.kv_heads=8", "mode
             "model.kv_cache.sliding_window=128", "model.kv_cache.sliding_layers=18")  # fmt: skip
 
 
-def test_layers_with_windows_have_a_pool_of_their_own() -> None:
+def test_sliding_window_layers_have_a_separate_pool() -> None:
     """`tests/integration/test_capacity_pools.py` holds the same against real sglang."""
     found = cache("h200-glm-mtp", *WINDOWED)
     assert found.token_bytes == pytest.approx(2048 * (18 + 0.8 * 18))
@@ -344,14 +344,14 @@ def test_layers_with_windows_have_a_pool_of_their_own() -> None:
     assert cache("h200-glm-mtp", *WINDOWED, "layout.tp=4").token_bytes == pytest.approx(found.token_bytes / 4)
 
 
-def test_what_drafts_counts_with_the_layers_that_keep_all() -> None:
+def test_draft_layer_counts_as_full_attention() -> None:
     drafting = [each for each in WINDOWED if each not in NO_DRAFTS]
     found = cache("h200-glm-mtp", *drafting, "model.mtp_layer=36")
     assert found.token_bytes == pytest.approx(2048 * (18 + 1 + 0.8 * 18))
     assert found.actual_token_bytes == found.token_bytes
 
 
-def test_a_part_of_a_byte_leaves_nothing_free() -> None:
+def test_fractional_byte_is_not_spare_memory() -> None:
     """It counted as what `max-total-tokens` leaves: a fraction of 0.99 was called safe."""
     found = capacity("h200-glm-mtp", *WINDOWED)
     assert found.spare_bytes == 0
@@ -359,7 +359,7 @@ def test_a_part_of_a_byte_leaves_nothing_free() -> None:
     assert found.memory.safe_fraction < 0.95
 
 
-def test_short_requests_are_as_many_as_the_windows_hold() -> None:
+def test_window_pool_limits_short_requests() -> None:
     """Each holds its last 128 tokens, 128 more until they are evicted, and two pages; or all that it has."""
     few = (*WINDOWED, "flags.swa-full-tokens-ratio=0.01", "workload=random-4k-256")
     found, windows = capacity("h200-glm-mtp", *few).load_fit, cache("h200-glm-mtp", *few)
@@ -367,7 +367,7 @@ def test_short_requests_are_as_many_as_the_windows_hold() -> None:
     assert found.concurrent == (windows.window_tokens or 0) // (128 + 128 + 2 * windows.page)
 
 
-def test_windows_that_are_shared_out_otherwise_are_not_computed() -> None:
+def test_unsupported_window_options_make_capacity_unknown() -> None:
     for flags, named in (
         (("flags.disable-radix-cache=true", "flags.max-running-requests=8"), "`disable-radix-cache`"),
         (("flags.enable-unified-memory=true",), "`enable-unified-memory`"),
@@ -380,13 +380,13 @@ def test_windows_that_are_shared_out_otherwise_are_not_computed() -> None:
 @pytest.mark.parametrize(
     ("layers", "said"), [("36", "`sliding_layers` and `linear.layers` are fewer than"), ("null", "go together")]
 )
-def test_windows_in_every_layer_are_none(layers: str, said: str) -> None:
+def test_invalid_sliding_layer_count_is_rejected(layers: str, said: str) -> None:
     with pytest.raises(ProfileError) as caught:
         capacity("h200-glm-mtp", *WINDOWED, f"model.kv_cache.sliding_layers={layers}")
     assert said in caught.value.problems[0].message
 
 
-def test_a_profile_that_names_a_path_as_workload_is_told_where_to_put_the_file() -> None:
+def test_workload_path_hints_at_workload_directory() -> None:
     with pytest.raises(ProfileError) as caught:
         load("h200-glm-mtp", overrides=["workload=./load.yaml"])
     [problem] = caught.value.problems_or_self()

@@ -29,9 +29,7 @@ RUNS = {"near": None, "blue": {"context": "one", "namespace": "web"}, "green": {
         (None, [Cluster("", "web"), Cluster("one", "web")]),
     ],
 )
-def test_a_cluster_that_is_gone_is_not_asked_for_a_server_of_another(
-    name: str | None, places: list[Cluster], tmp_path: Path
-) -> None:
+def test_only_clusters_of_the_named_server_are_queried(name: str | None, places: list[Cluster], tmp_path: Path) -> None:
     home = Home(tmp_path)
     for each, place in RUNS.items():
         run = home.runs / each / "20261122T000000Z-00000000"
@@ -45,7 +43,7 @@ def test_a_cluster_that_is_gone_is_not_asked_for_a_server_of_another(
         assert [*known_namespaces(home, "foreign")] == [Cluster("", "web"), Cluster("one", "web")], "it may be in each"
 
 
-def test_a_list_asks_no_cluster_for_what_was_stopped(tmp_path: Path) -> None:
+def test_listing_skips_clusters_of_stopped_servers(tmp_path: Path) -> None:
     run = Home(tmp_path).runs / "blue" / "20261122T000000Z-00000000"
     run.mkdir(parents=True)
     (run / "plan.json").write_text(json.dumps({"kubernetes": RUNS["blue"]}))
@@ -55,9 +53,7 @@ def test_a_list_asks_no_cluster_for_what_was_stopped(tmp_path: Path) -> None:
     assert known_namespaces(Home(tmp_path), "blue") == (Cluster("one", "web"),)
 
 
-def test_a_cluster_names_no_run_directory_of_a_server_that_was_just_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_started_server_ignores_run_directory_from_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the server is made of was noted wherever the answer to the request said."""
     plan = cluster_plan("cpu-tiny", HOST_PATH)
     annotations = {PLAN: "d", PROFILE: "p", URL: "http://x:1", RUN_DIR: str(tmp_path / "elsewhere")}
@@ -71,7 +67,7 @@ def test_a_cluster_names_no_run_directory_of_a_server_that_was_just_started(
     assert (handle.name, handle.run_dir) == ("owl", str(run_dir))
 
 
-def test_a_start_says_under_which_name_kubectl_knows_the_server(
+def test_start_reports_differing_object_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(

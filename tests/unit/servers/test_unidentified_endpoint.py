@@ -20,21 +20,21 @@ from orchestrator.servers.targets import side_of_url
         ),
     ],
 )
-def test_what_helps_is_of_the_reason(error: NoResponseError | UnexpectedResponseError, helps: str) -> None:
+def test_hint_depends_on_connection_error(error: NoResponseError | UnexpectedResponseError, helps: str) -> None:
     """A gateway answers 404, and was taken for a server that wants a key."""
     assert helps in unidentified_server("http://h:1", error, key=None).hint
 
 
-def test_an_endpoint_that_does_not_answer_is_not_judged() -> None:
+def test_unreachable_endpoint_is_reported_as_such() -> None:
     error = unidentified_server("http://h:1", NoResponseError("refused"), key=None)
     assert error.message == "no server answers at `http://h:1`: refused"
 
 
-def test_a_key_that_was_refused_is_not_asked_for_again() -> None:
+def test_rejected_key_is_not_requested_again() -> None:
     assert unidentified_server("http://h:1", UnauthorizedError("401"), key=Secret("sk-0123456789")).hint == ""
 
 
-def test_logprobs_of_another_engine_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_of_another_engine_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     served = {"data": [{"id": "tiny", "owned_by": "vllm"}]}
     monkeypatch.setattr("orchestrator.servers.targets.EngineClient.get", lambda *_: served)
     with pytest.raises(SmokeError, match=r"cannot read log-probabilities of `http.*`: it is vllm"):
