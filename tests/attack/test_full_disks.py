@@ -185,7 +185,7 @@ def worker(place: Place, *words: str) -> dict[str, Any]:
     return answer
 
 
-def test_a_server_that_a_watch_has_healed_and_somebody_has_stopped_on_a_full_disk_stays_stopped(
+def test_a_server_that_a_watch_has_restarted_and_somebody_has_stopped_on_a_full_disk_stays_stopped(
     place: Place, disk: Path
 ) -> None:
     server = place.deployment
