@@ -30,7 +30,7 @@ ASK = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from generate import metrics, options, refused, server_parser, write
+from generate import metrics, options, server_parser, write
 
 class RefusedError(Exception):
     pass
@@ -49,7 +49,7 @@ parser = server_parser(Path(sys.argv[2]))
 parser.error = refuse
 commands = json.load(sys.stdin)
 root = Path(sys.argv[2])
-table = write(sys.argv[3], {"flags": options(parser), "metrics": metrics(root), **refused(root, parser)})
+table = write(sys.argv[3], {"flags": options(parser), "metrics": metrics(root)})
 print(json.dumps({"table": table, "verdicts": [verdict(argv) for argv in commands]}))
 """
 
