@@ -65,7 +65,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "monitoring": "Write Prometheus rules and a Grafana dashboard",
         "patches": "List patches and check which ones a source tree needs",
         "patches ls": "List patches and their upstream fixes",
-        "patches check": "Check which patches sources need",
+        "patches check": "Check which patches a source tree needs",
         "quantize": "Quantize a checkpoint with AMD Quark",
         "schema": "Print a JSON Schema",
     },

@@ -55,8 +55,8 @@ def command(
 ) -> None:
     """Remove old run directories or caches. Running servers and the last known good runs stay.
 
-    With --caches remove caches that starts created, such as a truncated kernel or a stale lock, unless a server uses
-    them. The next start creates them again.
+    With --caches remove every cache that no server uses, and with them truncated kernels and stale locks. The next
+    start creates the caches again, which takes longer.
     """
     if caches:
         if name is not None or (keep, older_than) != (_KEEP, _AGE):

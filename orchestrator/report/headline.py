@@ -229,12 +229,12 @@ def _cached(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> s
 
 
 def _accepted_text(comparison: Comparison, references: Sequence[Reference]) -> str:
-    """Return `, 3.4 tokens a verification (others: 3.61 with 5 drafts)`; empty for a server without speculation."""
+    """Return `, accept length 3.4 (others: 3.61 with 5 drafts)`; empty for a server without speculation."""
     point = _telling(comparison)
     if point is None or point.server is None or point.server.accept_length is None:
         return ""
     others = "; ".join(_others(references, f"{_draft_steps(comparison)} drafts"))
-    return f", {point.server.accept_length:.3g} tokens a verification" + (f" (others: {others})" if others else "")
+    return f", accept length {point.server.accept_length:.3g}" + (f" (others: {others})" if others else "")
 
 
 def _telling(comparison: Comparison) -> Point | None:

@@ -128,5 +128,5 @@ def _layouts(report: Report) -> str:
         )
         for row in rows
     ]
-    header = ("system", "layout", "whose", metrics.OUTPUT.title, "at rps", *(figure.title for figure in known))
+    header = ("system", "layout", "source", metrics.OUTPUT.title, "at rps", *(figure.title for figure in known))
     return table(header, lines)

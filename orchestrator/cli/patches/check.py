@@ -27,7 +27,7 @@ def command(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Check which patches sources need. Shows the deciding line; exits with 5 on a conflict."""
+    """Check which patches a source tree needs. Shows the deciding line; exits with 5 on a conflict."""
     if sum(choice is not None for choice in (wheel, source, image)) != 1:
         raise UsageError("no sources given", hint="one of `--wheel VERSION`, `--source DIR`, `--image IMAGE`")
     if host is not None and image is None:

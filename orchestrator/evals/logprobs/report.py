@@ -89,12 +89,13 @@ class ProbeReport:
     def require(self) -> None:
         """Raise SmokeError if a difference is above its limit or a request failed; it lists both."""
         if not self.ok:
-            alarms = (text for row in self.rows for text in _describe_alarms(row))
-            problems = [Problem(text) for text in (*alarms, *map(str, self.faults))]
+            alarms = [text for row in self.rows for text in _describe_alarms(row)]
+            verdict = "failed the log-probability comparison" if alarms else "left requests of the comparison unanswered"
+            narrow = "to narrow down the cause, run `deploy logprobs` with another engine or attention backend"
             raise SmokeError(
-                f"`{self.served_name}` failed the log-probability comparison",
-                problems=problems,
-                hint="run `deploy logprobs` against a server with another engine or attention backend",
+                f"`{self.served_name}` {verdict}",
+                problems=[Problem(text) for text in (*alarms, *map(str, self.faults))],
+                hint=narrow if alarms else f"`deploy smoke {self.served_name}`",
             )
 
 

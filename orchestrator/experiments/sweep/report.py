@@ -11,7 +11,7 @@ from orchestrator.experiments.sweep.search import SweepTrial
 from orchestrator.report.plot import Bar, Chart, Line, bar_chart, line_chart
 from orchestrator.report.render import environment
 
-_OWN, _BEST, _ALL, _FRONT = "as it is", "best", "all", "front"
+_OWN, _BEST, _ALL, _FRONT = "baseline", "best", "all", "front"
 _MIN_SHARE: Final = 1e-3
 
 
@@ -96,7 +96,7 @@ def render_sweep_html(report: SweepReport) -> str:
         if share >= _MIN_SHARE
     )
     drawing = line_chart(chart) if chart.lines else None
-    weighed = bar_chart("weights", "Importance of each setting", bars) if bars else None
+    weighed = bar_chart("weights", "Setting importance", bars) if bars else None
     template = environment(markdown=False).get_template("sweep.html.j2")
     telling = [row for row in report.rows if row.trial.why]
     return printable(template.render(report=report, chart=chart, drawing=drawing, bars=weighed, telling=telling))

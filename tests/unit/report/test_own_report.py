@@ -54,7 +54,7 @@ def test_report_describes_only_measured_server(tmp_path: Path) -> None:
     assert report.title == "owl on 1×L40S"
     assert " ".join(report.headline) == (
         "TP1 on 1×L40S, owl-burst: sustains 2 requests a second; there 1,970 output tok/s per node, "
-        "TTFT p95 0.40 s, with a limit of 1 s, 3.4 tokens a verification; one run, so the noise is unknown."
+        "TTFT p95 0.40 s, with a limit of 1 s, accept length 3.4; one run, so the noise is unknown."
     )
     for text in (whole.partition("Provenance and reproduction")[0] for whole in texts(report)):
         assert not any(word in text for word in ("GLM-5.2", "MI355X", "wafer", "Published", "NOT COMPARABLE"))

@@ -77,7 +77,7 @@ def test_headline_judges_only_comparable_results() -> None:
         "1 of 2 results must not be compared with the publication.",
         (
             "TP4×DP2 on 8×MI355X: 2.4 rps at the knee beside 2.4 published: within tolerance, "
-            "3.4 tokens a verification (others: 2.99 with 3 drafts; 3.61 with 5 drafts)."
+            "accept length 3.4 (others: 2.99 with 3 drafts; 3.61 with 5 drafts)."
         ),
     )
 
@@ -95,8 +95,8 @@ def speculating(result: BenchResult, steps: str, accepted: float | None) -> Benc
 @pytest.mark.parametrize(
     ("result", "end"),
     [
-        (speculating(single_stream(), "5", 3.123), ", 3.12 tokens a verification (others: 3.61 with 5 drafts)."),
-        (speculating(tp4dp2(), "3", 1.0), ", 1 tokens a verification (others: 2.99 with 3 drafts)."),
+        (speculating(single_stream(), "5", 3.123), ", accept length 3.12 (others: 3.61 with 5 drafts)."),
+        (speculating(tp4dp2(), "3", 1.0), ", accept length 1 (others: 2.99 with 3 drafts)."),
         (speculating(single_stream(), "5", None), "within tolerance."),
     ],
 )
@@ -139,7 +139,7 @@ def test_every_metric_is_in_every_format() -> None:
         assert f"{figure.name[1:]}{f'<small>{figure.unit}</small>' if figure.unit else ''}</th>" in page
         assert "measured" in row["figures"][figure.key]
     for figure in metrics.metrics_for(metrics.DisplayIn.LAYOUT):
-        assert f"  {figure.title}" in terminal.split("whose")[1]
+        assert f"  {figure.title}" in terminal.split("source")[1]
         assert f" {figure.title} |" in text.split("vs. published")[1]
     paid = tuple(replace(point, usd_per_million_output_tokens=1.25) for point in tp4dp2().points)
     measured = result_text(replace(tp4dp2(), points=paid))
