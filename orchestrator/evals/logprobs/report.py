@@ -90,7 +90,9 @@ class ProbeReport:
         """Raise SmokeError if a difference is above its limit or a request failed; it lists both."""
         if not self.ok:
             alarms = [text for row in self.rows for text in _describe_alarms(row)]
-            verdict = "failed the log-probability comparison" if alarms else "left requests of the comparison unanswered"
+            verdict = (
+                "failed the log-probability comparison" if alarms else "left requests of the comparison unanswered"
+            )
             narrow = "to narrow down the cause, run `deploy logprobs` with another engine or attention backend"
             raise SmokeError(
                 f"`{self.served_name}` {verdict}",
