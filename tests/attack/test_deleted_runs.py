@@ -11,7 +11,7 @@ pytestmark = pytest.mark.attack
 
 @pytest.mark.parametrize("depth", ["run", "name"])
 @pytest.mark.parametrize("words", [("down", "target"), ("down", "--all")], ids=["down-NAME", "down-all"])
-def test_a_server_whose_run_directory_was_deleted_is_named_and_stopped(
+def test_server_with_deleted_run_directory_is_reported_and_stopped(
     deployments: Deployments, depth: str, words: tuple[str, ...]
 ) -> None:
     deployment = deployments(0)

@@ -86,7 +86,7 @@ def named(ended: Ended, disk: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", [*MAKING, *MORE])
-def test_a_full_disk_is_named_by_its_path(place: Place, disk: Path, name: str) -> None:
+def test_full_disk_error_names_the_path(place: Place, disk: Path, name: str) -> None:
     command = {**MAKING, **MORE}[name]
     words = place.call(command)
     fill(disk)
@@ -96,7 +96,7 @@ def test_a_full_disk_is_named_by_its_path(place: Place, disk: Path, name: str) -
     assert named(ended, disk), ended.stderr
 
 
-def test_a_disk_that_fills_up_while_shards_are_made_is_named(place: Place, disk: Path) -> None:
+def test_disk_filling_up_during_quantization_is_reported(place: Place, disk: Path) -> None:
     """The workers say it in logs of theirs; what is done stays."""
     running = place.start(*CHANGING["quantize"].words(place), QUARK_STAND_IN="sleep 0.4")
     wait_for(lambda: any(place.made.glob("made.quantizing/checkpoint/*.safetensors")) or running.ends_within(0))
@@ -107,7 +107,7 @@ def test_a_disk_that_fills_up_while_shards_are_made_is_named(place: Place, disk:
 
 
 @pytest.mark.parametrize("name", sorted(REMOVING))
-def test_what_makes_room_needs_none(place: Place, disk: Path, name: str) -> None:
+def test_removal_commands_work_on_full_disk(place: Place, disk: Path, name: str) -> None:
     fill(disk)
     assert not list(place.start(*CHANGING[name].words(place)).wait().faults(0))
     assert CHANGING[name].is_done(place)
@@ -116,7 +116,7 @@ def test_what_makes_room_needs_none(place: Place, disk: Path, name: str) -> None
 @pytest.mark.parametrize(
     ("bytes_left", "files_left"), [(16 << 10, 0), (256 << 10, 0), (4 << 20, 4), (4 << 20, 12)], ids=str
 )
-def test_a_nearly_full_disk_stops_no_server_for_another_one(
+def test_restart_on_nearly_full_disk_keeps_old_server(
     place: Place, disk: Path, bytes_left: int, files_left: int
 ) -> None:
     """A start writes less than 1 MiB and 32 files before its server runs; without that room nothing is stopped."""
@@ -130,7 +130,7 @@ def test_a_nearly_full_disk_stops_no_server_for_another_one(
     assert not list(place.start("status", server.name).wait().faults(0))
 
 
-def test_a_disk_that_fills_up_while_the_old_server_stops_has_room_for_the_new_one(place: Place, disk: Path) -> None:
+def test_restart_reserves_space_before_stopping_old_server(place: Place, disk: Path) -> None:
     """The room is reserved until the old server has stopped, which takes its grace of two seconds."""
     server = place.deployment
     assert not list(server.run(*server.up("SCRIPTED_DEAF=1")).faults(0))
@@ -142,7 +142,7 @@ def test_a_disk_that_fills_up_while_the_old_server_stops_has_room_for_the_new_on
     assert not list(place.home.glob("runs/*/.reserved-*"))
 
 
-def test_a_disk_that_fills_up_while_a_replica_stops_leaves_every_replica_running(disk: Path) -> None:
+def test_disk_filling_up_during_rollout_keeps_replicas_running(disk: Path) -> None:
     """The first one has room for its successor; the second one is not stopped."""
     with pair_in(disk) as pair:
         pair.up("env.SCRIPTED_DEAF=1")
@@ -154,7 +154,7 @@ def test_a_disk_that_fills_up_while_a_replica_stops_leaves_every_replica_running
         assert pair.deploy.run("status", NAME).returncode == 0
 
 
-def test_room_that_a_killed_command_reserved_is_given_back(place: Place) -> None:
+def test_space_reserved_by_killed_command_is_released(place: Place) -> None:
     server = place.deployment
     assert not list(server.run(*server.up("SCRIPTED_DEAF=1")).faults(0))
     running = place.start("restart", server.name)
@@ -166,7 +166,7 @@ def test_room_that_a_killed_command_reserved_is_given_back(place: Place) -> None
     assert not list(place.home.glob("runs/*/.reserved-*"))
 
 
-def test_a_server_that_was_stopped_on_a_full_disk_is_known_to_be_stopped(place: Place, disk: Path) -> None:
+def test_server_stopped_on_full_disk_is_not_wanted(place: Place, disk: Path) -> None:
     """A watch would start again what died; its question is that of `deploy watch`."""
     server = place.deployment
     assert not list(server.run(*server.up()).faults(0))
@@ -185,9 +185,7 @@ def worker(place: Place, *words: str) -> dict[str, Any]:
     return answer
 
 
-def test_a_server_that_a_watch_has_restarted_and_somebody_has_stopped_on_a_full_disk_stays_stopped(
-    place: Place, disk: Path
-) -> None:
+def test_server_restarted_by_watch_stays_stopped_on_full_disk(place: Place, disk: Path) -> None:
     server = place.deployment
     assert not list(server.run(*server.up()).faults(0))
     seen = worker(place, "snapshot", server.name)
@@ -201,7 +199,7 @@ def test_a_server_that_a_watch_has_restarted_and_somebody_has_stopped_on_a_full_
 
 
 @pytest.mark.parametrize("words", ["add engine 9.9.9 --flags-only --wheel {wheel}", "patches check --wheel {wheel}"])
-def test_where_a_wheel_is_unpacked_is_named_and_not_the_wheel(place: Place, disk: Path, words: str) -> None:
+def test_full_disk_error_names_wheel_extraction_directory(place: Place, disk: Path, words: str) -> None:
     wheel = place.sources / "sglang-9.9.9-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("sglang/_version.py", "version = '9.9.9'\n")
@@ -214,7 +212,7 @@ def test_where_a_wheel_is_unpacked_is_named_and_not_the_wheel(place: Place, disk
     assert named(ended, disk), ended.stderr
 
 
-def test_where_a_wheel_is_downloaded_is_named(place: Place, disk: Path) -> None:
+def test_full_disk_error_names_wheel_download_directory(place: Place, disk: Path) -> None:
     """Pip takes it from a directory, as from an index."""
     with zipfile.ZipFile(place.sources / "sglang-9.9.9-py3-none-any.whl", "w") as archive:
         archive.writestr("sglang/srt/large.py", os.urandom(8 << 20))

@@ -61,7 +61,7 @@ COMMANDS = (
 TRUE = {("/v1/completions", "stream-of-no-text")}  # what may be a success all the same
 
 
-def test_hostile_endpoints_are_endured(deployments: Deployments) -> None:
+def test_commands_survive_hostile_endpoints(deployments: Deployments) -> None:
     source = deployments(-1)
     assert source.run(*source.up()).code == 0
     usual = {command: asked(deployments(-2 - place), source, command, {})[0] for place, command in enumerate(COMMANDS)}

@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_killed_commands_leave_nothing_or_what_the_next_one_takes_over(deployments: Deployments, place: Path) -> None:
+def test_killed_commands_leave_only_recoverable_state(deployments: Deployments, place: Path) -> None:
     def kill(number: int, dice: Random) -> Iterator[str]:
         deployment, verb, sent = deployments(number), VERBS[number % len(VERBS)], SIGNALS[number % len(SIGNALS)]
         if verb == "quantize":

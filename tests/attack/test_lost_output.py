@@ -93,7 +93,7 @@ def deployment(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @each(*BREAKAGES)
-def test_a_command_that_only_reads_tells_that_its_result_was_lost(deployment: Deployment, name: str) -> None:
+def test_read_only_command_fails_when_output_is_lost(deployment: Deployment, name: str) -> None:
     # as an interpreter finds its descriptors when it starts
     fresh = {("--version",), ("profiles",)} if "closed" in name else set()
     table = {" ".join(each): code_of(deployment, BREAKAGES[name], *each, fresh=each in fresh) for each in READERS}
@@ -114,9 +114,7 @@ def place(deployments: Deployments, tmp_path: Path) -> Iterator[Place]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if each.slow else ()) for name, each in MAKING.items()]
 )
-def test_a_reader_that_ends_before_anything_is_changed_ends_the_command_later_it_does_not(
-    place: Place, name: str
-) -> None:
+def test_closed_pipe_ends_command_only_before_changes(place: Place, name: str) -> None:
     """First the first message is not read, as with `2>&1 | head -c0`; then the result, when all is done."""
     command = MAKING[name]
     assert not command.is_done(place)
@@ -131,7 +129,7 @@ def test_a_reader_that_ends_before_anything_is_changed_ends_the_command_later_it
 
 
 @pytest.mark.slow
-def test_on_several_hosts_what_only_reads_ends_and_what_may_change_something_goes_on(deployments: Deployments) -> None:
+def test_closed_pipe_ends_only_read_only_multi_host_commands(deployments: Deployments) -> None:
     """No daemon answers: that is the result of both."""
     hosts = ("--host", "unix:///nonexistent/a", "--host", "unix:///nonexistent/b")
     gone = BREAKAGES["both-gone"]
@@ -139,7 +137,7 @@ def test_on_several_hosts_what_only_reads_ends_and_what_may_change_something_goe
     assert code_of(deployments(1), gone, "prune", "--caches", *hosts) == 4
 
 
-def test_an_error_keeps_its_exit_code(deployments: Deployments) -> None:
+def test_lost_error_message_keeps_its_exit_code(deployments: Deployments) -> None:
     deployment = deployments(0)
     failing = {("status", "nobody"): 6, ("up", "no-such"): 3}
     table = {(words, name): code_of(deployment, how, *words) for words in failing for name, how in BREAKAGES.items()}
@@ -148,7 +146,7 @@ def test_an_error_keeps_its_exit_code(deployments: Deployments) -> None:
 
 
 @each(*BREAKAGES, "all-closed")
-def test_what_changes_a_server_is_done_whatever_becomes_of_its_output(deployments: Deployments, name: str) -> None:
+def test_server_changes_complete_when_output_is_lost(deployments: Deployments, name: str) -> None:
     """`up`, `up --replace`, `restart` and `down`, each with `--json`, so that there is a result to be lost."""
     deployment, how = deployments(0), BREAKAGES.get(name, ALL_CLOSED)
     lost = CHANGING.get(name, LOST if name == "all-closed" else 0)
@@ -174,7 +172,7 @@ def test_what_changes_a_server_is_done_whatever_becomes_of_its_output(deployment
 
 
 @each("stdout-closed", "stderr-full", "both-full")
-def test_what_prints_no_result_loses_none(deployments: Deployments, name: str) -> None:
+def test_lost_messages_do_not_change_exit_code(deployments: Deployments, name: str) -> None:
     """Messages for people go to standard error; that they are lost is no failure."""
     deployment = deployments(0)
     assert code_of(deployment, BREAKAGES[name], *deployment.up()) == 0
@@ -184,7 +182,7 @@ def test_what_prints_no_result_loses_none(deployments: Deployments, name: str) -
 
 
 @each("both-full", "both-gone", "all-closed")
-def test_a_watch_starts_the_server_again_whatever_becomes_of_its_output(deployments: Deployments, name: str) -> None:
+def test_watch_restarts_server_when_output_is_lost(deployments: Deployments, name: str) -> None:
     """It goes on alike whichever of both is lost."""
     deployment = deployments(0)
     assert not list(deployment.run(*deployment.up("--set", "restart_policy.unhealthy_after=3")).faults(0))

@@ -28,7 +28,7 @@ EVERY = 8  # rounds: one with a recipe, one with a probe's reference
 NOBODY = "http://127.0.0.1:1"  # answers: what can be read, comes as far as this
 
 
-def test_hostile_profiles_end_in_a_plan_or_in_words(deployments: Deployments, tmp_path: Path) -> None:
+def test_hostile_profiles_are_planned_or_rejected_safely(deployments: Deployments, tmp_path: Path) -> None:
     checkpoint = write_source(tmp_path / "tiny")
 
     def read(number: int, dice: Random) -> Iterator[str]:

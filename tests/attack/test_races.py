@@ -19,7 +19,7 @@ REFUSED = (4, 6)  # another command works on the name, it runs already, there is
 Scene = Callable[[Deployment, Random], Iterator[str]]
 
 
-def test_races_have_one_winner(deployments: Deployments) -> None:
+def test_races_have_exactly_one_winner(deployments: Deployments) -> None:
     def race(number: int, dice: Random) -> Iterator[str]:
         deployment, scene = deployments(number), SCENES[number % len(SCENES)]
         yield from (f"{scene.__name__}: {fault}" for fault in scene(deployment, dice))

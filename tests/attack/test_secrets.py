@@ -41,7 +41,7 @@ PLACES: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
 }
 
 
-def test_a_key_that_comes_back_is_neither_kept_nor_shown(deployments: Deployments) -> None:
+def test_api_key_echoed_by_server_is_redacted(deployments: Deployments) -> None:
     def repeat(number: int, dice: Random) -> Iterator[str]:
         deployment, place = deployments(number), [*PLACES][number % len(PLACES)]
         encodings = ",".join([*ENCODINGS][number // len(PLACES) % 2 :: 2])

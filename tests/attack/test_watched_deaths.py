@@ -93,7 +93,7 @@ def traffic(port: int) -> Iterator[None]:
         client.join()
 
 
-def test_every_death_is_restarted_and_nothing_is_left_behind(deployments: Deployments) -> None:
+def test_watch_recovers_every_death_without_leftovers(deployments: Deployments) -> None:
     deployment = deployments(0)
     restarting = [
         word for key in ("unhealthy_after=3", "max_attempts=1000") for word in ("--set", f"restart_policy.{key}")

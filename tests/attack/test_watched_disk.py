@@ -29,7 +29,7 @@ def small_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_full_disk_postpones_a_restart_and_does_not_end_the_watch(deployments: Deployments) -> None:
+def test_full_disk_delays_restart_without_ending_watch(deployments: Deployments) -> None:
     deployment = deployments(0)
     runs = deployment.home / "runs"
     with small_disk(runs):

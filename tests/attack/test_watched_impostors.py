@@ -60,9 +60,7 @@ def impostor(port: int, model: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("model", ["", "another", "tiny"], ids=["an-empty-object", "another-model", "the-same-model"])
-def test_whoever_answers_on_the_port_of_a_dead_server_does_not_hide_its_death(
-    deployments: Deployments, model: str
-) -> None:
+def test_impostor_on_port_does_not_hide_server_death(deployments: Deployments, model: str) -> None:
     deployment = deployments(0)
     watch = watched(deployment)
     watch.send(signal.SIGSTOP)  # it must not see the port closed
@@ -78,7 +76,7 @@ def test_whoever_answers_on_the_port_of_a_dead_server_does_not_hide_its_death(
 
 
 @pytest.mark.parametrize("says", ["hangs", "{}", json.dumps(NO_TOKEN)], ids=["hangs", "an-empty-object", "no-token"])
-def test_a_server_that_is_healthy_and_generates_nothing_is_started_again(deployments: Deployments, says: str) -> None:
+def test_healthy_server_without_tokens_is_restarted(deployments: Deployments, says: str) -> None:
     deployment = deployments(0)
     mute = deployment.folder / "mute"
     watch = watched(deployment, f"SCRIPTED_MUTE={mute}")

@@ -14,9 +14,7 @@ from patience import PATIENCE, wait_for
 pytestmark = pytest.mark.attack
 
 
-def test_a_warning_that_nobody_reads_does_not_keep_watch_from_beginning(
-    deployments: Deployments, tmp_path: Path
-) -> None:
+def test_blocked_stderr_does_not_delay_watch(deployments: Deployments, tmp_path: Path) -> None:
     """A key that can be guessed is warned of before the first event."""
     deployment, key = deployments(0), {"SHORT_KEY": "abcde"}
     assert not list(deployment.run(*deployment.up("--set", "server.api_key_env=SHORT_KEY"), **key).faults(0))

@@ -66,13 +66,13 @@ def words_of(line: str) -> list[str]:
     ]
 
 
-def test_the_pages_have_commands() -> None:
+def test_documentation_contains_commands() -> None:
     assert len(COMMANDS) > 80
     assert {page for page, _ in COMMANDS} >= {"README.md", "docs/how-to/docker.md", "docs/how-to/measure.md"}
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
-def test_a_command_of_a_page_is_taken(page: str, line: str) -> None:
+def test_documented_command_is_accepted(page: str, line: str) -> None:
     command, words = typer.main.get_command(app), words_of(line)
     context = command.make_context("deploy", [], resilient_parsing=True)
     while hasattr(command, "commands"):
@@ -97,7 +97,7 @@ ALONE = [
 
 
 @pytest.mark.parametrize(("page", "line"), ALONE)
-def test_a_command_that_needs_nothing_ends_as_the_page_says(
+def test_self_contained_command_exits_as_documented(
     page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

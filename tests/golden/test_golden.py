@@ -46,14 +46,14 @@ def test_artifacts(profile: str) -> None:
 
 
 @pytest.mark.parametrize("profile", DERIVED)
-def test_differences_from_the_base(profile: str) -> None:
+def test_differences_from_base_profile(profile: str) -> None:
     base, found = base_of(profile), artifacts(profile)
     command = next(text for path, text in found.items() if path.endswith("server.sh"))
     text = command if base is None else differences(artifacts(base), found, counterpart=in_base)
     check_file(GOLDEN / f"{profile}.{'sh' if base is None else 'diff'}", text)
 
 
-def test_the_same_plan_gives_the_same_bytes() -> None:
+def test_rendering_is_reproducible() -> None:
     first, second = (render_artifacts(load("mi355x-tp4dp2").plan) for _ in range(2))
     assert first.build is not None
     assert second.build is not None

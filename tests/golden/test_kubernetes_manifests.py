@@ -62,7 +62,7 @@ def test_manifests(case: str) -> None:
 
 
 @pytest.mark.parametrize(("case", "base"), DIFFERENCES.items())
-def test_differences_from_another_case(case: str, base: str) -> None:
+def test_differences_from_base_case(case: str, base: str) -> None:
     check_file(FOLDER / f"{case}.diff", differences(manifests(base), manifests(case)))
 
 
@@ -72,7 +72,7 @@ def test_every_golden_manifest_belongs_to_a_case() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", CASES)
-def test_every_object_is_what_that_kubernetes_takes(case: str, version: str) -> None:
+def test_every_object_is_valid_for_kubernetes_version(case: str, version: str) -> None:
     """Strict: a field that the API server would drop without a word is a fault."""
     found = all_objects(cluster_plan(case, *CASES[case]))
     assert {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"} <= {each["kind"] for each in found}
@@ -80,7 +80,7 @@ def test_every_object_is_what_that_kubernetes_takes(case: str, version: str) -> 
         kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_a_field_that_no_kubernetes_knows_is_found() -> None:
+def test_unknown_field_is_rejected() -> None:
     """The schemas are strict: the test above can fail."""
     deployment = objects(cluster_plan("cpu-tiny", *CASES["cpu-tiny"]))["Deployment"]
     deployment["spec"]["replica"] = 1
@@ -89,19 +89,19 @@ def test_a_field_that_no_kubernetes_knows_is_found() -> None:
 
 
 @pytest.mark.parametrize("profile", FIT)
-def test_a_shipped_profile_can_be_rendered(profile: str) -> None:
+def test_shipped_profile_renders_valid_manifests(profile: str) -> None:
     plan = cluster_plan(profile, *CASES["cpu-tiny"])
     for each in all_objects(plan):
         kubernetes_validate.validate(each, VERSIONS[-1], strict=True)
 
 
-def test_one_that_patches_the_checkpoint_is_refused() -> None:
+def test_profile_patching_the_checkpoint_is_rejected() -> None:
     with pytest.raises(ProfileError, match="cannot plan") as caught:
         manifest_texts(cluster_plan("mi355x-tp4dp2-july", *CASES["cpu-tiny"]))
     assert "config.json" in caught.value.problems[0].message
 
 
-def test_no_document_refers_to_a_part_of_itself() -> None:
+def test_manifests_contain_no_yaml_anchors() -> None:
     """kubectl expands anchors, and people who read a manifest do not."""
     for case, overrides in CASES.items():
         for text in manifest_texts(cluster_plan(case, *overrides)).values():

@@ -155,7 +155,7 @@ completion script for your shell.""",
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCE))
-def test_a_reference_page_says_what_the_code_does(name: str) -> None:
+def test_reference_page_matches_code(name: str) -> None:
     title, text, generate = REFERENCE[name]
     expected = f"# {title}\n\n{text}\n\n{generate()}\n"
     page = ROOT / "docs/reference" / name
@@ -165,7 +165,7 @@ def test_a_reference_page_says_what_the_code_does(name: str) -> None:
     assert page.read_text() == expected, "UPDATE_GOLDEN=1 pytest tests/golden writes the pages"
 
 
-def test_the_schemas_of_what_commands_print_are_those_of_the_code() -> None:
+def test_json_output_schemas_match_code() -> None:
     """A change here is a change for every program that reads the JSON of a command."""
     page = ROOT / "docs/reference" / SCHEMAS
     if os.environ.get("UPDATE_GOLDEN"):
@@ -182,7 +182,7 @@ PAGES = sorted(path for path in ROOT.glob("**/*.md") if not _NOT_OURS & {*path.p
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     """Files and headings of this repository; addresses elsewhere are not asked."""
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         file, _, heading = link.partition("#")
@@ -197,13 +197,13 @@ OWN_PAGES = [page for page in PAGES if page.parent.name != "recorded"]  # which 
 
 
 @pytest.mark.parametrize("page", OWN_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_module_that_a_page_names_exists(page: Path) -> None:
+def test_every_documented_module_exists(page: Path) -> None:
     roots = (ROOT, ROOT / "orchestrator", ROOT / "tests", ROOT / "tests/unit", ROOT / "tests/integration", page.parent)
     for named in re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", page.read_text()):
         assert any((root / named).exists() for root in roots), f"`{named}` does not exist"
 
 
-def test_pages_stay_short() -> None:
+def test_documentation_pages_stay_short() -> None:
     """A page that grows is two pages, or says what the code says."""
     assert (ROOT / "README.md").read_text().count("\n") <= 120
     for folder in ("profiles", "patches", "images", "tests"):

@@ -22,19 +22,19 @@ FOLDERS = {
 FILES = [(path, kind) for kind, folder in FOLDERS.items() for path in sorted((PROFILES / folder).glob("*.yaml"))]
 
 
-def test_a_schema_of_every_kind_is_written(tmp_path: Path) -> None:
+def test_schema_is_written_for_every_kind(tmp_path: Path) -> None:
     assert {path.name for path in write_schemas(tmp_path)} == {schema_file(kind) for kind in SCHEMAS}
     for kind in SCHEMAS:
         assert json.loads((tmp_path / schema_file(kind)).read_text())["title"] == f"deploy: {kind}"
 
 
 @pytest.mark.parametrize(("path", "kind"), FILES, ids=[path.name for path, _ in FILES])
-def test_every_file_names_its_schema_in_its_first_line(path: Path, kind: str) -> None:
+def test_first_line_of_every_file_references_its_schema(path: Path, kind: str) -> None:
     _, _, named = path.read_text().partition("\n")[0].partition("# yaml-language-server: $schema=")
     assert (path.parent / named).resolve() == PROFILES / schema_file(kind)
 
 
-def test_a_profile_names_its_parts_in_the_schema() -> None:
+def test_profile_schema_references_catalog_entries_by_name() -> None:
     schema = json.loads(json_schema("profile"))
     parts = [schema["properties"][part]["anyOf"][0]["type"] for part in ("hardware", "model", "engine")]
     assert parts == ["string"] * 3

@@ -7,7 +7,7 @@ from orchestrator.core.paths import data_root
 ROOT = data_root()
 
 
-def test_each_test_that_the_policy_names_exists() -> None:
+def test_every_test_named_in_security_policy_exists() -> None:
     named = set(re.findall(r"`(test_\w+)`", (ROOT / ".github/SECURITY.md").read_text()))
     defined = {
         name
@@ -18,7 +18,7 @@ def test_each_test_that_the_policy_names_exists() -> None:
     assert named <= defined
 
 
-def test_the_threat_model_says_of_each_party_what_it_may_do_at_worst() -> None:
+def test_threat_model_states_worst_case_of_each_party() -> None:
     model = (ROOT / ".github/SECURITY.md").read_text().partition("## Threat model")[2].partition("\n## ")[0]
     rows = [
         [cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\|.+\|$", model, re.MULTILINE)

@@ -37,7 +37,7 @@ def deploy(site: Path, *words: str, **more: str) -> "subprocess.CompletedProcess
     )
 
 
-def test_the_wheel_renders_as_the_repository_does(installed: Path, tmp_path: Path) -> None:
+def test_wheel_renders_same_artifacts_as_repository(installed: Path, tmp_path: Path) -> None:
     done = deploy(installed, "render", "--profile", "mi355x-tp4dp2", "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == {
@@ -45,7 +45,7 @@ def test_the_wheel_renders_as_the_repository_does(installed: Path, tmp_path: Pat
     }
 
 
-def test_the_wheel_is_the_one_that_ran(installed: Path) -> None:
+def test_installed_wheel_contains_only_package_data(installed: Path) -> None:
     profiles = installed / "orchestrator" / "_data" / "profiles"
     for name in ("cpu-tiny.yaml", "engines/flags/generate.py"):
         assert (profiles / name).is_file()
@@ -54,7 +54,7 @@ def test_the_wheel_is_the_one_that_ran(installed: Path) -> None:
     assert (done.returncode, "no profile `no-such-profile` found" in done.stderr) == (3, True)
 
 
-def test_the_wheel_ships_the_schema_that_each_file_names(installed: Path) -> None:
+def test_wheel_contains_every_referenced_schema(installed: Path) -> None:
     profiles = installed / "orchestrator" / "_data" / "profiles"
     named = [path for path in profiles.rglob("*.yaml") if "$schema=" in path.read_text().partition("\n")[0]]
     assert len(named) > 40
@@ -64,7 +64,7 @@ def test_the_wheel_ships_the_schema_that_each_file_names(installed: Path) -> Non
         assert json.loads(schema.read_text())["title"] == f"deploy: {kind}"
 
 
-def test_the_wheel_adds_a_model(installed: Path, tmp_path: Path) -> None:
+def test_installed_wheel_adds_a_model(installed: Path, tmp_path: Path) -> None:
     checkpoint, home = write_public(tmp_path / "gpt-oss-120b", "gpt-oss-120b"), str(tmp_path / "home")
     done = deploy(installed, "add", "model", str(checkpoint), DEPLOY_HOME=home)
     assert done.stderr.splitlines()[-1] == "next: `deploy add profile --model gpt-oss-120b --hardware mi355x`"

@@ -56,14 +56,14 @@ def compared(request: pytest.FixtureRequest, line: Line) -> Iterator[Compared]:
     assert started.code in {0, 8}  # ready, whatever its smoke test says
 
 
-def test_tokens(compared: Compared) -> None:
+def test_computed_token_capacity_matches_log(compared: Compared) -> None:
     tokens = compared.logged(r"max_total_num_tokens=([0-9]+)")
     assert tokens
     print(f"tokens: computed {compared.computed['cache']['tokens']:,}, logged {tokens[0]:,.0f}", flush=True)
     assert compared.computed["cache"]["tokens"] == pytest.approx(tokens[0], rel=WITHIN)
 
 
-def test_bytes_of_the_cache(compared: Compared) -> None:
+def test_computed_kv_cache_size_matches_log(compared: Compared) -> None:
     """Keys and values of target and draft, in GiB."""
     pools = sum(compared.logged(r"[KV] size: ([0-9.]+) GB"))
     tokens = compared.logged(r"KV Cache is allocated.*#tokens: ([0-9]+)")[0]
@@ -72,7 +72,7 @@ def test_bytes_of_the_cache(compared: Compared) -> None:
     assert held == pytest.approx(pools, rel=WITHIN)
 
 
-def test_weights_and_what_is_free(compared: Compared) -> None:
+def test_computed_weights_and_free_memory_match_log(compared: Compared) -> None:
     memory = compared.computed["memory"]
     weights = sum(compared.logged(r"Load weight end.*mem usage=([0-9.]+) GB"))
     free = compared.logged(r"Load weight begin\. avail mem=([0-9.]+) GB")[0]

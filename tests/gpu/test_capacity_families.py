@@ -49,7 +49,7 @@ def started(name: str, folder: Path) -> Logged:
     return read_log(text)
 
 
-def test_tokens_and_states(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_computed_tokens_and_state_slots_match_log(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     logged = started(family, tmp_path_factory.mktemp("checkpoint"))
     cache = FAMILIES[family].computed(tmp_path_factory.mktemp("home"), logged)
     slots = cache.requests.slots if cache.requests else 0

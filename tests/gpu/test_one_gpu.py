@@ -28,7 +28,7 @@ def up(line: Line) -> Iterator[Done]:
 class TestOneServer:
     """Brought up once; the last test kills it."""
 
-    def test_it_comes_up_proven(self, up: Done) -> None:
+    def test_server_starts_and_passes_smoke_test(self, up: Done) -> None:
         assert up.code == 0
         assert re.search(r"speculative decoding +passed .*accept length [2-6]\.", up.text)
         assert re.search(r"sampling varies +passed", up.text)
@@ -36,7 +36,7 @@ class TestOneServer:
         assert f"missing: E=33,N=1024,device_name={gpu_name().replace(' ', '_')}.json" in up.text
 
     @pytest.mark.usefixtures("up")
-    def test_it_is_measured(self, line: Line, results: Path) -> None:
+    def test_benchmark_measures_energy_and_accept_length(self, line: Line, results: Path) -> None:
         assert line.run("bench", NAME, *MEASURED, "--output", str(results / "one")).code == 0
         result = json.loads((results / "one" / "result.json").read_text())
         for point in result["points"]:
@@ -47,7 +47,7 @@ class TestOneServer:
         assert line.run("report", str(results)).code == 0
 
     @pytest.mark.usefixtures("up")
-    def test_a_killed_scheduler_is_told(self, line: Line) -> None:
+    def test_killed_scheduler_is_reported_quickly(self, line: Line) -> None:
         assert "healthy" in line.run("status", NAME).text
         os.kill(schedulers()["sglang::scheduler"], signal.SIGKILL)
         told = line.run("status", NAME)
@@ -60,7 +60,7 @@ class TestOneServer:
 
 
 @pytest.mark.usefixtures("free")
-def test_drafts_that_are_never_right_turn_the_smoke_test_red(line: Line) -> None:
+def test_always_rejected_drafts_fail_smoke_test(line: Line) -> None:
     done = line.up(NAME, "model=glm4-moe-wrong-mtp")
     assert done.code == 8
     assert "speculative decoding: accept length 1.00: no draft is accepted" in done.text
@@ -68,7 +68,7 @@ def test_drafts_that_are_never_right_turn_the_smoke_test_red(line: Line) -> None
 
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("stage", ["loading weights", "capturing target prefill graphs"])
-def test_ctrl_c(line: Line, stage: str) -> None:
+def test_ctrl_c_during_startup_exits_with_130(line: Line, stage: str) -> None:
     with line.going_up(NAME) as going:
         going.wait_for(stage, within=180)
         code, _ = going.interrupt()
@@ -76,7 +76,7 @@ def test_ctrl_c(line: Line, stage: str) -> None:
 
 
 @pytest.mark.usefixtures("free")
-def test_memory_that_a_stranger_holds_is_told_and_waited_for(line: Line) -> None:
+def test_vram_used_by_other_process_delays_start(line: Line) -> None:
     with stranger(40) as holder:
         told = line.run("preflight", "--profile", NAME, *SETTINGS)
         assert told.code == 4
@@ -89,7 +89,7 @@ def test_memory_that_a_stranger_holds_is_told_and_waited_for(line: Line) -> None
 
 
 @pytest.mark.usefixtures("free")
-def test_out_of_memory_in_a_capture_is_named(line: Line) -> None:
+def test_out_of_memory_during_graph_capture_is_diagnosed(line: Line) -> None:
     many = ("flags.max-running-requests=512", "flags.cuda-graph-max-bs-decode=512")
     done = line.up(NAME, "flags.mem-fraction-static=0.995", *many)
     assert done.code == 7

@@ -46,7 +46,7 @@ def trace(file: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_measured_hit_rate_is_the_achievable_one(capped: CpuServer, tmp_path: Path) -> None:
+def test_measured_cache_hit_rate_matches_forecast(capped: CpuServer, tmp_path: Path) -> None:
     workload = Workload(
         trace=str(trace(tmp_path / "trace.jsonl")), load="closed", concurrency=1, token_ids=(10, 500), timeout_s=120
     )

@@ -36,7 +36,7 @@ def written(home: Path, name: str) -> ModelFile:
     return read_model(home / f"profiles/models/{name}.yaml", ModelFile, name)
 
 
-def test_each_command_leads_to_one_that_works_as_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suggested_next_commands_work_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write_public(tmp_path / "Llama-3.3-70B-Instruct", "Llama-3.3-70B-Instruct")
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     done = CliRunner().invoke(app, ["add", "model", str(checkpoint)])
@@ -51,7 +51,7 @@ def test_each_command_leads_to_one_that_works_as_it_is_printed(tmp_path: Path, m
     assert [warning.partition(",")[0] for warning in warnings] == ["warning: not pinned"]  # the engine's image
 
 
-def test_a_terabyte_costs_headers_alone(tmp_path: Path) -> None:
+def test_adding_terabyte_checkpoint_reads_only_headers(tmp_path: Path) -> None:
     """Seventeen thousand tensors in forty files: under 10 s, under 200 MB of memory."""
     checkpoint = write_config(tmp_path / "large", KIMI_K2, weights=TERABYTE, shards=40, experts=48)
     argv = [sys.executable, "-c", WITH_COST, "add", "model", str(checkpoint)]
@@ -64,7 +64,7 @@ def test_a_terabyte_costs_headers_alone(tmp_path: Path) -> None:
     assert int(kibibytes) * 1024 < 200_000_000
 
 
-def test_a_repository_is_read_by_its_headers(tmp_path: Path) -> None:
+def test_hub_repository_is_described_from_few_headers(tmp_path: Path) -> None:
     """Of 40 files those are asked that something follows from: the first rows of a kind, and the layer that drafts."""
     config = {**GLM_52, "hidden_size": 64, "quantization_config": {"quant_method": "fp8"}}
     token = "open-sesame"
@@ -85,16 +85,14 @@ def test_a_repository_is_read_by_its_headers(tmp_path: Path) -> None:
     assert 0 < len(asked) < 10, asked
 
 
-def test_a_hub_that_does_not_answer_is_said_to_be_none(tmp_path: Path) -> None:
+def test_unreachable_hub_hints_at_local_directory(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="cannot reach the hub") as caught:
         add_model(REPOSITORY, Home(tmp_path), name="own", environ={"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"})
     assert "name a directory" in caught.value.hint
 
 
 @pytest.mark.engine
-def test_the_checkpoint_that_sglang_serves_here_has_the_facts_of_its_shipped_file(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_added_tiny_model_matches_shipped_catalog_entry(tiny_model: Path, tmp_path: Path) -> None:
     add_model(str(tiny_model), Home(tmp_path), name="own", environ={})
     found, shipped = (
         written(tmp_path, "own"),

@@ -47,7 +47,7 @@ def deploy(line: str) -> str:
     return done.stdout
 
 
-def test_an_image_is_read_to_the_last_fact(engine: docker.DockerClient, image: str) -> None:
+def test_all_engine_facts_are_read_from_image(engine: docker.DockerClient, image: str) -> None:
     said = json.loads(deploy(f"add engine {image} --name own --json"))
     facts = {fact["key"]: (fact["value"], fact["from"]) for fact in said["facts"]}
     assert facts["version"] == (VERSION, f"{PACKAGE}/_version.py")
@@ -69,7 +69,7 @@ def test_an_image_is_read_to_the_last_fact(engine: docker.DockerClient, image: s
     assert f"FROM {image}" in deploy("render mi355x-tp8 --set engine=own")
 
 
-def test_options_that_nobody_asked_for_yet_are_asked_of_the_images_own_sources(
+def test_missing_flag_table_is_generated_from_image_sources(
     image: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The user says another release. What a real parser answers, `test_flag_tables.py` asks."""
@@ -85,7 +85,7 @@ def test_options_that_nobody_asked_for_yet_are_asked_of_the_images_own_sources(
     assert (home / "profiles/engines/flags/0.5.14.post9.json").is_file()
 
 
-def test_an_image_without_sglang_is_none(engine: docker.DockerClient, home: Path) -> None:
+def test_image_without_sglang_is_rejected(engine: docker.DockerClient, home: Path) -> None:
     with imported(engine) as bare:
         error = CliRunner().invoke(app, ["add", "engine", bare]).exception
     assert isinstance(error, BuildError)
@@ -95,7 +95,7 @@ def test_an_image_without_sglang_is_none(engine: docker.DockerClient, home: Path
 
 
 @pytest.mark.parametrize("version", ["0.5.19", "0.5.20"])
-def test_a_wheel_tells_the_state_of_each_patch(version: str, home: Path) -> None:
+def test_patch_states_are_read_from_wheel(version: str, home: Path) -> None:
     given = f"--set platform=rocm --set image=own:1 --name own --wheel {wheel(version)}"
     said = json.loads(deploy(f"add engine {version} {given} --json"))
     assert {patch["state"] for patch in said["patches"]} == {"upstream", "not applicable"}

@@ -104,7 +104,7 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / f"{NAME}.rules.yml"
 
 
-def test_prometheus_takes_the_files(rules: Path) -> None:
+def test_promtool_accepts_rules_and_configuration(rules: Path) -> None:
     assert "25 rules found" in promtool("check", "rules", rules)
     assert "is valid" in (checked := promtool("check", "config", rules.with_name("prometheus.yml")))
     assert f"{NAME}.rules.yml" in checked
@@ -118,12 +118,12 @@ LONG = BUSY | {  # one rank writes two long answers, whole or streamed; the othe
 
 
 @pytest.mark.parametrize("series", [BUSY, QUIET, LONG], ids=["busy", "quiet", "one rank has all"])
-def test_an_hour_without_a_fault_is_silent(rules: Path, series: dict[str, str]) -> None:
+def test_no_alert_fires_for_healthy_server(rules: Path, series: dict[str, str]) -> None:
     firing(rules, series, after=("1m", "12m", "35m", "59m"), alerts=())
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_told_by_its_alert_and_no_other(rules: Path, fault: str) -> None:
+def test_each_fault_fires_only_its_alert(rules: Path, fault: str) -> None:
     series, after, alert = FAULTS[fault]
     firing(rules, BUSY | series, after=(after,), alerts=(alert,))
 
@@ -132,7 +132,7 @@ def named(rules: Path) -> set[str]:
     return {line.split()[-1] for line in rules.read_text().splitlines() if "- alert:" in line}
 
 
-def test_every_alert_has_its_fault(rules: Path, rules_of_several: Path) -> None:
+def test_every_alert_is_covered_by_a_fault(rules: Path, rules_of_several: Path) -> None:
     assert named(rules) == {alert for _, _, alert in FAULTS.values()}
     assert named(rules_of_several) - named(rules) == set().union(
         *(told for _, _, told in FAULTS_OF_SEVERAL.values())
@@ -194,14 +194,12 @@ def rules_of_several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / f"{SEVERAL}.rules.yml"
 
 
-def test_half_an_hour_of_several_without_a_fault_is_silent(rules_of_several: Path) -> None:
+def test_no_alert_fires_for_healthy_replicas(rules_of_several: Path) -> None:
     firing(rules_of_several, PAIR, after=("1m", "12m", "30m"), alerts=())
 
 
 @pytest.mark.parametrize("fault", FAULTS_OF_SEVERAL)
-def test_a_fault_of_one_of_several_or_of_their_gateway_is_told_by_its_alert_and_no_other(
-    rules_of_several: Path, fault: str
-) -> None:
+def test_replica_and_gateway_faults_fire_only_their_alerts(rules_of_several: Path, fault: str) -> None:
     series, after, told = FAULTS_OF_SEVERAL[fault]
     firing(rules_of_several, PAIR | series, after=(after,), alerts=sorted(told))
 
@@ -268,28 +266,28 @@ def autoscaled(tmp_path_factory: pytest.TempPathFactory) -> Autoscaled:
 ONE_HANGS = {"realtime_tokens_total": "0+9000x40 360000x200"}
 
 
-def test_the_pods_of_one_deployment_are_counted_each_by_itself(autoscaled: Autoscaled) -> None:
+def test_pods_of_one_deployment_are_counted_separately(autoscaled: Autoscaled) -> None:
     pods = [autoscaled.pod(number) for number in range(3)]
     autoscaled.firing(*pods, alerts=(), running=72)
 
 
-def test_one_that_hangs_among_the_pods_of_one_deployment_is_told(autoscaled: Autoscaled) -> None:
+def test_hung_pod_of_a_deployment_fires_alert(autoscaled: Autoscaled) -> None:
     pods = [autoscaled.pod(1), autoscaled.pod(2), autoscaled.pod(3, **ONE_HANGS)]
     autoscaled.firing(*pods, alerts=("DeployRankDead",), running=72)
 
 
-def test_a_pod_that_the_autoscaler_adds_and_that_does_not_answer_yet_is_no_fault(autoscaled: Autoscaled) -> None:
+def test_starting_pod_added_by_autoscaler_fires_no_alert(autoscaled: Autoscaled) -> None:
     added = {name: "0x240" for name in autoscaled.pod(4) if name.startswith("up{")}
     autoscaled.firing(*(autoscaled.pod(number) for number in range(3)), added, alerts=(), running=72)
 
 
 @pytest.mark.parametrize("up", ["0x240", "_x240"])
-def test_fewer_than_the_floor_of_the_autoscaler_are_told(autoscaled: Autoscaled, up: str) -> None:
+def test_fewer_pods_than_autoscaler_minimum_fire_alert(autoscaled: Autoscaled, up: str) -> None:
     gone = {name: up for name in autoscaled.pod(3) if name.startswith("up{")}
     autoscaled.firing(autoscaled.pod(1), autoscaled.pod(2), gone, alerts=("DeployReplicaDown",), running=48)
 
 
-def test_a_floor_of_one_needs_no_alert_of_its_own(tmp_path: Path) -> None:
+def test_autoscaler_minimum_of_one_has_no_replica_alert(tmp_path: Path) -> None:
     """That none answers is `DeployServerDown`."""
     settings = (*AUTOSCALING, "kubernetes.autoscaling.growth_rps_per_minute=0")
     files = monitoring_files(monitored(monitoring_request(profile=SCALED, overrides=settings), Home(tmp_path)))

@@ -76,7 +76,7 @@ def verdicts(
 
 @pytest.mark.wheels
 @pytest.mark.parametrize("version", ENGINES)
-def test_a_version_refuses_what_it_would_refuse_at_its_start_and_names_the_option(
+def test_each_version_rejects_invalid_arguments_by_option(
     version: str, verdicts: Mapping[str, Mapping[str, ArgumentVerdict]]
 ) -> None:
     said = verdicts[version]
@@ -89,7 +89,7 @@ def test_a_version_refuses_what_it_would_refuse_at_its_start_and_names_the_optio
     assert found == REFUSED
 
 
-def test_what_says_nothing_about_the_arguments_is_no_refusal(cpu_environment: Venv, tiny_model: Path) -> None:
+def test_unrelated_parser_failures_are_not_rejections(cpu_environment: Venv, tiny_model: Path) -> None:
     """A draft model that is not at hand, a model that no argument makes right, and one without its config."""
     artifacts = render_artifacts(load("cpu-tiny").plan)
     base = list(argument_question(artifacts, None).argv[0])
@@ -114,9 +114,7 @@ def test_what_says_nothing_about_the_arguments_is_no_refusal(cpu_environment: Ve
     assert said["none", "eplb"] == ArgumentVerdict(parsed_only=True)
 
 
-def test_as_the_first_step_of_a_pod_it_says_why_it_refuses(
-    cpu_environment: Venv, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_init_container_reports_rejected_arguments(cpu_environment: Venv, tiny_model: Path, tmp_path: Path) -> None:
     """By files and an exit code; what keeps it from judging keeps no server from its start."""
     artifacts = render_artifacts(load("cpu-tiny").plan)
     base = list(argument_question(artifacts, None).argv[0])
@@ -138,7 +136,7 @@ def test_as_the_first_step_of_a_pod_it_says_why_it_refuses(
 
 
 @pytest.mark.parametrize("settings", [("flags.enable-eplb=true",), ()])
-def test_as_the_first_step_of_a_job_in_a_container_it_starts_no_server_that_it_refuses(
+def test_containerized_job_with_rejected_arguments_starts_no_server(
     cpu_environment: Venv, tiny_model: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
     """The site's container is a script that has this engine as its `python3`; the server in it only leaves a note."""
@@ -216,7 +214,7 @@ def of_the_hub(*settings: str) -> list[str]:
     return ["cpu-tiny", *(word for each in own for word in ("--set", each))]
 
 
-def test_a_refusal_comes_before_the_checkpoint_and_names_its_place(deploy: CommandLine, hub: Hub) -> None:
+def test_rejected_arguments_are_reported_before_checkpoint_download(deploy: CommandLine, hub: Hub) -> None:
     words = ["up", "--name", "refused", *of_the_hub("flags.enable-eplb=true")]
     for _ in range(2):  # the second time as kept
         done = deploy.run(*words, HF_ENDPOINT=hub.url)
@@ -231,7 +229,7 @@ def test_a_refusal_comes_before_the_checkpoint_and_names_its_place(deploy: Comma
 
 
 @pytest.mark.docker
-def test_an_image_is_asked_before_the_checkpoint_and_no_container_is_left(
+def test_image_checks_arguments_before_download_and_removes_container(
     deploy: CommandLine, hub: Hub, docker_daemon: DockerCli, cpu_environment: Venv
 ) -> None:
     base = engine_image(packages_of(cpu_environment.python), docker=docker_daemon.program)

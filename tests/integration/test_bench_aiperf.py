@@ -58,7 +58,7 @@ def left() -> set[Path]:
     return {*Path("/tmp").glob("deploy-aiperf-*")}
 
 
-def test_what_the_program_gets_and_what_is_made_of_its_result(tmp_path: Path) -> None:
+def test_aiperf_gets_requests_and_its_result_is_translated(tmp_path: Path) -> None:
     before = left()
     result = run(tmp_path, stand_in(tmp_path), key=Secret(KEY))
     seen = json.loads((tmp_path / "out/aiperf-10/seen.json").read_text())
@@ -77,7 +77,7 @@ def test_what_the_program_gets_and_what_is_made_of_its_result(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("open_loop", [True, False])
-def test_the_sessions_of_a_trace(tmp_path: Path, open_loop: bool) -> None:
+def test_trace_sessions_become_aiperf_timestamps_or_delays(tmp_path: Path, open_loop: bool) -> None:
     """Recorded arrivals become timestamps; a closed loop runs the turns of a session after each other."""
     lines = [
         {"session_id": "a", "timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]},
@@ -109,7 +109,7 @@ def test_the_sessions_of_a_trace(tmp_path: Path, open_loop: bool) -> None:
     assert (sessions.sessions, sessions.warmup_requests) == (2, 0)
 
 
-def test_a_duration_and_a_session_header_reach_the_program(tmp_path: Path) -> None:
+def test_duration_and_session_header_are_passed_to_aiperf(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"session_id": "a", "input_length": 20, "output_length": 4}\n' * 3)
     workload = Workload(trace=str(trace), load="closed", concurrency=2, duration_s=7.0, timeout_s=9.0)
@@ -123,7 +123,7 @@ def test_a_duration_and_a_session_header_reach_the_program(tmp_path: Path) -> No
     assert config["endpoint"]["session_header"] == "x-key"
 
 
-def test_requests_that_do_not_fit_the_disk_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_while_writing_aiperf_requests_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = left()
     monkeypatch.setattr(runner, "open_new", lambda _path: BufferedWriter(FileIO("/dev/full", "w")))
     with pytest.raises(BenchError, match=r"cannot write the requests for aiperf 0.13.0: No space left") as failed:
@@ -132,7 +132,7 @@ def test_requests_that_do_not_fit_the_disk_are_named(tmp_path: Path, monkeypatch
     assert left() == before
 
 
-def test_a_failure_names_its_log(tmp_path: Path) -> None:
+def test_aiperf_failure_names_its_log(tmp_path: Path) -> None:
     before = left()
     program = stand_in(tmp_path, "print('no such thing', os.environ['DEPLOY_AIPERF_KEY'])\nsys.exit(3)\n")
     with pytest.raises(BenchError, match=r"aiperf 0.13.0 failed with exit code 3") as failed:
@@ -143,7 +143,7 @@ def test_a_failure_names_its_log(tmp_path: Path) -> None:
     assert left() == before
 
 
-def test_a_run_that_ended_early_is_not_measured(tmp_path: Path) -> None:
+def test_incomplete_aiperf_run_is_rejected(tmp_path: Path) -> None:
     cut = json.dumps({**json.loads(SAMPLE.read_text()), "is_complete": False, "incomplete_reason": "stalled"})
     (tmp_path / "cut.json").write_text(cut)
     program = stand_in(tmp_path, f"shutil.copy({str(tmp_path / 'cut.json')!r}, out / 'profile_export_aiperf.json')\n")
@@ -152,7 +152,7 @@ def test_a_run_that_ended_early_is_not_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_aiperf_process_or_files(tmp_path: Path) -> None:
     before = left()
     pid = tmp_path / "pid"
     program = stand_in(tmp_path, f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n")
@@ -179,7 +179,7 @@ def real_aiperf() -> Path:
 
 
 @pytest.mark.slow
-def test_both_clients_agree_on_a_scripted_server(real_aiperf: Path, tmp_path: Path) -> None:
+def test_both_load_generators_agree_on_scripted_server(real_aiperf: Path, tmp_path: Path) -> None:
     """The server's own clock is the truth: TTFT 50 ms, then a token every 5 ms."""
     workload = WORKLOAD.model_copy(update={"output_tokens": 20, "request_rates": (10.0,), "requests": 40})
     script = Script(answer=lambda _: Answer(ttft_s=0.05, itl_s=0.005))
@@ -200,7 +200,7 @@ def test_both_clients_agree_on_a_scripted_server(real_aiperf: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_both_clients_send_the_same_tokens_to_real_sglang(real_aiperf: Path, server: CpuServer, tmp_path: Path) -> None:
+def test_both_load_generators_send_same_tokens_to_sglang(real_aiperf: Path, server: CpuServer, tmp_path: Path) -> None:
     """Counted by the server itself, with the prefix cache flushed before each."""
     workload = WORKLOAD.model_copy(
         update={"input_tokens": 200, "output_tokens": 16, "requests": 30, "request_rates": (3.0,), "timeout_s": 60.0}

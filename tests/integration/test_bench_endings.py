@@ -27,7 +27,7 @@ WORKLOAD = load_workload("smoke-tiny").model_copy(
 )
 
 
-def test_a_log_that_cannot_be_read_loses_no_point(tmp_path: Path) -> None:
+def test_unreadable_log_keeps_all_measured_points(tmp_path: Path) -> None:
     """The kernel gate is looked at when a point is on disk; what it cannot tell forbids the comparison."""
     on_disk: list[int] = []
 
@@ -63,7 +63,7 @@ def test_a_log_that_cannot_be_read_loses_no_point(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_interrupted_while_the_endpoint_is_asked_what_it_is(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupt_during_endpoint_discovery_writes_no_result(tmp_path: Path, number: signal.Signals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         words = ("bench", url, "--workload", "smoke-tiny", "--output", str(tmp_path / "out"))
@@ -78,7 +78,7 @@ def test_interrupted_while_the_endpoint_is_asked_what_it_is(tmp_path: Path, numb
     assert not (tmp_path / "out").exists()
 
 
-def test_interrupted_before_a_request_was_answered_is_no_measurement(tmp_path: Path) -> None:
+def test_interrupt_before_first_response_records_no_point(tmp_path: Path) -> None:
     """The table read as a failure of the server: success 0 %, TTFT p95 inf s."""
     workload, asked = tmp_path / "silent.yaml", threading.Event()
     workload.write_text(json.dumps({**WORKLOAD.to_dict(), "timeout_s": 600.0}))
@@ -104,7 +104,9 @@ def test_interrupted_before_a_request_was_answered_is_no_measurement(tmp_path: P
 @pytest.mark.parametrize(
     ("end", "issues"), [(BenchEnding.INTERRUPTED, {IssueKind.INCOMPLETE}), (BenchEnding.COMPLETE, set())]
 )
-def test_whoever_has_seen_enough_ends_the_ladder(tmp_path: Path, end: BenchEnding, issues: set[IssueKind]) -> None:
+def test_stop_condition_ends_measurement_and_restores_signal_handlers(
+    tmp_path: Path, end: BenchEnding, issues: set[IssueKind]
+) -> None:
     """And whoever measures has signals answered afterwards as before: SIGTERM killed a sweep, and left its server."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
@@ -121,7 +123,7 @@ def test_whoever_has_seen_enough_ends_the_ladder(tmp_path: Path, end: BenchEndin
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_while_a_hundred_million_tokens_are_drawn(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupt_during_prompt_generation_is_prompt(tmp_path: Path, number: signal.Signals) -> None:
     """It takes a minute, in which the event loop heard no signal."""
     workload = tmp_path / "large.yaml"
     large = {"input_tokens": 200, "cache_hit_rate": 0.5, "num_prefixes": 900_000, "requests": 2}
@@ -138,7 +140,7 @@ def test_interrupted_while_a_hundred_million_tokens_are_drawn(tmp_path: Path, nu
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")
-def test_interrupted_while_the_achievable_hit_rate_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_during_cache_forecast_is_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a trace of long sessions it takes minutes, in which the event loop heard no signal."""
 
     def forecast(*_: object) -> None:

@@ -185,7 +185,7 @@ def ttft(point: Point) -> Distribution:
 
 
 @pytest.mark.parametrize("api", ["completions", "generate"])
-def test_every_percentile_comes_back_within_two_per_cent(measured: Find, api: str) -> None:
+def test_every_percentile_is_accurate_within_two_percent(measured: Find, api: str) -> None:
     found = measured(f"rising, {api}")
     point = found.only
     assert (point.input_tokens, point.output_tokens) == (30 * 500, 30 * TOKENS)
@@ -204,7 +204,7 @@ def test_every_percentile_comes_back_within_two_per_cent(measured: Find, api: st
     assert point.sent_rps == pytest.approx(10.0, rel=0.02)
 
 
-def test_a_stalled_server_shows_as_latency_and_not_as_a_lower_rate(measured: Find) -> None:
+def test_server_stall_raises_latency_not_lowers_rate(measured: Find) -> None:
     """The requests that fell due while it said nothing leave on time all the same."""
     found = measured("stalled")
     point, true = found.only, found.planned
@@ -215,7 +215,7 @@ def test_a_stalled_server_shows_as_latency_and_not_as_a_lower_rate(measured: Fin
     assert_found(ttft(point), true.ttft_s)
 
 
-def test_a_queue_shows_as_latency_from_the_plan_and_as_not_sustained(measured: Find) -> None:
+def test_queueing_raises_scheduled_latency_and_is_not_sustained(measured: Find) -> None:
     """One request at a time, 0.15 s each, 10 rps offered: only 6.7 rps can be served."""
     found = measured("queue")
     point, true = found.only, found.planned
@@ -229,7 +229,7 @@ def test_a_queue_shows_as_latency_from_the_plan_and_as_not_sustained(measured: F
     assert point.ttft_growth_s_per_s == pytest.approx(grown, rel=0.05)
 
 
-def test_the_knee_lies_between_a_rate_that_holds_and_one_that_does_not(measured: Find) -> None:
+def test_knee_is_highest_sustained_rate(measured: Find) -> None:
     found = measured("knee")
     assert found.result.points[1].sustained is False
     found.quietness.or_not_judged()
@@ -247,7 +247,7 @@ def test_slow_accept_counts_as_latency(measured: Find) -> None:
 
 
 @pytest.mark.parametrize("case", ["in halves", "in halves, usage at the end"])
-def test_several_tokens_in_a_chunk_and_chunks_in_halves(measured: Find, case: str) -> None:
+def test_split_chunks_with_multiple_tokens_are_measured_correctly(measured: Find, case: str) -> None:
     found = measured(case)
     point, true = found.only, found.planned
     assert point.output_tokens == 30 * TOKENS
@@ -262,7 +262,7 @@ def test_several_tokens_in_a_chunk_and_chunks_in_halves(measured: Find, case: st
     assert_found(point.latency.tpot_s, true.tpot_s)
 
 
-def test_failures_are_counted_by_kind_and_delay_nobody(measured: Find) -> None:
+def test_failures_are_counted_by_kind_without_delaying_others(measured: Find) -> None:
     found = measured("failing")
     point, true = found.only, found.planned
     assert {failure.kind for failure in point.failures} == {"http-503", "reset", "stream-error", "timeout"}
@@ -274,7 +274,7 @@ def test_failures_are_counted_by_kind_and_delay_nobody(measured: Find) -> None:
     assert point.sent_rps == pytest.approx(10.0, rel=0.02)
 
 
-def test_one_request_at_a_time(measured: Find) -> None:
+def test_closed_loop_with_single_request_is_measured_correctly(measured: Find) -> None:
     """0.3 s to the first token and 0.1 s for each of five others: 6 tokens in 0.8 s."""
     found = measured("one at a time")
     point, true = found.only, from_arrival(found.exchanges[-4:])

@@ -28,12 +28,12 @@ from orchestrator.core.secrets import Secret
 IN_THE_SECOND_RATE = 2 * WORKLOAD.num_prefixes + WORKLOAD.requests + 10  # answers from the start of a run
 
 
-def test_an_endpoint_that_ignores_ignore_eos_is_refused_at_the_warm_up(tmp_path: Path) -> None:
+def test_endpoint_ignoring_ignore_eos_is_rejected_at_warmup(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="returned 4 tokens; 6 were requested"):
         bench(Script(answer=lambda _: Answer(stops_after_tokens=4)), tmp_path)
 
 
-def test_an_answer_that_stops_early_is_a_failed_request(tmp_path: Path) -> None:
+def test_short_response_counts_as_failed_request(tmp_path: Path) -> None:
     answer = after_warm_up(lambda index: Answer(stops_after_tokens=4 if index == 9 else None, cached_tokens=300))
     result = bench(Script(answer=answer), tmp_path)
     assert kinds(result) == {IssueKind.FAILED_REQUESTS}
@@ -41,20 +41,20 @@ def test_an_answer_that_stops_early_is_a_failed_request(tmp_path: Path) -> None:
     assert only(result).failures == (failure,)
 
 
-def test_a_context_too_short_is_said_before_anything_is_sent(tmp_path: Path) -> None:
+def test_short_context_is_rejected_before_sending_requests(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="context of 505 tokens; the workload needs 506"):
         bench(Script(context_length=505), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unreachable_endpoint(tmp_path: Path) -> None:
+def test_unreachable_endpoint_is_an_error(tmp_path: Path) -> None:
     with scripted(Script()) as server:
         gone = server
     with pytest.raises(BenchError, match="cannot reach the endpoint"):
         measure(order(gone, tmp_path), lambda _text, _far: None)
 
 
-def test_no_garbage_is_collected_while_the_clock_runs(tmp_path: Path) -> None:
+def test_garbage_collection_is_disabled_during_measurement(tmp_path: Path) -> None:
     """A full pass over what is prepared takes tens of milliseconds, which would count as latency."""
     collects: list[bool] = []
 
@@ -67,7 +67,7 @@ def test_no_garbage_is_collected_while_the_clock_runs(tmp_path: Path) -> None:
     assert gc.isenabled()
 
 
-def test_every_replica_is_warmed_by_its_rank_and_the_load_is_not_pinned(tmp_path: Path) -> None:
+def test_warmup_targets_every_rank_but_load_is_unpinned(tmp_path: Path) -> None:
     script = Script(replicas=2, answer=lambda _: Answer(cached_tokens=300))
     result = bench(script, tmp_path)
     assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
@@ -75,7 +75,7 @@ def test_every_replica_is_warmed_by_its_rank_and_the_load_is_not_pinned(tmp_path
     assert "each of 2 replicas" in result.run.warmup
 
 
-def test_every_rank_of_vllm_is_warmed_by_its_header(tmp_path: Path) -> None:
+def test_vllm_warmup_targets_every_rank_by_header(tmp_path: Path) -> None:
     script = Script(foreign=True, replicas=2)
     result = bench(script, tmp_path, engine="vllm")
     assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
@@ -84,18 +84,18 @@ def test_every_rank_of_vllm_is_warmed_by_its_header(tmp_path: Path) -> None:
     assert b"routed_dp_rank" not in b"".join(script.bodies)
 
 
-def test_the_api_of_sglang_is_not_asked_of_another_engine(tmp_path: Path) -> None:
+def test_generate_api_is_rejected_for_vllm(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="vllm has no `/generate`"):
         bench(Script(foreign=True), tmp_path, engine="vllm", api="generate")
 
 
-def test_the_base_url_of_an_openai_client_is_explained(tmp_path: Path) -> None:
+def test_url_ending_in_v1_gets_a_hint(tmp_path: Path) -> None:
     with scripted(Script(foreign=True)) as server, pytest.raises(BenchError) as raised:
         measure(order(server, tmp_path, url=f"{server.url}/v1"), lambda _text, _far: None)
     assert raised.value.hint == f"omit `/v1` at the end: `{server.url}`"
 
 
-def test_the_same_seed_sends_the_same_bytes(tmp_path: Path) -> None:
+def test_same_seed_sends_identical_requests(tmp_path: Path) -> None:
     first, second = Script(), Script()
     bench(first, tmp_path / "1")
     bench(second, tmp_path / "2")
@@ -103,7 +103,7 @@ def test_the_same_seed_sends_the_same_bytes(tmp_path: Path) -> None:
     assert len(set(first.bodies)) == 33  # one asks whether ids are taken
 
 
-def test_a_server_whose_cache_cannot_be_flushed_gets_other_prompts_in_each_run(tmp_path: Path) -> None:
+def test_unflushable_cache_gets_different_prompts_in_each_run(tmp_path: Path) -> None:
     first, second = Script(foreign=True), Script(foreign=True)
     result = bench(first, tmp_path / "1")
     bench(second, tmp_path / "2")
@@ -113,7 +113,7 @@ def test_a_server_whose_cache_cannot_be_flushed_gets_other_prompts_in_each_run(t
     assert {*first.bodies} & {*second.bodies} == {first.bodies[0]}  # whether ids are taken
 
 
-def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
+def test_dead_server_ends_run_that_can_be_resumed(tmp_path: Path) -> None:
     workload = WORKLOAD.model_copy(update={"request_rates": (40.0, 41.0, 42.0)})
     answered = itertools.count()
 
@@ -139,7 +139,7 @@ def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_
     assert not kinds(whole)
 
 
-def test_another_workload_is_not_resumed(tmp_path: Path) -> None:
+def test_resume_with_different_workload_is_rejected(tmp_path: Path) -> None:
     with scripted(Script()) as server:
         first = measure(order(server, tmp_path), lambda _text, _far: None)
         other = QUICK.model_copy(update={"seed": 1})
@@ -150,7 +150,7 @@ def test_another_workload_is_not_resumed(tmp_path: Path) -> None:
             measure(order(server, tmp_path, previous=of_a_text), lambda _text, _far: None)
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_error_carries_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second write meets a full disk: the figures come back with the error."""
     writes: list[Path] = []
 
@@ -167,14 +167,14 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]  # the one from before, whole
 
 
-def test_the_key_is_sent_and_written_nowhere(tmp_path: Path) -> None:
+def test_api_key_is_not_written_to_result_files(tmp_path: Path) -> None:
     bench(Script(), tmp_path, key=Secret("sk-hidden-value"))
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert "sk-hidden-value" not in written
     assert "never-to-be-stored" not in written  # the server's own key, which /server_info shows in clear
 
 
-def test_a_key_that_the_endpoint_repeats_is_written_nowhere(tmp_path: Path) -> None:
+def test_api_key_echoed_by_endpoint_is_redacted(tmp_path: Path) -> None:
     key = "sk-wJ4/Tq8+Mv2=nobody7"
     encoded = base64.b64encode(f"user:{key}".encode()).decode()
     says = f"{'no route ' * 31}for Bearer {key}, Basic {encoded}, {key.encode().hex()}"
@@ -189,7 +189,7 @@ def test_a_key_that_the_endpoint_repeats_is_written_nowhere(tmp_path: Path) -> N
         assert not any(told in written for told in (key[:9], encoded[10:18], key.encode().hex()[:16]))
 
 
-def test_an_endpoint_behind_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_https_endpoint_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days=1", "-subj=/CN=127.0.0.1"]
     made += ["-addext=subjectAltName=IP:127.0.0.1", f"-out={certificate}", f"-keyout={key}"]
@@ -203,7 +203,7 @@ def test_an_endpoint_behind_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not kinds(result)
 
 
-def test_a_closed_terminal_ends_nothing_that_runs_under_nohup(tmp_path: Path) -> None:
+def test_benchmark_under_nohup_survives_sighup(tmp_path: Path) -> None:
     workload, asked = tmp_path / "one-rate.yaml", threading.Event()
     workload.write_text(json.dumps({**WORKLOAD.to_dict(), "ramp": None, "concurrency": None, "duration_s": None}))
 
@@ -222,7 +222,7 @@ def test_a_closed_terminal_ends_nothing_that_runs_under_nohup(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_run_keeps_and_reports_finished_points(tmp_path: Path, number: signal.Signals) -> None:
     """The server falls silent in the middle of the second rate: when the signal comes, that cannot be finished."""
     workload, kept_in = tmp_path / "two-rates.yaml", tmp_path / "out"
     rates = {"request_rates": [20.0, 21.0], "ramp": None, "concurrency": None, "duration_s": None, "timeout_s": 600.0}
@@ -249,7 +249,7 @@ def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("tokens", [10**13, 10**15, 10**18])
-def test_a_result_that_was_written_can_be_read(tokens: int, tmp_path: Path) -> None:
+def test_result_with_huge_counters_can_be_read(tokens: int, tmp_path: Path) -> None:
     """The endpoint's own counters may say anything."""
     script = Script()
 
@@ -265,9 +265,7 @@ def test_a_result_that_was_written_can_be_read(tokens: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("tokens", [10**13, 10**15])
-def test_answers_that_claim_any_number_of_tokens_fail_and_leave_a_result_that_can_be_read(
-    tokens: int, tmp_path: Path
-) -> None:
+def test_responses_claiming_huge_token_counts_are_failures(tokens: int, tmp_path: Path) -> None:
     result = bench(Script(answer=after_warm_up(lambda _: Answer(claims=tokens))), tmp_path)
     assert (only(result).succeeded, kinds(result)) == (0, {IssueKind.FAILED_REQUESTS})
     assert BenchResult.from_json((tmp_path / RESULT_FILE).read_text(), location="") == result

@@ -87,7 +87,7 @@ def precedence(server: CpuServer) -> Iterator[None]:
         yield
 
 
-def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: CpuServer, tmp_path: Path) -> None:
+def test_text_prompts_have_exact_token_counts(server: CpuServer, tmp_path: Path) -> None:
     """By the server's own counters; and they are text: the server reads the same tokens from it."""
     changes = {"prompts": "text", "token_ids": None, "requests": 8, "output_tokens": 4, "input_tokens": 700}
     workload = WORKLOAD.model_copy(update=changes)
@@ -108,9 +108,7 @@ def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: Cpu
 
 
 @pytest.mark.parametrize(("kind", "api"), [("random", "completions"), ("text", "completions"), ("text", "generate")])
-def test_prompts_sent_as_text_have_exactly_the_tokens_that_were_asked_for(
-    server: CpuServer, tmp_path: Path, kind: str, api: str
-) -> None:
+def test_prompts_sent_as_text_have_exact_token_counts(server: CpuServer, tmp_path: Path, kind: str, api: str) -> None:
     """By the server's own counters; the first half of each comes from the cache, and no more."""
     changes = {"prompts": kind, "requests": 8, "output_tokens": 4, "input_tokens": 700}
     point = bench(server, tmp_path, workload=WORKLOAD.model_copy(update=changes), api=api, text_prompts=True)
@@ -125,7 +123,7 @@ def test_prompts_sent_as_text_have_exactly_the_tokens_that_were_asked_for(
 
 @pytest.mark.usefixtures("precedence")
 @pytest.mark.parametrize("api", ["completions", "generate"])
-def test_our_figures_are_the_servers_own(server: CpuServer, tmp_path: Path, api: str) -> None:
+def test_client_metrics_match_server_metrics(server: CpuServer, tmp_path: Path, api: str) -> None:
     quietness = Quietness()
     with EngineClient(server.url, key=None) as client:
         before = client.exported()
@@ -159,7 +157,7 @@ def test_our_figures_are_the_servers_own(server: CpuServer, tmp_path: Path, api:
 
 
 @pytest.mark.usefixtures("precedence")
-def test_sglangs_own_client_finds_the_same(server: CpuServer, their_turn: Turn, tmp_path: Path) -> None:
+def test_results_match_sglang_benchmark_client(server: CpuServer, their_turn: Turn, tmp_path: Path) -> None:
     """Same lengths, nothing from cache, same number and rate; theirs sends Poisson arrivals, so ours does.
 
     The clients take turns. Where one and the same client does not find the same again, less is to be seen between two;

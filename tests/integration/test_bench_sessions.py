@@ -71,7 +71,7 @@ def running(exchanges: list[Exchange]) -> int:
     return most
 
 
-def test_a_trace_is_sent_at_its_arrivals_and_a_shared_block_is_found_in_the_cache(tmp_path: Path) -> None:
+def test_trace_keeps_arrival_times_and_shared_blocks(tmp_path: Path) -> None:
     script = Script(prefixes=set())
     trace = mooncake(tmp_path, at(0, [1, 2]), at(300, [1, 2, 3]), at(900, [9]), at(900, [1, 2, 4], input_length=1100))
     point = replay(script, tmp_path, Workload(trace=trace, timeout_s=20.0, token_ids=(10, 500)))
@@ -90,7 +90,7 @@ def test_a_trace_is_sent_at_its_arrivals_and_a_shared_block_is_found_in_the_cach
     assert point.sustained is None
 
 
-def test_a_speed_divides_the_arrivals(tmp_path: Path) -> None:
+def test_speed_scales_arrival_times(tmp_path: Path) -> None:
     script = Script(prefixes=set())
     trace = mooncake(tmp_path, at(0, [1]), at(2000, [2]))
     point = replay(script, tmp_path, Workload(trace=trace, speeds=(4.0,), timeout_s=20.0))
@@ -99,7 +99,7 @@ def test_a_speed_divides_the_arrivals(tmp_path: Path) -> None:
     assert (point.label, point.sessions and point.sessions.speed) == ("x4", 4.0)
 
 
-def test_a_prompt_of_a_session_continues_with_the_answer_of_the_server(tmp_path: Path) -> None:
+def test_session_prompt_includes_previous_response(tmp_path: Path) -> None:
     script = Script(prefixes=set())
     workload = Workload(sessions=SHAPE, concurrency=2, **QUICK)
     point = replay(script, tmp_path, workload)
@@ -118,7 +118,7 @@ def test_a_prompt_of_a_session_continues_with_the_answer_of_the_server(tmp_path:
     assert point.cache.wanted_share is None
 
 
-def test_the_concurrency_is_sessions_with_their_subagents(tmp_path: Path) -> None:
+def test_concurrency_counts_sessions_not_subagents(tmp_path: Path) -> None:
     script = Script(answer=lambda _: Answer(ttft_s=0.05))
     replay(script, tmp_path, Workload(sessions=SHAPE, concurrency=1, **QUICK))
     assert running(script.exchanges[MEASURED]) == 2  # the two subagents of the one session
@@ -126,7 +126,7 @@ def test_the_concurrency_is_sessions_with_their_subagents(tmp_path: Path) -> Non
     assert 2 <= running(script.exchanges[MEASURED]) <= 4
 
 
-def test_answers_without_ids_are_replaced_and_the_result_says_so(tmp_path: Path) -> None:
+def test_responses_without_token_ids_are_replaced_and_reported(tmp_path: Path) -> None:
     script = Script(prefixes=set(), returns_ids=False)
     point = replay(script, tmp_path, Workload(sessions=SHAPE, concurrency=2, **QUICK))
     assert point.succeeded == point.requests
@@ -135,7 +135,7 @@ def test_answers_without_ids_are_replaced_and_the_result_says_so(tmp_path: Path)
     assert point.sessions.drawn_share == 1.0
 
 
-def test_a_failed_request_is_no_drawn_answer(tmp_path: Path) -> None:
+def test_failed_request_is_not_counted_as_replaced(tmp_path: Path) -> None:
     """One in ten thousand made the achievable hit rate that of a load without any answer in its cache."""
     script = Script(prefixes=set(), answer=lambda number: Answer(status=500 if number in {5, 6} else 200))
     point = replay(script, tmp_path, Workload(sessions=SHAPE, concurrency=1, **QUICK))
@@ -144,7 +144,7 @@ def test_a_failed_request_is_no_drawn_answer(tmp_path: Path) -> None:
     assert point.sessions.next_prompts == "the answers of the server, and new tokens"
 
 
-def test_an_interrupted_forecast_is_computed_by_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_completes_interrupted_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def interrupted(*_: object) -> NoReturn:
         raise asyncio.CancelledError
 
@@ -174,7 +174,7 @@ def test_think_time_is_honored_up_to_its_bound(tmp_path: Path) -> None:
     assert gaps == [pytest.approx(0.4, abs=0.15), pytest.approx(0.6, abs=0.15)]
 
 
-def test_the_warm_up_requests_are_not_measured(tmp_path: Path) -> None:
+def test_warmup_requests_are_not_measured(tmp_path: Path) -> None:
     script = Script(prefixes=set(), answer=lambda _: Answer(ttft_s=0.3))
     trace = mooncake(tmp_path, *(at(0, [number]) for number in range(10)))
     point = replay(script, tmp_path, Workload(trace=trace, concurrency=1, warmup_requests=4, **QUICK))
@@ -187,7 +187,7 @@ def test_the_warm_up_requests_are_not_measured(tmp_path: Path) -> None:
     assert [json.loads(line)["session"] for line in lines] == [f"line {number}" for number in range(5, 11)]
 
 
-def test_the_requests_that_are_running_when_the_warm_up_ends_are_measured(tmp_path: Path) -> None:
+def test_requests_in_flight_after_warmup_are_measured(tmp_path: Path) -> None:
     """All that do not belong to the warm-up, which are the first that end."""
     script = Script(answer=lambda index: Answer(ttft_s=0.2 + 0.1 * (index % 8)))
     trace = mooncake(tmp_path, *(at(0, [number]) for number in range(16)))
@@ -196,7 +196,7 @@ def test_the_requests_that_are_running_when_the_warm_up_ends_are_measured(tmp_pa
 
 
 @pytest.mark.parametrize("loop", ["speeds", "closed"])
-def test_caches_that_cannot_be_flushed_get_other_prompts_at_each_point(tmp_path: Path, loop: str) -> None:
+def test_unflushable_cache_gets_different_prompts_at_each_point(tmp_path: Path, loop: str) -> None:
     script = Script(prefixes=set(), flushes=False)
     trace = mooncake(tmp_path, at(0, [1]), at(5, [2]), at(10, [3]))
     workload = Workload(trace=trace, speeds=(1.0, 2.0), timeout_s=20.0, token_ids=(10, 500))
@@ -211,7 +211,7 @@ def test_caches_that_cannot_be_flushed_get_other_prompts_at_each_point(tmp_path:
     assert "caches cannot be flushed: prompts varied by" in result.run.warmup
 
 
-def test_the_counters_of_energy_are_read_while_requests_go_on(tmp_path: Path) -> None:
+def test_energy_readings_do_not_delay_requests(tmp_path: Path) -> None:
     """A reader like amd-smi takes a second."""
 
     def slow() -> EnergyReading:
@@ -228,7 +228,7 @@ def test_the_counters_of_energy_are_read_while_requests_go_on(tmp_path: Path) ->
     assert point.send_lag_s.max < 0.5
 
 
-def test_the_prompts_of_a_session_are_built_when_they_are_sent(tmp_path: Path) -> None:
+def test_session_prompts_are_built_just_before_sending(tmp_path: Path) -> None:
     built: list[float] = []
 
     class Watched(TreeSession):
@@ -253,7 +253,7 @@ class Forgetful(list[Any]):
         pass
 
 
-def test_the_memory_of_a_replay_grows_by_little_more_than_the_records_of_its_requests(tmp_path: Path) -> None:
+def test_replay_memory_per_request_is_bounded(tmp_path: Path) -> None:
     """600 bytes for a request; the times of its chunks are in a file. The text of its files needed 3 kB more."""
 
     def peak(requests: int) -> int:
@@ -275,7 +275,7 @@ def test_the_memory_of_a_replay_grows_by_little_more_than_the_records_of_its_req
     assert (large - small) / 100 < 1800
 
 
-def test_a_load_with_a_duration_does_not_wait_for_its_next_request(tmp_path: Path) -> None:
+def test_fixed_duration_load_skips_pending_think_time(tmp_path: Path) -> None:
     turn = at(0, [1], session_id="a")
     trace = mooncake(tmp_path, turn, {**turn, "delay": 600_000})
     begin = time.monotonic()
@@ -286,7 +286,7 @@ def test_a_load_with_a_duration_does_not_wait_for_its_next_request(tmp_path: Pat
     assert time.monotonic() - begin < 60
 
 
-def test_a_trace_that_is_removed_during_the_run_is_named(tmp_path: Path) -> None:
+def test_trace_removed_during_run_is_reported(tmp_path: Path) -> None:
     lines = [{"session_id": f"s{number}", "input_length": 20, "timestamp": 100 * number} for number in range(8)]
     trace = Path(mooncake(tmp_path, *lines))
 
@@ -304,7 +304,7 @@ def test_a_trace_that_is_removed_during_the_run_is_named(tmp_path: Path) -> None
     assert failed.value.location == str(trace)
 
 
-def test_a_long_request_is_refused_before_the_warm_up_or_left_out_with_what_follows(tmp_path: Path) -> None:
+def test_overlong_session_requests_are_rejected_or_dropped(tmp_path: Path) -> None:
     script = Script(context_length=1200)
     turn = {"session_id": "a", "input_length": 600}
     trace = mooncake(tmp_path, {**turn, "timestamp": 0}, turn, turn, at(5, [1]))
@@ -317,7 +317,7 @@ def test_a_long_request_is_refused_before_the_warm_up_or_left_out_with_what_foll
     assert (point.requests, point.sessions and point.sessions.dropped_requests) == (2, 2)
 
 
-def test_the_header_of_a_session_is_sent_with_each_of_its_requests(tmp_path: Path) -> None:
+def test_session_header_is_sent_with_every_request(tmp_path: Path) -> None:
     script = Script()
     workload = Workload(sessions=SHAPE.model_copy(update={"count": 2}), concurrency=1, **QUICK)
     replay(script, tmp_path, workload, session_header="x-smg-routing-key")
@@ -325,7 +325,7 @@ def test_the_header_of_a_session_is_sent_with_each_of_its_requests(tmp_path: Pat
     assert named == [b"session-0"] * 5 + [b"session-1"] * 5
 
 
-def test_a_session_cannot_add_a_header(tmp_path: Path) -> None:
+def test_session_id_cannot_inject_a_header(tmp_path: Path) -> None:
     script = Script()
     trace = mooncake(tmp_path, {"session_id": "a\r\nX-Other: 1", "input_length": 20, "timestamp": 0})
     replay(script, tmp_path, Workload(trace=trace, concurrency=1, **QUICK), session_header="x-smg-routing-key")
@@ -334,7 +334,7 @@ def test_a_session_cannot_add_a_header(tmp_path: Path) -> None:
     assert b"X-Other" not in head
 
 
-def test_a_session_goes_on_after_a_failed_request(tmp_path: Path) -> None:
+def test_session_continues_after_failed_request(tmp_path: Path) -> None:
     script = Script(answer=lambda _: Answer(status=503) if len(script.bodies) == 3 else Answer())
     shape = SHAPE.model_copy(update={"count": 1, "subagents": None})
     point = replay(script, tmp_path, Workload(sessions=shape, concurrency=1, **QUICK))
@@ -342,7 +342,7 @@ def test_a_session_goes_on_after_a_failed_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["agent-sessions", "agent-sessions-tiny"])
-def test_the_shipped_sessions_grow(name: str) -> None:
+def test_shipped_session_workloads_have_multiple_turns(name: str) -> None:
     source = open_sessions(load_workload(name))
     assert source is not None
     assert source.totals.subagents
@@ -383,7 +383,7 @@ def weka(folder: Path) -> str:
         ("sessions", "completions", None, None),
     ],
 )
-def test_a_real_server_finds_the_shared_blocks_in_its_cache(
+def test_real_server_cache_hits_match_shared_blocks(
     server: CpuServer, tmp_path: Path, form: str, api: str, hits: int | None, tokens: int | None
 ) -> None:
     if form == "sessions":

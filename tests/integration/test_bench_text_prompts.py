@@ -64,7 +64,7 @@ def measured(api: EngineApi, folder: Path, workload: Workload = WORKLOAD, *, tex
 
 @pytest.mark.parametrize("status", [400, 422])
 @pytest.mark.parametrize("kind", ["random", "text"])
-def test_an_endpoint_that_takes_text_only_gets_text_of_the_exact_length(
+def test_text_only_endpoint_gets_prompts_of_exact_length(
     tmp_path: Path, kind: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = measured(TextOnly(status=status), tmp_path, WORKLOAD.model_copy(update={"prompts": kind}))
@@ -75,21 +75,21 @@ def test_an_endpoint_that_takes_text_only_gets_text_of_the_exact_length(
     assert "prompts are sent as text" in capsys.readouterr().err
 
 
-def test_an_endpoint_that_takes_token_ids_gets_them(tmp_path: Path) -> None:
+def test_endpoint_accepting_token_ids_gets_token_ids(tmp_path: Path) -> None:
     assert measured(EngineApi(), tmp_path).run.endpoint.prompts_as == "token ids"
 
 
-def test_an_endpoint_that_does_not_count_is_refused(tmp_path: Path) -> None:
+def test_endpoint_without_token_counts_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="0 have one token"):
         measured(TextOnly(counts_tokens=False), tmp_path)
 
 
-def test_an_endpoint_that_takes_neither_is_refused_with_its_words(tmp_path: Path) -> None:
+def test_endpoint_accepting_neither_is_rejected_with_its_status(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="takes neither token ids nor text: status 400"):
         measured(EngineApi(refuses_to_generate=True), tmp_path)
 
 
-def test_no_two_prompts_begin_with_the_same_words_but_those_of_one_prefix() -> None:
+def test_only_prompts_of_one_prefix_share_beginnings() -> None:
     words = Words(
         first_tokens=2, single=tuple("abcdefghijklmnopqrstuvwxyz"), passages=(("one two", 2), ("three four five", 3))
     )
@@ -102,7 +102,7 @@ def test_no_two_prompts_begin_with_the_same_words_but_those_of_one_prefix() -> N
         assert ("three four five" in drawn[0].suffix.decode()) == (kind == "text")
 
 
-def test_results_say_that_their_prompts_were_sent_in_two_ways(tmp_path: Path) -> None:
+def test_comparison_shows_different_prompt_formats(tmp_path: Path) -> None:
     result = measured(EngineApi(), tmp_path)
     text = replace(result, run=replace(result.run, endpoint=replace(result.run.endpoint, prompts_as="text")))
     found = differing(tuple(compare(each, None, PriceBook(user_prices={}, published=())) for each in (result, text)))

@@ -102,7 +102,7 @@ def tiered(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Tiered]:
                 made.runtime.stop(handle, grace=0)
 
 
-def test_tiers_are_proven_kept_and_of_use_as_predicted(tiered: Tiered, tmp_path: Path) -> None:
+def test_cache_tiers_survive_restart_and_help_as_predicted(tiered: Tiered, tmp_path: Path) -> None:
     tiered.up("tiers")
     dice = random.Random(7)
     prompt = dice.choices(range(100, 500), k=1000)
@@ -162,9 +162,7 @@ def mooncake_master(python: Path, log: Path) -> Iterator[str]:
             master.terminate()
 
 
-def test_mooncakes_store_returns_what_device_and_host_have_lost(
-    tiered: Tiered, cpu_engine: CpuEngine, tmp_path: Path
-) -> None:
+def test_mooncake_store_restores_evicted_tokens(tiered: Tiered, cpu_engine: CpuEngine, tmp_path: Path) -> None:
     with mooncake_master(cpu_engine.python, tmp_path / "master.log") as master:
         env = {
             "MOONCAKE_MASTER": master,

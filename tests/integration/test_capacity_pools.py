@@ -104,7 +104,7 @@ def real(cpu_environment: Venv, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tokens_and_bytes_are_those_of_real_sglang(real: dict[str, dict[str, object]], name: str) -> None:
+def test_computed_tokens_and_bytes_match_sglang_pools(real: dict[str, dict[str, object]], name: str) -> None:
     told, cache = real[name], computed(name)
     assert "raised" not in told, told
     # what sglang makes of the memory that was left, to the token
@@ -118,7 +118,7 @@ def test_tokens_and_bytes_are_those_of_real_sglang(real: dict[str, dict[str, obj
     assert sum(pools) == pytest.approx(cache.actual_token_bytes * (int(cache.tokens or 0) + cache.page), rel=1e-3)
 
 
-def test_the_log_says_the_same_size(real: dict[str, dict[str, object]]) -> None:
+def test_computed_kv_cache_size_matches_log_line(real: dict[str, dict[str, object]]) -> None:
     """The line of the log, in GiB with two digits: what people compare."""
     cache = computed("gqa")
     line = next(line for line in real["gqa"]["lines"] if line.startswith("KV Cache is allocated"))  # type: ignore[attr-defined]

@@ -29,14 +29,14 @@ def functions(version: str, name: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_cache_gets_what_the_fraction_leaves(version: str) -> None:
+def test_kv_cache_size_follows_mem_fraction(version: str) -> None:
     (code,) = functions(version, "_profile_available_bytes")
     assert re.search(r"pre_model_load_memory \* \(1 - [\w.()]*mem_fraction_static\)", code)
     assert re.search(r"rest_memory = available_gpu_memory - ", code)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_token_of_the_cache(version: str) -> None:
+def test_kv_cache_bytes_per_token_formula_matches_sources(version: str) -> None:
     """From 0.5.17 on a token is reckoned as its pool takes it, scales included."""
     code = next(found for found in functions(version, "_compute_cell_size") if "kv_lora_rank" in found)
     counts = Version(version) >= memory._COUNTS_SCALES
@@ -46,7 +46,7 @@ def test_a_token_of_the_cache(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_lies_in_the_cache_without_scales(version: str) -> None:
+def test_unscaled_kv_cache_backends_match_sources(version: str) -> None:
     code = next(functions(version, "calculate_mla_kv_cache_dim"))
     raw = re.search(r"_is_hip and \(.*?dsa_prefill_backend in \(([^)]*)\)", code)
     assert raw is not None
@@ -57,7 +57,7 @@ def test_what_lies_in_the_cache_without_scales(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_is_kept_free_where_no_fraction_is_set(version: str) -> None:
+def test_default_memory_reserve_matches_sources(version: str) -> None:
     names = ("_handle_gpu_memory_settings", "reserve_for_graph_mb", "handle_gpu_memory_settings")
     code = "\n".join(found for name in names for found in functions(version, name))
     assert re.search(r"reserved_mem = 512\b", code)

@@ -19,7 +19,7 @@ def packages(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("given", "state"), [("site/sglang", "needed"), ("alone/sglang", "not applicable")])
-def test_a_table_is_needed_where_aiter_reads_one(packages: Path, given: str, state: str) -> None:
+def test_kernel_table_patch_is_needed_only_next_to_aiter(packages: Path, given: str, state: str) -> None:
     found = {patch.id: patch.state for patch in SourceChecker.of_ledger().check_directory(packages / given)}
 
     assert found["aiter-fp4-moe-table"] == state

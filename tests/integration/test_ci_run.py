@@ -50,19 +50,19 @@ FAILED = """mkdir -p .pytest_cache/v/tests; echo '["one::test"]' >.pytest_cache/
     ],
     ids=["passed", "no test failed", "flaky", "failed twice"],
 )
-def test_only_failed_tests_run_once_more(tmp_path: Path, whole: str, again: str, code: int, last: str) -> None:
+def test_only_failed_tests_are_rerun(tmp_path: Path, whole: str, again: str, code: int, last: str) -> None:
     ended = ci_run(tmp_path, whole=whole, again=again)
     assert (ended.returncode, ended.stdout.strip()) == (code, last)
 
 
-def test_the_list_of_an_earlier_run_is_not_taken(tmp_path: Path) -> None:
+def test_failed_list_of_earlier_run_is_ignored(tmp_path: Path) -> None:
     failed = tmp_path / ".pytest_cache" / "v" / "tests" / "failed"
     failed.parent.mkdir(parents=True)
     failed.write_text("[]")
     assert ci_run(tmp_path, whole="exit 2", again="exit 0").returncode == 2
 
 
-def test_a_run_lists_the_tests_that_failed(tmp_path: Path) -> None:
+def test_run_records_failed_tests(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text(FAILING)
     argv = [sys.executable, "-m", "pytest", "-p", "conftest", "-c", os.devnull, "--rootdir", str(tmp_path)]
     argv += ["-o", f"cache_dir={tmp_path / 'cache'}", "--numprocesses", "2", str(tmp_path)]

@@ -49,7 +49,7 @@ def serves(url: str) -> bool:
 
 
 @pytest.mark.parametrize("daemon", [(), ("--live-restore",)], ids=["as it is", "live-restore"], indirect=True)
-def test_a_server_is_there_again_and_known(daemon: OwnDaemon, docker_engine: DockerEngine) -> None:
+def test_server_is_rediscovered_after_daemon_restart(daemon: OwnDaemon, docker_engine: DockerEngine) -> None:
     """A follower is let go, nobody claims to know what runs meanwhile, and afterwards the server serves as before."""
     deploy, there = CommandLine(docker_engine.home), ("--host", daemon.url)
     port = docker_engine.plan().server.port

@@ -54,18 +54,18 @@ def refused(engine: DockerEngine, artifacts: Artifacts, kind: type[DeployError])
     return caught.value
 
 
-def test_a_device_of_the_hardware_is_missing(docker_engine: DockerEngine) -> None:
+def test_missing_device_is_reported(docker_engine: DockerEngine) -> None:
     artifacts = needing(docker_engine.artifacts(argv=SLEEP), devices=("/dev/no-such-gpu",))
     assert refused(docker_engine, artifacts, HostError).message == "this host has no device `/dev/no-such-gpu`"
 
 
-def test_a_limit_may_not_be_raised(docker_engine: DockerEngine) -> None:
+def test_forbidden_ulimit_is_reported(docker_engine: DockerEngine) -> None:
     beyond = Ulimit(name="nofile", soft=2**31 - 1, hard=2**31 - 1)  # above the kernel's fs.nr_open, for root too
     error = refused(docker_engine, needing(docker_engine.artifacts(argv=SLEEP), ulimits=(beyond,)), HostError)
     assert error.message.startswith("the Docker daemon is not permitted to set the limit `nofile`")
 
 
-def test_a_port_is_taken_by_a_process(docker_engine: DockerEngine) -> None:
+def test_port_used_by_process_is_reported(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     with socket.create_server(("127.0.0.1", artifacts.plan.server.port)):
         error = refused(docker_engine, artifacts, HostError)
@@ -73,14 +73,14 @@ def test_a_port_is_taken_by_a_process(docker_engine: DockerEngine) -> None:
     assert f"(pid {os.getpid()})" in error.message
 
 
-def test_a_port_is_taken_by_another_container(docker_engine: DockerEngine) -> None:
+def test_port_used_by_container_is_reported(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     holder = docker_engine.start("holder", artifacts)
     error = refused(docker_engine, artifacts, HostError)
     assert f"is in use by container `deploy-{holder.handle.name}`" in error.message
 
 
-def test_a_checkpoint_is_not_there(docker_engine: DockerEngine) -> None:
+def test_missing_checkpoint_is_reported(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     spec = spec_of(artifacts)
     moved = replace(spec, mounts=(replace(spec.mounts[0], source="/no/such/checkpoint"),))
@@ -88,20 +88,20 @@ def test_a_checkpoint_is_not_there(docker_engine: DockerEngine) -> None:
     assert error.message == "`/no/such/checkpoint` does not exist on the Docker host"
 
 
-def test_the_image_is_not_there(docker_engine: DockerEngine) -> None:
+def test_missing_image_is_reported(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     spec = spec_of(artifacts)
     missing = replace(artifacts, spec=replace(spec, image="deploy/never-built:1"))
     assert "deploy/never-built:1" in refused(docker_engine, missing, StartError).message
 
 
-def test_the_daemon_cannot_be_reached(tmp_path: Path) -> None:
+def test_unreachable_daemon_is_reported(tmp_path: Path) -> None:
     done = CommandLine(Home(tmp_path)).run("prune", "--caches", "--host", "unix:///no/such.sock")
     assert done.returncode == HostError.exit_code
     assert "error: the Docker daemon at `unix:///no/such.sock` does not answer" in done.stderr
 
 
-def test_two_starts_at_once_are_one_server(docker_engine: DockerEngine) -> None:
+def test_concurrent_starts_create_one_server(docker_engine: DockerEngine) -> None:
     artifacts, ends = docker_engine.artifacts(argv=SLEEP), list[object]()
 
     def start() -> None:
@@ -119,7 +119,7 @@ def test_two_starts_at_once_are_one_server(docker_engine: DockerEngine) -> None:
     assert containers(docker_engine, "twice") == ["running"]
 
 
-def test_a_container_is_removed_behind_our_back(docker_engine: DockerEngine) -> None:
+def test_externally_removed_container_is_not_found(docker_engine: DockerEngine) -> None:
     server = docker_engine.start("removed", docker_engine.artifacts(argv=SLEEP))
     subprocess.run(["docker", "rm", "--force", server.handle.runtime_id], capture_output=True, check=True)
     assert server.runtime.state(server.handle).status is Status.NOT_FOUND
@@ -156,13 +156,13 @@ def killed_start(docker_engine: DockerEngine) -> Iterator[Artifacts]:
             runtime.stop(handle, grace=0)
 
 
-def test_the_next_start_replaces_one_that_was_killed(docker_engine: DockerEngine, killed_start: Artifacts) -> None:
+def test_next_start_replaces_killed_start(docker_engine: DockerEngine, killed_start: Artifacts) -> None:
     docker_engine.start("killed", killed_start)
     assert containers(docker_engine, "killed") == ["running"]
 
 
 @pytest.mark.usefixtures("killed_start")
-def test_a_start_that_was_killed_is_shown_and_can_be_taken_down(docker_engine: DockerEngine) -> None:
+def test_killed_start_is_listed_and_can_be_stopped(docker_engine: DockerEngine) -> None:
     with closing(DockerRuntime(docker_engine.home)) as runtime:
         (handle,) = runtime.find(docker_engine.name("killed"))
         state = runtime.state(handle)
@@ -188,7 +188,7 @@ def settled(engine: DockerEngine, name: str) -> list[str]:
     return left
 
 
-def test_a_start_that_is_killed_at_a_random_moment_is_taken_down_or_replaced(docker_engine: DockerEngine) -> None:
+def test_randomly_killed_start_can_be_stopped_or_replaced(docker_engine: DockerEngine) -> None:
     """Whatever it was at, `down` finds what it has made, or the next start does; its ports and secrets are free."""
     artifacts, dice = docker_engine.artifacts(argv=SLEEP), Random(int(os.environ["ATTACK_SEED"]))
     name, stages = docker_engine.name("struck"), Counter[str]()
@@ -223,14 +223,14 @@ def test_a_start_that_is_killed_at_a_random_moment_is_taken_down_or_replaced(doc
     assert containers(docker_engine, "struck") == []
 
 
-def test_a_server_that_does_not_end_is_killed_after_its_grace(docker_engine: DockerEngine) -> None:
+def test_server_ignoring_sigterm_is_killed_after_grace(docker_engine: DockerEngine) -> None:
     deaf = ("sh", "-c", "trap '' TERM; while true; do sleep 0.1; done")
     server = docker_engine.start("deaf", docker_engine.artifacts(argv=deaf))
     server.runtime.stop(server.handle, grace=1)
     assert containers(docker_engine, "deaf") == []
 
 
-def test_a_stop_by_hand_is_not_a_failure(docker_engine: DockerEngine) -> None:
+def test_manual_docker_stop_is_not_a_failure(docker_engine: DockerEngine) -> None:
     server = docker_engine.start("by-hand", docker_engine.artifacts(argv=SLEEP))
     subprocess.run(["docker", "stop", "--time", "60", server.handle.runtime_id], capture_output=True, check=True)
     state = server.runtime.state(server.handle)
@@ -238,7 +238,7 @@ def test_a_stop_by_hand_is_not_a_failure(docker_engine: DockerEngine) -> None:
     assert state.detail.startswith("stopped by a command")
 
 
-def test_a_server_that_exits_while_loading_is_started_again_up_to_the_limit(docker_engine: DockerEngine) -> None:
+def test_server_exiting_during_load_restarts_up_to_limit(docker_engine: DockerEngine) -> None:
     """A program with argparse like sglang's; that takes six seconds to come to its options, four times over."""
     refuses = ("python3", "-m", "http.server", "--no-such-option")
     server = docker_engine.start("bad-flag", docker_engine.artifacts(argv=refuses))
@@ -249,7 +249,7 @@ def test_a_server_that_exits_while_loading_is_started_again_up_to_the_limit(dock
     assert state.detail == "reached the restart limit (restarted 3 of 3 times), last exit code 2"
 
 
-def test_a_cache_goes_once_no_server_uses_it(docker_engine: DockerEngine) -> None:
+def test_cache_volume_is_removable_only_when_unused(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     volume = CacheVolume(name=docker_engine.name("deploy-cache"), target="/root/.cache")
     kept = replace(artifacts, spec=replace(spec_of(artifacts), caches=(volume,)))

@@ -44,7 +44,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_a_far_server_is_used_like_one_that_is_here(docker_engine: DockerEngine, far_host: str) -> None:
+def test_remote_server_is_usable_through_tunnel(docker_engine: DockerEngine, far_host: str) -> None:
     artifacts = docker_engine.artifacts()
     port = artifacts.plan.server.port
     artifacts = docker_engine.artifacts(f"server.port={port}", argv=(*HTTP, str(port)))
@@ -67,7 +67,7 @@ def test_a_far_server_is_used_like_one_that_is_here(docker_engine: DockerEngine,
     assert tunnels() == []
 
 
-def test_the_tunnel_ends_with_a_command_that_is_killed(docker_engine: DockerEngine, far_host: str) -> None:
+def test_tunnel_ends_when_its_command_is_killed(docker_engine: DockerEngine, far_host: str) -> None:
     command = (
         "import sys; from pathlib import Path; from orchestrator.core.paths import Home;"
         "from orchestrator.runtimes.docker.runtime import DockerRuntime;"
@@ -83,7 +83,7 @@ def test_the_tunnel_ends_with_a_command_that_is_killed(docker_engine: DockerEngi
     wait_for(lambda: not tunnels())
 
 
-def test_a_host_that_does_not_let_us_in_is_named(docker_engine: DockerEngine, far_host: str) -> None:
+def test_ssh_permission_denied_is_reported(docker_engine: DockerEngine, far_host: str) -> None:
     with (
         closing(DockerRuntime(docker_engine.home, far_host.replace("ssh://", "ssh://nobody@"))) as runtime,
         pytest.raises(HostError, match=r"cannot connect to .* with ssh") as caught,

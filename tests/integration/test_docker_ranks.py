@@ -88,7 +88,7 @@ def scheduler(container: str) -> int:
 
 
 @pytest.mark.slow
-def test_a_server_on_two_hosts_from_up_to_down_through_the_hang_of_a_rank(
+def test_two_host_server_lifecycle_with_hung_rank(
     deploy: CommandLine, hosts: tuple[str, str], docker_daemon: DockerCli, cpu_environment: Venv
 ) -> None:
     first, second = hosts
@@ -144,7 +144,7 @@ def is_clean() -> bool:
     return docker("ps", "--all", "--quiet", "--filter", f"name={NAME}") == ""
 
 
-def test_watch_restarts_a_dead_rank_through_ssh_and_rollback_undoes_a_failed_replacement(
+def test_watch_restarts_dead_remote_rank_and_rollback_works(
     deploy: CommandLine, hosts: tuple[str, str], up_ready: list[str]
 ) -> None:
     first, second = hosts
@@ -190,7 +190,9 @@ def is_reached_while_ssh_runs(home: Home, host: str) -> None:
     forward.program.end(signal.SIGKILL)
 
 
-def test_ctrl_c_leaves_nothing_on_any_host(deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str]) -> None:
+def test_ctrl_c_leaves_no_containers_on_any_host(
+    deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str]
+) -> None:
     with deploy.running(*up_scripted, "--host", hosts[0], "--host", hosts[1]) as command:
         command.wait_for("started `")
         assert docker("ps", "--quiet", "--filter", f"name={NAME}").count("\n") == 1
@@ -200,7 +202,7 @@ def test_ctrl_c_leaves_nothing_on_any_host(deploy: CommandLine, hosts: tuple[str
     assert is_clean()
 
 
-def test_a_rank_that_ends_or_cannot_start_is_named_and_leaves_nothing(
+def test_failed_rank_is_reported_and_cleaned_up(
     deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str], scripted_image: str
 ) -> None:
     both = ("--host", hosts[0], "--host", hosts[1])
@@ -220,7 +222,7 @@ def test_a_rank_that_ends_or_cannot_start_is_named_and_leaves_nothing(
     assert is_clean()
 
 
-def test_the_rank_of_a_start_that_was_killed_keeps_no_name(
+def test_leftover_rank_of_killed_start_is_replaced(
     deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str]
 ) -> None:
     both = ("--host", hosts[0], "--host", hosts[1])

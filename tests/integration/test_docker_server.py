@@ -41,7 +41,7 @@ def other(scripted: DockerEngine) -> Iterator[DockerRuntime]:
         yield runtime
 
 
-def test_the_life_of_a_server(scripted: DockerEngine, other: DockerRuntime) -> None:
+def test_server_lifecycle_keeps_secrets_and_log(scripted: DockerEngine, other: DockerRuntime) -> None:
     artifacts = scripted.artifacts("server.api_key_env=DEPLOY_TEST_KEY")
     secrets = {"DEPLOY_TEST_KEY": Secret(KEY), "HF_TOKEN": Secret(TOKEN)}
     server = scripted.start("life", artifacts, secrets=secrets)
@@ -91,7 +91,7 @@ def test_the_life_of_a_server(scripted: DockerEngine, other: DockerRuntime) -> N
     other.stop(server.handle, grace=60)
 
 
-def test_a_server_started_with_the_rendered_script_is_one_like_the_others(
+def test_server_started_by_rendered_script_is_found(
     scripted: DockerEngine, other: DockerRuntime, tmp_path: Path
 ) -> None:
     """`deploy render --output DIR`, then `DIR/docker-run.sh` by hand: known by its labels, its plan read from DIR."""

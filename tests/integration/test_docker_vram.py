@@ -14,7 +14,7 @@ def gpu(folder: Path, number: int, used: int, total: int = 288) -> None:
     (device / "mem_info_vram_used").write_text(f"{used << 30}\n")
 
 
-def test_a_server_that_is_started_again_waits_for_the_vram_of_the_one_before(tmp_path: Path) -> None:
+def test_restarted_server_waits_for_vram_release(tmp_path: Path) -> None:
     """Docker starts it at once; the driver takes minutes to give the memory back."""
     gpu(tmp_path, 0, 2)
     gpu(tmp_path, 1, 200)
@@ -27,7 +27,7 @@ def test_a_server_that_is_started_again_waits_for_the_vram_of_the_one_before(tmp
         assert waiting.stdout.read().splitlines()[-1] == "the server, with 'its' arguments"
 
 
-def test_gpus_of_another_server_are_not_waited_for(tmp_path: Path) -> None:
+def test_vram_of_other_gpus_is_ignored(tmp_path: Path) -> None:
     gpu(tmp_path, 0, 2)
     gpu(tmp_path, 1, 200)
     argv = ["sh", "-c", vram_script(range(1), drm=str(tmp_path)), "sh", "echo", "started"]

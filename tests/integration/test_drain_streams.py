@@ -97,7 +97,7 @@ def counted(said: str) -> tuple[int, int]:
     return sum(int(ended) for ended, _ in found), sum(int(aborted or 0) for _, aborted in found)
 
 
-def test_a_server_without_a_gateway_ends_what_it_can_and_counts_the_rest(cpu_engine: CpuEngine, tmp_path: Path) -> None:
+def test_drain_without_gateway_counts_aborted_streams(cpu_engine: CpuEngine, tmp_path: Path) -> None:
     """sglang itself would wait for the long one without a limit."""
     with pair_in(tmp_path) as pair:
         pair.deploy.home.models.symlink_to(cpu_engine.home.models)
@@ -112,7 +112,7 @@ def test_a_server_without_a_gateway_ends_what_it_can_and_counts_the_rest(cpu_eng
         print(down.stderr)
 
 
-def test_a_stream_is_cut_only_after_the_time_it_gets_and_what_is_cut_is_counted(pair: Pair) -> None:
+def test_streams_are_aborted_only_after_drain_timeout(pair: Pair) -> None:
     """By a rolling update that may wait for it, by one that may not, and by `down`, which finds the scripted engine."""
     open_ones = streams(pair.url, [1500] * 4)
     assert real_has_some(pair)

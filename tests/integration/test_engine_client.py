@@ -108,13 +108,13 @@ def asking(
     ],
     ids=["head", "body of a length", "chunks", "body without a length"],
 )
-def test_an_answer_that_drips_ends_with_the_request(begin: bytes, again: bytes) -> None:
+def test_dripping_response_ends_at_total_timeout(begin: bytes, again: bytes) -> None:
     late = pytest.raises(NoResponseError, match=r"no complete response within 0\.6 s")
     with asking(drips(begin, again), limits=LIMITS) as (client, _), late:
         client.models()
 
 
-def test_a_stream_that_drips_ends_with_the_request() -> None:
+def test_dripping_stream_ends_at_total_timeout() -> None:
     dripping = drips(OK + b"Content-Type: text/event-stream\r\n\r\n", b"data: {}\n\n")
     late = pytest.raises(NoResponseError, match="no complete response within")
     with asking(dripping, limits=LIMITS) as (client, _), late:
@@ -122,19 +122,19 @@ def test_a_stream_that_drips_ends_with_the_request() -> None:
 
 
 @pytest.mark.parametrize("begin", [OK, b"HTTP/1.1 200 ", OK + b"Content-Length: 1000000\r\n\r\n"])
-def test_a_registry_that_drips_is_left_after_its_time(begin: bytes) -> None:
+def test_dripping_registry_response_times_out(begin: bytes) -> None:
     with server(drips(begin, b"a")) as (url, _), pytest.raises(BuildError, match=r"no complete response within 0\.6 s"):
         Registry(timeout=0.6).config(f"{url.removeprefix('http://')}/a/b:1")
 
 
-def test_silence_ends_the_request_before_its_time() -> None:
+def test_silent_server_hits_idle_timeout() -> None:
     limits = Timeouts(connect=2, idle=0.3, total=20)
     silent = pytest.raises(NoResponseError, match=r"no answer within 0\.3 s")
     with asking(lambda _: time.sleep(1), limits=limits) as (client, _), silent:
         client.models()
 
 
-def test_an_answer_of_any_length_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_response_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MOST_BYTES", 1 << 20)
     limits = Timeouts(connect=2, idle=2, total=5)
     with (
@@ -145,7 +145,7 @@ def test_an_answer_of_any_length_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("status", "hint"), [(b"401 Unauthorized", "has another value"), (b"500 Oh", "deploy status")])
-def test_who_asks_with_another_key_is_told_of_the_key(status: bytes, hint: str) -> None:
+def test_ask_with_wrong_key_hints_at_key(status: bytes, hint: str) -> None:
     with server(says(b"HTTP/1.1 %b\r\nContent-Length: 2\r\n\r\n{}" % status)) as (url, _):
         with pytest.raises(StartError) as refused:
             [*ask(url, "Count", tokens=8, key=Secret("sk-0123456789"))]
@@ -155,7 +155,7 @@ def test_who_asks_with_another_key_is_told_of_the_key(status: bytes, hint: str) 
 @pytest.mark.parametrize(
     ("key", "said"), [(None, "requires an API key"), (Secret("sk-0123456789"), "rejected this API key")]
 )
-def test_a_missing_key_is_told_from_a_wrong_one(key: Secret | None, said: str, tmp_path: Path) -> None:
+def test_missing_key_is_distinguished_from_wrong_key(key: Secret | None, said: str, tmp_path: Path) -> None:
     with server(says(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}")) as (url, _):
         with EngineClient(url, key=key) as client, pytest.raises(UnauthorizedError, match=said):
             client.models()
@@ -163,14 +163,14 @@ def test_a_missing_key_is_told_from_a_wrong_one(key: Secret | None, said: str, t
             measure(order(SimpleNamespace(url=url), tmp_path, key=key), lambda _text, _far: None)
 
 
-def test_an_encoding_that_was_not_asked_for_is_not_unpacked() -> None:
+def test_unrequested_content_encoding_is_rejected() -> None:
     packed = OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
     with asking(says(packed)) as (client, requests), pytest.raises(UnexpectedResponseError, match="not requested"):
         client.models()
     assert b"accept-encoding: identity" in requests[0].lower()
 
 
-def test_a_redirect_is_not_followed_and_takes_no_key_along() -> None:
+def test_redirect_is_not_followed_with_key() -> None:
     moved = b"HTTP/1.1 307 Moved\r\nLocation: %s/v1/models\r\nContent-Length: 0\r\n\r\n"
     refused = pytest.raises(UnexpectedResponseError, match="`/v1/models` answers 307")
     with (
@@ -182,7 +182,7 @@ def test_a_redirect_is_not_followed_and_takes_no_key_along() -> None:
     assert asked_there == []
 
 
-def test_no_proxy_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     answer = says(json_answer('{"data": [{"id": "glm-5.2"}]}'))
@@ -191,26 +191,26 @@ def test_no_proxy_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert b"Authorization: Bearer sk-0123456789" in requests[0]
 
 
-def test_who_hangs_up_has_not_answered() -> None:
+def test_closed_connection_is_no_response() -> None:
     with asking(lambda _: None) as (client, _), pytest.raises(NoResponseError, match=r"no complete HTTP/1\.1 response"):
         client.health()
 
 
-def test_who_does_not_listen_has_not_answered() -> None:
+def test_refused_connection_is_no_response() -> None:
     with server(lambda _: None) as (url, _):
         pass
     with EngineClient(url, key=None) as client, pytest.raises(NoResponseError, match="no connection"):
         client.health()
 
 
-def test_an_unhealthy_server_is_asked_twice_where_that_is_wanted() -> None:
+def test_health_check_retries_on_request() -> None:
     with asking(says(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n")) as (client, requests):
         assert client.health() == 503
         assert client.health(tries=2) == 503
     assert len(requests) == 3
 
 
-def test_a_stream_that_is_left_is_closed() -> None:
+def test_abandoned_stream_is_closed() -> None:
     closed = threading.Event()
 
     def answer(connection: socket.socket) -> None:
@@ -236,12 +236,12 @@ def test_a_stream_that_is_left_is_closed() -> None:
         ),
     ],
 )
-def test_a_stream_that_fails_says_so(stream: bytes, fault: str) -> None:
+def test_failed_stream_raises_its_error(stream: bytes, fault: str) -> None:
     with asking(says(OK + b"\r\n" + stream)) as (client, _), pytest.raises(UnexpectedResponseError, match=fault):
         list(client.events("/v1/completions", {}))
 
 
-def test_an_answer_that_fails_on_the_way_does_not_look_like_an_empty_one() -> None:
+def test_answer_failing_midstream_raises_an_error() -> None:
     failed = (
         b'data: {"choices": [{"text": "one"}]}\n\ndata: {"error": {"message": "out of memory"}}\n\ndata: [DONE]\n\n'
     )

@@ -49,7 +49,7 @@ def folders(home: Home) -> list[Path]:
     return [path for path in home.environments.iterdir() if path.is_dir()]
 
 
-def test_environment_is_built_once_and_holds_what_is_listed(images: Path, home: Home) -> None:
+def test_environment_is_built_once_with_listed_packages(images: Path, home: Home) -> None:
     first, second = build(images, home), build(images, home)
 
     assert (first.built, second.built) == (True, False)
@@ -58,7 +58,7 @@ def test_environment_is_built_once_and_holds_what_is_listed(images: Path, home: 
     assert subprocess.run(version, capture_output=True, text=True, check=True).stdout == "0.16.0\n"
 
 
-def test_what_a_killed_build_left_is_built_anew(images: Path, home: Home) -> None:
+def test_environment_of_killed_build_is_rebuilt(images: Path, home: Home) -> None:
     argv = [sys.executable, "-c", BUILD, str(images), str(home.root)]
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as builder:
         while not home.environments.is_dir() or not folders(home):
@@ -75,7 +75,7 @@ def test_what_a_killed_build_left_is_built_anew(images: Path, home: Home) -> Non
     assert not (left / "half-written").exists()
 
 
-def test_of_two_builders_one_builds_and_the_other_waits(images: Path, home: Home) -> None:
+def test_concurrent_builds_create_environment_once(images: Path, home: Home) -> None:
     made: list[Venv] = []
     threads = [threading.Thread(target=lambda: made.append(build(images, home))) for _ in range(2)]
     for thread in threads:
@@ -86,13 +86,13 @@ def test_of_two_builders_one_builds_and_the_other_waits(images: Path, home: Home
     assert sorted(environment.built for environment in made) == [False, True]
 
 
-def test_the_installation_is_announced(images: Path, home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_package_installation_is_announced(images: Path, home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     build(images, home)
 
     assert "environment `small`: installing the pinned packages" in capsys.readouterr().err
 
 
-def test_where_uv_fails_its_reason_is_shown_and_nothing_is_left(
+def test_uv_failure_is_shown_and_cleaned_up(
     images: Path, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "uv.toml").write_text("no TOML")
@@ -105,9 +105,7 @@ def test_where_uv_fails_its_reason_is_shown_and_nothing_is_left(
     assert folders(home) == []
 
 
-def test_without_the_program_uv_the_command_that_installs_it_is_named(
-    images: Path, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_uv_hints_at_install_command(images: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> str:
         raise FileNotFoundError
 
@@ -119,7 +117,7 @@ def test_without_the_program_uv_the_command_that_installs_it_is_named(
     assert "pip install" in raised.value.hint
 
 
-def test_ctrl_c_while_it_is_built_leaves_nothing(images: Path, home: Home) -> None:
+def test_ctrl_c_during_build_leaves_nothing(images: Path, home: Home) -> None:
     class Interrupting(Progress):
         def update(self, text: str, *, stage: str | None = None, transient: str = "") -> None:  # noqa: ARG002 - as in the class above
             if "installing" in text:
@@ -130,7 +128,7 @@ def test_ctrl_c_while_it_is_built_leaves_nothing(images: Path, home: Home) -> No
     assert folders(home) == []
 
 
-def test_torch_of_one_platform_comes_from_the_index_of_that_platform(tmp_path: Path) -> None:
+def test_torch_is_installed_from_its_platform_index(tmp_path: Path) -> None:
     """uv takes nothing else from that index, and does not ask it where the wheel is known already."""
     index = tmp_path / "index"
     (index / "torch").mkdir(parents=True)
@@ -152,7 +150,7 @@ def test_torch_of_one_platform_comes_from_the_index_of_that_platform(tmp_path: P
     assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == "0.16.0 9.9+cpu\n"
 
 
-def test_build_that_fails_shows_what_uv_said_and_leaves_nothing(images: Path, home: Home) -> None:
+def test_failed_build_shows_uv_output_and_leaves_nothing(images: Path, home: Home) -> None:
     (images / "small.txt").write_text("h11==999\n")
 
     with pytest.raises(BuildError) as raised:
@@ -165,7 +163,7 @@ def test_build_that_fails_shows_what_uv_said_and_leaves_nothing(images: Path, ho
 
 @pytest.mark.slow
 @pytest.mark.engine
-def test_model_is_made_again_only_when_its_generator_changed(cpu_environment: Venv, tmp_path: Path, home: Home) -> None:
+def test_model_is_regenerated_only_when_generator_changes(cpu_environment: Venv, tmp_path: Path, home: Home) -> None:
     from orchestrator.core.paths import data_root
     from orchestrator.planner.planning import load
 

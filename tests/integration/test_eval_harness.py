@@ -90,7 +90,7 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., EvalResult]:
 
 
 @pytest.mark.slow
-def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(
+def test_score_counts_correct_answers_and_comparison_is_paired(
     ask: Callable[..., EvalResult], request: pytest.FixtureRequest
 ) -> None:
     with adding_model(3) as good, adding_model(3, 5, 8) as worse:
@@ -137,7 +137,7 @@ def choices(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.usefixtures("quick_harness")
-def test_a_real_server_is_set_beside_its_baseline_question_by_question_and_asked_with_seeds(
+def test_real_server_is_compared_with_baseline_per_question(
     server: CpuServer, engine_home: Home, questions: Path, choices: Path, tmp_path: Path
 ) -> None:
     """Its weights are random: it knows no answer, and the adder all of them. Each seed draws other answers."""
@@ -172,7 +172,7 @@ def test_a_real_server_is_set_beside_its_baseline_question_by_question_and_asked
 
 
 @pytest.mark.usefixtures("quick_harness")
-def test_nothing_of_a_hostile_answer_is_kept_though_it_is_right_and_unreadable_questions_end_in_words(
+def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
     ask: Callable[..., EvalResult], questions: Path, engine_home: Home
 ) -> None:
     """Answers are scored and dropped: only which question was answered right is kept, and the harness prints none."""
@@ -201,7 +201,7 @@ def test_nothing_of_a_hostile_answer_is_kept_though_it_is_right_and_unreadable_q
     assert "Error" in caught.value.details
 
 
-def test_what_an_endpoint_pours_out_does_not_fill_the_machine(tmp_path: Path) -> None:
+def test_harness_memory_is_limited(tmp_path: Path) -> None:
     """The harness keeps an answer however long it is: 6 GB within a minute, as long as it was let."""
     suite, python = find_suite("gsm8k"), Path(sys.executable)
     request = EvalRequest(python=python, suite=suite, url="", model="", key=None, limit=None, data=None, command="")

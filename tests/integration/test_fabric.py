@@ -125,7 +125,7 @@ def checked(
     return {finding.check: finding for finding in found}, fabric.figures
 
 
-def test_equal_nodes_pass_and_become_a_baseline(trees: tuple[Path, Path], tmp_path: Path) -> None:
+def test_equal_nodes_pass_and_are_saved_as_baseline(trees: tuple[Path, Path], tmp_path: Path) -> None:
     found, figures = checked(trees)
     assert {finding.level for finding in found.values()} == {Level.INFO}
     assert found["nics"].found == "ionic_0, ionic_1, AMD Pensando Pollara 400 (AINIC)"
@@ -142,7 +142,7 @@ def test_equal_nodes_pass_and_become_a_baseline(trees: tuple[Path, Path], tmp_pa
     assert slower["ib_write_bw"].found == "ionic_0 300 of 391.5, ionic_1 300 of 391.5 Gb/s"
 
 
-def test_a_start_on_several_hosts_compares_and_measures_nothing(trees: tuple[Path, Path], tmp_path: Path) -> None:
+def test_multi_host_start_compares_nics_without_measuring(trees: tuple[Path, Path], tmp_path: Path) -> None:
     def asked(tree: Path, argv: Sequence[str]) -> CompletedProgram:
         assert argv[0] == "sh"
         return local(program(tree, "", argv))
@@ -151,7 +151,7 @@ def test_a_start_on_several_hosts_compares_and_measures_nothing(trees: tuple[Pat
     assert [finding.check for finding in found] == ["nics", "gid", "nic firmware"]
 
 
-def test_a_nic_that_one_node_lacks_and_a_link_that_is_down(tmp_path: Path) -> None:
+def test_missing_nic_and_link_down_are_reported(tmp_path: Path) -> None:
     add_nic(tmp_path / "n0", "ionic_0")
     add_nic(tmp_path / "n0", "ionic_1")
     add_nic(tmp_path / "n1", "ionic_0", state="1: DOWN", rate="40 Gb/sec (4X QDR)")
@@ -167,7 +167,7 @@ def checked_all(trees: Sequence[Path]) -> list[Finding]:
     return list(fabric_findings(fabric))
 
 
-def test_the_front_network_is_no_part_of_the_fabric(trees: tuple[Path, Path]) -> None:
+def test_frontend_nics_are_excluded(trees: tuple[Path, Path]) -> None:
     add_nic(trees[0], "mlx5_0", vendor="0x15b3")
     add_nic(trees[0], "ionic_9", rate="25 Gb/sec (1X EDR)")
     found, figures = checked(trees)
@@ -179,7 +179,7 @@ def test_the_front_network_is_no_part_of_the_fabric(trees: tuple[Path, Path]) ->
     ("value", "names"),
     [("ionic_1:1", {"ionic_1"}), ("ionic", {"ionic_0", "ionic_1"}), ("^ionic_0", {"ionic_1"}), ("=ionic", set())],
 )
-def test_the_plan_names_the_nics(trees: tuple[Path, Path], value: str, names: set[str]) -> None:
+def test_nics_are_selected_by_plan(trees: tuple[Path, Path], value: str, names: set[str]) -> None:
     found, figures = checked(trees, NCCL_IB_HCA=value)
     assert {*figures.write_gbits} == names
     assert (found["nics"].level is Level.INFO) == bool(names)
@@ -195,7 +195,7 @@ def test_the_plan_names_the_nics(trees: tuple[Path, Path], value: str, names: se
         ({0: GIDS[1], 1: GIDS[2]}, "1", Level.FAIL, "give the NIC's interface an address"),
     ],
 )
-def test_the_row_of_roce_v2_is_read_on_each_node(
+def test_roce_v2_gid_index_is_checked_on_each_node(
     tmp_path: Path, rows: dict[int, tuple[str, str]], value: str, level: Level, hint: str
 ) -> None:
     add_nic(tmp_path / "n0", "ionic_0")
@@ -213,14 +213,16 @@ def test_the_row_of_roce_v2_is_read_on_each_node(
         (("1.117.5-a-50", "1.117.5-a-50"), Level.INFO, "1.117.5-a-50"),
     ],
 )
-def test_firmware(tmp_path: Path, versions: tuple[str, str], level: Level, found: str) -> None:
+def test_old_or_differing_nic_firmware_warns(
+    tmp_path: Path, versions: tuple[str, str], level: Level, found: str
+) -> None:
     for node, firmware in zip(("n0", "n1"), versions, strict=True):
         add_nic(tmp_path / node, "ionic_0", firmware=firmware)
     finding = checked([tmp_path / "n0", tmp_path / "n1"])[0]["nic firmware"]
     assert (finding.level, finding.found) == (level, found)
 
 
-def test_a_host_is_read_by_a_shell_command(tmp_path: Path) -> None:
+def test_nics_are_surveyed_by_shell_command(tmp_path: Path) -> None:
     add_nic(tmp_path, "ionic_0")
     add_nic(tmp_path, "ionic_1", state="1: DOWN", rate="40 Gb/sec (4X QDR)", gids={})
     done = subprocess.run(["sh", "-c", nic_survey(str(tmp_path))], capture_output=True, text=True, check=True)
@@ -230,7 +232,7 @@ def test_a_host_is_read_by_a_shell_command(tmp_path: Path) -> None:
     assert (down.name, down.state, down.gbits, down.gid_indexes, down.usable) == ("ionic_1", "DOWN", 40, (), False)
 
 
-def test_a_program_that_is_missing_is_named(trees: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_perftest_is_reported(trees: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     nic = nics_of(nodes_of(trees))["n0"]["ionic_0"]
     here = FabricNode(name="here", address="127.0.0.1", argv=tuple)
     for name in ("sh", "setpriv", "timeout", "sleep"):
@@ -251,7 +253,7 @@ def test_ranks_over_tcp_need_no_nics(tmp_path: Path) -> None:
     assert {finding.level for finding in found.values()} == {Level.INFO}
 
 
-def test_ports_without_a_link_on_all_nodes_are_named_and_block_nothing(trees: tuple[Path, Path]) -> None:
+def test_unconnected_ports_on_all_nodes_only_warn(trees: tuple[Path, Path]) -> None:
     add_nic(trees[0], "ionic_7", state="1: DOWN", gids={})
     add_nic(trees[1], "ionic_8", state="1: DOWN", gids={})
     found = checked_all(trees)
@@ -266,7 +268,7 @@ def test_ports_without_a_link_on_all_nodes_are_named_and_block_nothing(trees: tu
     assert checked(trees, NCCL_IB_HCA="ionic")[0]["nics"].level is Level.FAIL
 
 
-def test_the_kind_of_the_nics_is_named_for_a_plan_that_names_none(trees: tuple[Path, Path]) -> None:
+def test_plan_without_network_gets_a_hint(trees: tuple[Path, Path]) -> None:
     assert "`--set hardware.network=ainic`" in checked(trees)[0]["nics"].hint
     plan = plan_of(
         "mi355x-tp8",
@@ -281,7 +283,7 @@ def test_the_kind_of_the_nics_is_named_for_a_plan_that_names_none(trees: tuple[P
     assert checked(trees, **variables)[0]["nics"].hint == ""
 
 
-def test_a_baseline_of_other_nics_or_ranks_is_not_met(trees: tuple[Path, Path]) -> None:
+def test_baseline_of_different_nics_or_ranks_warns(trees: tuple[Path, Path]) -> None:
     _, figures = checked(trees)
     other = figures.model_copy(update={"write_gbits": {"ionic_0": 391.5, "ionic_9": 391.5}})
     compared = checked(trees, baseline=other)[0]["ib_write_bw"]
@@ -298,14 +300,14 @@ def test_a_baseline_of_other_nics_or_ranks_is_not_met(trees: tuple[Path, Path]) 
     assert checked(trees, baseline=fewer)[0]["nic firmware"].level is Level.INFO
 
 
-def test_nothing_is_measured_beside_a_running_server(trees: tuple[Path, Path]) -> None:
+def test_fabric_is_not_measured_while_gpus_are_busy(trees: tuple[Path, Path]) -> None:
     found, figures = checked(trees, busy=("n1",))
     assert found["fabric"].found == "not checked: VRAM is in use on n1"
     assert (figures.write_gbits, figures.all_reduce_gbytes) == ({}, {})
 
 
 @pytest.mark.parametrize(("fails", "missing"), [("ionic_1", "ionic_0, ionic_1"), ("-c", "all-reduce")])
-def test_a_failed_measurement_is_not_recorded(
+def test_failed_measurement_does_not_replace_baseline(
     trees: tuple[Path, Path], tmp_path: Path, fails: str, missing: str
 ) -> None:
     def broken(tree: Path, figure: str, argv: Sequence[str]) -> Sequence[str]:
@@ -325,7 +327,7 @@ def test_a_failed_measurement_is_not_recorded(
     assert file.read_text() == before
 
 
-def test_a_baseline_without_nodes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_baseline_without_nodes_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     [asked] = fabric_of_cluster(PLAN, Home(tmp_path), None, None)
     assert asked.level is Level.INFO
@@ -334,7 +336,7 @@ def test_a_baseline_without_nodes_is_an_error(tmp_path: Path, monkeypatch: pytes
         assert (refused.level, refused.found) == (Level.FAIL, "no nodes named")
 
 
-def test_an_image_that_only_the_last_node_lacks_is_named() -> None:
+def test_image_missing_on_one_node_is_reported() -> None:
     lacks = ("sh", "-c", "echo 'docker: Error response from daemon: No such image: x' >&2; exit 125")
     first = FabricNode(name="n0", address="127.0.0.1", argv=lambda _: ("sh", "-c", "echo timeout >&2; exit 124"))
     last = FabricNode(name="n1", address="", argv=lambda _: lacks)
@@ -343,7 +345,7 @@ def test_an_image_that_only_the_last_node_lacks_is_named() -> None:
     assert "docker pull" in raised.value.install
 
 
-def test_a_file_that_is_no_baseline(tmp_path: Path) -> None:
+def test_invalid_baseline_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"ranks": 2, "write_gbits": {"ionic_0": "fast"}}')
     with pytest.raises(UsageError, match=r"x\.json` is not valid"):
         read_baseline(tmp_path / "x.json")

@@ -42,7 +42,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
 
 
 @needs_sshd
-def test_two_hosts_are_measured_recorded_and_compared(
+def test_two_host_measurement_is_recorded_and_compared(
     tmp_path: Path, hosts: tuple[str, ...], cpu_engine: CpuEngine
 ) -> None:
     baseline = tmp_path / "site.json"
@@ -67,9 +67,7 @@ def test_two_hosts_are_measured_recorded_and_compared(
 
 @needs_sshd
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_measurement_on_every_host(
-    tmp_path: Path, hosts: tuple[str, ...], number: signal.Signals
-) -> None:
+def test_signal_ends_measurement_on_every_host(tmp_path: Path, hosts: tuple[str, ...], number: signal.Signals) -> None:
     """Its limit of time would end it, too, with its connection still there: the program says when that is not."""
     hangs = tmp_path / "hangs"
     begin = "exec 2>&-; connection() { grep PPid /proc/$PPID/status; }; begun=$(connection)"
@@ -86,7 +84,7 @@ def test_a_signal_ends_the_measurement_on_every_host(
     assert not (tmp_path / "site.json").exists()
 
 
-def test_the_nodes_of_an_allocation_are_measured(
+def test_nodes_of_slurm_allocation_are_measured(
     slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(slurm_home.root))

@@ -22,7 +22,7 @@ def deploy(*words: str) -> Result:
     return done
 
 
-def test_up_starts_and_verifies_a_server_of_a_fifth_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_starts_and_verifies_server_of_new_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     register(monkeypatch)
     monkeypatch.setattr(decisions, "ensure_checkpoint", lambda *_, **__: None)  # the engine here reads none

@@ -91,12 +91,12 @@ def ask(cpu_environment: Venv) -> Callable[[str], Answers]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_table_is_what_the_parser_says(version: str, ask: Callable[[str], Answers]) -> None:
+def test_flag_table_matches_parser(version: str, ask: Callable[[str], Answers]) -> None:
     assert ask(version).table == (FLAGS / f"{version}.json").read_text()
 
 
 @pytest.mark.slow
-def test_the_command_writes_the_table_that_ships(
+def test_generated_flag_table_matches_shipped_one(
     cpu_environment: Venv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flag_tables, "fetch_wheel", lambda version, _: wheel(version))
@@ -113,6 +113,6 @@ def test_rendered_command_is_accepted(profile: str, overrides: Sequence[str], as
     assert ask(version).verdicts[argv] == "accepted"
 
 
-def test_option_of_another_version_is_refused(ask: Callable[[str], Answers]) -> None:
+def test_option_of_different_version_is_rejected(ask: Callable[[str], Answers]) -> None:
     assert ask("0.5.16").verdicts[OLD_OPTION] == "accepted"
     assert "unrecognized arguments: --nsa-prefill-backend" in ask("0.5.23").verdicts[OLD_OPTION]

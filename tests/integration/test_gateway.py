@@ -27,7 +27,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         yield made
 
 
-def test_the_key_opens_the_gateway_and_changes_none_of_its_servers_and_stands_nowhere(pair: Pair) -> None:
+def test_gateway_requires_key_and_leaves_no_trace(pair: Pair) -> None:
     pair.up()
     handle = pair.handle
     assert [server.url for server in handle.replicas] == [f"http://127.0.0.1:{pair.port + each}" for each in (8, 16)]
@@ -67,7 +67,7 @@ def test_the_key_opens_the_gateway_and_changes_none_of_its_servers_and_stands_no
     pair.nothing_left()
 
 
-def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair: Pair) -> None:
+def test_killed_replica_is_restarted_without_lost_responses(pair: Pair) -> None:
     pair.up()
     second, statuses = pair.handle.replicas[1], []
     with load(pair.url, KEY, statuses):
@@ -105,7 +105,7 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
     assert set(pair.handle.replicas).isdisjoint({first, restarted})
 
 
-def test_replicas_are_added_and_removed_under_load_while_the_gateway_and_the_others_run_on(pair: Pair) -> None:
+def test_scaling_under_load_loses_no_response(pair: Pair) -> None:
     pair.up()
     before, statuses = pair.handle, []
     gateway, replicas = pair.pid(before), [pair.pid(each) for each in before.replicas]
@@ -135,7 +135,7 @@ def test_replicas_are_added_and_removed_under_load_while_the_gateway_and_the_oth
     pair.nothing_left()
 
 
-def test_a_second_model_joins_the_gateway_and_each_goes_without_the_other(pair: Pair) -> None:
+def test_second_model_joins_gateway_and_stops_independently(pair: Pair) -> None:
     own = ("replicas=1", f"server.port={free_port()}", "server.gateway=pair")
     early = pair.deploy.run(*pair.words(*own, "model.served_name=second", name="second"))
     assert (early.returncode, "no server `pair` found" in early.stderr) == (6, True), early.stderr
@@ -178,7 +178,7 @@ def test_a_second_model_joins_the_gateway_and_each_goes_without_the_other(pair: 
     assert pair.deploy.run("down", "second").returncode == 0
 
 
-def test_up_waits_for_a_replica_that_is_not_healthy_yet_and_says_how_many_are(pair: Pair, tmp_path: Path) -> None:
+def test_up_waits_for_unhealthy_replica_of_running_server(pair: Pair, tmp_path: Path) -> None:
     unhealthy = tmp_path / "unhealthy"
     settings = (f"env.SCRIPTED_UNHEALTHY={unhealthy}", "timeouts.health_deadline=240")
     pair.up(*settings)
@@ -191,7 +191,7 @@ def test_up_waits_for_a_replica_that_is_not_healthy_yet_and_says_how_many_are(pa
         assert again.wait()[0] == 0
 
 
-def test_up_refuses_a_running_server_that_does_not_become_healthy_in_time(pair: Pair, tmp_path: Path) -> None:
+def test_up_fails_if_running_server_stays_unhealthy(pair: Pair, tmp_path: Path) -> None:
     unhealthy = tmp_path / "unhealthy"
     settings = (f"env.SCRIPTED_UNHEALTHY={unhealthy}", "timeouts.health_deadline=1")
     pair.up(*settings)
@@ -203,7 +203,7 @@ def test_up_refuses_a_running_server_that_does_not_become_healthy_in_time(pair: 
 
 
 @pytest.mark.slow
-def test_a_gateway_that_hangs_is_seen_by_its_watch_which_starts_all_of_them_again(pair: Pair) -> None:
+def test_watch_restarts_server_when_gateway_hangs(pair: Pair) -> None:
     pair.up("restart_policy.unhealthy_after=2")
     with pair.deploy.running("watch", NAME, "--json") as watch:
         assert json.loads(watch.line())["event"] == "watching"
@@ -218,7 +218,7 @@ def test_a_gateway_that_hangs_is_seen_by_its_watch_which_starts_all_of_them_agai
         assert watch.end(signal.SIGINT)[0] == 130
 
 
-def test_a_gateway_that_is_killed_is_told_and_its_servers_go_with_the_next_start_or_down(pair: Pair) -> None:
+def test_replicas_of_killed_gateway_are_cleaned_up(pair: Pair) -> None:
     pair.up()
     os.kill(pair.pid(pair.handle), signal.SIGKILL)
     wait_for(lambda: pair.runtime.state(pair.handle).status is Status.EXITED)
@@ -232,7 +232,7 @@ def test_a_gateway_that_is_killed_is_told_and_its_servers_go_with_the_next_start
 
 
 @pytest.mark.parametrize("stage", ["started replica 1", "started replica 2", "replica 1 of 2 is ready", "the gateway"])
-def test_ctrl_c_leaves_nothing_behind(pair: Pair, stage: str) -> None:
+def test_ctrl_c_during_start_leaves_no_processes(pair: Pair, stage: str) -> None:
     slow = ("env.SCRIPTED_PAUSE=0.2",) if stage != "the gateway" else ()
     with pair.deploy.running(*pair.words(*slow)) as command:
         command.wait_for(stage)
@@ -241,7 +241,7 @@ def test_ctrl_c_leaves_nothing_behind(pair: Pair, stage: str) -> None:
     pair.nothing_left()
 
 
-def test_two_starts_of_one_name_leave_one_of_them(pair: Pair) -> None:
+def test_concurrent_starts_of_one_name_leave_one_server(pair: Pair) -> None:
     with pair.deploy.running(*pair.words("env.SCRIPTED_PAUSE=0.2")) as first:
         first.wait_for("started replica 1")
         second = pair.deploy.run(*pair.words("env.SCRIPTED_PAUSE=0.2"))
@@ -253,13 +253,13 @@ def test_two_starts_of_one_name_leave_one_of_them(pair: Pair) -> None:
     assert [len(handle.replicas) for handle in found] == [2]
 
 
-def test_a_replica_that_does_not_start_takes_the_others_down_and_is_named(pair: Pair) -> None:
+def test_failed_replica_start_stops_all_replicas(pair: Pair) -> None:
     ended = pair.deploy.run(*pair.words("env.SCRIPTED_BROKEN=1"))
     assert ended.returncode == 7
     pair.nothing_left()
 
 
-def test_replicas_are_replaced_one_after_the_other_and_back_without_a_lost_answer(pair: Pair) -> None:
+def test_rolling_update_and_rollback_lose_no_response(pair: Pair) -> None:
     pair.up()
     statuses: list[int] = []
     with load(pair.url, KEY, statuses):
@@ -291,7 +291,7 @@ def test_replicas_are_replaced_one_after_the_other_and_back_without_a_lost_answe
 
 
 @pytest.mark.slow
-def test_a_change_that_is_interrupted_or_stopped_after_one_leaves_all_that_was_not_touched(pair: Pair) -> None:
+def test_interrupted_or_partial_rolling_update_keeps_other_replicas(pair: Pair) -> None:
     pair.up()
     for stage, left in (("draining", 2), ("started replica 1", 1), ("ready after", 1)):
         with pair.deploy.running(*pair.words("env.SCRIPTED_PAUSE=0.1"), "--replace") as command:

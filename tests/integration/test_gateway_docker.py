@@ -74,7 +74,7 @@ def containers() -> list[str]:
     return sorted(docker("ps", "--all", "--filter", f"label=deploy.name={NAME}", "--format", "{{.Names}}").split())
 
 
-def test_the_whole_line_of_several_containers(deploy: CommandLine, up: list[str], port: int) -> None:
+def test_replicated_containers_full_lifecycle(deploy: CommandLine, up: list[str], port: int) -> None:
     """Interrupted, up, proved, asked, a replica killed that Docker starts again, its log, another plan, down."""
     with deploy.running(*up) as command:
         command.wait_for("started replica 2")
@@ -125,7 +125,7 @@ def test_the_whole_line_of_several_containers(deploy: CommandLine, up: list[str]
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_a_port_of_the_gateway_that_is_taken_starts_nothing(deploy: CommandLine, up: list[str], port: int) -> None:
+def test_occupied_gateway_port_prevents_start(deploy: CommandLine, up: list[str], port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
         refused = deploy.run(*up)
     assert (refused.returncode, f"port {port}" in refused.stderr) == (4, True), refused.stderr

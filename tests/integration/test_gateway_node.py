@@ -180,7 +180,7 @@ def delete_pod_under_a_stream(cluster: OwnCluster, port: int) -> tuple[list[str]
         return events, log.communicate(timeout=PATIENCE)[0]
 
 
-def test_the_gateway_finds_its_servers_and_they_come_back_to_it(
+def test_gateway_discovers_replicas_and_their_replacements(
     deploy: CommandLine, image: str, cluster_engine: ClusterEngine
 ) -> None:
     port, cluster = free_port(), cluster_engine.cluster
@@ -227,7 +227,7 @@ def test_the_gateway_finds_its_servers_and_they_come_back_to_it(
     assert KEY not in "".join(path.read_text() for path in deploy.home.runs.rglob("*") if path.is_file())
 
 
-def test_the_gateway_finds_the_servers_of_each_role_and_those_that_come_later(
+def test_gateway_discovers_replacements_of_each_role(
     deploy: CommandLine, image: str, cluster_engine: ClusterEngine
 ) -> None:
     """Two servers read prompts, one generates; the cluster replaces one of each."""
@@ -259,7 +259,7 @@ def test_the_gateway_finds_the_servers_of_each_role_and_those_that_come_later(
     assert not cluster.get(KINDS, "--selector", f"deploy.name={NAME}")
 
 
-def test_a_pod_is_not_ready_before_it_has_answered_a_sampled_request(
+def test_pod_is_ready_only_after_first_sampled_response(
     deploy: CommandLine, image: str, cluster_engine: ClusterEngine
 ) -> None:
     """Its `/health` answers 200 meanwhile, as sglang's does before the first request that samples."""

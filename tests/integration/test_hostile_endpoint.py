@@ -84,7 +84,7 @@ def measured(rules: dict[str, str], folder: Path, **changes: object) -> BenchRes
         return measure(request, lambda _text, _far: None)
 
 
-def test_politely_it_is_a_server_like_any_other(tmp_path: Path) -> None:
+def test_endpoint_without_faults_passes(tmp_path: Path) -> None:
     with hostile({}) as url:
         assert asked(url)
     assert failures({}) == {}
@@ -94,7 +94,7 @@ def test_politely_it_is_a_server_like_any_other(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("behavior", [*NEVER_WHOLE, *FLOODS, *NO_ANSWER, *BROKEN_STREAMS, "deep-event"])
-def test_ask_says_that_there_is_no_whole_answer(behavior: str) -> None:
+def test_ask_reports_incomplete_response(behavior: str) -> None:
     with (
         hostile({"/v1/completions": behavior}) as url,
         pytest.raises(StartError, match="no complete response from http"),
@@ -104,7 +104,7 @@ def test_ask_says_that_there_is_no_whole_answer(behavior: str) -> None:
 
 @pytest.mark.parametrize("value", ODD_VALUES)
 @pytest.mark.parametrize("key", ["choices", "choices.0", "choices.0.text", "choices.0.finish_reason"])
-def test_ask_takes_only_text_for_text(key: str, value: str) -> None:
+def test_ask_rejects_non_text_choices(key: str, value: str) -> None:
     refused = pytest.raises(StartError, match="no complete response from http")
     with hostile({f"/v1/completions#{key}": value}) as url, refused:
         asked(url)
@@ -114,12 +114,12 @@ def test_ask_takes_only_text_for_text(key: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("path", "check"), [("/v1/models", "served model"), ("/v1/chat/completions", "streaming matches")]
 )
-def test_smoke_goes_red(path: str, check: str, behavior: str) -> None:
+def test_smoke_test_fails_on_broken_response(path: str, check: str, behavior: str) -> None:
     assert check in failures({path: behavior})
 
 
 @pytest.mark.parametrize("value", ["null", "-5", "0", "1e400", "NaN", "Infinity", "1.5", "true", '"1"', "99999999", ""])
-def test_smoke_believes_no_odd_size_of_a_page(value: str) -> None:
+def test_smoke_test_rejects_invalid_page_size(value: str) -> None:
     assert "prefix cache" in failures({"/server_info#page_size": value})
 
 
@@ -142,11 +142,11 @@ def test_smoke_believes_no_odd_size_of_a_page(value: str) -> None:
         ("/model_info#model_path", "served model"),
     ],
 )
-def test_smoke_takes_nothing_for_what_it_is_not(key: str, check: str, value: str) -> None:
+def test_smoke_test_rejects_values_of_wrong_type(key: str, check: str, value: str) -> None:
     assert check in failures({key: value})
 
 
-def test_smoke_believes_no_answer_that_is_not_right() -> None:
+def test_smoke_test_fails_on_wrong_answers() -> None:
     """Politely, by every rule of the API, and wrong: what a server of broken kernels does."""
     plan = load("cpu-tiny").plan
     with hostile({}) as url:
@@ -155,13 +155,13 @@ def test_smoke_believes_no_answer_that_is_not_right() -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e400", "-5", "x", "1" * 5000])
-def test_smoke_believes_no_odd_metric(value: str) -> None:
+def test_smoke_test_rejects_invalid_metric_values(value: str) -> None:
     assert "metrics" in failures({"/metrics": f"sglang:generation_tokens_total {value}"})
 
 
 @pytest.mark.parametrize("behavior", ["drip-head", "header-for-ever", "100-for-ever", "silent"])
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
-def test_a_wait_ends_with_its_time(path: str, behavior: str) -> None:
+def test_readiness_wait_ends_at_its_timeout(path: str, behavior: str) -> None:
     state = ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
     log = iter([["The server is fired up and ready to roll!"]])
     begun = time.monotonic()
@@ -177,13 +177,13 @@ def test_a_wait_ends_with_its_time(path: str, behavior: str) -> None:
 @pytest.mark.parametrize(
     "behavior", ["redirect", "html", "empty", "ssh", "close", "chunk-negative", "flood", "deep", "wide"]
 )
-def test_bench_measures_nothing_that_does_not_say_what_it_serves(behavior: str, tmp_path: Path) -> None:
+def test_bench_rejects_endpoint_without_model_list(behavior: str, tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"cannot discover the endpoint|cannot reach the endpoint|returned status 302"):
         measured({"/v1/models": behavior}, tmp_path)
 
 
 @pytest.mark.parametrize("value", ["300000", "1000000000", "-1", "1.5", '"2"'])
-def test_bench_believes_no_odd_number_of_replicas(value: str, tmp_path: Path) -> None:
+def test_bench_rejects_invalid_dp_size(value: str, tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"`dp_size`.* is"):
         measured({"/server_info#dp_size": value}, tmp_path)
 
@@ -191,20 +191,20 @@ def test_bench_believes_no_odd_number_of_replicas(value: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "behavior", [*NEVER_WHOLE, "flood", "flood-error", "gzip-bomb", *NO_ANSWER, *BROKEN_STREAMS, "deep-event"]
 )
-def test_bench_counts_no_broken_answer_as_one(behavior: str, tmp_path: Path) -> None:
+def test_bench_rejects_broken_responses(behavior: str, tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="warm-up failed: "):
         measured({"/v1/completions": behavior}, tmp_path)
 
 
 @pytest.mark.parametrize("key", ["usage", "usage.completion_tokens", "usage.prompt_tokens", "choices"])
 @pytest.mark.parametrize("value", ["null", "[]", "-5", "1e400", "NaN", "1.5", "true", "99"])
-def test_bench_takes_nothing_for_a_count_that_is_none(key: str, value: str, tmp_path: Path) -> None:
+def test_bench_rejects_invalid_token_counts(key: str, value: str, tmp_path: Path) -> None:
     with pytest.raises(BenchError):
         measured({f"/v1/completions#{key}": value}, tmp_path)
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e400", "-5"])
-def test_a_metric_without_a_number_costs_one_figure_and_no_point(value: str, tmp_path: Path) -> None:
+def test_invalid_server_metric_does_not_fail_the_point(value: str, tmp_path: Path) -> None:
     names = ("prompt_tokens_total", "num_queue_reqs", "time_to_first_token_seconds_sum", "cached_tokens_total")
     text = "\n".join(f"sglang:{name} {value}" for name in names) + "\nsglang:time_to_first_token_seconds_count 3\n"
     result = measured({"/metrics": text}, tmp_path)
@@ -225,19 +225,19 @@ def test_a_metric_without_a_number_costs_one_figure_and_no_point(value: str, tmp
         ({"/tokenize": "html"}, "the response of `/tokenize` is not JSON"),
     ],
 )
-def test_bench_cuts_no_prompts_from_what_is_no_text(rules: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_bench_rejects_invalid_tokenizer_responses(rules: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=re.escape(message)):
         measured(rules, tmp_path, prompts="text", token_ids=None)
 
 
 @pytest.mark.parametrize("value", ["null", '"EAGLE"'])
-def test_random_prompts_are_marked_where_there_is_speculation(value: str, tmp_path: Path) -> None:
+def test_random_prompts_with_speculation_are_a_comparability_issue(value: str, tmp_path: Path) -> None:
     found = measured({"/server_info#speculative_algorithm": value}, tmp_path).comparability_issues
     assert (IssueKind.RANDOM_PROMPTS in {mark.kind for mark in found}) == (value != "null")
 
 
 @pytest.mark.parametrize("behavior", ["flood", "million-metrics", "metrics-unclosed", "gzip-bomb", "close"])
-def test_no_metrics_are_no_failed_point(behavior: str, tmp_path: Path) -> None:
+def test_broken_metrics_do_not_fail_the_point(behavior: str, tmp_path: Path) -> None:
     assert measured({"/metrics": behavior}, tmp_path).points[0].succeeded == 4
 
 
@@ -292,7 +292,7 @@ print(peak() - before)
         ("bench", "/v1/completions", "event-for-ever"),
     ],
 )
-def test_no_answer_takes_more_than_64_mib(verb: str, path: str, behavior: str) -> None:
+def test_hostile_response_needs_at_most_64_mib(verb: str, path: str, behavior: str) -> None:
     with hostile({path: behavior}) as url:
         words = [sys.executable, "-c", CHILD, __file__, verb, path, url]
         done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
@@ -323,7 +323,7 @@ statuses(Servers(Home(Path("/nowhere")), {"r": runtime}), None, ask=True)
 """
 
 
-def test_ctrl_c_ends_the_status_of_many_servers_at_once() -> None:
+def test_ctrl_c_ends_status_of_many_servers_immediately() -> None:
     with hostile({"/health": "drip-head"}) as url:
         process = subprocess.Popen(
             [sys.executable, "-c", STATUS, url], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

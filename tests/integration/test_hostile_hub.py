@@ -66,31 +66,31 @@ def refused(hub: Hub, *words: str) -> None:
 
 
 @pytest.mark.parametrize("sha", COMMITS, ids=short)
-def test_a_hub_names_no_commit_that_is_none(hub: Hub, sha: object) -> None:
+def test_invalid_commit_is_rejected(hub: Hub, sha: object) -> None:
     hub.sha = sha
     refused(hub, "cannot use the hub", "is not a commit")
 
 
 @pytest.mark.parametrize("name", NAMES, ids=short)
-def test_a_hub_lists_no_file_that_is_none(hub: Hub, name: object) -> None:
+def test_invalid_file_name_is_rejected(hub: Hub, name: object) -> None:
     hub.more = [entry(path=name)]
     refused(hub, "cannot use the hub")
 
 
 @pytest.mark.parametrize("size", SIZES, ids=short)
-def test_a_hub_lists_no_size_that_is_none(hub: Hub, size: object) -> None:
+def test_invalid_file_size_is_rejected(hub: Hub, size: object) -> None:
     hub.more = [entry(size=size)]
     refused(hub, "cannot use the hub", "is not a size in bytes")
 
 
 @pytest.mark.parametrize("oid", CONTENTS, ids=short)
-def test_a_hub_lists_no_content_that_is_none(hub: Hub, oid: object) -> None:
+def test_invalid_content_hash_is_rejected(hub: Hub, oid: object) -> None:
     hub.more = [entry(oid=oid)]
     refused(hub, "cannot use the hub", "is not a sha1 or sha256")
 
 
 @pytest.mark.parametrize("names", [("a", "a/b"), ("a/b/c", "a"), ("config.json/x",)], ids=short)
-def test_a_hub_lists_no_file_as_a_folder(hub: Hub, names: tuple[str, ...]) -> None:
+def test_path_listed_as_file_and_folder_is_rejected(hub: Hub, names: tuple[str, ...]) -> None:
     """It was a download that broke off, and the hint was to run the same again."""
     hub.more = [entry(path=name) for name in names]
     refused(hub, "cannot use the hub", "as a file and as a folder")
@@ -136,12 +136,12 @@ def test_a_hub_lists_no_file_as_a_folder(hub: Hub, names: tuple[str, ...]) -> No
     ids=short,
 )
 @pytest.mark.parametrize("end", [f"/tree/{COMMIT}", "/revision/main"])
-def test_an_answer_of_another_shape_is_a_fault_of_the_hub(hub: Hub, answer: object, end: str) -> None:
+def test_malformed_hub_response_is_a_host_error(hub: Hub, answer: object, end: str) -> None:
     hub.answers = {end: answer}
     refused(hub, "the hub: ")
 
 
-def test_a_hub_answers_with_the_commit_that_was_asked_for(hub: Hub) -> None:
+def test_response_for_different_commit_is_rejected(hub: Hub) -> None:
     hub.sha = "f" * 40
     hub.answers = {f"/revision/{COMMIT}": {"id": REPOSITORY, "sha": "f" * 40, "siblings": []}}
     with pytest.raises(HostError, match="requested"):
@@ -179,7 +179,7 @@ def valuables(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("sha", ["{tmp}/some/dir", "../..", ".."])
-def test_no_commit_removes_a_directory(hub: Hub, tmp_path: Path, place: list[str], sha: str) -> None:
+def test_commit_name_cannot_remove_a_directory(hub: Hub, tmp_path: Path, place: list[str], sha: str) -> None:
     kept = valuables(tmp_path)
     hub.sha = sha.format(tmp=tmp_path)
     done = stage(hub, tmp_path, "--revision", "main", *place)
@@ -188,7 +188,7 @@ def test_no_commit_removes_a_directory(hub: Hub, tmp_path: Path, place: list[str
 
 
 @pytest.mark.parametrize("name", ["{tmp}/some/dir/x.json", "../other/x.json", ".parts/fetched"])
-def test_no_name_leads_out_of_the_checkpoint(hub: Hub, tmp_path: Path, place: list[str], name: str) -> None:
+def test_file_name_cannot_escape_checkpoint(hub: Hub, tmp_path: Path, place: list[str], name: str) -> None:
     kept = valuables(tmp_path)
     hub.more = [entry(path=name.format(tmp=tmp_path), size=(hub.directory / "config.json").stat().st_size)]
     done = stage(hub, tmp_path, *place)
@@ -200,7 +200,7 @@ def test_no_name_leads_out_of_the_checkpoint(hub: Hub, tmp_path: Path, place: li
 @pytest.mark.parametrize(
     "link", [".parts", "sub", ".parts/" + COMMIT, ".parts/fetched", f".parts/{COMMIT}/config.json.part"]
 )
-def test_a_link_in_the_checkpoint_leads_nowhere(hub: Hub, tmp_path: Path, place: list[str], link: str) -> None:
+def test_symlink_in_checkpoint_is_not_followed(hub: Hub, tmp_path: Path, place: list[str], link: str) -> None:
     kept = valuables(tmp_path)
     at = tmp_path / "models/glm" / link
     at.parent.mkdir(parents=True, exist_ok=True)
@@ -213,9 +213,7 @@ def test_a_link_in_the_checkpoint_leads_nowhere(hub: Hub, tmp_path: Path, place:
     assert [path.name for path in (tmp_path / "some/dir").iterdir()] == ["kept"]
 
 
-def test_a_file_that_is_a_link_is_replaced_and_what_it_names_is_kept(
-    hub: Hub, tmp_path: Path, place: list[str]
-) -> None:
+def test_symlinked_file_is_replaced_and_its_target_kept(hub: Hub, tmp_path: Path, place: list[str]) -> None:
     kept = valuables(tmp_path)
     (tmp_path / "models/glm/config.json").symlink_to(tmp_path / "some/dir/kept")
     done = stage(hub, tmp_path, *place)
@@ -225,7 +223,7 @@ def test_a_file_that_is_a_link_is_replaced_and_what_it_names_is_kept(
 
 
 @pytest.mark.parametrize("repository", ["https://huggingface.co/amd/GLM-5.2-MXFP4", "a/b/c", "amd/GLM 5", " "])
-def test_what_is_no_repository_is_an_error_of_the_user_with_the_form_to_write(
+def test_invalid_repository_name_is_a_profile_error(
     hub: Hub, tmp_path: Path, place: list[str], repository: str
 ) -> None:
     done = stage(hub, tmp_path, "--set", f"model.checkpoint.path={repository}", *place)
@@ -268,7 +266,7 @@ def ask_there(far: str, requests: list[dict[str, object]]) -> list[list[dict[str
 @pytest.mark.parametrize(
     ("key", "values"), [("commit", COMMITS), ("file", NAMES), ("size", SIZES), ("identity", CONTENTS)]
 )
-def test_the_program_over_there_checks_for_itself(
+def test_remote_download_program_validates_its_requests(
     far: str, tmp_path: Path, key: str, values: tuple[object, ...]
 ) -> None:
     """It is asked by whoever holds the connection, and does not rely on what was checked here."""
@@ -287,9 +285,7 @@ def test_the_program_over_there_checks_for_itself(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == kept
 
 
-def test_a_body_without_end_is_left_when_it_is_longer_than_announced(
-    hub: Hub, tmp_path: Path, place: list[str]
-) -> None:
+def test_response_longer_than_announced_is_aborted(hub: Hub, tmp_path: Path, place: list[str]) -> None:
     hub.more = [entry(path="long.json", size=1000, oid=BLOB)]
     hub.answers = {"/long.json": bytes(5_000_000)}
     done = stage(hub, tmp_path, *place)

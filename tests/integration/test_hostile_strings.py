@@ -110,7 +110,7 @@ def stubs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("plan", "path"), cases())
-def test_a_script_runs_what_was_meant(plan: Plan, path: tuple[Any, ...], stubs: Path) -> None:
+def test_hostile_strings_do_not_change_script_commands(plan: Plan, path: tuple[Any, ...], stubs: Path) -> None:
     def words(text: str, folder: Path) -> list[str]:
         folder.mkdir()
         changed = with_leaf(plan, path, text)
@@ -125,7 +125,7 @@ def test_a_script_runs_what_was_meant(plan: Plan, path: tuple[Any, ...], stubs: 
 
 
 @pytest.mark.parametrize(("plan", "path"), cases())
-def test_a_dockerfile_has_the_instructions_that_were_meant(plan: Plan, path: tuple[Any, ...]) -> None:
+def test_hostile_strings_do_not_change_dockerfile_instructions(plan: Plan, path: tuple[Any, ...]) -> None:
     expected = instructions(plan, plan)
     for hostile in HOSTILE:
         try:
@@ -144,7 +144,7 @@ def instructions(plan: Plan, changed: Plan) -> list[str]:
 
 
 @pytest.mark.docker
-def test_docker_keeps_a_value_as_it_was_quoted() -> None:
+def test_docker_preserves_quoted_values() -> None:
     """It expands variables in the values of ENV and LABEL, between double quotes too."""
     value = "costs $5 ${HOME} \"quoted\" 'single' \\ \\\\ $(id) `id` # not a comment \\"
     dockerfile = f"FROM scratch\nENV A={quoted(value)}\nLABEL a={quoted(value)}\n"

@@ -59,26 +59,26 @@ def make_room(tmp_path: Path, *, on_root: int, on_mnt: int) -> tuple["subprocess
     return done, daemon.read_text() if daemon.exists() else ""
 
 
-def test_a_runner_with_room_is_left_as_it_is(tmp_path: Path) -> None:
+def test_runner_with_enough_space_is_unchanged(tmp_path: Path) -> None:
     done, daemon = make_room(tmp_path, on_root=112, on_mnt=97)
     assert (done.returncode, daemon) == (0, "")
     assert "the image needs 96 GiB, 112 are free below /var/lib/docker" in done.stdout
 
 
-def test_docker_moves_to_the_disk_that_has_the_room(tmp_path: Path) -> None:
+def test_docker_data_moves_to_larger_disk(tmp_path: Path) -> None:
     done, daemon = make_room(tmp_path, on_root=72, on_mnt=98)
     assert done.returncode == 0, done.stderr
     assert json.loads(daemon)["data-root"] == "/mnt/docker"
     assert "98 are free below /mnt/docker" in done.stdout
 
 
-def test_a_runner_without_room_ends_before_anything_is_pulled(tmp_path: Path) -> None:
+def test_runner_without_space_fails_before_pulling(tmp_path: Path) -> None:
     done, _ = make_room(tmp_path, on_root=72, on_mnt=82)
     assert done.returncode == 1
     assert "name one with 96 GiB in the variable IMAGE_RUNNER" in done.stdout
 
 
-def test_the_matrix_says_that_an_image_needs_more_room_than_it_takes_unpacked(
+def test_matrix_disk_size_exceeds_unpacked_image(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     profiles(format_=Format.GITHUB_MATRIX)
@@ -88,19 +88,19 @@ def test_the_matrix_says_that_an_image_needs_more_room_than_it_takes_unpacked(
 
 
 @pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.name)
-def test_a_workflow_is_valid(path: Path) -> None:
+def test_workflow_is_valid(path: Path) -> None:
     """By the JSON Schema for GitHub workflows that is published at schemastore.org and is part of check-jsonschema."""
     done = valid(path)
     assert done.returncode == 0, done.stdout
 
 
-def test_an_invalid_workflow_is_refused(tmp_path: Path) -> None:
+def test_invalid_workflow_is_rejected(tmp_path: Path) -> None:
     changed = tmp_path / "images.yml"
     changed.write_text(WORKFLOW.read_text().replace("runs-on: ubuntu-latest", "run-on: ubuntu-latest", 1))
     assert valid(changed).returncode == 1
 
 
-def test_the_tests_of_a_push_a_pull_request_and_a_night_are_those_of_the_makefile() -> None:
+def test_workflow_runs_makefile_targets() -> None:
     workflow = yaml.safe_load((WORKFLOWS / "tests.yml").read_text())
     quick, parts = (workflow["jobs"][name] for name in ("quick", "real-parts"))
     assert [step["run"] for step in quick["steps"] if "run" in step] == ["make check", "make unit", "make golden"]
@@ -118,7 +118,7 @@ def test_the_tests_of_a_push_a_pull_request_and_a_night_are_those_of_the_makefil
         assert done.returncode == 0, done.stderr
 
 
-def test_the_image_that_is_built_is_the_one_that_is_named() -> None:
+def test_workflow_verifies_the_pushed_image() -> None:
     """The table belongs to every `deploy build` that is not told to do without."""
     build = steps()["Build with the tuned table, prove, push"]
     assert "deploy build --profile" in build

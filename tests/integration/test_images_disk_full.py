@@ -29,7 +29,7 @@ def small(docker_image: str) -> Iterator[OwnDaemon]:
         yield daemon
 
 
-def test_it_is_said_and_nothing_is_left(small: OwnDaemon, docker_image: str) -> None:
+def test_build_on_full_disk_is_reported_and_cleaned_up(small: OwnDaemon, docker_image: str) -> None:
     docker = find_docker(small.url)
     context = with_step("RUN dd if=/dev/zero of=/large bs=1M count=1000", docker_image)
     options = BuildOptions(tag="deploy-test/large:1", no_cache=True, network=None, secrets={})

@@ -88,7 +88,7 @@ def deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
     return CommandLine(Home.from_environment()).run(*arguments)
 
 
-def test_the_receipt_says_what_is_in_the_image(docker: DockerCli, image: str) -> None:
+def test_receipt_lists_sources_and_patches(docker: DockerCli, image: str) -> None:
     receipt = read_receipt(docker, image)
     sources = receipt.sources
 
@@ -101,7 +101,7 @@ def test_the_receipt_says_what_is_in_the_image(docker: DockerCli, image: str) ->
     assert [file.path for file in guard.files] == [f"{PACKAGE}/{CUH}"]
 
 
-def test_the_file_in_the_image_is_the_file_of_the_receipt(docker: DockerCli, image: str) -> None:
+def test_patched_file_matches_its_receipt(docker: DockerCli, image: str) -> None:
     guard = next(record for record in read_receipt(docker, image).patches if record.id == GUARD)
 
     inside = docker.run("run", "--rm", "--network", "none", "--entrypoint", "sha256sum", image, f"{PACKAGE}/{CUH}")
@@ -109,13 +109,13 @@ def test_the_file_in_the_image_is_the_file_of_the_receipt(docker: DockerCli, ima
     assert inside.stdout.split()[0] == guard.files[0].after != guard.files[0].before
 
 
-def test_the_layers_add_less_than_a_megabyte(docker: DockerCli, base: str, image: str) -> None:
+def test_added_layers_are_under_one_megabyte(docker: DockerCli, base: str, image: str) -> None:
     sizes = docker.run("image", "inspect", "--format", "{{.Size}}", base, image).stdout.split()
 
     assert 0 < int(sizes[1]) - int(sizes[0]) < 1_000_000
 
 
-def test_an_unchanged_build_is_no_build(image: str, base: str, tmp_path: Path) -> None:
+def test_unchanged_image_is_not_rebuilt(image: str, base: str, tmp_path: Path) -> None:
     metadata = tmp_path / "metadata.json"
 
     words = ("--base-image", base, "--allow-untuned", "--metadata-file", str(metadata))
@@ -125,9 +125,7 @@ def test_an_unchanged_build_is_no_build(image: str, base: str, tmp_path: Path) -
     assert json.loads(metadata.read_text())["built"] is False
 
 
-def test_a_reader_that_ends_before_a_name_is_given_ends_the_build_later_it_does_not(
-    docker: DockerCli, image: str, base: str
-) -> None:
+def test_closed_pipe_ends_build_only_before_tagging(docker: DockerCli, image: str, base: str) -> None:
     """The image is there already: its second name is the first thing that changes."""
     tag = f"deploy-test/reader:{os.getpid()}"
     words = ("build", "mi355x-tp8-july", "--base-image", base, "--allow-untuned", "--tag", tag)
@@ -144,7 +142,7 @@ def test_a_reader_that_ends_before_a_name_is_given_ends_the_build_later_it_does_
         docker.run("rmi", tag)
 
 
-def test_the_classic_builder_makes_the_same_image(docker: DockerCli, base: str, image: str) -> None:
+def test_classic_builder_produces_same_receipt(docker: DockerCli, base: str, image: str) -> None:
     classic = dataclasses.replace(docker, builder="classic")
     replaced = docker.run("image", "inspect", "--format", "{{.Id}}", image).stdout.strip()
     plan = load("mi355x-tp8-july", overrides=base_overrides(base)).plan
@@ -157,7 +155,7 @@ def test_the_classic_builder_makes_the_same_image(docker: DockerCli, base: str, 
 
 
 @pytest.mark.slow
-def test_newer_sources_under_the_old_version_hold_the_fix(docker: DockerCli) -> None:
+def test_fix_in_newer_sources_is_detected_as_upstream(docker: DockerCli) -> None:
     """A dated image: the version says 0.5.14, the file is that of 0.5.15.post1."""
     dated = base_image(wheel("0.5.14"), replaced={CUH: read("0.5.15.post1", CUH).encode()}, docker=docker.program)
 
@@ -169,7 +167,7 @@ def test_newer_sources_under_the_old_version_hold_the_fix(docker: DockerCli) -> 
 
 
 @pytest.mark.slow
-def test_sources_of_july_under_the_old_version_get_what_the_next_release_needs(docker: DockerCli) -> None:
+def test_newer_sources_get_patches_of_next_release(docker: DockerCli) -> None:
     """A dated image labeled 0.5.14, with the top-k kernel that 0.5.15 has on by default."""
     newer = {name: read("0.5.15.post1", name).encode() for name in TOPK}
     dated = base_image(wheel("0.5.14"), replaced=newer, docker=docker.program)
@@ -180,7 +178,7 @@ def test_sources_of_july_under_the_old_version_get_what_the_next_release_needs(d
     assert built.receipt.state(GUARD) == "applied"
 
 
-def test_an_image_of_another_release_is_not_built_on(docker: DockerCli) -> None:
+def test_base_image_of_different_release_is_rejected(docker: DockerCli) -> None:
     other = base_image(wheel("0.5.15.post1"), docker=docker.program)
 
     with pytest.raises(BuildError, match=r"contains sglang 0\.5\.15\.post1; the engine names 0\.5\.14") as caught:
@@ -189,7 +187,7 @@ def test_an_image_of_another_release_is_not_built_on(docker: DockerCli) -> None:
     assert "`--set engine.version=0.5.15.post1`" in caught.value.hint
 
 
-def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: DockerCli, image: str) -> None:
+def test_patched_base_image_keeps_its_patch_records(docker: DockerCli, image: str) -> None:
     """The patched image as a base: the receipt still claims the file, with the hashes it had and has."""
     ours = next(record for record in read_receipt(docker, image).patches if record.id == GUARD)
 
@@ -205,7 +203,7 @@ def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: D
 
 
 @pytest.mark.slow
-def test_two_builds_of_one_tag_at_once_do_not_meet(docker: DockerCli, base: str) -> None:
+def test_concurrent_builds_of_one_tag_do_not_interfere(docker: DockerCli, base: str) -> None:
     """The quick one ends, and clears up, while the slow one is between its two builds."""
     engine = load("mi355x-tp8-july", overrides=base_overrides(base)).plan.engine
     options = BuildOptions(tag="deploy-test/twice:1", no_cache=True, network=None, secrets={})
@@ -221,7 +219,7 @@ def test_two_builds_of_one_tag_at_once_do_not_meet(docker: DockerCli, base: str)
     assert found in made
 
 
-def test_a_patch_that_fits_nowhere_stops_the_build(docker: DockerCli) -> None:
+def test_patch_that_does_not_apply_fails_the_build(docker: DockerCli) -> None:
     changed = read("0.5.14", CUH).replace("#include <algorithm>", "#include <vector>")
     base = base_image(wheel("0.5.14"), replaced={CUH: changed.encode()}, docker=docker.program)
 
@@ -234,7 +232,7 @@ def test_a_patch_that_fits_nowhere_stops_the_build(docker: DockerCli) -> None:
     assert "upstream: sgl-project/sglang#29373" in refused.value.details
 
 
-def test_a_base_that_does_not_exist_is_said_before_anything_is_built() -> None:
+def test_missing_base_image_is_reported_before_building() -> None:
     done = deploy("build", "--profile", "mi355x-tp8-july", "--base-image", "127.0.0.1:9/no/such:tag")
 
     assert done.returncode == BuildError.exit_code
@@ -242,7 +240,7 @@ def test_a_base_that_does_not_exist_is_said_before_anything_is_built() -> None:
     assert "building `deploy/" not in done.stderr
 
 
-def test_a_tag_that_moved_is_an_error(docker: DockerCli, base: str) -> None:
+def test_moved_base_tag_is_an_error(docker: DockerCli, base: str) -> None:
     moving = "deploy-standin/moving:latest"
     tag_image(docker, base, moving)
     plan = load("mi355x-tp4dp2-july", overrides=base_overrides(moving)).plan
@@ -253,7 +251,7 @@ def test_a_tag_that_moved_is_an_error(docker: DockerCli, base: str) -> None:
         build_image(docker, render_artifacts(plan))
 
 
-def test_a_secret_is_in_no_layer_and_not_in_the_history(docker: DockerCli, base: str, tmp_path: Path) -> None:
+def test_build_secret_is_not_in_layers_or_history(docker: DockerCli, base: str, tmp_path: Path) -> None:
     if docker.builder != "buildkit":
         pytest.skip("only BuildKit has secrets")
     secret = "swordfish-98c1d2"
@@ -275,7 +273,7 @@ def test_a_secret_is_in_no_layer_and_not_in_the_history(docker: DockerCli, base:
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_the_middle_leaves_nothing(docker: DockerCli, base: str) -> None:
+def test_ctrl_c_during_build_leaves_no_image_or_container(docker: DockerCli, base: str) -> None:
     """Another process builds a step of ten minutes; it is interrupted as a terminal does it, and ends long before."""
     argv = [sys.executable, slow_build.__file__, base]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
@@ -291,7 +289,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(docker: DockerCli, base: str) -> No
     wait_for(lambda: docker.run("ps", "--quiet", "--filter", f"ancestor={base}").stdout == "")
 
 
-def test_a_pushed_image_comes_back_with_its_digest(docker: DockerCli, image: str, registry: str) -> None:
+def test_pushed_image_is_pulled_with_same_digest(docker: DockerCli, image: str, registry: str) -> None:
     tag_image(docker, image, f"{registry}/sglang:patched")
     pushed = push_image(docker, f"{registry}/sglang:patched")
 
@@ -308,7 +306,7 @@ def test_a_pushed_image_comes_back_with_its_digest(docker: DockerCli, image: str
         pull_prebuilt(docker, f"{registry}/sglang:none")
 
 
-def test_a_rendered_context_holds_its_table_or_its_build_fails(docker: DockerCli, base: str, tmp_path: Path) -> None:
+def test_rendered_build_context_without_kernel_table_fails(docker: DockerCli, base: str, tmp_path: Path) -> None:
     """Built by `docker build` itself, as a CI job does."""
     table = tmp_path / "table.csv"
     rows = (line(1 << exponent, shape=shape) for shape in (FUSED_TP8, UNFUSED_TP8) for exponent in range(18))
@@ -341,7 +339,7 @@ def test_a_rendered_context_holds_its_table_or_its_build_fails(docker: DockerCli
         assert states[name] in told[name].partition(" (")[0].split(" or ")
 
 
-def test_a_ready_image_is_planned_with_the_table_in_it(
+def test_prebuilt_image_is_planned_with_its_kernel_table(
     docker: DockerCli, base: str, image: str, tmp_path: Path
 ) -> None:
     """As CI builds it; one without a table is none that a server of this profile may start from."""
@@ -383,7 +381,7 @@ def test_a_ready_image_is_planned_with_the_table_in_it(
     docker.run("image", "rm", built.stdout.strip())
 
 
-def test_an_image_that_is_not_what_its_label_says_is_refused(docker: DockerCli, image: str) -> None:
+def test_image_not_matching_its_receipt_is_rejected(docker: DockerCli, image: str) -> None:
     """Somebody went on working in it, and the label stayed."""
     dockerfile = f"FROM {image}\nRUN echo '#' >> {PACKAGE}/{CUH}\n"
     docker.run("build", "--tag", "deploy-test/changed:1", "-", stdin=dockerfile)
@@ -399,7 +397,7 @@ print(sglang.__file__, inspect.getsource(verify.eagle_sample).count("tp_group.br
 
 
 @pytest.mark.engine
-def test_python_in_the_image_imports_the_patched_sources(docker: DockerCli, image: str, cpu_environment: Venv) -> None:
+def test_image_python_imports_patched_sources(docker: DockerCli, image: str, cpu_environment: Venv) -> None:
     """Real sglang: the packages it needs are mounted, sglang itself is the image's own."""
     mount = f"{packages_of(cpu_environment.python)}:{ENGINE_PACKAGES}:ro"
     variables = ["--env", "SGLANG_USE_CPU_ENGINE=1", "--env", "TORCHDYNAMO_DISABLE=1"]

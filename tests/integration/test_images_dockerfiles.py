@@ -44,7 +44,7 @@ def hadolint() -> Path:
 
 
 @pytest.mark.parametrize("template", PROFILES)
-def test_clean(hadolint: Path, template: str) -> None:
+def test_rendered_dockerfile_passes_hadolint(hadolint: Path, template: str) -> None:
     plan = load(PROFILES[template], overrides=base_overrides("registry.example/base:1@sha256:" + "ab" * 32)).plan
     assert plan.engine.dockerfile == template
 
@@ -53,7 +53,7 @@ def test_clean(hadolint: Path, template: str) -> None:
     assert found == ""
 
 
-def test_it_would_say_so(hadolint: Path) -> None:
+def test_hadolint_reports_untagged_base(hadolint: Path) -> None:
     assert "DL3006" in lint(hadolint, "FROM base\n")
 
 

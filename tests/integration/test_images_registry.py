@@ -54,7 +54,7 @@ def engine(image: str, *fallbacks: str, digest: str | None = None) -> Engine:
     return replace(own, image=image, image_digest=digest, image_fallbacks=fallbacks)
 
 
-def test_a_deleted_tag_is_taken_from_the_release_or_named_at_the_mirror(
+def test_deleted_tag_falls_back_to_release_or_mirror_hint(
     docker_daemon: DockerCli, registry: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     dated, digest = f"{registry}/dated:20260626", names["dated:20260626"]
@@ -72,7 +72,7 @@ def test_a_deleted_tag_is_taken_from_the_release_or_named_at_the_mirror(
     assert ensure_base(docker_daemon, engine(f"{registry}/mirror", digest=digest)) == found
 
 
-def test_a_pinned_release_takes_a_deleted_tags_place_although_its_own_tag_moved(
+def test_deleted_tag_falls_back_to_pinned_release_digest(
     docker_daemon: DockerCli, registry: str, names: dict[str, str]
 ) -> None:
     dated, release, digest = f"{registry}/dated:20260626", f"{registry}/release:v1", names["release:v1"]
@@ -87,7 +87,7 @@ def test_a_pinned_release_takes_a_deleted_tags_place_although_its_own_tag_moved(
     assert found == image_id(docker_daemon, dated) == image_id(docker_daemon, f"{registry}/release@{digest}") != newer
 
 
-def test_a_tag_that_moved_is_not_what_was_pinned_and_is_told(
+def test_moved_tag_warns_and_pinned_digest_is_used(
     docker_daemon: DockerCli, registry: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved, digest = f"{registry}/moved:20260626", names["moved:20260626"]

@@ -29,7 +29,7 @@ def wait_until_ours(process: "subprocess.Popen[bytes]", imported: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("verb", ["profiles", "status"])
-def test_a_command_ends_without_a_traceback(verb: str, tmp_path: Path) -> None:
+def test_interrupted_command_prints_no_traceback(verb: str, tmp_path: Path) -> None:
     """In the first half second, that of the imports, 1 in 8 was a traceback of forty lines."""
     moments = random.Random(10)
     argv = [sys.executable, "-P", "-X", "importtime", "-m", "orchestrator", verb]
@@ -64,7 +64,7 @@ os._exit(0)
 """
 
 
-def test_a_held_interrupt_waits_beside_another_thread() -> None:
+def test_deferred_interrupt_waits_while_another_thread_runs() -> None:
     """The kernel gave it to the other thread, and Python raised it in this one all the same."""
     done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert done.stdout == "whole\nthen interrupted\n"

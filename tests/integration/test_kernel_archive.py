@@ -22,7 +22,7 @@ default {op}/op.so
 """
 
 
-def test_ninja_does_not_compile_again_where_headers_are_newer(tmp_path: Path) -> None:
+def test_restored_kernels_are_not_recompiled_for_newer_headers(tmp_path: Path) -> None:
     """As flashinfer does at each load: ninja in the folder of the kernel, headers in the engine's installation."""
     home, include, path = tmp_path / "home", tmp_path / "include", tmp_path / "kernels.tar.gz"
     op, compiled = home / ".cache/flashinfer/op", tmp_path / "compiled"

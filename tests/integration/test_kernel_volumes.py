@@ -68,7 +68,7 @@ def prepared(docker_daemon: DockerCli) -> Iterator[PreparedRun]:
 
 
 @pytest.mark.docker
-def test_kernels_go_into_new_volumes_and_come_back(prepared: PreparedRun, tmp_path: Path) -> None:
+def test_kernels_are_restored_into_new_volumes(prepared: PreparedRun, tmp_path: Path) -> None:
     store = kernel_store(prepared, HostRef(home=Home(tmp_path)))
     assert store is not None
     write_archive(tmp_path / "k.tar.gz", USE, [], files(*KERNELS))
@@ -81,7 +81,7 @@ def test_kernels_go_into_new_volumes_and_come_back(prepared: PreparedRun, tmp_pa
     assert not list(archive.receipt.problems(KernelUse(**{**vars(USE), "engine": store.engine()})))
 
 
-def test_an_archive_comes_from_a_registry_once(registry: str, tmp_path: Path) -> None:
+def test_kernel_archive_is_downloaded_from_registry_once(registry: str, tmp_path: Path) -> None:
     write_archive(tmp_path / "k.tar.gz", USE, [], files("triton/KEY/kernel.hsaco"))
     kind, layer = "application/vnd.oci.empty.v1+json", (tmp_path / "k.tar.gz").read_bytes()
     reference = f"oci://{push(registry, 'kernels', config=b'{}', kind=kind, layers=[layer])}"
@@ -99,7 +99,7 @@ def test_an_archive_comes_from_a_registry_once(registry: str, tmp_path: Path) ->
 
 
 @pytest.mark.docker
-def test_kernels_go_into_an_image_for_nodes_without_this_home(
+def test_build_adds_compiled_kernels_to_image(
     prepared: PreparedRun, docker_daemon: DockerCli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`deploy build` with `engine.compiled_kernels`: a layer more, with the receipt of the image."""

@@ -37,7 +37,7 @@ def image(engine: docker.DockerClient) -> Iterator[str]:
         yield name
 
 
-def test_an_images_own_rows_its_digest_and_its_aiter_are_read(engine: docker.DockerClient, image: str) -> None:
+def test_image_rows_digest_and_aiter_commit_are_read(engine: docker.DockerClient, image: str) -> None:
     found = read_image(image, AITER)
     assert [(row.key.token, row.key.shape, row.origin) for row in found.rows] == [
         (16, FUSED_TP8, RowOrigin.IMAGE),
@@ -48,7 +48,7 @@ def test_an_images_own_rows_its_digest_and_its_aiter_are_read(engine: docker.Doc
     assert engine.containers.list(all=True, filters={"ancestor": image}) == []
 
 
-def test_an_image_without_tables_and_one_that_is_not_there_are_told(engine: docker.DockerClient, image: str) -> None:
+def test_image_without_tables_and_missing_image_are_errors(engine: docker.DockerClient, image: str) -> None:
     with pytest.raises(KernelsError, match="no tuned fused-MoE table found"):
         read_image(image, "/opt/aiter")
     assert engine.containers.list(all=True, filters={"ancestor": image}) == []
@@ -57,7 +57,9 @@ def test_an_image_without_tables_and_one_that_is_not_there_are_told(engine: dock
     assert caught.value.hint.startswith("`docker pull deploy-kernels-test:none`")
 
 
-def test_a_failed_copy_is_no_missing_table(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_copy_is_not_reported_as_missing_table(
+    image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = tmp_path / "docker"
     fails = '[ "$1" = cp ] && echo "no space left" >&2 && exit 1'
     client.write_text(f'#!/bin/sh\n{fails}\nexec {find_docker().program} "$@"\n')
@@ -68,7 +70,7 @@ def test_a_failed_copy_is_no_missing_table(image: str, tmp_path: Path, monkeypat
     assert caught.value.details == "no space left"
 
 
-def test_links_are_followed_inside_an_image_and_never_on_this_host(
+def test_symlinks_are_followed_only_inside_image(
     engine: docker.DockerClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = tmp_path / "tuned_fmoe.csv"
@@ -90,7 +92,7 @@ def test_links_are_followed_inside_an_image_and_never_on_this_host(
             assert "near_tuned_fmoe.csv" not in told
 
 
-def test_a_git_file_is_no_commit(engine: docker.DockerClient) -> None:
+def test_git_file_yields_no_commit(engine: docker.DockerClient) -> None:
     links = {"of_submodule/.git": f"{AITER}/aiter/configs/tuned_fmoe.csv", "of_submodule/aiter": f"{AITER}/aiter"}
     with imported(engine, links) as name:
         assert read_image(name, f"{AITER}/of_submodule").aiter_commit is None
@@ -105,7 +107,7 @@ def table(image: str, home: Home, *more: str) -> subprocess.CompletedProcess[str
     return CommandLine(home).run("kernels", "build", "--profile", "mi355x-tp8", *own, *more, "--no-upstream")
 
 
-def test_the_profiles_own_image_is_pulled_and_its_rows_are_taken(
+def test_profile_image_is_pulled_and_its_rows_used(
     engine: docker.DockerClient, image: str, registry: str, tmp_path: Path
 ) -> None:
     far = f"{registry}/deploy-kernels-test"
@@ -123,7 +125,7 @@ def test_the_profiles_own_image_is_pulled_and_its_rows_are_taken(
         engine.images.remove(f"{far}:1", force=True)
 
 
-def test_an_image_that_is_gone_is_looked_for_under_its_other_names(
+def test_missing_image_is_replaced_by_its_fallback(
     engine: docker.DockerClient, image: str, registry: str, tmp_path: Path
 ) -> None:
     gone, release = f"{registry}/deploy-kernels-test:dated", f"{registry}/deploy-kernels-test:1"
@@ -142,9 +144,7 @@ def test_an_image_that_is_gone_is_looked_for_under_its_other_names(
             engine.images.remove(name, force=True)
 
 
-def test_an_image_that_cannot_be_pulled_says_what_else_will_do(
-    engine: docker.DockerClient, registry: str, tmp_path: Path
-) -> None:
+def test_unavailable_image_hints_at_table_option(engine: docker.DockerClient, registry: str, tmp_path: Path) -> None:
     assert engine.ping()
     gone = table(f"{registry}/no-such:1", Home(tmp_path / "home"))
     assert gone.returncode == 5

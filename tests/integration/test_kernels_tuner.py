@@ -56,13 +56,13 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_tuning_that_ends_well(tmp_path: Path) -> None:
+def test_successful_tuning_measures_all_rows(tmp_path: Path) -> None:
     tuned = run(tmp_path)
     assert (tuned.remaining, tuned.problems) == ((), ())
     assert measured(tmp_path) == [1, 2, 4, 8, 16, 32]
 
 
-def test_a_tuner_that_hangs_at_shutdown_is_ended_with_its_workers_and_its_rows_are_kept(tmp_path: Path) -> None:
+def test_tuner_hanging_at_shutdown_is_killed_keeping_rows(tmp_path: Path) -> None:
     tuned = run(tmp_path, "hangs")
     assert (tuned.remaining, tuned.problems) == ((), ())
     assert len(measured(tmp_path)) == 6
@@ -70,7 +70,7 @@ def test_a_tuner_that_hangs_at_shutdown_is_ended_with_its_workers_and_its_rows_a
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_tuner_that_exits_0_with_errors_printed_is_not_believed(tmp_path: Path) -> None:
+def test_tuner_errors_are_reported_despite_exit_code_0(tmp_path: Path) -> None:
     tuned = run(tmp_path, "fails")
     assert [key.token for key in tuned.remaining] == [4, 8, 16, 32]
     assert ["no valid candidate" in tuned.problems[0].message, "not Finished" in tuned.problems[1].message] == [
@@ -80,7 +80,7 @@ def test_a_tuner_that_exits_0_with_errors_printed_is_not_believed(tmp_path: Path
     assert measured(tmp_path) == [1, 2]
 
 
-def test_at_the_time_limit_what_is_finished_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_rows_are_kept_at_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit comes when the tuner has written its first rows."""
     clock = partial(poll_until, clock=lambda: 3600.0 * written(tmp_path))
     monkeypatch.setattr("orchestrator.kernels.disk.tuner.poll_until", clock)
@@ -90,7 +90,7 @@ def test_at_the_time_limit_what_is_finished_is_kept(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")
-def test_ctrl_c_ends_the_tuner_and_keeps_what_is_finished(tmp_path: Path) -> None:
+def test_ctrl_c_ends_tuner_and_keeps_finished_rows(tmp_path: Path) -> None:
     def interrupt() -> None:
         wait_for(lambda: written(tmp_path))
         interrupt_main()
@@ -104,13 +104,13 @@ def test_ctrl_c_ends_the_tuner_and_keeps_what_is_finished(tmp_path: Path) -> Non
     assert not (tmp_path / "work" / "tuned.csv").exists()
 
 
-def test_a_tuner_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+def test_missing_tuner_program_is_an_error(tmp_path: Path) -> None:
     limits = TunerTimeouts(total=1, shutdown=1, poll=0.1, grace=1)
     with pytest.raises(HostError, match="there is no program `no-such-program`"):
         run_with_limits(("no-such-program",), log=tmp_path / "log", limits=limits, finished=lambda: False)
 
 
-def test_an_exit_code_is_told(tmp_path: Path) -> None:
+def test_tuner_exit_code_is_reported(tmp_path: Path) -> None:
     limits = TunerTimeouts(total=60, shutdown=1, poll=0.1, grace=1)
     fault = run_with_limits(("sh", "-c", "exit 3"), log=tmp_path / "log", limits=limits, finished=lambda: False)
     assert fault == "the tuner failed with exit code 3"

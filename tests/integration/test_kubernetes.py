@@ -135,7 +135,7 @@ def container_says(cluster: OwnCluster, namespace: str, state: dict[str, object]
     cluster.say(pod, namespace, phase="Pending", containerStatuses=[status])
 
 
-def test_what_no_node_takes_is_said_and_leaves_nothing(cluster: OwnCluster, home: Home, namespace: str) -> None:
+def test_unschedulable_server_is_reported_and_cleaned_up(cluster: OwnCluster, home: Home, namespace: str) -> None:
     begun = time.monotonic()
     code, _, errors = deploy(
         cluster, home, *up_words(namespace, *HOST_PATH, "--set", "kubernetes.node_selector=[gpu=none]")
@@ -148,7 +148,7 @@ def test_what_no_node_takes_is_said_and_leaves_nothing(cluster: OwnCluster, home
     wait_for(lambda: not cluster.get("pods", "--namespace", namespace))
 
 
-def test_a_full_node_takes_no_second_server(cluster: OwnCluster, home: Home, namespace: str) -> None:
+def test_insufficient_gpus_are_reported(cluster: OwnCluster, home: Home, namespace: str) -> None:
     """Of eight GPUs none are left."""
     claimed = {
         "apiVersion": "v1",
@@ -166,15 +166,13 @@ def test_a_full_node_takes_no_second_server(cluster: OwnCluster, home: Home, nam
     assert "1 Insufficient amd.com/gpu" in errors
 
 
-def test_a_claim_that_is_not_there_is_said_before_anything_is_made(
-    cluster: OwnCluster, home: Home, namespace: str
-) -> None:
+def test_missing_pvc_is_reported_before_creating_objects(cluster: OwnCluster, home: Home, namespace: str) -> None:
     code, _, errors = deploy(cluster, home, *up_words(namespace, *CLAIM))
     assert code == 4
     assert "persistentvolumeclaim: not there (needed: models)" in errors
 
 
-def test_an_image_without_the_named_kernels_is_refused_before_anything_is_made(
+def test_image_without_named_kernels_is_rejected_before_creating_objects(
     cluster: OwnCluster, home: Home, namespace: str, registry: str
 ) -> None:
     """The API server gets the objects of an image that has them."""
@@ -198,13 +196,13 @@ def test_an_image_without_the_named_kernels_is_refused_before_anything_is_made(
     assert (code, "the server cannot start: no node accepts it" in errors) == (7, True), errors
 
 
-def test_a_namespace_that_is_not_there_is_said(cluster: OwnCluster, home: Home) -> None:
+def test_missing_namespace_is_reported(cluster: OwnCluster, home: Home) -> None:
     code, _, errors = deploy(cluster, home, *up_words("nowhere", *HOST_PATH))
     assert code == 4
     assert "kubectl --namespace default create namespace nowhere" in errors
 
 
-def test_a_claim_that_does_not_bind_is_said(cluster: OwnCluster, home: Home, namespace: str) -> None:
+def test_unbound_pvc_is_reported(cluster: OwnCluster, home: Home, namespace: str) -> None:
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -218,9 +216,7 @@ def test_a_claim_that_does_not_bind_is_said(cluster: OwnCluster, home: Home, nam
     assert "unbound immediate PersistentVolumeClaims" in errors
 
 
-def test_an_image_that_cannot_be_pulled_is_said(
-    cluster: OwnCluster, namespace: str, command: Callable[..., Running]
-) -> None:
+def test_image_pull_failure_is_reported(cluster: OwnCluster, namespace: str, command: Callable[..., Running]) -> None:
     starting = command(*up_words(namespace, *HOST_PATH))
     waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{IMAGE}"'}
     container_says(cluster, namespace, {"waiting": waiting})
@@ -230,9 +226,7 @@ def test_an_image_that_cannot_be_pulled_is_said(
     assert f'cannot pull its image: Back-off pulling image "{IMAGE}"' in errors
 
 
-def test_a_volume_that_cannot_be_mounted_is_said(
-    cluster: OwnCluster, namespace: str, command: Callable[..., Running]
-) -> None:
+def test_volume_mount_failure_is_reported(cluster: OwnCluster, namespace: str, command: Callable[..., Running]) -> None:
     """As kubelet 1.20 says it of a directory that is not there."""
     starting = command(*up_words(namespace, *HOST_PATH))
     pod = the_pod(cluster, namespace)["metadata"]
@@ -254,9 +248,7 @@ def test_a_volume_that_cannot_be_mounted_is_said(
     assert "/srv/models is not a directory" in errors
 
 
-def test_a_crash_loop_is_a_server_that_died(
-    cluster: OwnCluster, namespace: str, command: Callable[..., Running]
-) -> None:
+def test_crash_loop_counts_as_died_server(cluster: OwnCluster, namespace: str, command: Callable[..., Running]) -> None:
     starting = command(*up_words(namespace, *HOST_PATH))
     the_pod(cluster, namespace)
     last = {"exitCode": 1, "reason": "Error", "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
@@ -268,7 +260,7 @@ def test_a_crash_loop_is_a_server_that_died(
     assert "died while" in errors
 
 
-def test_the_life_of_a_server_that_waits(
+def test_lifecycle_of_pending_server_keeps_key_secret(
     cluster: OwnCluster, home: Home, namespace: str, command: Callable[..., Running]
 ) -> None:
     """Found, told, refused a second time, and gone; the key is in its Secret and nowhere else."""
@@ -302,7 +294,7 @@ def test_the_life_of_a_server_that_waits(
     assert not listed(cluster, home)
 
 
-def test_of_several_starts_at_once_one_wins_and_the_others_touch_nothing(
+def test_concurrent_starts_have_exactly_one_winner(
     cluster: OwnCluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From homes that know nothing of each other: of a server, and of the first of several."""
@@ -339,7 +331,7 @@ def test_of_several_starts_at_once_one_wins_and_the_others_touch_nothing(
         stopping.get()
 
 
-def test_an_api_server_that_is_gone_for_a_while_is_waited_for(
+def test_temporary_api_server_outage_is_tolerated(
     cluster: OwnCluster, home: Home, namespace: str, command: Callable[..., Running]
 ) -> None:
     """What a start that is interrupted meanwhile cannot remove is said, with the command that does."""
@@ -369,7 +361,7 @@ def test_an_api_server_that_is_gone_for_a_while_is_waited_for(
 
 
 @pytest.mark.parametrize("after", ["started", "placed"])
-def test_an_interrupted_start_leaves_nothing(
+def test_interrupted_start_leaves_no_objects(
     cluster: OwnCluster, namespace: str, command: Callable[..., Running], after: str
 ) -> None:
     starting = command(*up_words(namespace, *HOST_PATH, patience=600))
@@ -384,7 +376,7 @@ def test_an_interrupted_start_leaves_nothing(
     assert starting.wait()[0] == 130
 
 
-def test_a_cluster_that_does_not_answer_is_said(cluster: OwnCluster, home: Home, tmp_path: Path) -> None:
+def test_unreachable_cluster_is_reported(cluster: OwnCluster, home: Home, tmp_path: Path) -> None:
     nobody = tmp_path / "kubeconfig"
     nobody.write_text(cluster.config.read_text().replace(f":{cluster.port}", ":1"))
     dead = OwnCluster(folder=tmp_path)

@@ -64,7 +64,7 @@ for number in range({LINES}):
 """
 
 
-def test_a_log_is_followed_through_a_restart_and_a_stream_that_breaks(cluster_engine: ClusterEngine) -> None:
+def test_followed_log_survives_restart_and_broken_stream(cluster_engine: ClusterEngine) -> None:
     """Each line once, whatever the API server knows of the restart by then."""
     server = cluster_engine.start("counts", cluster_engine.artifacts(argv=("python3", "-c", COUNTS)))
     lines: list[list[str]] = []
@@ -98,9 +98,7 @@ def claimed(cluster_engine: ClusterEngine) -> Iterator[Path]:
     cluster.kubectl("delete", "persistentvolumeclaims,persistentvolumes", "models", "--wait=false")
 
 
-def test_a_claim_without_the_checkpoint_is_told_and_its_server_starts_once_it_is_filled(
-    cluster_engine: ClusterEngine, claimed: Path, tiny_model: Path
-) -> None:
+def test_server_starts_once_empty_pvc_is_filled(cluster_engine: ClusterEngine, claimed: Path, tiny_model: Path) -> None:
     """The command that is told makes a pod with the claim; what runs in it runs here, where there is no internet."""
     hub = Hub(repository="tests/tiny", directory=tiny_model)
     settings = (
@@ -156,9 +154,7 @@ def up_words(models: Path) -> tuple[str, ...]:
     return ("up", "cpu-tiny", "--name", NAME, "--runtime", "kubernetes", "--image", ENGINE_IMAGE, *sets)
 
 
-def test_the_pods_of_a_leader_worker_set_find_each_other_and_serve(
-    cluster_engine: ClusterEngine, models: Path, tmp_path: Path
-) -> None:
+def test_leader_worker_set_pods_form_one_server(cluster_engine: ClusterEngine, models: Path, tmp_path: Path) -> None:
     """Kubernetes 1.20 cannot run a LeaderWorkerSet: the test does what its controller does for two pods.
 
     One machine stands for two nodes, so each pod has a network of its own.
@@ -222,7 +218,7 @@ def addresses_of(cluster: OwnCluster) -> list[str]:
     return [address["ip"] for subset in subsets for address in subset.get("addresses", ())]
 
 
-def test_the_life_of_real_sglang_in_a_pod(
+def test_real_sglang_pod_full_lifecycle(
     deploy: CommandLine, cluster_engine: ClusterEngine, models: Path, tmp_path: Path
 ) -> None:
     key = {"SGLANG_KEY": KEY}

@@ -44,13 +44,13 @@ def gone() -> Iterator[int]:
     os.close(writer)
 
 
-def test_a_reader_that_has_ended_ends_the_command_quietly(gone: int) -> None:
+def test_closed_pipe_ends_command_quietly(gone: int) -> None:
     done = run(WRITE + SAY, stdout=gone)
     assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("how", ["by the command", "by the command above it"])
-def test_after_a_step_that_cannot_be_undone_it_does_not(gone: int, how: str) -> None:
+def test_closed_pipe_is_ignored_after_irreversible_step(gone: int, how: str) -> None:
     ours = how == "by the command"
     done = run(f"{'streams.ignore_sigpipe(); ' if ours else ''}{WRITE}{SAY}", stdout=gone, **_told(ours=ours))
     assert (done.returncode, done.stderr) == (0, "still here, Broken pipe")
@@ -66,7 +66,7 @@ STEPS = (
 
 
 @pytest.mark.parametrize("step", [*STEPS, "files.write_cache(here / 'a', '')"])
-def test_what_cannot_be_undone_says_so_itself(gone: int, tmp_path: Path, step: str) -> None:
+def test_irreversible_steps_disable_sigpipe(gone: int, tmp_path: Path, step: str) -> None:
     """No command has to; a cache is made again by the next one."""
     (tmp_path / "folder").mkdir()
     known = "from orchestrator.core import files, subprocesses; from orchestrator.runtimes.supervisor import patched"
@@ -78,43 +78,43 @@ def _told(*, ours: bool) -> dict[str, str]:
     return {} if ours else {"DEPLOY_IGNORE_SIGPIPE": "1"}
 
 
-def test_a_lost_message_never_ends_it(gone: int) -> None:
+def test_lost_message_does_not_end_command(gone: int) -> None:
     done = run("print('message', file=sys.stderr); streams.write(sys.stdout, 'result')", stderr=gone)
     assert (done.returncode, done.stdout) == (0, "result")
 
 
-def test_a_message_lost_in_the_same_pipe_as_the_result_does(gone: int) -> None:
+def test_lost_message_in_shared_pipe_ends_command(gone: int) -> None:
     done = run("print('message', file=sys.stderr)", stdout=gone, stderr=gone)
     assert done.returncode == 141
 
 
-def test_a_thread_leaves_that_to_the_main_one(gone: int) -> None:
+def test_thread_does_not_end_command_on_closed_pipe(gone: int) -> None:
     threads = "import threading; t = threading.Thread(target=print, args=('x',)); t.start(); t.join(); "
     assert run(threads + SAY, stdout=gone).stderr == "still here, Broken pipe"
 
 
-def test_what_a_library_prints_is_dropped_as_well() -> None:
+def test_library_output_to_full_disk_is_dropped() -> None:
     with Path("/dev/full").open("wb") as full:
         done = run(f"print('x' * 100_000); import rich; rich.print('y'); {SAY}", stdout=full)
     assert (done.returncode, done.stderr) == (0, "still here, No space left on device")
 
 
-def test_no_file_gets_the_number_of_a_closed_descriptor() -> None:
+def test_closed_descriptor_numbers_are_not_reused() -> None:
     code = "file = open('/proc/self/stat'); sys.exit(10 + file.fileno() + 50 * (None in (sys.stdin, sys.stdout)))"
     assert run(code, before=lambda: [os.close(number) for number in (0, 1, 2)]).returncode == 13
 
 
-def test_programs_that_are_started_inherit_a_descriptor_that_was_closed() -> None:
+def test_child_programs_inherit_usable_standard_streams() -> None:
     code = "import subprocess; sys.exit(subprocess.run(['sh', '-c', 'echo x && echo y >&2']).returncode)"
     assert run(code, before=lambda: [os.close(number) for number in (1, 2)]).returncode == 0
 
 
-def test_what_an_encoding_cannot_express_is_escaped() -> None:
+def test_unencodable_characters_are_escaped() -> None:
     done = run("streams.write(sys.stdout, 'caf\\u00e9')", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout) == (0, "caf\\xe9")
 
 
-def test_a_line_after_one_that_was_cut_off_begins_at_the_left(tmp_path: Path) -> None:
+def test_line_after_truncated_line_starts_on_new_line(tmp_path: Path) -> None:
     """A disk that is full for a while: half a line is in the file, and the next event has to be readable."""
     limit = "import resource; hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]; "
     set_to = "resource.setrlimit(resource.RLIMIT_FSIZE, ({}, hard)); "
@@ -126,7 +126,7 @@ def test_a_line_after_one_that_was_cut_off_begins_at_the_left(tmp_path: Path) ->
     assert (done.returncode, path.read_text()) == (0, "firs\nsecond event\n")
 
 
-def test_a_pipe_that_does_not_block_gets_everything() -> None:
+def test_nonblocking_pipe_receives_all_output() -> None:
     """`ssh` and shells make the pipes that they share so; more than the pipe holds was an error."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -139,7 +139,7 @@ def test_a_pipe_that_does_not_block_gets_everything() -> None:
         assert process.wait() == 0
 
 
-def test_a_step_of_a_measurement_is_done_though_its_result_was_not_printed(gone: int) -> None:
+def test_reproduce_step_succeeds_when_output_is_lost(gone: int) -> None:
     """`deploy reproduce` ran such a step, hours long, and took it for one that has failed."""
     step = "from orchestrator.cli.reproduce import _run_step; sys.exit(_run_step(['{}']))"
     with Path("/dev/full").open("wb") as full:

@@ -132,7 +132,7 @@ def compiled_unit(tools: Path, sources: Path, text: str, folders: list[Path], si
 
 
 @pytest.mark.parametrize("side", ["device", "host"])
-def test_the_unpatched_kernel_does_not_compile_and_the_patched_one_does(tools: Path, sources: Path, side: str) -> None:
+def test_only_patched_kernel_compiles(tools: Path, sources: Path, side: str) -> None:
     code, messages = compiled(tools, sources, side)
     assert code != 0
     assert "fused_metadata_copy.cuh:38:10" in messages
@@ -152,7 +152,9 @@ def test_the_unpatched_kernel_does_not_compile_and_the_patched_one_does(tools: P
         ("no_such_function(", "LaunchKernel(", "host"),
     ],
 )
-def test_what_must_not_compile_does_not(tools: Path, sources: Path, wrong: str, right: str, side: str) -> None:
+def test_deliberately_broken_kernel_does_not_compile(
+    tools: Path, sources: Path, wrong: str, right: str, side: str
+) -> None:
     """A proof that passes everything proves nothing: a wrong guard, a broken kernel, a broken launcher."""
     guard(sources)
     text = (sources / CUH).read_text()
@@ -165,7 +167,7 @@ def test_what_must_not_compile_does_not(tools: Path, sources: Path, wrong: str, 
 
 
 @pytest.mark.slow
-def test_the_upstream_file_compiles_too(tools: Path, sources: Path) -> None:
+def test_upstream_file_compiles(tools: Path, sources: Path) -> None:
     (sources / CUH).write_text(read("0.5.15.post1", CUH))
 
     assert compiled(tools, sources, "device")[0] == 0
@@ -173,7 +175,7 @@ def test_the_upstream_file_compiles_too(tools: Path, sources: Path) -> None:
 
 @pytest.mark.parametrize("side", ["device", pytest.param("host", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("version", "compiles"), [("0.5.18", False), ("0.5.20", True)])
-def test_the_top_k_kernel_compiles_where_the_ledger_says_so(
+def test_top_k_kernel_compiles_in_versions_given_by_ledger(
     tools: Path, tmp_path: Path, version: str, compiles: bool, side: str
 ) -> None:
     """`dsa-topk-v2-off` reads it off the kernel's own include; 0.5.18 turns the kernel off, 0.5.20 turns it on."""

@@ -52,13 +52,13 @@ def methods(result: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(result["methods"].values())
 
 
-def test_without_the_fix_modules_kept_in_bf16_are_built_as_mxfp4(old: Mapping[str, Mapping[str, Any]]) -> None:
+def test_bf16_modules_are_built_as_mxfp4_without_patch(old: Mapping[str, Mapping[str, Any]]) -> None:
     for kind in KINDS:
         assert methods(old[kind]) == ("QuarkLinearMethod", "QuarkFusedMoEMethod", "QuarkLinearMethod")
         assert old[kind]["loaded"] is None
 
 
-def test_the_load_fails_as_it_is_reported(old: Mapping[str, Mapping[str, Any]]) -> None:
+def test_load_errors_without_patch_match_the_report(old: Mapping[str, Mapping[str, Any]]) -> None:
     """`The size of tensor a (3072) must match … b (6144)` and uint8 6144x6144, at our dimensions.
 
     The shared expert fails at the assertion without a message of `layers/parameter.py`, `load_merged_column_weight`.
@@ -79,15 +79,13 @@ def test_the_load_fails_as_it_is_reported(old: Mapping[str, Mapping[str, Any]]) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_under_the_decoder_alone_mends_the_shared_expert_only(
-    old: Mapping[str, Mapping[str, Any]], kind: str
-) -> None:
+def test_decoder_alias_alone_fixes_only_shared_expert(old: Mapping[str, Mapping[str, Any]], kind: str) -> None:
     assert methods(old[f"{kind}-literal"]) == ("QuarkLinearMethod", "QuarkFusedMoEMethod", "UnquantizedLinearMethod")
     assert old[f"{kind}-literal"]["loaded"] is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_the_fix_it_loads(old: Mapping[str, Mapping[str, Any]], kind: str) -> None:
+def test_draft_model_loads_with_patch(old: Mapping[str, Mapping[str, Any]], kind: str) -> None:
     experts = "UnquantizedFusedMoEMethod" if kind == "bf16" else "QuarkFusedMoEMethod"
 
     assert methods(old[f"{kind}-ours"]) == ("UnquantizedLinearMethod", experts, "UnquantizedLinearMethod")
@@ -95,12 +93,12 @@ def test_with_the_fix_it_loads(old: Mapping[str, Mapping[str, Any]], kind: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sources_with_a_draft_class_of_their_own_need_no_fix(fixed: Mapping[str, Mapping[str, Any]], kind: str) -> None:
+def test_sources_with_dedicated_draft_class_need_no_patch(fixed: Mapping[str, Mapping[str, Any]], kind: str) -> None:
     assert fixed[kind]["loaded"] == "GlmMoeDsaForCausalLMNextN"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_our_names_are_the_names_that_sglang_came_to_use(
+def test_patched_exclude_list_matches_later_sglang(
     fixed: Mapping[str, Mapping[str, Any]], checkpoints: Path, kind: str
 ) -> None:
     config = json.loads((checkpoints / f"{kind}-ours" / "config.json").read_text())

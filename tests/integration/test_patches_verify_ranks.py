@@ -53,6 +53,6 @@ def patched(version: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_ranks_that_part_are_brought_together(verified: Callable[[str], list[Held]], version: str) -> None:
+def test_patch_keeps_diverging_ranks_in_sync(verified: Callable[[str], list[Held]], version: str) -> None:
     assert verified(f"{version} without") == [RANK_0, RANK_1]
     assert verified(f"{version} with") == [RANK_0, RANK_0]

@@ -41,7 +41,7 @@ CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 
 
 @pytest.mark.parametrize("version", STATES)
-def test_states(version: str) -> None:
+def test_patch_states_of_each_release(version: str) -> None:
     found = {state.id: state.state for state in CHECKER.check_wheel(wheel(version))}
 
     guard, exclude, topk, broadcast = STATES[version]
@@ -54,7 +54,7 @@ def test_states(version: str) -> None:
     }
 
 
-def test_evidence_is_a_file_and_a_line() -> None:
+def test_evidence_names_file_and_line() -> None:
     evidence = {state.id: state.evidence for state in CHECKER.check_wheel(wheel("0.5.14"))}
 
     assert evidence["rocm-cuda-runtime-guard"] == (f"{CUH}:38: #include <cuda_runtime.h>",)
@@ -72,7 +72,7 @@ def test_evidence_is_a_file_and_a_line() -> None:
         ("0.5.23", "topk_impl.cuh:41: #include <cooperative_groups.h> (left out)"),
     ],
 )
-def test_the_evidence_for_the_top_k_kernel_is_what_decides(version: str, evidence: str) -> None:
+def test_top_k_kernel_evidence_is_the_deciding_line(version: str, evidence: str) -> None:
     """0.5.20 turns the kernel off for DSA on HIP, and eight lines on turns it on again for GLM: the kernel builds."""
     (found,) = (state for state in CHECKER.check_wheel(wheel(version)) if state.id == "dsa-topk-v2-off")
 
@@ -80,7 +80,7 @@ def test_the_evidence_for_the_top_k_kernel_is_what_decides(version: str, evidenc
     assert found.evidence[0].endswith(evidence)
 
 
-def test_a_reformatted_file_says_what_it_said(tmp_path: Path) -> None:
+def test_patch_state_survives_reformatting(tmp_path: Path) -> None:
     """As another formatter, or `ast.unparse`, would write 0.5.14's `model_config.py`."""
     package = unpack("0.5.14", tmp_path, below="srt/configs/model_config.py") / "sglang"
     file = package / "srt/configs/model_config.py"
@@ -102,7 +102,7 @@ def patched(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 @pytest.mark.parametrize("define", ["-DUSE_ROCM", "-UUSE_ROCM"])
-def test_the_patched_file_of_0_5_14_means_what_the_upstream_file_means(patched: Path, define: str) -> None:
+def test_patched_file_preprocesses_like_upstream_file(patched: Path, define: str) -> None:
     ours, upstream = (patched / CUH).read_text(), read("0.5.15.post1", CUH)
 
     assert preprocessed(ours, define) == preprocessed(upstream, define)
@@ -118,7 +118,7 @@ def preprocessed(text: str, define: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_the_unpatched_file_asks_for_cuda_on_rocm_and_the_patched_one_does_not(patched: Path, tmp_path: Path) -> None:
+def test_only_unpatched_file_includes_cuda_on_rocm(patched: Path, tmp_path: Path) -> None:
     unpatched = tmp_path / "unpatched.cuh"
     unpatched.write_text(read("0.5.14", CUH))
 
@@ -133,7 +133,7 @@ def dependencies(file: Path) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_applier_writes_what_git_writes(patched: Path, tmp_path: Path) -> None:
+def test_patch_applier_output_matches_git(patched: Path, tmp_path: Path) -> None:
     again = unpack("0.5.14", tmp_path / "again", below="jit_kernel/csrc/") / "sglang"
     program = "import sys, pathlib, apply_patches as a; a.apply_diff(pathlib.Path(sys.argv[1]), sys.stdin.read())"
 
@@ -148,7 +148,7 @@ def test_the_applier_writes_what_git_writes(patched: Path, tmp_path: Path) -> No
     assert (again / CUH).read_bytes() == (patched / CUH).read_bytes()
 
 
-def test_it_runs_on_the_standard_library_alone(tmp_path: Path) -> None:
+def test_patch_program_needs_only_standard_library(tmp_path: Path) -> None:
     """As in an image: `-E -S` leaves the interpreter nothing else but the folder the program lies in."""
     package = unpack("0.5.14", tmp_path, below="jit_kernel/csrc/") / "sglang"
     argv = [

@@ -93,7 +93,7 @@ def planted(cpu_engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_check_fails_with_its_fault_and_passes_without(planted: Planted, name: str) -> None:
+def test_check_fails_only_with_its_planted_fault(planted: Planted, name: str) -> None:
     check, evidence = FAULTS[name]
     without, found = planted.outcome(check, RIGHT.get(name, "")), planted.outcome(check, name)
     print(f"{check}: {without.verdict}: {without.evidence}\n{name}: {found.verdict}: {found.evidence}")
@@ -102,7 +102,7 @@ def test_a_check_fails_with_its_fault_and_passes_without(planted: Planted, name:
     assert re.search(evidence, found.evidence)
 
 
-def test_a_soak_passes_and_watches_memory(planted: Planted) -> None:
+def test_soak_passes_and_monitors_memory(planted: Planted) -> None:
     found = planted.outcome("soak", minutes=1.25 * MIN_SECONDS / 60)
     print(found.evidence)
     assert found.verdict is Verdict.PASSED
@@ -110,7 +110,7 @@ def test_a_soak_passes_and_watches_memory(planted: Planted) -> None:
 
 
 @pytest.mark.parametrize("name", SOAKED)
-def test_a_soak_fails_with_its_fault(planted: Planted, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soak_fails_with_its_planted_fault(planted: Planted, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "_DRAIN_SECONDS", 15.0)  # aborted requests end later on a busy machine
     monkeypatch.setattr(memory, "MIN_SECONDS", float(LEAK_SECONDS))
     seconds, evidence = SOAKED[name]

@@ -74,7 +74,7 @@ def ask(environment: Venv, version: str, cases: Mapping[str, object]) -> dict[st
 
 
 @pytest.mark.parametrize("bounded", [True, False], ids=["bounded", "share"])
-def test_deepseek_v4_1_is_that_of_sglang(cpu_environment: Venv, bounded: bool) -> None:
+def test_deepseek_v4_1_cache_size_matches_sglang(cpu_environment: Venv, bounded: bool) -> None:
     case = {"config": V41, "tp": 2, "element": 1, "running": 128, "env": {}} | ({"bounded": 1} if bounded else {})
     told = ask(cpu_environment, "0.5.21", {str(drafts): {**case, "drafts": drafts} for drafts in (0, 6)})
     share = () if bounded else ("flags.swa-full-tokens-ratio=0.1",)
@@ -96,7 +96,7 @@ def computed(name: str) -> KvCache:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bytes_are_those_of_sglangs_own_pool_code(real: dict[str, dict[str, float]], name: str) -> None:
+def test_cache_bytes_match_sglang_pool_code(real: dict[str, dict[str, float]], name: str) -> None:
     told, cache = real[name], computed(name)
     print(f"{name}: computed {cache.token_bytes:,.2f} B, sglang {told['token']:,.2f} B a token")
     assert cache.token_bytes == pytest.approx(told["token"], abs=0.01)
@@ -109,7 +109,7 @@ def test_bytes_are_those_of_sglangs_own_pool_code(real: dict[str, dict[str, floa
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_state_read_from_config_json_is_that_of_sglang(
+def test_linear_state_size_from_config_matches_sglang(
     real: dict[str, dict[str, float]], name: str, tmp_path: Path
 ) -> None:
     config, tp = STATES[name]

@@ -33,7 +33,7 @@ def ours(text: str) -> tuple[set[str], set[str]] | None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_the_guard_is_judged_as_the_compiler_would(form: str) -> None:
+def test_every_guard_form_is_judged_like_the_compiler(form: str) -> None:
     text, state = FORMS[form]
     given_rocm = real(text, "-DUSE_ROCM")
 
@@ -88,7 +88,7 @@ BALANCED = st.recursive(
 
 @given(st.one_of(BALANCED, st.lists(LINES, max_size=8)))
 @settings(max_examples=150)
-def test_what_counts_for_us_counts_for_the_preprocessor(lines: list[str]) -> None:
+def test_active_lines_match_real_preprocessor(lines: list[str]) -> None:
     """OTHER is what a header might define: certain lines are there with and without it, and no others than possible."""
     text = "".join(f"{line}\nmark{number}\n" for number, line in enumerate(lines))
     found = ours(text)
@@ -104,7 +104,7 @@ def test_what_counts_for_us_counts_for_the_preprocessor(lines: list[str]) -> Non
             assert {word for word in certain if word.startswith("mark")} <= marks <= possible
 
 
-def test_the_program_that_images_are_given_is_one_text(tmp_path: Path) -> None:
+def test_inlined_image_program_runs_standalone(tmp_path: Path) -> None:
     """As `check_image` gives it to an image's Python, which has nothing of ours."""
     from orchestrator.images.patch_check import SourceChecker, inline_modules
 

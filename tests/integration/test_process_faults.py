@@ -46,7 +46,7 @@ def broken(scripted: CpuEngine) -> Iterator[CpuServer]:
         server.runtime.stop(server.handle, grace=0)
 
 
-def test_server_that_exits_while_loading_leaves_its_code_and_its_log(broken: CpuServer) -> None:
+def test_server_exiting_during_load_keeps_exit_code_and_log(broken: CpuServer) -> None:
     assert broken.runtime.state(broken.handle).exit_code == 1
     assert any("broken, as it was told" in line for line in broken.runtime.logs(broken.handle, follow=False))
     wait_for_nothing_left(broken)
@@ -64,7 +64,7 @@ def locked(scripted: CpuEngine) -> Iterator[CpuServer]:
         server.runtime.stop(server.handle, grace=0)
 
 
-def test_api_key_protects_the_server_and_stands_nowhere(locked: CpuServer) -> None:
+def test_api_key_leaves_no_trace(locked: CpuServer) -> None:
     shown = [
         Path(f"/proc/{process.pid}/{file}")
         for process in processes_of(locked.handle)
@@ -88,7 +88,7 @@ def test_killed_supervisor_leaves_no_orphans(locked: CpuServer) -> None:
     wait_for_nothing_left(locked)
 
 
-def test_server_outlives_a_killed_cli_and_is_found_again(scripted: CpuEngine) -> None:
+def test_server_survives_killed_cli_and_is_found(scripted: CpuEngine) -> None:
     script = """
         import os, signal, sys
         from pathlib import Path
@@ -110,7 +110,7 @@ def test_server_outlives_a_killed_cli_and_is_found_again(scripted: CpuEngine) ->
     assert runtime.find("survivor") == ()
 
 
-def test_pid_that_belongs_to_somebody_else_now_is_neither_shown_nor_killed(broken: CpuServer) -> None:
+def test_reused_pid_is_neither_reported_nor_killed(broken: CpuServer) -> None:
     bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
         run_dir = Path(broken.handle.run_dir)
@@ -129,7 +129,7 @@ def test_pid_that_belongs_to_somebody_else_now_is_neither_shown_nor_killed(broke
         bystander.wait()
 
 
-def test_of_two_starts_of_one_name_one_is_refused(scripted: CpuEngine) -> None:
+def test_concurrent_starts_of_one_name_reject_one(scripted: CpuEngine) -> None:
     outcomes: list[object] = []
 
     def run() -> None:

@@ -64,7 +64,7 @@ def copy_in(home: Home, inputs: dict[str, bytes] | None = None) -> patched.Patch
     return patched.patched_copy(sys.executable, source_patches(PLAN, inputs or {}), home.packages)
 
 
-def test_the_copy_holds_the_patch_and_is_what_python_imports(installed: Path, tmp_path: Path) -> None:
+def test_python_imports_the_patched_copy(installed: Path, tmp_path: Path) -> None:
     home, before = Home(tmp_path / "home"), snapshot(installed)
 
     copy = copy_in(home)
@@ -87,7 +87,7 @@ def test_the_copy_holds_the_patch_and_is_what_python_imports(installed: Path, tm
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_second_time_nothing_is_made(tmp_path: Path) -> None:
+def test_existing_patched_copy_is_reused(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     first = copy_in(home)
     before = snapshot(first.folder)
@@ -100,7 +100,7 @@ def test_the_second_time_nothing_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_copy_that_was_tampered_with_is_made_anew(tmp_path: Path) -> None:
+def test_modified_patched_copy_is_rebuilt(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     header = copy_in(home).folder / "python/sglang" / GUARD
     header.write_text(UNPATCHED)
@@ -109,7 +109,7 @@ def test_a_copy_that_was_tampered_with_is_made_anew(tmp_path: Path) -> None:
     assert "hip_runtime.h" in header.read_text()
 
 
-def test_other_sources_get_a_copy_of_their_own(installed: Path, tmp_path: Path) -> None:
+def test_changed_sources_get_a_new_copy(installed: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     first = copy_in(home)
     version = installed / "sglang/_version.py"
@@ -124,7 +124,7 @@ def test_other_sources_get_a_copy_of_their_own(installed: Path, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("installed")
-def test_two_at_once_make_one(tmp_path: Path) -> None:
+def test_concurrent_calls_create_one_copy(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     copies: list[patched.PatchedCopy] = []
     threads = [threading.Thread(target=lambda: copies.append(copy_in(home)), daemon=True) for _ in range(3)]
@@ -138,7 +138,7 @@ def test_two_at_once_make_one(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(28, "No space left on device")])
-def test_what_is_interrupted_leaves_nothing(
+def test_interrupted_copy_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
     home = Home(tmp_path / "home")
@@ -155,7 +155,7 @@ def test_what_is_interrupted_leaves_nothing(
     assert copy_in(home).made
 
 
-def test_a_patch_that_does_not_fit_is_refused_with_what_stands_there(installed: Path, tmp_path: Path) -> None:
+def test_patch_conflict_shows_expected_context(installed: Path, tmp_path: Path) -> None:
     header = installed / "sglang" / GUARD
     header.write_text(UNPATCHED.replace("  // for std::min", ""))
 
@@ -167,7 +167,7 @@ def test_a_patch_that_does_not_fit_is_refused_with_what_stands_there(installed: 
     assert "deploy patches check" in caught.value.hint
 
 
-def test_a_table_is_refused_where_there_is_no_aiter_to_read_it(
+def test_kernel_table_without_aiter_is_rejected(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = tmp_path / "bare"
@@ -181,7 +181,7 @@ def test_a_table_is_refused_where_there_is_no_aiter_to_read_it(
     assert "no sources of aiter found" in caught.value.details
 
 
-def test_a_diff_to_aiter_is_refused_and_does_not_change_what_is_installed(installed: Path, tmp_path: Path) -> None:
+def test_patch_to_aiter_is_rejected_without_changing_installation(installed: Path, tmp_path: Path) -> None:
     before, sources = snapshot(installed), source_patches(PLAN, {})
     patches = tuple(patch.model_copy(update={"target": "aiter"}) for patch in sources.patches)
     elsewhere = dataclasses.replace(sources, patches=patches)
@@ -192,14 +192,14 @@ def test_a_diff_to_aiter_is_refused_and_does_not_change_what_is_installed(instal
     assert snapshot(installed) == before
 
 
-def test_an_interpreter_without_sglang_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreter_without_sglang_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(BuildError, match="has no sglang to patch"):
         copy_in(Home(tmp_path / "home"))
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_file_system_without_hard_links_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_copied_without_hard_link_support(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
@@ -210,7 +210,7 @@ def test_a_file_system_without_hard_links_gets_copies(tmp_path: Path, monkeypatc
     assert (copy.folder / "python/sglang/__init__.py").is_file()
 
 
-def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_path: Path) -> None:
+def test_server_uses_patched_copy_and_kernel_table(installed: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     overrides = ("runtime=process", f"engine.python={sys.executable}", "skip_patches=[eagle-verify-broadcast]")
     plan = load("mi355x-tp8-july", overrides=overrides, facts=Facts(inputs={"moe-table": "0" * 64})).plan
@@ -233,7 +233,7 @@ def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_pat
     assert {entry["id"]: entry["state"] for entry in record["patches"]}["aiter-fp4-moe-table"] == "applied"
 
 
-def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
+def test_builtin_rows_come_from_interpreters_aiter(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no image to ask on a pod; without them the server would lose what its aiter ships."""
@@ -258,7 +258,7 @@ def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
 
 
 @pytest.mark.usefixtures("installed")
-def test_caches_are_removed_but_copies_that_serve(tmp_path: Path) -> None:
+def test_prune_keeps_patched_copies_in_use(tmp_path: Path) -> None:
     """On a pod: there is no Docker engine to ask."""
     home, plan = Home(tmp_path / "home"), plan_of("cpu-tiny")
     deploy = CommandLine(home, {"DOCKER_HOST": f"unix://{tmp_path}/no.sock"})

@@ -105,7 +105,7 @@ def home(tmp_path: Path, cpu_engine: CpuEngine) -> Home:
     return home
 
 
-def test_a_spawned_child_imports_the_patched_files(cpu_environment: venv.Venv, package: Path, tmp_path: Path) -> None:
+def test_child_process_imports_patched_files(cpu_environment: venv.Venv, package: Path, tmp_path: Path) -> None:
     """The patches of `mi355x-tp8` on the real package: Python and kernel sources both come from the copy."""
     before = {name: (package / name).read_bytes() for name in (GUARD, VERIFY)}
     python = str(cpu_environment.python)
@@ -158,7 +158,7 @@ def marked(home: Home, package: Path) -> Iterator[CommandLine]:
     command.run("down", "marked")
 
 
-def test_every_process_of_a_server_runs_the_patched_copy(marked: CommandLine, package: Path) -> None:
+def test_every_server_process_uses_patched_copy(marked: CommandLine, package: Path) -> None:
     before = (package / MARKED).read_bytes()
     argv = ["up", "--profile", "cpu-tiny", "--name", "marked", "--set", f"server.port={free_port()}"]
     argv += ["--set", "timeouts.termination_grace=2", "--json"]

@@ -66,19 +66,19 @@ def output(server: CpuServer) -> list[str]:
     return list(server.runtime.logs(server.handle, follow=True))
 
 
-def test_server_runs_in_the_home_with_its_own_variables_and_no_input(start: Start, engine: CpuEngine) -> None:
+def test_server_runs_in_home_with_plan_variables(start: Start, engine: CpuEngine) -> None:
     server = start("import os, sys; print(os.getcwd(), os.environ['TORCHDYNAMO_DISABLE'], repr(sys.stdin.read()))")
 
     assert output(server) == [f"{engine.home.root} 1 ''"]
 
 
-def test_both_streams_and_progress_bars_become_lines(start: Start) -> None:
+def test_stdout_stderr_and_progress_bars_become_log_lines(start: Start) -> None:
     server = start(r"import sys; print('50%\r100%\r'); print('oops', file=sys.stderr); print('no line end', end='')")
 
     assert output(server) == ["50%", "100%", "oops", "no line end"]
 
 
-def test_a_burst_of_output_does_not_keep_the_server_waiting(start: Start) -> None:
+def test_output_burst_does_not_block_server(start: Start) -> None:
     """Lookalikes in every line are read at a few MB/s; a pipe of 64 KiB made the server wait for that."""
     line = "Authorization: Bearer abc.def-1 api_key='wJ4-zTq8-mMv2'"
     server = start(f"""
@@ -94,7 +94,7 @@ print("took", time.monotonic() - began, "of", fcntl.fcntl(1, fcntl.F_GETPIPE_SZ)
     print(took)
 
 
-def test_key_comes_as_a_config_file_that_can_be_read_once(start: Start) -> None:
+def test_key_is_passed_as_single_read_config_file(start: Start) -> None:
     program = """
 import os, pathlib, sys, time
 path = pathlib.Path(sys.argv[sys.argv.index('--config') + 1])
@@ -108,14 +108,14 @@ print('KEY' in os.environ, os.environ['TOKEN'][::-1], 'and sk-12345 is', os.envi
     assert server.log.stat().st_mode & 0o077 == 0
 
 
-def test_inherited_key_is_not_handed_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inherited_key_is_not_passed_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "sk-12345")
     server = start("import os; print('KEY' in os.environ)", {"KEY": "sk-12345"})
 
     assert output(server) == ["False"]
 
 
-def test_missing_interpreter_is_an_error_and_the_name_stays_free(engine: CpuEngine) -> None:
+def test_missing_interpreter_fails_and_leaves_name_free(engine: CpuEngine) -> None:
     with pytest.raises(StartError) as raised:
         engine.start("nobody", artifacts=engine.artifacts(argv=("no/such/python", "-m", "sglang")))
 
@@ -135,7 +135,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def test_start_on_a_full_disk_fails_and_names_the_file(small_disk: Path) -> None:
+def test_start_on_full_disk_fails_naming_the_file(small_disk: Path) -> None:
     engine = CpuEngine(home=Home(small_disk), python=Path(sys.executable))
     artifacts = engine.artifacts(argv=("sleep", "600"))
     open_run(engine.home, "full", artifacts.plan)
@@ -164,9 +164,7 @@ sys.exit(main.main())
 """
 
 
-def test_disk_that_is_full_once_the_server_runs_leaves_nothing_of_it(
-    engine: CpuEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_filling_up_after_start_leaves_no_processes(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "orchestrator.core.subprocesses.python_module_argv", lambda _, lock: [sys.executable, "-c", FILLS_UP, lock]
     )
@@ -179,7 +177,7 @@ def test_disk_that_is_full_once_the_server_runs_leaves_nothing_of_it(
 
 
 @pytest.mark.parametrize("seconds", [0, 600])
-def test_children_that_moved_to_another_session_end_with_the_server(start: Start, seconds: int) -> None:
+def test_children_in_other_sessions_end_with_server(start: Start, seconds: int) -> None:
     server = start(DETACHES.format(seconds=seconds))
     if seconds:
         wait_for(lambda: len(processes_of(server.handle)) == 3)
@@ -202,7 +200,7 @@ time.sleep(600)
 """
 
 
-def test_what_left_the_session_ends_with_a_server_whose_supervisor_was_killed(start: Start) -> None:
+def test_detached_processes_of_killed_supervisor_can_be_stopped(start: Start) -> None:
     server = start(ORPHANS)
     wait_for(lambda: "up" in server.runtime.logs(server.handle, follow=False))
     assert len(processes_of(server.handle)) == 5
@@ -224,7 +222,7 @@ def zombies_below(pid: int) -> int:
 
 
 @pytest.mark.parametrize("output", ["", "sys.stdout.close(); os.close(1); os.close(2);"])
-def test_orphans_that_end_are_collected(start: Start, output: str) -> None:
+def test_exited_orphans_are_reaped(start: Start, output: str) -> None:
     orphans = "[subprocess.call(['sh', '-c', 'sleep 0 & sleep 0 & sleep 0 & sleep 0 &']) for _ in range(25)]"
     server = start(f"import os, subprocess, sys, time; {output} {orphans}; open('done', 'w'); time.sleep(600)")
     wait_for((Path(server.handle.run_dir).parents[2] / "done").exists)
@@ -233,7 +231,7 @@ def test_orphans_that_end_are_collected(start: Start, output: str) -> None:
     assert server.runtime.state(server.handle).status is Status.RUNNING
 
 
-def test_exit_code_of_a_server_that_leaves_many_orphans_is_kept(start: Start) -> None:
+def test_exit_code_is_kept_despite_many_orphans(start: Start) -> None:
     server = start(
         "import subprocess, sys; subprocess.call('for i in $(seq 200); do true & done', shell=True); sys.exit(5)"
     )
@@ -243,9 +241,7 @@ def test_exit_code_of_a_server_that_leaves_many_orphans_is_kept(start: Start) ->
 
 @pytest.mark.timeout(300)  # who opens a FIFO may wait for ever
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), lambda path: (path.unlink(), os.mkfifo(path))])
-def test_server_whose_record_is_lost_is_ended_where_its_processes_can_be_told(
-    start: Start, spoil: Callable[[Path], object]
-) -> None:
+def test_server_with_unreadable_record_can_be_stopped(start: Start, spoil: Callable[[Path], object]) -> None:
     server = start("import time; time.sleep(600)")
     processes = processes_of(server.handle)
     spoil(Path(server.handle.run_dir, "process.json"))
@@ -263,9 +259,7 @@ def environments_of(server: CpuServer) -> list[dict[str, str]]:
     return [dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry) for text in texts]
 
 
-def test_no_secret_of_the_caller_stands_in_the_supervisor_or_the_server(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caller_secrets_are_absent_from_server_environments(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KEY", "COPY", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "sk-12345")
     monkeypatch.setenv("WANDB_API_KEY", "sk-another")  # told by its name, the others by their value as well
@@ -279,7 +273,7 @@ def test_no_secret_of_the_caller_stands_in_the_supervisor_or_the_server(
     assert all(environ["TOKENIZERS_PARALLELISM"] == "false" for environ in (supervisor, program))
 
 
-def test_hub_token_reaches_a_server_that_fetches_something(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_token_is_passed_to_downloading_server(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_notarealtoken1234")
     argv = (sys.executable, "-c", "import time; time.sleep(600)")
     server = engine.start("hub", artifacts=engine.artifacts("flags.tokenizer-path=org/repo", argv=argv))
@@ -290,7 +284,7 @@ def test_hub_token_reaches_a_server_that_fetches_something(engine: CpuEngine, mo
         server.runtime.stop(server.handle, grace=0)
 
 
-def test_what_a_start_makes_is_its_owners_alone_whatever_the_umask(start: Start, engine: CpuEngine) -> None:
+def test_run_files_are_owner_only_despite_umask(start: Start, engine: CpuEngine) -> None:
     before = os.umask(0)
     try:
         server = start("import time; time.sleep(600)", {"KEY": "sk-12345"})  # with the FIFO that hands it over
@@ -303,7 +297,7 @@ def test_what_a_start_makes_is_its_owners_alone_whatever_the_umask(start: Start,
     assert run_dir.is_dir()
 
 
-def test_sigterm_to_the_supervisor_ends_the_server_in_order(start: Start) -> None:
+def test_sigterm_to_supervisor_ends_server_gracefully(start: Start) -> None:
     server = start("import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print('up'); time.sleep(600)")
     wait_for(lambda: "up" in server.runtime.logs(server.handle, follow=False))
 
@@ -312,7 +306,7 @@ def test_sigterm_to_the_supervisor_ends_the_server_in_order(start: Start) -> Non
     wait_for(lambda: server.runtime.state(server.handle).exit_code == 7)
 
 
-def test_handle_of_an_earlier_server_neither_shows_nor_stops_the_present_one(start: Start) -> None:
+def test_stale_handle_does_not_affect_current_server(start: Start) -> None:
     present = start("import time; time.sleep(600)")
     earlier = replace(present.handle, runtime_id="another-boot/1/1")
 
@@ -323,7 +317,7 @@ def test_handle_of_an_earlier_server_neither_shows_nor_stops_the_present_one(sta
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")
-def test_ctrl_c_during_a_start_takes_the_server_down(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_start_stops_server(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object, **options: object) -> subprocesses.CompletedProgram:
         signal.raise_signal(signal.SIGINT)  # waits until it is known what was started
         return run(*arguments, **options)  # type: ignore[arg-type]
@@ -356,7 +350,7 @@ subprocesses.python_module_argv = lambda _, lock: [sys.executable, "-c", sys.arg
 """
 
 
-def test_server_whose_starter_is_killed_while_it_hands_over_is_found_by_the_first_look(engine: CpuEngine) -> None:
+def test_server_of_starter_killed_during_handover_is_found(engine: CpuEngine) -> None:
     begun = engine.home.root / "begun"
     with starter(SLOW_STARTER, engine, "slow", SLOW_SUPERVISOR, str(begun)) as killed:
         wait_for(begun.exists)
@@ -369,7 +363,7 @@ def test_server_whose_starter_is_killed_while_it_hands_over_is_found_by_the_firs
     runtime.stop(server, grace=0)
 
 
-def test_starter_killed_at_any_moment_leaves_a_server_that_is_found_or_none(engine: CpuEngine) -> None:
+def test_randomly_killed_starter_leaves_no_untracked_server(engine: CpuEngine) -> None:
     """The moments cover imports, the handover, and the time after."""
     moments = random.Random(7)
     runtime = ProcessRuntime(engine.home)

@@ -28,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("recipe", REAL_FILES)
-def test_every_recipe_gives_the_bytes_of_real_quark(place: Path, recipe: str) -> None:
+def test_every_recipe_produces_same_bytes_as_quark(place: Path, recipe: str) -> None:
     quantizing = Quantizing(place, recipe, recipe=recipe)
     code, said = quantizing.end()
     assert code == 0, said
@@ -44,7 +44,7 @@ def test_every_recipe_gives_the_bytes_of_real_quark(place: Path, recipe: str) ->
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_one_that_is_killed_is_taken_up_again_with_the_same_bytes(place: Path, how: signal.Signals) -> None:
+def test_killed_quantization_resumes_with_same_bytes(place: Path, how: signal.Signals) -> None:
     target = f"killed-{how.name.lower()}"
     cut = Quantizing(place, target, "--workers", "2", does="sleep 0.4")
     cut.wait_for_shards(1)
@@ -68,7 +68,7 @@ def test_one_that_is_killed_is_taken_up_again_with_the_same_bytes(place: Path, h
     assert {name: (again.target / name).stat().st_mtime_ns for name in kept} == kept, "made once"
 
 
-def test_a_worker_that_fails_ends_the_others_and_leaves_what_is_done(place: Path) -> None:
+def test_failed_worker_ends_others_and_keeps_finished_shards(place: Path) -> None:
     shard = "model-00005-of-00005.safetensors"
     failed = Quantizing(place, "failed", "--workers", "1", does=f"fail {shard}")
     code, said = failed.end()
@@ -85,7 +85,7 @@ def test_a_worker_that_fails_ends_the_others_and_leaves_what_is_done(place: Path
     assert len(failed.shards()) == 4
 
 
-def test_what_is_not_what_the_recipe_says_is_not_handed_over(place: Path) -> None:
+def test_output_not_matching_recipe_is_rejected(place: Path) -> None:
     """As where the tool that quantizes leaves out what it should write, without a word."""
     shard = "model-00002-of-00005.safetensors"
     wrong = Quantizing(place, "wrong", does=f"skip {shard}")
@@ -114,7 +114,7 @@ def docker(daemon: DockerCli, *words: str) -> str:
 
 
 @pytest.mark.docker
-def test_in_an_image_it_is_the_same_and_a_kill_leaves_no_container(
+def test_quantization_in_image_resumes_without_leftover_container(
     place: Path, quark_image: str, docker_daemon: DockerCli
 ) -> None:
     cut = Quantizing(place, "in-image", "--profile", "cpu-tiny", "--image", quark_image)

@@ -74,7 +74,7 @@ def loaded(checkpoints: Path, ordinary: Path, cpu_environment: Venv) -> Mapping[
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_draft(recipe: str, loaded: Mapping[tuple[str, str], Loaded]) -> None:
+def test_draft_model_loads_as_listed(recipe: str, loaded: Mapping[tuple[str, str], Loaded]) -> None:
     drafts = loaded["0.5.14", "drafts"]
     loads = tuple(drafts[name]["loaded"] is not None for name in (recipe, f"{recipe}-ours"))
     assert loads == TABLE[recipe][:2], drafts
@@ -82,7 +82,7 @@ def test_the_draft(recipe: str, loaded: Mapping[tuple[str, str], Loaded]) -> Non
 
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.16"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_target_and_what_is_said_of_it_beforehand(
+def test_target_model_loads_as_predicted(
     recipe: str, version: str, loaded: Mapping[tuple[str, str], Loaded], checkpoints: Path
 ) -> None:
     fused, apart = (loaded[version, kind][recipe] for kind in ("on", "off"))
@@ -101,7 +101,7 @@ def glm(version: str) -> Plan:
     return plan_of("mi355x-tp8-july" if version == "0.5.14" else "mi355x-tp8")
 
 
-def test_nothing_of_what_loads_is_left_unwritten(loaded: Mapping[tuple[str, str], Loaded]) -> None:
+def test_loaded_models_have_no_unset_parameters(loaded: Mapping[tuple[str, str], Loaded]) -> None:
     for each in (results[name] for results in loaded.values() for name in results if name != "ordinary"):
         if each["loaded"]:
             left = [name for name in each["untouched"] if not name.endswith((".k_scale", ".v_scale"))]
@@ -110,7 +110,7 @@ def test_nothing_of_what_loads_is_left_unwritten(loaded: Mapping[tuple[str, str]
             assert {*left} <= given_later | unused
 
 
-def test_what_the_ordinary_way_writes_unprepared_is_loaded_without_a_word_and_refused_here(
+def test_unprepared_quark_checkpoint_loads_in_sglang_but_is_rejected(
     ordinary: Path, loaded: Mapping[tuple[str, str], Loaded]
 ) -> None:
     assert loaded["0.5.14", "off"]["ordinary"]["loaded"] == "GlmMoeDsaForCausalLM"
@@ -118,7 +118,7 @@ def test_what_the_ordinary_way_writes_unprepared_is_loaded_without_a_word_and_re
 
 
 @pytest.mark.parametrize("version", ["0.5.18", "0.5.19", "0.5.23"])
-def test_what_the_exclude_list_vetoes_is_vetoed_whatever_flag_is_given(version: str) -> None:
+def test_exclude_list_overrides_fusion_flag(version: str) -> None:
     """sglang's own order: the checkpoint is asked first, then whether the flag is set."""
     source = read(version, "srt/models/deepseek_v2.py")
     reasons = source.partition("def shared_experts_fusion_disable_reason")[2]

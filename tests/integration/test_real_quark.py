@@ -56,11 +56,11 @@ def _kill_in_the_middle(quantizing: Quantizing) -> None:
 
 
 @pytest.mark.parametrize("recipe", REAL_FILES)
-def test_its_bytes_are_those_that_the_stand_in_is_held_against(made: Path, recipe: str) -> None:
+def test_quark_output_matches_recorded_digests(made: Path, recipe: str) -> None:
     assert files_digest(made / recipe) == REAL_FILES[recipe]
 
 
-def test_sglang_loads_draft_and_target_of_each(made: Path, cpu_environment: Venv) -> None:
+def test_sglang_loads_draft_and_target_of_each_recipe(made: Path, cpu_environment: Venv) -> None:
     """As it is the draft is built wrongly, and with our overlay it loads; the target does, with 8 experts unfused."""
     folders = [str(made / name) for recipe in REAL_FILES for name in (recipe, f"{recipe}-ours")]
     drafts = run_lines(cpu_environment, "load", *folders)

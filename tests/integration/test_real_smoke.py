@@ -84,7 +84,7 @@ def failures(report: SmokeReport) -> dict[str, str]:
     return {check.name: check.evidence for check in report.failures}
 
 
-def test_a_real_server_passes(server: CpuServer) -> None:
+def test_real_server_passes_smoke_test(server: CpuServer) -> None:
     target = target_of(server.plan, url=server.url, api_key=None)
     report = smoke.smoke_test(target, faults=lambda: diagnose(server.log.read_text().splitlines()).degraded)
     print(report.to_table())
@@ -105,7 +105,7 @@ def test_a_real_server_passes(server: CpuServer) -> None:
 
 
 @pytest.mark.slow
-def test_a_soak_finds_a_hung_scheduler(server: CpuServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soak_detects_hung_scheduler(server: CpuServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """That a soak of a server without a fault passes: test_planted_faults.py."""
     target = dataclasses.replace(target_of(server.plan, url=server.url, api_key=None), soak_seconds=600)
     monkeypatch.setattr(soak, "_STALL_SECONDS", 5.0)
@@ -124,7 +124,7 @@ def test_a_soak_finds_a_hung_scheduler(server: CpuServer, monkeypatch: pytest.Mo
     assert found.evidence.startswith("no request of rank 0 ended within 5 s; ")
 
 
-def test_the_summary_of_the_tests_counts_a_real_server(
+def test_test_summary_counts_real_server(
     server: CpuServer, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     run = tmp_path_factory.getbasetemp()
@@ -133,7 +133,7 @@ def test_the_summary_of_the_tests_counts_a_real_server(
     assert not real_servers(tmp_path)
 
 
-def test_a_real_server_is_what_it_says_it_is(server: CpuServer) -> None:
+def test_smoke_test_by_url_passes_on_real_server(server: CpuServer) -> None:
     report = smoke_url(server.url, plan=None, key=None)
     print(report.to_table())
     verdicts = {check.name: check.verdict for check in report.checks}
@@ -141,7 +141,7 @@ def test_a_real_server_is_what_it_says_it_is(server: CpuServer) -> None:
     assert verdicts["served model"] is verdicts["prefix cache"] is verdicts["metrics"] is Verdict.PASSED
 
 
-def test_a_real_server_that_lacks_what_its_profile_says_turns_red(server: CpuServer) -> None:
+def test_smoke_test_fails_on_missing_profile_features(server: CpuServer) -> None:
     target = target_of(server.plan, url=server.url, api_key=Secret("sk-0123456789"))
     claims = dataclasses.replace(target, served_name="glm-5.2", dp=2, speculative=True, context_length=40_000)
     found = failures(smoke.smoke_test(claims, faults=None))
@@ -151,7 +151,7 @@ def test_a_real_server_that_lacks_what_its_profile_says_turns_red(server: CpuSer
     assert "speculation is off" in found["speculative decoding"] or "out of range" in found["speculative decoding"]
 
 
-def test_a_model_of_random_weights_fails_what_the_trained_one_is_asked(server: CpuServer) -> None:
+def test_random_weights_fail_correct_answers_check(server: CpuServer) -> None:
     trained = load("mi355x-tp4dp2", overrides=["flags.chunked-prefill-size=1024"]).plan
     own = target_of(server.plan, url=server.url, api_key=None)
     claims = dataclasses.replace(own, questions=trained.model.questions, wrong_answers=trained.wrong_answers)
@@ -163,9 +163,7 @@ def test_a_model_of_random_weights_fails_what_the_trained_one_is_asked(server: C
 
 
 @pytest.mark.slow
-def test_the_probe_sees_no_fault_in_the_same_server_and_each_of_two_that_answer_as_well(
-    server: CpuServer, cpu_engine: CpuEngine, tmp_path: Path
-) -> None:
+def test_logprobs_detect_perturbed_models_only(server: CpuServer, cpu_engine: CpuEngine, tmp_path: Path) -> None:
     """A rope that turns 1 % too fast is wrong the more the further; a matrix of a layer is wrong everywhere."""
     report, reference = run_probe(probed(server), None, PROBE, reference_name=None)
     assert report.ok
@@ -188,7 +186,7 @@ def test_the_probe_sees_no_fault_in_the_same_server_and_each_of_two_that_answer_
 
 
 @missing
-def test_every_panel_of_the_dashboard_shows_what_a_real_server_does(server: CpuServer, tmp_path: Path) -> None:
+def test_every_dashboard_panel_has_data_from_real_server(server: CpuServer, tmp_path: Path) -> None:
     asked = monitoring_request(profile="cpu-tiny", workload="smoke-tiny", target=server.url.removeprefix("http://"))
     for file in monitoring_files(monitored(asked, Home(tmp_path))):
         (tmp_path / file.path).write_bytes(file.content)
@@ -206,7 +204,7 @@ def test_every_panel_of_the_dashboard_shows_what_a_real_server_does(server: CpuS
         assert prometheus.ask('ALERTS{alertstate="firing"}') == []
 
 
-def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:
+def test_port_used_by_other_process_is_diagnosed(cpu_engine: CpuEngine) -> None:
     """The scripted engine ends of it with sglang's own words."""
     port, scripted = free_port(), dataclasses.replace(cpu_engine, python=ENGINE)
     with socket.create_server(("127.0.0.1", port)), started(scripted, "unlucky", f"server.port={port}") as server:

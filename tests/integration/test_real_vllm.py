@@ -32,7 +32,7 @@ NOT_THERE = {
 }  # in this server, or for a URL
 
 
-def test_a_vllm_is_tested_measured_and_compared(tiny_model: Path, tmp_path: Path) -> None:
+def test_vllm_is_smoke_tested_benchmarked_and_compared(tiny_model: Path, tmp_path: Path) -> None:
     deploy = CommandLine(Home(tmp_path / "home"))
     with serving(tiny_model, tmp_path) as url:
         smoke = deploy.run("smoke", url, "--profile", "cpu-tiny", "--json")

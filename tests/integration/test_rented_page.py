@@ -40,7 +40,7 @@ def blocks() -> list[list[str]]:
     return [re.split(r"\n(?! )", text.strip()) for text in texts]
 
 
-def test_the_page_marks_what_cannot_run_here_and_nothing_else() -> None:
+def test_page_marks_only_commands_that_need_a_node() -> None:
     skypilot, dstack = blocks()
     for command, begins in zip(skypilot, SKYPILOT, strict=True):
         assert command.startswith(begins)
@@ -94,7 +94,7 @@ def page_script(local: int, port: int) -> str:
     return script.replace("mi355x-tp4dp2", NAME)
 
 
-def test_the_wheel_for_dstack_is_built_and_rendered(tmp_path: Path) -> None:
+def test_dstack_commands_build_wheel_and_render_service(tmp_path: Path) -> None:
     clone, programs = tmp_path / "clone", tmp_path / "programs"
     clone_into(clone)
     write_programs(programs)
@@ -110,7 +110,7 @@ def test_the_wheel_for_dstack_is_built_and_rendered(tmp_path: Path) -> None:
 
 
 @needs_sshd
-def test_the_commands_of_the_page_run_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port, local = free_port(), free_port()
     node, home, programs, ssh = (tmp_path / each for each in ("node", "home", "programs", "ssh"))
     clone = tmp_path / f"clone-{os.getpid()}"  # its name is that of a folder in /tmp of the node

@@ -57,14 +57,14 @@ def schedulers(server: CpuServer) -> list[int]:
     return sorted((pid for pid in titles if "sglang::scheduler_DP" in titles[pid]), key=lambda pid: titles[pid])
 
 
-def test_each_scheduler_has_the_variable_and_reads_the_same_file(replicas: CpuServer, table: Path) -> None:
+def test_every_scheduler_reads_the_same_kernel_table(replicas: CpuServer, table: Path) -> None:
     found = schedulers(replicas)
     assert len(found) == 2
     for pid in found:
         check(pid, table, str(table))
 
 
-def test_the_probe_asks_each_rank_and_tells_fp32_from_bf16(replicas: CpuServer, server: CpuServer) -> None:
+def test_logprobs_cover_every_rank_and_detect_dtype(replicas: CpuServer, server: CpuServer) -> None:
     options = ProbeOptions(tolerance=None, max_length=512, allow_other_checkpoint=False)
     rounded, exact = (
         ProbeSide(name="tiny", engines=(("", target_of(each.plan, url=each.url, api_key=None)),), source=None, run=None)
@@ -90,7 +90,7 @@ def look(server: CpuServer, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_each_rank_answers_for_itself_and_the_death_of_one_is_told(replicas: CpuServer, tmp_path: Path) -> None:
+def test_every_rank_is_checked_and_dead_rank_reported(replicas: CpuServer, tmp_path: Path) -> None:
     """It ends the server: the last test that asks it."""
     target = target_of(replicas.plan, url=replicas.url, api_key=None)
     report = smoke_test(target, faults=None)
@@ -144,7 +144,7 @@ def image(docker_engine: DockerEngine, scripted_image: str, table: Path, tmp_pat
 
 @pytest.mark.docker
 @pytest.mark.skipif(os.getuid() != 0, reason="only root looks into the processes of a container")
-def test_in_a_container_it_is_the_image_that_holds_the_file(
+def test_containerized_scheduler_reads_kernel_table_from_image(
     docker_engine: DockerEngine, image: str, table: Path
 ) -> None:
     engine = replace(docker_engine, image=image)

@@ -84,7 +84,7 @@ def measured(chromium: str, page: Path, *arguments: str) -> list[dict[str, objec
     return list(frames)
 
 
-def test_it_fits_a_phone_and_its_plots_hold_data(chromium: str, tmp_path: Path) -> None:
+def test_report_fits_phone_and_plots_contain_data(chromium: str, tmp_path: Path) -> None:
     page = page_of(tmp_path, tp4dp2(), tp8(), single_stream(), b200())
     for frame in measured(chromium, page):
         assert frame["needed"] == frame["width"], "the page is wider than the window"
@@ -102,7 +102,7 @@ def test_it_fits_a_phone_and_its_plots_hold_data(chromium: str, tmp_path: Path) 
         assert frame["text"] > 5000
 
 
-def test_a_report_of_ones_own_fits_too(chromium: str, tmp_path: Path) -> None:
+def test_report_with_long_names_fits(chromium: str, tmp_path: Path) -> None:
     """Long names of directories, requests over time, errors and changes: nothing is cut and nothing is too wide."""
     failed = FailureCount(kind="stream-error", count=4, example="x" * 300)
     for place in range(2):
@@ -134,12 +134,12 @@ def test_a_report_of_ones_own_fits_too(chromium: str, tmp_path: Path) -> None:
         assert [plot["stray"] + plot["cut"] for plot in plots] == [0] * len(plots)
 
 
-def test_an_alarm_is_seen(chromium: str, tmp_path: Path) -> None:
+def test_alarm_is_visible(chromium: str, tmp_path: Path) -> None:
     page = page_of(tmp_path, marked(tp4dp2(), IssueKind.SIMULATED_ACCEPTANCE, IssueKind.KERNEL_MISS))
     assert [frame["alarms"] for frame in measured(chromium, page)] == [1, 1, 1]
 
 
-def test_dark_is_dark(chromium: str, tmp_path: Path) -> None:
+def test_dark_mode_has_dark_background(chromium: str, tmp_path: Path) -> None:
     page = page_of(tmp_path, tp4dp2())
     light, dark = (
         measured(chromium, page, *arguments)[0]["background"]
@@ -157,14 +157,14 @@ def requests_of(chromium: str, page: Path) -> list[str]:
     return [event["url"] for event in events if event.get("initiator", "not an origin") != "not an origin"]
 
 
-def test_no_request_leaves_the_machine(chromium: str, tmp_path: Path) -> None:
+def test_report_makes_no_network_requests(chromium: str, tmp_path: Path) -> None:
     telltale = tmp_path / "telltale.html"
     telltale.write_text('<img src="http://somewhere.invalid/pixel.png">')
     assert requests_of(chromium, telltale) == ["http://somewhere.invalid/pixel.png"]  # the instrument works
     assert requests_of(chromium, page_of(tmp_path, tp4dp2(), b200())) == []
 
 
-def test_it_prints_on_a4(chromium: str, tmp_path: Path) -> None:
+def test_report_prints_on_a4(chromium: str, tmp_path: Path) -> None:
     page = page_of(tmp_path, tp4dp2(), tp8())
     paper = tmp_path / "report.pdf"
     browse(chromium, tmp_path / "profile", f"--print-to-pdf={paper}", "--no-pdf-header-footer", page.as_uri())

@@ -63,7 +63,7 @@ def commands(said: str) -> list[str]:
     return [line.partition("] deploy ")[2] for line in said.splitlines() if "] deploy " in line]
 
 
-def test_interrupted_while_it_measures_and_taken_up_again(publication: Publication, tmp_path: Path) -> None:
+def test_interrupted_reproduction_is_resumed(publication: Publication, tmp_path: Path) -> None:
     deploy, results = CommandLine(Home(tmp_path / "home")), tmp_path / "results"
     again = ["reproduce", str(publication.file), "--output", str(results)]
 
@@ -92,7 +92,7 @@ def test_interrupted_while_it_measures_and_taken_up_again(publication: Publicati
     assert (third.returncode, commands(third.stderr)) == (0, [])
 
 
-def test_a_running_server_is_measured_and_keeps_running(publication: Publication, tmp_path: Path) -> None:
+def test_reproduce_from_running_server_keeps_it_running(publication: Publication, tmp_path: Path) -> None:
     deploy, results = CommandLine(Home(tmp_path / "home")), tmp_path / "results"
     measure = ["reproduce", str(publication.file), "--from", "tiny-again", "--output", str(results)]
     missing = deploy.run(*measure)

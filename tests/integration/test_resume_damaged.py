@@ -86,7 +86,7 @@ def finished(result: BenchResult) -> set[Point]:
     return {point for point in result.points if point.ending is BenchEnding.COMPLETE}
 
 
-def test_a_result_that_was_changed_is_gone_on_with_or_refused_and_stays(
+def test_damaged_result_is_resumed_or_rejected_without_loss(
     request_of: BenchRequest, measured: str, tmp_path: Path
 ) -> None:
     file, dice, ends = tmp_path / RESULT_FILE, Random(20261122), {"refused": 0, "gone on with": 0}

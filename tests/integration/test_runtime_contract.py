@@ -89,11 +89,11 @@ def status(server: CpuServer) -> Status:
     return server.runtime.state(server.handle).status
 
 
-def test_every_runtime_is_held_to_the_contract() -> None:
+def test_contract_covers_every_runtime() -> None:
     assert set(CASES) == set(REGISTRY)
 
 
-def test_started_server_is_found_by_anyone_keeps_its_name_and_its_log_until_it_is_stopped(case: Case) -> None:
+def test_started_server_is_discoverable_until_stopped(case: Case) -> None:
     """One test: a start in a cluster takes seconds."""
     server = case.start("found", SERVES)
     wait_for(lambda: has_logged(server, "serving"))  # a kubelet may take a minute to end what it is just starting
@@ -124,7 +124,7 @@ def test_started_server_is_found_by_anyone_keeps_its_name_and_its_log_until_it_i
     assert has_logged(server, "serving")
 
 
-def test_end_of_a_server_is_told_with_its_exit_code(case: Case) -> None:
+def test_exited_server_reports_exit_code(case: Case) -> None:
     server = case.start("fails", FAILS)
 
     wait_for(lambda: status(server) is Status.EXITED)
@@ -134,7 +134,7 @@ def test_end_of_a_server_is_told_with_its_exit_code(case: Case) -> None:
     assert server.runtime.find(server.handle.name) == (server.handle,)  # until somebody stops it
 
 
-def test_processes_are_told_by_what_they_call_themselves_and_a_zombie_is_none_and_host_memory(case: Case) -> None:
+def test_process_cmdlines_exclude_zombies_and_memory_is_reported(case: Case) -> None:
     server = case.start(
         "titled",
         "import os, time; held = b'x' * (200 << 20); os.fork() or os._exit(0); print('forked', flush=True);"
@@ -157,7 +157,7 @@ def forked(server: CpuServer) -> list[str]:
     return [title for title in titles if ("os.fork" in title or "defunct" in title) and "docker-init" not in title]
 
 
-def test_following_a_log_ends_with_the_server(case: Case) -> None:
+def test_followed_log_ends_with_the_server(case: Case) -> None:
     if case.restarts:
         pytest.skip(
             "a pod of a Deployment is always started again: `test_kubernetes_node.py` follows one until its stop"
@@ -167,7 +167,7 @@ def test_following_a_log_ends_with_the_server(case: Case) -> None:
     assert list(server.runtime.logs(server.handle, follow=True)) == ["one", "two"]
 
 
-def test_stop_does_not_wait_for_ever(case: Case) -> None:
+def test_stop_kills_server_ignoring_sigterm(case: Case) -> None:
     server = case.start("stubborn", IGNORES_SIGTERM)
     wait_for(lambda: has_logged(server, "serving"))
 

@@ -58,21 +58,21 @@ def servers_of(pair: Pair) -> list[CpuServer]:
     return [CpuServer(handle=each.unit, runtime=runtime, plan=plan) for each in pair.handle.replicas]
 
 
-def test_scripted_engine_has_the_version_it_stands_for(cpu_engine: CpuEngine) -> None:
+def test_scripted_engine_reports_same_version_as_sglang(cpu_engine: CpuEngine) -> None:
     asked = [subprocesses.run([str(python), "-c", interpreter._ASK]) for python in (cpu_engine.python, ENGINE)]
     real, scripted = (json.loads(told.stdout) for told in asked)
 
     assert (scripted.keys(), scripted["sglang"]) == (real.keys(), real["sglang"])
 
 
-def test_scripted_engine_answers_and_writes_like_sglang(pair: Pair) -> None:
+def test_scripted_engine_responses_and_logs_match_sglang(pair: Pair) -> None:
     real, scripted = (seen(server) for server in servers_of(pair))
     assert {what: said for what, said in scripted.items() if said != real[what]} == {}, real
     twin, double = servers_of(pair)
     wait_for(lambda: counters(twin) == counters(double))  # sglang gathers them from its processes, by and by
 
 
-def test_the_gateway_sends_a_prompt_where_it_was_before_and_the_capacity_of_both_is_added(pair: Pair) -> None:
+def test_gateway_routes_prompts_to_cached_replica(pair: Pair) -> None:
     prompts = [f"{number} is a number and {number} is its name, which is long enough to be kept" for number in range(8)]
     with pair.client() as client:
         first, second = ([complete(client, prompt=each).json() for each in prompts] for _ in range(2))
@@ -83,9 +83,7 @@ def test_the_gateway_sends_a_prompt_where_it_was_before_and_the_capacity_of_both
 
 
 @missing
-def test_every_panel_has_data_each_fault_is_told_by_its_own_alert_alone_and_both_end_alike(
-    pair: Pair, tmp_path: Path
-) -> None:
+def test_panels_have_data_and_faults_fire_only_their_alerts(pair: Pair, tmp_path: Path) -> None:
     """It ends the servers: the last test that asks them."""
     ended = pair.deploy.run("monitoring", NAME, "--output", str(tmp_path))
     assert ended.returncode == 0, ended.stderr
@@ -124,7 +122,7 @@ def test_every_panel_has_data_each_fault_is_told_by_its_own_alert_alone_and_both
         wait_for(lambda: fires() == {"DeployServerDown", "DeployGatewayDown"})
 
 
-def test_scripted_engine_dies_of_its_scheduler_like_sglang(cpu_engine: CpuEngine) -> None:
+def test_scripted_engine_dies_with_its_scheduler_like_sglang(cpu_engine: CpuEngine) -> None:
     """As `test_up.py` sees it of the real one."""
     server = replace(cpu_engine, python=ENGINE).start("orphaned")
     try:

@@ -55,7 +55,7 @@ def told_by_processes() -> dict[str, str]:
     return found
 
 
-def test_a_key_that_a_server_tells_comes_out_nowhere(deploy: CommandLine, tmp_path: Path) -> None:
+def test_api_key_echoed_by_server_never_leaks(deploy: CommandLine, tmp_path: Path) -> None:
     """`up`, `logs`, `diagnose`, `ask`, `smoke` and both ways of `bench`."""
     port, results = free_port(), tmp_path / "results"
     settings = ("server.api_key_env=TELLTALE", f"server.port={port}", f"engine.python={ENGINE}")
@@ -94,7 +94,7 @@ def test_a_key_that_a_server_tells_comes_out_nowhere(deploy: CommandLine, tmp_pa
 
 
 @pytest.mark.parametrize("key", ["cpu-tiny", "null", "true"])
-def test_a_key_may_be_a_word_of_the_command_and_of_json(key: str, tmp_path: Path) -> None:
+def test_api_key_may_equal_command_or_json_word(key: str, tmp_path: Path) -> None:
     """What `restart` reads is as it was written, and `--json` prints JSON."""
     deploy = CommandLine(Home(tmp_path / "home"), {"WORD": key, "DOCKER_HOST": "unix:///nonexistent"})
     settings = ("server.api_key_env=WORD", f"server.port={free_port()}", f"engine.python={ENGINE}")

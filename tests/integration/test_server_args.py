@@ -196,7 +196,7 @@ def shown(rows: Sequence[tuple[str, str, str]]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_wrong_value_is_refused_by_the_plan_or_the_engine(version: str, ask: Ask) -> None:
+def test_every_wrong_value_is_rejected_by_plan_or_engine(version: str, ask: Ask) -> None:
     verdicts = ask(version, "rocm")
     rows = [(setting, verdicts[setting], ours(setting, *VERSIONS[version])) for setting in SETTINGS]
     print("\n".join(shown(rows)))
@@ -224,7 +224,7 @@ def engines() -> dict[tuple[str, str], list[str]]:
 
 
 @pytest.mark.parametrize(("version", "platform"), engines())
-def test_a_shipped_profile_is_accepted_by_its_engine(version: str, platform: str, ask: Ask) -> None:
+def test_shipped_profile_is_accepted_by_its_engine(version: str, platform: str, ask: Ask) -> None:
     said = ask(version, platform)
     profiles = [profile for profile in engines()[version, platform] if not profile.endswith(OTHER_CONFIG)]
 

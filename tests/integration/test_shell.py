@@ -67,12 +67,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_an_exit_code_comes_back() -> None:
+def test_exit_code_is_returned() -> None:
     argv = [sys.executable, "-c", PARENT, "import sys; sys.exit(7)"]
     assert subprocess.run(argv, timeout=PATIENCE, check=False).returncode == 7
 
 
-def test_ctrl_c_waits_for_the_clean_up(tmp_path: Path) -> None:
+def test_ctrl_c_waits_for_cleanup_of_program(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", PARENT, CHILD, str(tmp_path)]
     with running(argv) as parent:
         wait_for((tmp_path / "started").exists)
@@ -81,7 +81,7 @@ def test_ctrl_c_waits_for_the_clean_up(tmp_path: Path) -> None:
     assert (tmp_path / "cleaned").exists()
 
 
-def test_a_program_that_ignores_ctrl_c_as_a_script_s_background_job_does_is_ended_all_the_same(tmp_path: Path) -> None:
+def test_program_ignoring_sigint_is_ended_by_sigterm(tmp_path: Path) -> None:
     argv = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-c", PARENT, CHILD, str(tmp_path)]
     with running(argv) as parent:
         wait_for((tmp_path / "started").exists)
@@ -90,7 +90,7 @@ def test_a_program_that_ignores_ctrl_c_as_a_script_s_background_job_does_is_ende
     assert (tmp_path / "cleaned").exists()
 
 
-def test_what_ends_the_following_of_a_program_ends_its_workers_too() -> None:
+def test_aborted_follow_ends_worker_processes() -> None:
     seen: list[int] = []
 
     def give_up(line: str) -> None:
@@ -103,7 +103,7 @@ def test_what_ends_the_following_of_a_program_ends_its_workers_too() -> None:
 
 
 @pytest.mark.parametrize("script", [TIED, FOLLOWED], ids=["tied", "followed"])
-def test_a_program_ends_with_the_one_that_started_it(script: str) -> None:
+def test_child_program_ends_with_its_parent(script: str) -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
@@ -112,7 +112,7 @@ def test_a_program_ends_with_the_one_that_started_it(script: str) -> None:
     wait_for(lambda: not is_running(pid))
 
 
-def test_an_environment_has_variables_added_and_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_added_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAKEN_OUT", "1")
     monkeypatch.setenv("KEPT", "2")
     seen: list[str] = []
@@ -121,14 +121,14 @@ def test_an_environment_has_variables_added_and_taken_out(monkeypatch: pytest.Mo
     assert (code, seen) == (0, ["None 2 3"])
 
 
-def test_a_program_reads_what_it_is_given_and_a_progress_bar_s_states_are_lines() -> None:
+def test_program_reads_stdin_and_progress_updates_become_lines() -> None:
     seen: list[str] = []
     shown = "import sys; sys.stdout.write('10%\\r20%\\r' + sys.stdin.read())"
     assert subprocesses.follow([sys.executable, "-c", shown], seen.append, stdin=b"done\n") == 0
     assert seen == ["10%", "20%", "done"]
 
 
-def test_a_child_inherits_no_secret_but_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_inherits_only_explicitly_passed_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("API", "COPY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.setenv(name, "sk-0123456789")
     monkeypatch.setenv("HF_TOKEN", "hf_not_known_to_be_one")

@@ -17,7 +17,7 @@ def deploy(tmp_path: Path) -> CommandLine:
     return CommandLine(Home(tmp_path / "home"), {"DOCKER_HOST": "unix:///nonexistent"})
 
 
-def test_a_summary_is_all_that_is_printed(deploy: CommandLine) -> None:
+def test_show_prints_only_a_summary(deploy: CommandLine) -> None:
     done = deploy.run("show", PROFILE)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -29,21 +29,21 @@ def test_a_summary_is_all_that_is_printed(deploy: CommandLine) -> None:
     assert len(lines) - before <= 7 * len((*plan.warnings, *plan.wrong_answers, *plan.nondeterministic)) + 1
 
 
-def test_a_program_gets_the_whole_plan(deploy: CommandLine) -> None:
+def test_show_json_prints_the_complete_plan(deploy: CommandLine) -> None:
     done = deploy.run("show", PROFILE, "--json")
     assert done.returncode == 0, done.stderr
     plan = load(PROFILE).plan
     assert json.loads(done.stdout) == {**json.loads(plan.to_json()), "digest": plan.digest}
 
 
-def test_each_flag_is_explained(deploy: CommandLine) -> None:
+def test_show_explain_describes_every_flag(deploy: CommandLine) -> None:
     done = deploy.run("show", PROFILE, "--explain")
     assert done.returncode == 0, done.stderr
     assert "flags.watchdog-timeout = 1800\n" in done.stdout
     assert "    Set watchdog timeout in seconds. If a forward batch takes longer than this" in done.stdout
 
 
-def test_a_dry_run_prints_steps_and_writes_files_where_it_is_told_to(deploy: CommandLine, tmp_path: Path) -> None:
+def test_dry_run_prints_steps_and_writes_to_output(deploy: CommandLine, tmp_path: Path) -> None:
     done = deploy.run("up", PROFILE, "--dry-run", "--output", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) + len(done.stderr.splitlines()) <= 60

@@ -90,7 +90,7 @@ def taken(cluster: SlurmCluster, nodes: Sequence[str]) -> Iterator[None]:
         cluster.run("scancel", job)
 
 
-def test_arguments_that_sglang_refuses_cost_no_job(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_rejected_sglang_arguments_submit_no_job(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     """The environment lies in the home that the nodes share: it is asked before anything is queued."""
     done = deploy.run(*words("cpu-tiny", "refused", "flags.enable-eplb=true"))
     assert done.returncode == 3, done.stderr
@@ -100,7 +100,7 @@ def test_arguments_that_sglang_refuses_cost_no_job(deploy: CommandLine, slurm_cl
     assert not list(deploy.home.runs.glob("refused/*/job.sh"))
 
 
-def test_the_whole_line_as_a_job(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_slurm_job_full_lifecycle_leaks_no_key(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     """Up, real sglang, with a key; asked, proven again, down; the key stands nowhere."""
     up = words("cpu-tiny", "cluster")
     done = deploy.run(*up, "--json")
@@ -133,9 +133,7 @@ def test_the_whole_line_as_a_job(deploy: CommandLine, slurm_cluster: SlurmCluste
     assert deploy.run("down", "cluster").returncode == 6
 
 
-def test_a_node_with_gpus_takes_the_kernels_that_another_job_has_compiled(
-    deploy: CommandLine, gpu_python: Path, tmp_path: Path
-) -> None:
+def test_job_reuses_kernels_compiled_by_another_job(deploy: CommandLine, gpu_python: Path, tmp_path: Path) -> None:
     """The nodes share the home directory, here a folder; the host that submits needs no GPU."""
     cache = tmp_path / "triton"
     up = with_gpus("kernels", gpu_python, f"env.TRITON_CACHE_DIR={cache}", "env.SCRIPTED_COMPILE=1")
@@ -155,7 +153,7 @@ def test_a_node_with_gpus_takes_the_kernels_that_another_job_has_compiled(
     assert compiled.read_bytes() == content
 
 
-def test_what_waits_says_why_and_is_cancelled_by_ctrl_c(
+def test_ctrl_c_cancels_pending_job_with_reported_reason(
     deploy: CommandLine, slurm_cluster: SlurmCluster, gpu_python: Path
 ) -> None:
     up = with_gpus("queued", gpu_python)
@@ -176,7 +174,7 @@ def test_what_waits_says_why_and_is_cancelled_by_ctrl_c(
 
 
 @pytest.mark.slow
-def test_a_place_that_comes_free_is_taken_and_a_killed_up_leaves_its_job_to_be_found(
+def test_pending_job_of_killed_up_starts_and_is_found(
     deploy: CommandLine, slurm_cluster: SlurmCluster, gpu_python: Path
 ) -> None:
     up = with_gpus("patient", gpu_python)
@@ -196,7 +194,7 @@ def test_a_place_that_comes_free_is_taken_and_a_killed_up_leaves_its_job_to_be_f
     assert not slurm_cluster.queue()
 
 
-def test_a_job_that_waits_is_cancelled_by_down(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_pending_job_is_cancelled_by_down(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     with taken(slurm_cluster, NODES), deploy.running(*scripted("waiting")) as command:
         command.wait_for("job .* is pending")
         command.send(signal.SIGKILL)
@@ -205,7 +203,7 @@ def test_a_job_that_waits_is_cancelled_by_down(deploy: CommandLine, slurm_cluste
         assert len(slurm_cluster.queue()) == len(NODES)
 
 
-def test_preflight_has_slurm_judge_the_job(deploy: CommandLine, slurm_cluster: SlurmCluster, gpu_python: Path) -> None:
+def test_preflight_validates_job_with_slurm(deploy: CommandLine, slurm_cluster: SlurmCluster, gpu_python: Path) -> None:
     up = with_gpus("asked", gpu_python)
     good = deploy.run("preflight", *up[1:4], *up[6:])
     assert good.returncode == 0, good.stdout
@@ -232,7 +230,7 @@ def test_preflight_has_slurm_judge_the_job(deploy: CommandLine, slurm_cluster: S
         (["slurm.sbatch_options=[--mem=900G]"], "node configuration is not available", "slurm.gpu_type"),
     ],
 )
-def test_what_can_never_run_is_refused_with_words(
+def test_unschedulable_job_is_rejected_with_hint(
     slurm_engine: SlurmEngine, settings: list[str], why: str, hint: str
 ) -> None:
     with pytest.raises(StartError) as refused:
@@ -244,7 +242,7 @@ def test_what_can_never_run_is_refused_with_words(
 
 
 @pytest.mark.slow
-def test_a_node_that_dies_is_told_and_its_server_starts_elsewhere_where_that_is_asked_for(
+def test_node_failure_is_reported_and_requeued_server_restarts(
     deploy: CommandLine, slurm_cluster: SlurmCluster
 ) -> None:
     """Two servers on one node: one has ended with it, the other serves from another node, with its key, by its URL."""
@@ -276,7 +274,7 @@ def test_a_node_that_dies_is_told_and_its_server_starts_elsewhere_where_that_is_
     slurm_cluster.start_node("n0")
 
 
-def test_ctrl_c_while_it_loads_leaves_no_job(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_ctrl_c_during_load_leaves_no_job(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     with deploy.running(*scripted("cut", "env.SCRIPTED_PAUSE=0,300")) as command:
         command.wait_for("connecting ranks")
         code, said = command.end(signal.SIGINT)
@@ -285,7 +283,7 @@ def test_ctrl_c_while_it_loads_leaves_no_job(deploy: CommandLine, slurm_cluster:
 
 
 @pytest.mark.slow
-def test_an_end_from_outside_is_told(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_externally_cancelled_job_is_reported(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     up = scripted("ended")
     assert deploy.run(*up).returncode == 0
     slurm_cluster.run("scancel", *slurm_cluster.queue())
@@ -297,14 +295,14 @@ def test_an_end_from_outside_is_told(deploy: CommandLine, slurm_cluster: SlurmCl
     assert deploy.run("down", "ended").returncode == 6
 
 
-def test_a_job_that_cannot_begin_tells_its_last_word(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_job_failing_to_start_reports_last_output(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     failed = deploy.run(*scripted("pythonless", "slurm.python=/nowhere/python"))
     assert failed.returncode == 7, failed.stderr
     assert re.search(r"exit code 127: .*/nowhere/python: not found", failed.stderr)
     assert not slurm_cluster.queue()
 
 
-def test_a_printed_job_runs_by_hand_with_what_it_names(
+def test_rendered_job_runs_manually_with_listed_variables(
     deploy: CommandLine, slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     port, key = free_port(), tmp_path / "key.yaml"
@@ -332,7 +330,7 @@ def test_a_printed_job_runs_by_hand_with_what_it_names(
 
 
 @pytest.mark.usefixtures("deploy")
-def test_to_end_a_job_that_has_just_ended_is_no_fault(slurm_cluster: SlurmCluster) -> None:
+def test_cancelling_just_ended_job_is_no_error(slurm_cluster: SlurmCluster) -> None:
     """Its node may know it no more before its controller does, about once in five times: one attempt proves little."""
     words = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--wrap=exec sleep 60")
     jobs = [slurm_cluster.run(*words).strip() for _ in range(6)]
@@ -345,7 +343,7 @@ def test_to_end_a_job_that_has_just_ended_is_no_fault(slurm_cluster: SlurmCluste
     wait_for(lambda: not slurm_cluster.queue())
 
 
-def test_a_controller_that_is_away_is_no_server_that_is_gone(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_unreachable_controller_is_not_a_missing_server(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     assert deploy.run(*scripted("served")).returncode == 0
     away = slurm_cluster.folder / "away.conf"
     text = (slurm_cluster.folder / "slurm.conf").read_text()
@@ -392,9 +390,7 @@ def restarted_text(watch: Running) -> str:
 
 
 @pytest.mark.slow
-def test_a_watch_starts_again_what_dies_as_a_job_however_it_died(
-    deploy: CommandLine, slurm_cluster: SlurmCluster
-) -> None:
+def test_watch_restarts_dead_job_for_any_cause(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     """Its scheduler is killed, its job cancelled by somebody, its node lost. `down` is what it is left alone after."""
     up = deploy.run(*scripted("kept", "slurm.exclusive=false"))
     assert up.returncode == 0, up.stderr

@@ -80,9 +80,7 @@ def health(record: Record, host: str) -> int:
         return 0
 
 
-def test_a_server_on_two_nodes_from_up_to_down_through_the_hang_of_a_rank(
-    deploy: CommandLine, slurm_cluster: SlurmCluster
-) -> None:
+def test_two_node_server_lifecycle_with_hung_rank(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     up(deploy)
     [job] = slurm_cluster.queue()
     run = Path(status(deploy)["run_dir"])
@@ -117,9 +115,7 @@ def test_a_server_on_two_nodes_from_up_to_down_through_the_hang_of_a_rank(
     assert "NoneType" not in ended.stdout
 
 
-def test_the_death_of_a_rank_ends_both_and_a_restart_starts_both(
-    deploy: CommandLine, slurm_cluster: SlurmCluster
-) -> None:
+def test_dead_rank_ends_server_and_restart_starts_all_ranks(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     """Also a stopped process ends, and the rank that was first is named."""
     up(deploy, *SCRIPTED)
     run = Path(status(deploy)["run_dir"])

@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_script_run_by_hand_gives_each_node_its_rank(tmp_path: Path) -> None:
+def test_manually_run_script_assigns_rank_to_each_node(tmp_path: Path) -> None:
     """With `scontrol` as it prints, and `srun` as it runs its words on each node."""
     (tmp_path / "job.sh").write_text(job_script(load("mi355x-tp8", overrides=TWO).plan, "glm"))
     (tmp_path / "server.sh").write_text('echo "$NODE_RANK $HEAD_ADDRESS"\n')
@@ -85,12 +85,12 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     return Ranks(tmp_path, monkeypatch)
 
 
-def test_each_rank_gets_the_address_of_the_first_node(ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_gets_address_of_first_node(ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ranks.run(monkeypatch, f"{SAID}sys.exit(5 if rank == 0 else 3)", run) == 5
     assert [(ranks.folder / f"said-{rank}").read_text() for rank in range(3)] == ["10.0.0.1"] * 3
 
 
-def test_only_rank_0_is_asked_to_end_and_the_others_have_time_to(
+def test_only_rank_0_receives_sigterm_and_others_finish(
     ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = "while not (rank and (out / 'told-0').exists()): time.sleep(.02)\n"
@@ -107,7 +107,7 @@ def test_only_rank_0_is_asked_to_end_and_the_others_have_time_to(
     assert sorted(path.name for path in ranks.folder.glob("done-*")) == ["done-1", "done-2"]
 
 
-def test_a_rank_that_ends_ends_the_server(ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exited_rank_ends_the_server(ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits for it for ever, as in a lost network."""
     ends = "while not (rank and (out / ('told-0' if rank == 1 else 'said-0')).exists()): time.sleep(.02)"
     program = f"{TOLD}{SAID}{ends}"
@@ -115,9 +115,7 @@ def test_a_rank_that_ends_ends_the_server(ranks: Ranks, run: Path, monkeypatch: 
     assert sorted(path.name for path in ranks.folder.glob("told-*")) == ["told-0"]
 
 
-def test_a_rank_on_another_node_waits_for_its_vram_when_its_server_has_ended(
-    ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_on_other_node_waits_for_vram_release(ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its node may release its VRAM minutes after the first."""
     monkeypatch.setattr(job, "read_record", lambda _folder, _kind: SimpleNamespace(exit_code=0))
     program = "time.sleep(0 if rank == 0 else 2.5)\n(out / f'done-{rank}').touch()"

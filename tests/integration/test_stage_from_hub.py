@@ -56,7 +56,7 @@ def stage(hub: Hub, home: Path, *arguments: str, **more: str) -> "subprocess.Com
     return deploy(hub, home).run(*STAGE, "--dir", str(home / "glm"), *arguments, **more)
 
 
-def test_a_checkpoint_arrives_whole_and_is_not_fetched_twice(hub: Hub, tmp_path: Path) -> None:
+def test_checkpoint_is_downloaded_completely_and_once(hub: Hub, tmp_path: Path) -> None:
     done = stage(hub, tmp_path, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["revision"] == COMMIT
@@ -70,7 +70,7 @@ def test_a_checkpoint_arrives_whole_and_is_not_fetched_twice(hub: Hub, tmp_path:
     assert hub.sent == sent
 
 
-def test_a_commit_is_found_by_its_first_digits_and_another_may_be_asked_for(hub: Hub, tmp_path: Path) -> None:
+def test_abbreviated_commit_is_resolved_and_revision_can_change(hub: Hub, tmp_path: Path) -> None:
     assert load("mi355x-tp8").plan.model.checkpoint.revision == COMMIT[:8]
     newest = stage(hub, tmp_path, "--revision", "main", "--json")
     assert json.loads(newest.stdout)["revision"] == COMMIT
@@ -78,7 +78,7 @@ def test_a_commit_is_found_by_its_first_digits_and_another_may_be_asked_for(hub:
     assert (unknown.returncode, "has no revision `0123456`" in unknown.stderr) == (4, True)
 
 
-def test_a_cut_costs_only_what_was_still_to_come(hub: Hub, tmp_path: Path) -> None:
+def test_interrupted_download_resumes(hub: Hub, tmp_path: Path) -> None:
     write_checkpoint(hub.directory, size=6 * CHUNK, layers=4, mtp_layer=78)
     hub.cuts[SECOND] = 4 * CHUNK
     broken = stage(hub, tmp_path)
@@ -95,7 +95,7 @@ def test_a_cut_costs_only_what_was_still_to_come(hub: Hub, tmp_path: Path) -> No
     assert (tmp_path / "glm" / SECOND).read_bytes() == (hub.directory / SECOND).read_bytes()
 
 
-def test_ctrl_c_ends_it_at_once_and_leaves_no_process(hub: Hub, tmp_path: Path) -> None:
+def test_ctrl_c_ends_staging_without_leftover_processes(hub: Hub, tmp_path: Path) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_no_process(hub: Hub, tmp_path: Path) 
         os.killpg(started.pid, 0)
 
 
-def test_two_at_once_do_not_write_into_each_other(hub: Hub, tmp_path: Path) -> None:
+def test_concurrent_staging_is_rejected(hub: Hub, tmp_path: Path) -> None:
     parts = tmp_path / "glm" / ".parts"
     parts.mkdir(parents=True)
     with (parts / "fetched").open("a") as record:
@@ -123,7 +123,7 @@ def test_two_at_once_do_not_write_into_each_other(hub: Hub, tmp_path: Path) -> N
     assert hub.sent == {}
 
 
-def test_a_shard_that_was_cut_here_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
+def test_truncated_local_shard_is_downloaded_again(hub: Hub, tmp_path: Path) -> None:
     assert stage(hub, tmp_path).returncode == 0
     sent = dict(hub.sent)
     os.truncate(tmp_path / "glm" / SECOND, 100)
@@ -131,7 +131,7 @@ def test_a_shard_that_was_cut_here_is_fetched_again(hub: Hub, tmp_path: Path) ->
     assert [name for name in hub.sent if hub.sent[name] != sent[name]] == [SECOND]
 
 
-def test_a_file_of_the_right_size_and_other_content_is_not_taken_for_the_hub_s(hub: Hub, tmp_path: Path) -> None:
+def test_same_size_file_with_different_content_is_replaced(hub: Hub, tmp_path: Path) -> None:
     own = hub.directory / "config.json"
     (tmp_path / "glm").mkdir()
     (tmp_path / "glm" / "config.json").write_bytes(own.read_bytes().replace(b"small", b"other"))
@@ -141,7 +141,7 @@ def test_a_file_of_the_right_size_and_other_content_is_not_taken_for_the_hub_s(h
     assert SECOND not in hub.sent
 
 
-def test_a_size_that_is_not_the_hub_s(hub: Hub, tmp_path: Path) -> None:
+def test_size_mismatch_with_hub_listing_fails(hub: Hub, tmp_path: Path) -> None:
     hub.sizes[SECOND] = (hub.directory / SECOND).stat().st_size + 5
     done = stage(hub, tmp_path)
     assert done.returncode == 4
@@ -149,7 +149,7 @@ def test_a_size_that_is_not_the_hub_s(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["missing", "header", "no-mtp"])
-def test_a_repository_that_is_not_whole_is_refused(hub: Hub, tmp_path: Path, harm: str) -> None:
+def test_incomplete_repository_is_rejected(hub: Hub, tmp_path: Path, harm: str) -> None:
     if harm == "missing":
         (hub.directory / SECOND).unlink()
         expected = f"`{SECOND}` is missing"
@@ -167,7 +167,7 @@ def test_a_repository_that_is_not_whole_is_refused(hub: Hub, tmp_path: Path, har
     assert read_receipt(tmp_path / "glm") is None
 
 
-def test_a_gated_repository_takes_the_token_from_the_environment_and_shows_it_nowhere(hub: Hub, tmp_path: Path) -> None:
+def test_gated_repository_uses_token_without_leaking_it(hub: Hub, tmp_path: Path) -> None:
     hub.token = "hf_" + "a" * 34
     refused = stage(hub, tmp_path)
     assert refused.returncode == 4
@@ -179,9 +179,7 @@ def test_a_gated_repository_takes_the_token_from_the_environment_and_shows_it_no
     assert not any(hub.token in path.read_text(errors="replace") for path in tmp_path.glob("*.json"))
 
 
-def test_the_hub_is_asked_whether_a_token_may_read_a_gated_dataset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gated_dataset_access_is_checked_with_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By one request for the head of its file; a hub that does not answer refuses nothing."""
     (tmp_path / "gpqa_diamond.csv").write_text("Question\n")
     (tmp_path / "config.json").write_text("{}")
@@ -194,7 +192,7 @@ def test_the_hub_is_asked_whether_a_token_may_read_a_gated_dataset(
     assert not refuses_dataset("Idavidrein/gpqa", "gpqa_diamond.csv", hub.url)
 
 
-def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path) -> None:
+def test_missing_revision_or_repository_is_reported(hub: Hub, tmp_path: Path) -> None:
     revision = stage(hub, tmp_path, "--set", "model.checkpoint.revision=nowhere")
     assert (revision.returncode, "has no revision `nowhere`" in revision.stderr) == (4, True)
     repository = stage(hub, tmp_path, "--set", "model.checkpoint.path=amd/nothing")
@@ -214,7 +212,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_disk_that_fills_up_while_staging(hub: Hub, small_disk: Path) -> None:
+def test_disk_filling_up_during_staging_is_reported(hub: Hub, small_disk: Path) -> None:
     ballast = small_disk / "ballast"
 
     def fill() -> None:
@@ -233,7 +231,7 @@ def test_a_disk_that_fills_up_while_staging(hub: Hub, small_disk: Path) -> None:
     assert stage(hub, small_disk).returncode == 0
 
 
-def test_a_local_set_of_50_gb_and_one_of_10000_files_in_bounded_memory(hub: Hub, tmp_path: Path) -> None:
+def test_large_local_checkpoints_are_verified_in_bounded_memory(hub: Hub, tmp_path: Path) -> None:
     big = write_checkpoint(tmp_path / "big", shards=10, size=5 * 10**9, layers=40, mtp_layer=78)
     many = write_checkpoint(tmp_path / "many", shards=10_000, size=100, mtp_layer=78)
     for directory in (big, many):
@@ -246,7 +244,7 @@ def test_a_local_set_of_50_gb_and_one_of_10000_files_in_bounded_memory(hub: Hub,
         assert read_receipt(directory) is not None
 
 
-def test_a_checkpoint_of_another_model_is_not_fetched_to_its_end(hub: Hub, tmp_path: Path) -> None:
+def test_mismatched_model_aborts_download_early(hub: Hub, tmp_path: Path) -> None:
     """Its config is here after a moment; 438 GB are not awaited to say that the profile speaks of another one."""
     (hub.directory / "config.json").write_text('{"num_hidden_layers": 61}')
     hub.withheld = SECOND
@@ -257,7 +255,7 @@ def test_a_checkpoint_of_another_model_is_not_fetched_to_its_end(hub: Hub, tmp_p
     assert "`deploy show mi355x-tp8 --explain`" in refused.stderr
 
 
-def test_a_hub_that_does_not_answer_is_told_once_and_at_once(hub: Hub, tmp_path: Path) -> None:
+def test_unreachable_hub_is_reported_once(hub: Hub, tmp_path: Path) -> None:
     """Its client asks six times for the list of commits, and says so each time."""
     refused = stage(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
     assert refused.returncode == 4
@@ -265,7 +263,7 @@ def test_a_hub_that_does_not_answer_is_told_once_and_at_once(hub: Hub, tmp_path:
     assert "--> http://127.0.0.1:9" in refused.stderr
 
 
-def test_a_lock_holds_what_the_hub_knows_every_file_by(hub: Hub, tmp_path: Path) -> None:
+def test_lockfile_contains_hub_hash_of_every_file(hub: Hub, tmp_path: Path) -> None:
     hub.token = "hf_abcdefghijklmnopqrstuvwx"
     given = {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token}
     found = resolve("mi355x-tp8", ("engine.image_digest=sha256:" + 64 * "a",), Home(tmp_path), given)

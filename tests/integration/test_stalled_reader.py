@@ -17,7 +17,7 @@ write(sys.stderr, lost_output())
 """
 
 
-def test_what_nobody_reads_is_dropped_and_the_program_ends() -> None:
+def test_output_to_stalled_pipe_is_dropped() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     try:
@@ -33,12 +33,12 @@ def test_what_nobody_reads_is_dropped_and_the_program_ends() -> None:
     os.close(writer)
 
 
-def test_what_somebody_reads_comes_whole() -> None:
+def test_output_to_active_reader_is_complete() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=PATIENCE, check=True)
     assert (done.stdout, done.stderr) == (b"event 0\nevent 1\nevent 2\n", b"")
 
 
-def test_a_terminal_that_nobody_reads_stops_nothing() -> None:
+def test_stalled_terminal_does_not_block_program() -> None:
     """It says that it takes a line while it has room for a part of one."""
     master, terminal = os.openpty()
     lines = PROGRAM.replace("range(3)", "range(2000)")

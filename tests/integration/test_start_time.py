@@ -19,7 +19,7 @@ LISTING = "import orchestrator.cli.status, orchestrator.runtimes as r; [*map(r.r
         ),
     ],
 )
-def test_slow_packages_are_imported_at_their_first_use(imports: str, slow: set[str]) -> None:
+def test_slow_packages_are_imported_lazily(imports: str, slow: set[str]) -> None:
     argv = [sys.executable, "-c", f"{imports}; import sys; print(*sys.modules)"]
     loaded = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
     assert slow.isdisjoint(loaded), slow.intersection(loaded)

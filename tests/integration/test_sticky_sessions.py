@@ -46,9 +46,7 @@ def tokens_of(port: int) -> float:
 
 
 @pytest.mark.parametrize("policy", ["consistent_hashing", "round_robin"])
-def test_with_consistent_hashing_a_session_finds_each_prompt_and_answer_again(
-    pair: Pair, tmp_path: Path, policy: str
-) -> None:
+def test_consistent_hashing_keeps_session_on_cached_replica(pair: Pair, tmp_path: Path, policy: str) -> None:
     pair.up(f"gateway.policy={policy}")
     found = cached(pair, tmp_path)
     whole = [72, 96, 120]  # of each turn after the first, the prompt and the answer before it

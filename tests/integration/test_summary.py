@@ -56,7 +56,7 @@ def run(folder: Path, text: str, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_excused_skips_are_one_line_a_reason(tmp_path: Path) -> None:
+def test_excused_skips_are_grouped_by_reason(tmp_path: Path) -> None:
     code, said = run(tmp_path, RUN, "--numprocesses", "2", "--fail-on-needless-skips")
     assert code == 0, said
     assert "1 tests run, 0 failed, 3 skipped" in said
@@ -68,7 +68,7 @@ def test_excused_skips_are_one_line_a_reason(tmp_path: Path) -> None:
     assert [*json.loads((tmp_path / "cache/v/tests/seconds").read_text())] == ["test_it.py"]
 
 
-def test_a_skip_without_an_excuse_fails_the_run(tmp_path: Path) -> None:
+def test_unexcused_skip_fails_the_run(tmp_path: Path) -> None:
     code, said = run(tmp_path, RUN + NEEDLESS, "--fail-on-needless-skips")
     assert code == 1, said
     assert "skipped 1 (COULD HAVE RUN): I did not feel like it" in said
@@ -76,7 +76,7 @@ def test_a_skip_without_an_excuse_fails_the_run(tmp_path: Path) -> None:
     assert run(tmp_path, RUN + NEEDLESS)[0] == 0, "only where that is asked for"
 
 
-def test_a_missing_package_is_an_excuse_only_where_the_tests_do_not_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_excuses_skip_only_if_not_installable(monkeypatch: pytest.MonkeyPatch) -> None:
     for installs, excused in ((False, True), (True, False)):
         monkeypatch.setattr(summary, "_installs_packages", lambda installs=installs: installs)
         for reason in (
@@ -99,9 +99,7 @@ def test_on_a_cluster(number):
 """
 
 
-def test_a_run_on_a_real_kubernetes_is_recorded_only_where_all_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kubernetes_run_is_recorded_only_if_all_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = tmp_path / "record.json"
     monkeypatch.setenv("KUBERNETES_RUN", str(record))
     assert run(tmp_path, ON_KUBERNETES.format(passing=1))[0] == 1
@@ -110,24 +108,24 @@ def test_a_run_on_a_real_kubernetes_is_recorded_only_where_all_pass(
     assert re.fullmatch(r"real Kubernetes: 2 tests last passed on 20\d\d-\d\d-\d\d, at commit \S+", last_run(record))
 
 
-def test_where_no_kubernetes_is_built_the_last_run_is_told(tmp_path: Path) -> None:
+def test_missing_kubernetes_build_shows_last_recorded_run(tmp_path: Path) -> None:
     skipped = '@pytest.mark.skip(reason="a real Kubernetes needs etcd")\ndef test_on_a_cluster():\n    pass\n'
     assert last_run() in run(tmp_path, "import pytest\n\n" + skipped)[1]
 
 
-def test_every_file_that_is_scheduled_by_its_name_exists() -> None:
+def test_every_scheduled_file_exists() -> None:
     names = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
     assert set(LONGEST) <= names
 
 
-def test_files_that_share_the_real_server_go_to_one_worker() -> None:
+def test_files_sharing_real_server_run_on_one_worker() -> None:
     groups = {group_of(f"tests/integration/{name}::test") for name in ("test_real_smoke.py", "test_replicas.py")}
     assert groups == {"real server"}
     assert group_of("tests/unit/test_one.py::test[a::b]") == "tests/unit/test_one.py"
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_file_that_uses_what_is_started_once_shares_it(group: str) -> None:
+def test_files_using_shared_fixture_are_in_its_group(group: str) -> None:
     folder = ROOT / "tests/integration"
     files = {path.name for path in folder.glob("test_*.py") if SHARED[group].search(path.read_text())}
     assert files - {Path(__file__).name} <= {*GROUPS[group]}
@@ -144,7 +142,7 @@ def test_every_file_that_uses_what_is_started_once_shares_it(group: str) -> None
         ("a pod of a Deployment is always started again: another test follows one", "does not apply"),
     ],
 )
-def test_what_this_machine_lacks_is_an_excuse(reason: str, kind: str) -> None:
+def test_missing_host_feature_excuses_skip(reason: str, kind: str) -> None:
     excuse = excuse_for(reason)
     assert excuse is not None
     assert excuse.kind == kind

@@ -33,7 +33,7 @@ def sweep(port: int, *more: str) -> tuple[str, ...]:
     return ("sweep", "cpu-tiny", "--space", "space.yaml", "--output", "out", "--repeats", "1", *chosen, *more)
 
 
-def test_a_sweep_is_cut_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_sweep_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left running; what could not start is a result; the best is written, with what it is better than."""
     (tmp_path / "space.yaml").write_text(SPACE)
     (tmp_path / "load.yaml").write_text(LOAD)
@@ -76,7 +76,7 @@ def test_a_sweep_is_cut_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "for `cpu-tiny` itself" in rows["env.SCRIPTED_STEP"]["source"]
 
 
-def test_no_thread_of_its_libraries_hears_signals() -> None:
+def test_library_threads_block_signals() -> None:
     """numpy starts threads where it is imported: a signal given to one would interrupt what holds signals."""
     look = """
 from pathlib import Path

@@ -69,7 +69,7 @@ def verdicts(smoke: dict[str, Any]) -> dict[str, str]:
     return {check["name"]: check["verdict"] for check in smoke["checks"]}
 
 
-def test_the_whole_line(deploy: CommandLine) -> None:
+def test_process_server_full_lifecycle(deploy: CommandLine) -> None:
     """Up, again, with another plan, replaced by that other one with an API key, asked, proven again, killed, down.
 
     What is replaced is the scripted engine; from there on it is real sglang. Each command is a program, as a user's is.
@@ -163,7 +163,7 @@ def its_death_is_told(deploy: CommandLine, name: str, run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_replacement_that_dies_while_loading_says_how_to_bring_the_old_one_back(deploy: CommandLine) -> None:
+def test_failed_replacement_hints_at_restoring_old_server(deploy: CommandLine) -> None:
     port = free_port()
     assert deploy.run(*up_scripted("old", port, "SCRIPTED_PAUSE=0,0")).returncode == 0
     failed = deploy.run(*up("old", port, "--set", "flags.dtype=float8", "--replace"))
@@ -178,7 +178,7 @@ def test_a_replacement_that_dies_while_loading_says_how_to_bring_the_old_one_bac
 
 
 @pytest.mark.slow
-def test_keep_leaves_a_failed_server_to_be_looked_at(deploy: CommandLine) -> None:
+def test_keep_failed_leaves_server_for_inspection(deploy: CommandLine) -> None:
     port = free_port()
     failed = deploy.run(*up_scripted("kept", port, "SCRIPTED_BROKEN=1", "--keep-failed"))
     assert failed.returncode == 7
@@ -199,14 +199,14 @@ def ctrl_c(command: Running, deploy: CommandLine, name: str, port: int) -> None:
     is_clean(deploy, name, port)
 
 
-def test_ctrl_c_as_soon_as_it_has_started(deploy: CommandLine) -> None:
+def test_ctrl_c_right_after_start_leaves_nothing(deploy: CommandLine) -> None:
     port = free_port()
     with deploy.running(*up_scripted("stopped", port, "SCRIPTED_PAUSE=0,300")) as command:
         command.wait_for("started `")
         ctrl_c(command, deploy, "stopped", port)
 
 
-def test_ctrl_c_while_it_loads_and_another_up_is_refused(deploy: CommandLine) -> None:
+def test_concurrent_up_is_rejected_and_ctrl_c_cleans_up(deploy: CommandLine) -> None:
     port = free_port()
     words = up_scripted("twin", port, "SCRIPTED_PAUSE=0,300")  # it loads until it is interrupted
     with deploy.running(*words) as first:
@@ -218,7 +218,7 @@ def test_ctrl_c_while_it_loads_and_another_up_is_refused(deploy: CommandLine) ->
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_the_smoke_test_and_a_closed_terminal_that_ends_nothing_under_nohup(deploy: CommandLine) -> None:
+def test_nohup_survives_sighup_and_ctrl_c_ends_smoke_test(deploy: CommandLine) -> None:
     port = free_port()
     slow = up_scripted("nohup", port, "SCRIPTED_STEP=1", "--set", "env.SCRIPTED_PAUSE=0.1")
     with deploy.running(*slow, ignores=[signal.SIGHUP]) as command:
@@ -229,7 +229,7 @@ def test_ctrl_c_in_the_smoke_test_and_a_closed_terminal_that_ends_nothing_under_
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.05, 0.3])
-def test_a_second_ctrl_c_while_it_gives_up(deploy: CommandLine, pause: float) -> None:
+def test_second_ctrl_c_during_cleanup_leaves_nothing(deploy: CommandLine, pause: float) -> None:
     port = free_port()
     with deploy.running(*up_scripted("impatient", port, "SCRIPTED_PAUSE=0,300")) as command:
         command.wait_for("started `")
@@ -240,7 +240,7 @@ def test_a_second_ctrl_c_while_it_gives_up(deploy: CommandLine, pause: float) ->
     is_clean(deploy, "impatient", port)
 
 
-def test_a_server_whose_command_was_killed_is_found_again(deploy: CommandLine) -> None:
+def test_server_of_killed_up_command_is_found(deploy: CommandLine) -> None:
     port = free_port()
     with deploy.running(*up_scripted("orphan", port, "SCRIPTED_PAUSE=0,300")) as command:
         command.wait_for("started `")
@@ -251,7 +251,7 @@ def test_a_server_whose_command_was_killed_is_found_again(deploy: CommandLine) -
     is_clean(deploy, "orphan", port)
 
 
-def test_a_taken_port_names_its_holder(deploy: CommandLine) -> None:
+def test_occupied_port_names_its_holder(deploy: CommandLine) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", free_port()))
         holder.listen()
@@ -271,7 +271,7 @@ def kernels(tmp_path: Path) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def test_a_fresh_host_takes_the_kernels_that_a_verified_server_has_saved(
+def test_fresh_host_reuses_kernels_saved_by_verified_server(
     deploy: CommandLine, tmp_path: Path, engine_home: Home, kernels: list[str]
 ) -> None:
     """The scripted engine stands in for one with a GPU: real sglang compiles nothing on a CPU.

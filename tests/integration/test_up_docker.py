@@ -137,7 +137,7 @@ def kill_server(*, deaths: int) -> None:
     wait_for(lambda: (seen := seen_by_docker())[0] == deaths or seen[1] == "exited")
 
 
-def test_the_whole_line(deploy: CommandLine, up_real: list[str], port: int) -> None:
+def test_docker_server_full_lifecycle(deploy: CommandLine, up_real: list[str], port: int) -> None:
     """Up, again, with another plan, asked, its log followed, down."""
     first = deploy.run(*up_real, "--json")
     assert first.returncode == 0, first.stderr
@@ -168,7 +168,7 @@ def test_the_whole_line(deploy: CommandLine, up_real: list[str], port: int) -> N
     is_clean(deploy, port)
 
 
-def test_docker_starts_again_what_dies_up_to_the_limit(deploy: CommandLine, up: list[str], port: int) -> None:
+def test_docker_restarts_dead_server_up_to_limit(deploy: CommandLine, up: list[str], port: int) -> None:
     """Its scheduler is killed, then the server itself; its log is followed through all of it."""
     first = deploy.run(*up, "--json")
     assert first.returncode == 0, first.stderr
@@ -197,7 +197,7 @@ def test_docker_starts_again_what_dies_up_to_the_limit(deploy: CommandLine, up: 
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_while_loading_is_not_waited_for(deploy: CommandLine, up: list[str], port: int) -> None:
+def test_server_dying_during_load_fails_immediately(deploy: CommandLine, up: list[str], port: int) -> None:
     """Docker would start it three times more."""
     failed = deploy.run(*up, "--set", "env.SCRIPTED_BROKEN=1")
     assert failed.returncode == 7, failed.stderr
@@ -206,7 +206,7 @@ def test_a_server_that_dies_while_loading_is_not_waited_for(deploy: CommandLine,
     is_clean(deploy, port)
 
 
-def test_ctrl_c_during_the_wait(deploy: CommandLine, up: list[str], port: int) -> None:
+def test_ctrl_c_while_waiting_leaves_nothing(deploy: CommandLine, up: list[str], port: int) -> None:
     with deploy.running(*up, *LOADS_FOR_EVER) as command:
         command.wait_for("started `")
         code, said = command.end(signal.SIGINT)
@@ -216,7 +216,7 @@ def test_ctrl_c_during_the_wait(deploy: CommandLine, up: list[str], port: int) -
 
 
 @pytest.mark.slow
-def test_a_container_is_removed_during_the_wait(deploy: CommandLine, up: list[str], port: int) -> None:
+def test_container_removed_while_waiting_is_reported(deploy: CommandLine, up: list[str], port: int) -> None:
     with deploy.running(*up, *LOADS_FOR_EVER) as command:
         command.wait_for("started `")
         docker("rm", "--force", f"deploy-{NAME}")
@@ -227,7 +227,7 @@ def test_a_container_is_removed_during_the_wait(deploy: CommandLine, up: list[st
     is_clean(deploy, port)
 
 
-def test_a_server_outlives_the_command_that_started_it(deploy: CommandLine, up: list[str], port: int) -> None:
+def test_server_survives_killed_up_command(deploy: CommandLine, up: list[str], port: int) -> None:
     with deploy.running(*up, *LOADS_FOR_EVER) as command:
         command.wait_for("started `")
         command.send(signal.SIGKILL)
@@ -238,7 +238,7 @@ def test_a_server_outlives_the_command_that_started_it(deploy: CommandLine, up: 
 
 
 @pytest.mark.slow
-def test_a_daemon_that_does_not_answer(deploy: CommandLine, up: list[str]) -> None:
+def test_unresponsive_docker_daemon_is_reported(deploy: CommandLine, up: list[str]) -> None:
     nowhere = "unix:///no/such.sock"
     refused = deploy.run(*up, "--host", nowhere)
     assert refused.returncode == 4
@@ -251,7 +251,7 @@ def test_a_daemon_that_does_not_answer(deploy: CommandLine, up: list[str]) -> No
 
 @pytest.mark.slow
 @needs_sshd
-def test_the_same_over_ssh(
+def test_remote_docker_server_full_lifecycle(
     deploy: CommandLine,
     up: list[str],
     port: int,

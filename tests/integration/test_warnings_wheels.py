@@ -58,7 +58,7 @@ def fused(cpu_environment: Venv) -> Mapping[str, "subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("version", FUSING)
-def test_without_custom_all_reduce_the_fusion_does_nothing(
+def test_fusion_does_nothing_without_custom_all_reduce(
     version: str, fused: Mapping[str, "subprocess.CompletedProcess[str]"]
 ) -> None:
     asked = fused[version]

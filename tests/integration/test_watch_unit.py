@@ -49,9 +49,7 @@ def printed(*words: str) -> tuple[str, str]:
     return shown.stdout, shown.stderr
 
 
-def test_systemd_takes_the_unit_and_no_secret_stands_in_it(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_systemd_accepts_unit_without_secrets(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze (Debian: systemd)")
     monkeypatch.setenv("OWL_KEY", "key-of-the-owl-4711")
@@ -72,7 +70,7 @@ def test_systemd_takes_the_unit_and_no_secret_stands_in_it(
         assert line in unit.splitlines()
 
 
-def test_a_unit_is_run_by_who_has_written_it_and_its_webhook_is_not_forgotten(
+def test_unit_runs_as_its_author_and_rejects_webhook(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGNAME", "somebody-before-su")
@@ -96,7 +94,7 @@ def test_a_unit_is_run_by_who_has_written_it_and_its_webhook_is_not_forgotten(
         "notify wJ4zTq8-of-the-pager",
     ],
 )
-def test_a_command_that_holds_a_secret_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_command_containing_a_secret_is_rejected(home: Home, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("PAGER_TOKEN", "wJ4zTq8-of-the-pager")
     with pytest.raises(UsageError, match="contains a secret") as refused:
         unit_text(["owl"], home, command=command)
@@ -105,32 +103,32 @@ def test_a_command_that_holds_a_secret_is_refused(home: Home, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("home")
-def test_a_url_with_a_password_stands_in_the_file_for_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_with_password_goes_into_environment_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://me:wJ4zTq8@mirror.example")
     unit, said = printed()
     assert "wJ4zTq8" not in said + unit
     assert "reads OWL_KEY, HF_ENDPOINT from" in " ".join(said.split())
 
 
-def test_a_unit_looks_after_several_servers_as_after_one(home: Home) -> None:
+def test_unit_watches_replicated_server_by_name(home: Home) -> None:
     past_run(home, 2, "replicas=2")
     assert " watch owl --json\n" in printed()[0]
 
 
-def test_a_unit_for_what_its_cluster_looks_after_is_refused_as_its_watch_would_be(home: Home) -> None:
+def test_unit_for_cluster_managed_server_is_rejected(home: Home) -> None:
     past_run(home, 2, "runtime=kubernetes", "kubernetes.weights.pvc=models", "image=null")
     with pytest.raises(UsageError, match="the cluster restarts"):
         printed()
 
 
-def test_the_unit_finds_the_cluster_of_this_shell(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_keeps_cluster_configuration_variables(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/etc/cluster.yaml")
     monkeypatch.setenv("SLURM_CONF", "/opt/slurm/slurm.conf")
     lines = unit_text(["owl"], home, command=None).splitlines()
     assert {"Environment=KUBECONFIG=/etc/cluster.yaml", "Environment=SLURM_CONF=/opt/slurm/slurm.conf"} <= {*lines}
 
 
-def test_a_key_that_a_later_start_needs_and_this_shell_has_not_ends_no_watch(home: Home) -> None:
+def test_missing_api_key_does_not_end_running_watch(home: Home) -> None:
     with open_servers(home) as servers:
         seen = snapshot_of(servers, "owl")
     assert (seen.api_key_env, LiveBackend().listens(seen)) == ("OWL_KEY", False)
@@ -149,7 +147,7 @@ def finish(alerts: Alerts) -> list[str]:
     return failed
 
 
-def test_a_command_reads_the_event_and_inherits_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alert_command_reads_event_without_inheriting_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_token_of_this_shell")
     file = tmp_path / "told"
     told = Receiver.command(f"sh -c 'cat > {file}; env >> {file}'")
@@ -162,19 +160,19 @@ def test_a_command_reads_the_event_and_inherits_no_secret(tmp_path: Path, monkey
     assert "hf_token_of_this_shell" not in environment
 
 
-def test_a_command_that_is_not_there_is_found_out_before_the_first_death() -> None:
+def test_missing_alert_command_is_rejected_early() -> None:
     with pytest.raises(UsageError, match="no program `notfy` found"):
         Receiver.command("notfy --all")
 
 
 @pytest.mark.parametrize("url", ["hooks.example", "http://[::1", "https://h:x/", "http://h/a b"])
-def test_what_no_event_can_be_posted_to_is_refused_and_not_shown(url: str) -> None:
+def test_invalid_webhook_url_is_rejected_without_showing_it(url: str) -> None:
     with pytest.raises(UsageError, match="webhook") as refused:
         Receiver.webhook(url)
     assert url not in f"{refused.value.message} {refused.value.hint}"
 
 
-def test_a_receiver_that_hangs_is_ended_with_all_it_has_started_and_told() -> None:
+def test_hanging_receiver_is_killed_and_reported() -> None:
     now = [0.0]
     alerts = Alerts((Receiver.command("sh -c 'sleep 600 & wait'"),), lambda: now[0])
     assert list(alerts.send(EVENT)) == []
@@ -215,9 +213,7 @@ def _posts(process: Path, mark: bytes) -> bool:
     return False
 
 
-def test_what_is_not_delivered_when_the_watch_ends_is_ended_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undelivered_alerts_are_cancelled_and_reported_at_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARK", str(tmp_path))
     with endless_webhook() as url:
         alerts = Alerts((Receiver.webhook(url), Receiver.command("sleep 600")), time.monotonic)
@@ -240,7 +236,7 @@ time.sleep(600)
 """
 
 
-def test_a_sender_ends_with_a_watch_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alert_sender_ends_with_killed_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARK", str(tmp_path))
     with endless_webhook() as url:
         watch = subprocess.Popen([sys.executable, "-c", SENDS, url], stdout=subprocess.PIPE)
@@ -254,7 +250,7 @@ def test_a_sender_ends_with_a_watch_that_is_killed(tmp_path: Path, monkeypatch: 
         wait_for(lambda: not senders(str(tmp_path)))
 
 
-def test_a_webhook_is_posted_the_event_and_its_url_stands_in_no_command_line() -> None:
+def test_webhook_receives_event_without_exposing_its_url() -> None:
     taken: list[object] = []
     users: list[str] = []
     seen: list[bytes] = []

@@ -45,7 +45,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_no_module_of_the_current_folder_is_imported(
+def test_no_module_is_imported_from_current_directory(
     hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An environment is built by uv, which fails; and a server runs in a home with such modules."""
@@ -63,7 +63,7 @@ def test_no_module_of_the_current_folder_is_imported(
 
 
 @pytest.mark.parametrize("name", ["a b", "a\nb", "é, \"x\" 'y' $(z)", "-rf", "a\\nb"])
-def test_a_home_of_any_name_holds_a_server(name: str, tmp_path: Path) -> None:
+def test_home_with_unusual_name_runs_a_server(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     engine = CpuEngine(home=Home(tmp_path / name), python=Path(sys.executable))
     server = engine.start("a", artifacts=engine.artifacts(argv=("sh", "-c", "pwd; sleep 600")))
@@ -77,7 +77,7 @@ def test_a_home_of_any_name_holds_a_server(name: str, tmp_path: Path) -> None:
     assert record.stopped
 
 
-def test_nothing_that_a_command_makes_may_be_written_to_by_others(tmp_path: Path) -> None:
+def test_created_files_are_not_writable_by_others(tmp_path: Path) -> None:
     """With a umask of 0 the folders of models and environments were everyone's."""
     home, out, python = tmp_path / "deeper/home", tmp_path / "out", tmp_path / "python"
     versions = {"torch": "2.9.1", "cuda": None, "hip": None, "sglang": "0.5.14"}

@@ -70,9 +70,7 @@ def stage(hub: Hub, tmp_path: Path, far: str, *words: str, **more: str) -> "subp
     return deploy(hub, tmp_path).run(*words_of(far, tmp_path), *words, **more)
 
 
-def test_a_checkpoint_arrives_whole_over_there_and_the_token_is_seen_by_nobody(
-    hub: Hub, far: str, tmp_path: Path
-) -> None:
+def test_remote_staging_is_complete_and_hides_token(hub: Hub, far: str, tmp_path: Path) -> None:
     hub.token = TOKEN
     seen: list[str] = []
     hub.before_body = lambda: seen.extend(processes_with(TOKEN))
@@ -95,7 +93,7 @@ def test_a_checkpoint_arrives_whole_over_there_and_the_token_is_seen_by_nobody(
     assert hub.sent == sent
 
 
-def test_a_cut_costs_only_what_was_still_to_come(hub: Hub, far: str, tmp_path: Path) -> None:
+def test_interrupted_remote_download_resumes(hub: Hub, far: str, tmp_path: Path) -> None:
     write_checkpoint(hub.directory, size=6 * PIECE, layers=4, mtp_layer=78)
     hub.cuts[SECOND] = 4 * PIECE
     broken = stage(hub, tmp_path, far)
@@ -120,7 +118,7 @@ def test_a_cut_costs_only_what_was_still_to_come(hub: Hub, far: str, tmp_path: P
         ("missing", f"`{SECOND}` is missing"),
     ],
 )
-def test_what_is_not_whole_is_refused_by_the_name_it_has_there(
+def test_incomplete_remote_checkpoint_is_reported_with_host(
     hub: Hub, far: str, tmp_path: Path, harm: str, said: str
 ) -> None:
     if harm == "room":
@@ -143,7 +141,7 @@ def bring(far: str, tmp_path: Path, *, allowed: bool = True) -> VerifiedCheckpoi
     return staging.ensure_staged_remote(PLAN, str(tmp_path / "glm"), far, allowed=allowed)
 
 
-def test_an_up_fetches_what_is_missing_over_there_and_only_that(
+def test_up_downloads_only_missing_remote_checkpoint(
     hub: Hub, far: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -165,7 +163,7 @@ def test_an_up_fetches_what_is_missing_over_there_and_only_that(
 
 @pytest.mark.docker
 @pytest.mark.wheels
-def test_up_looks_at_the_machine_before_it_stages_there(
+def test_up_runs_preflight_before_remote_staging(
     hub: Hub, tmp_path: Path, docker_daemon: DockerCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The remote host has no GPU of the profile: 438 GB were downloaded there before that was told."""
@@ -181,7 +179,7 @@ def test_up_looks_at_the_machine_before_it_stages_there(
     assert not (tmp_path / "here/models").exists()
 
 
-def test_a_checkpoint_that_is_another_one_is_not_called_incomplete(hub: Hub, far: str, tmp_path: Path) -> None:
+def test_mismatched_remote_checkpoint_is_not_reported_as_incomplete(hub: Hub, far: str, tmp_path: Path) -> None:
     (hub.directory / "config.json").write_text(json.dumps(WHOLE_CONFIG | {"num_hidden_layers": 61}))
     done = stage(hub, tmp_path, far)
     assert done.returncode == 4
@@ -190,7 +188,7 @@ def test_a_checkpoint_that_is_another_one_is_not_called_incomplete(hub: Hub, far
     assert "downloads missing files" not in done.stderr
 
 
-def test_ctrl_c_ends_it_on_both_machines(hub: Hub, far: str, tmp_path: Path) -> None:
+def test_ctrl_c_ends_staging_on_both_hosts(hub: Hub, far: str, tmp_path: Path) -> None:
     reached, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -207,7 +205,7 @@ def test_ctrl_c_ends_it_on_both_machines(hub: Hub, far: str, tmp_path: Path) -> 
             go_on.set()
 
 
-def test_a_machine_that_cannot_be_reached_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_unreachable_staging_host_is_reported(hub: Hub, tmp_path: Path) -> None:
     done = stage(hub, tmp_path, "ssh://127.0.0.1:9")
     assert done.returncode == 4
     assert "error: cannot stage on ssh://127.0.0.1:9" in done.stderr
@@ -215,7 +213,7 @@ def test_a_machine_that_cannot_be_reached_is_told(hub: Hub, tmp_path: Path) -> N
     assert "check that ssh connects without a prompt" in done.stderr
 
 
-def test_a_checkpoint_that_is_there_is_verified_where_it_lies(hub: Hub, far: str, tmp_path: Path) -> None:
+def test_existing_remote_checkpoint_is_verified_in_place(hub: Hub, far: str, tmp_path: Path) -> None:
     there = write_checkpoint(tmp_path / "share", mtp_layer=78)
     origin = ("--set", "model.checkpoint.source=local", "--set", f"model.checkpoint.path={there}", "--dir", str(there))
     assert stage(hub, tmp_path, far, *origin).returncode == 0
@@ -226,7 +224,7 @@ def test_a_checkpoint_that_is_there_is_verified_where_it_lies(hub: Hub, far: str
 
 
 @pytest.mark.parametrize("module", [remote_fetch, safe_paths])
-def test_the_program_is_written_in_what_an_old_python_reads(module: ModuleType) -> None:
+def test_remote_program_supports_old_python(module: ModuleType) -> None:
     tree = ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 8))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     ours = {"orchestrator.core.safe_paths"}

@@ -40,7 +40,7 @@ TWO = {"ranks": ("layout.dp=2",), "servers": ("layout.dp=1", "replicas=2")}
 
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_is_measured_and_loses_a_rank(line: Line, results: Path, layout: str) -> None:
+def test_dead_rank_is_diagnosed_in_each_layout(line: Line, results: Path, layout: str) -> None:
     assert line.up("h200x4-tp2dp2", *LAYOUTS[layout], name=layout).code == 0
     words = (
         "--workload",
@@ -101,7 +101,7 @@ def test_two_servers_share_a_node(line: Line, results: Path) -> None:
 
 
 @pytest.mark.usefixtures("free")
-def test_two_servers_behind_a_gateway(line: Line, results: Path, tmp_path: Path) -> None:
+def test_replicas_behind_gateway_survive_replacement_under_load(line: Line, results: Path, tmp_path: Path) -> None:
     """Beside one server of two ranks; then one of them dies, and both are replaced while the load goes on."""
     workload = tmp_path / "shared.yaml"
     workload.write_text(SHARED)
@@ -143,7 +143,7 @@ def _bench(line: Line, name: str, workload: Path, output: Path) -> dict[str, Any
 @pytest.mark.skipif(count() < 4, reason="this machine has fewer than four NVIDIA GPUs")
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("profile", ["h200x4-tp4", "h200x4-tp2dp2"])
-def test_a_layout_of_four_gpus_is_measured_to_its_knee(line: Line, results: Path, profile: str) -> None:
+def test_four_gpu_layout_benchmark_matches_sglang_client(line: Line, results: Path, profile: str) -> None:
     """The ladder and one request at a time; the last run, of prompts that share nothing, beside sglang's own client."""
     assert line.up(profile).code == 0
     measured = {

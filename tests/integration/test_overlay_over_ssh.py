@@ -79,7 +79,7 @@ def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_download, "verify_checkpoint", verify)
 
 
-def test_the_patched_config_reaches_the_far_machine(far: HostRef, checkpoint: Path, tmp_path: Path) -> None:
+def test_patched_config_is_copied_to_remote_host(far: HostRef, checkpoint: Path, tmp_path: Path) -> None:
     """What is written there is what the same command would have written there itself."""
     before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
 
@@ -99,7 +99,7 @@ def test_the_patched_config_reaches_the_far_machine(far: HostRef, checkpoint: Pa
     assert [path.name for path in made.parent.iterdir()] == ["config.json"]  # no link to nowhere
 
 
-def test_what_is_made_for_another_machine_is_not_taken_for_it(far: HostRef, checkpoint: Path, tmp_path: Path) -> None:
+def test_overlays_of_other_hosts_are_not_used(far: HostRef, checkpoint: Path, tmp_path: Path) -> None:
     """Two machines, and this one, may hold other checkpoints under one name; two commands may prepare them at once."""
     prepare.ensure_checkpoint(PLAN, far, stage=False)
     prepare.prepare_overlay(PREPARED, far)
@@ -115,14 +115,14 @@ def test_what_is_made_for_another_machine_is_not_taken_for_it(far: HostRef, chec
     assert ours.keys() == theirs.keys()
 
 
-def test_a_far_machine_without_the_checkpoint_says_so(far: HostRef) -> None:
+def test_missing_remote_checkpoint_is_reported(far: HostRef) -> None:
     with pytest.raises(CheckpointNotFoundError, match=f"no checkpoint of `{PLAN.model.name}`") as caught:
         prepare.ensure_checkpoint(PLAN, far, stage=False)
     assert "deploy stage" in caught.value.hint
     assert not [path for path in far.home.root.rglob("*") if path.is_file()]
 
 
-def test_a_far_checkpoint_that_is_not_whole_leaves_no_mirror(far: HostRef, tmp_path: Path) -> None:
+def test_incomplete_remote_checkpoint_leaves_no_mirror(far: HostRef, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "there/models" / PLAN.model.name, layers=4, mtp_layer=78)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match="incomplete or modified"):
@@ -131,7 +131,7 @@ def test_a_far_checkpoint_that_is_not_whole_leaves_no_mirror(far: HostRef, tmp_p
 
 
 @pytest.mark.parametrize(("recipe", "told"), [("wafer", True), ("amd52", False)])
-def test_a_far_checkpoint_whose_shared_experts_are_kept_apart_is_told_not_to_fuse(
+def test_separate_shared_experts_of_remote_checkpoint_disable_fusion(
     far: HostRef, tmp_path: Path, recipe: str, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its own headers, read over there before a start; unread, nothing is said of it."""

@@ -1,6 +1,6 @@
 """The answers that `cpu-tiny` has to give, by transformers on the same weights, and by real sglang token by token.
 
-`UPDATE_GOLDEN=1 pytest tests/integration/test_right_answers.py` writes what transformers answers into the model's file.
+`UPDATE_GOLDEN=1 pytest tests/integration/test_expected_answers.py` writes what transformers answers into the model's file.
 """
 
 import json
@@ -44,7 +44,7 @@ def answers(questions: tuple[SmokeQuestion, ...], cpu_environment: Venv, tiny_mo
     return answered
 
 
-def test_the_list_is_what_transformers_answers(
+def test_expected_answers_match_transformers(
     questions: tuple[SmokeQuestion, ...], answers: list[dict[str, Any]]
 ) -> None:
     texts = [" ".join(answer["text"].split()) for answer in answers]
@@ -59,7 +59,7 @@ def test_the_list_is_what_transformers_answers(
     assert min(answer["margin"] for answer in answers) > CLEAR
 
 
-def test_sglang_gives_the_same_tokens(
+def test_sglang_tokens_match_transformers(
     server: CpuServer, questions: tuple[SmokeQuestion, ...], answers: list[dict[str, Any]]
 ) -> None:
     """Also behind more than one chunk of prefill, where nothing comes from cache."""

@@ -16,9 +16,7 @@ from orchestrator.hosts import head_address
 
 @pytest.mark.docker
 @needs_sshd
-def test_each_machine_is_asked_and_one_that_is_not_there_stops_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_host_does_not_stop_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (folder := tmp_path / "ssh").mkdir()
@@ -43,7 +41,7 @@ def test_each_machine_is_asked_and_one_that_is_not_there_stops_no_other(
             assert f"{name}: no server" in shown.stderr or f"{name}: " in shown.stdout
 
 
-def test_ctrl_c_ends_the_command_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_ends_command_on_every_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ssh = tmp_path / "bin/ssh"
     ssh.parent.mkdir()
     mark = f"{tmp_path}/waits"
@@ -60,7 +58,7 @@ def test_ctrl_c_ends_the_command_on_every_machine(tmp_path: Path, monkeypatch: p
 
 
 @needs_sshd
-def test_the_address_of_the_first_host_is_one_that_all_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_address_is_reachable_from_all_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder := tmp_path / "ssh").mkdir()
     with ssh_server(folder, deploy_home=tmp_path, monkeypatch=monkeypatch) as first:
         known = (folder / "known").read_text()

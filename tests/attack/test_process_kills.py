@@ -45,7 +45,7 @@ time.sleep(600)
 """
 
 
-def test_parts_that_die_are_told_and_leave_nothing(deployments: Deployments) -> None:
+def test_killed_server_processes_are_reported_and_cleaned_up(deployments: Deployments) -> None:
     stages = (while_starting, while_serving, while_stopping, with_a_stranger_in_its_place)
 
     def kill(number: int, dice: Random) -> Iterator[str]:

@@ -44,7 +44,7 @@ def run_dir(deploy: CommandLine, port: int) -> Iterator[Path]:
     assert deploy.run("down", "--all").returncode == 0
 
 
-def test_while_it_runs(deploy: CommandLine, run_dir: Path) -> None:
+def test_status_diagnose_and_logs_of_running_server(deploy: CommandLine, run_dir: Path) -> None:
     status, diagnosis = deploy.run("status", NAME), deploy.run("diagnose", NAME)
     last, young = deploy.run("logs", NAME, "-n", "2"), deploy.run("logs", NAME, "--since", "1h")
 
@@ -57,7 +57,7 @@ def test_while_it_runs(deploy: CommandLine, run_dir: Path) -> None:
     assert young.stdout == (run_dir / "server.log").read_text()
 
 
-def test_its_run_keeps_a_lock_that_asks_for_the_very_same(deploy: CommandLine, run_dir: Path, port: int) -> None:
+def test_saved_lockfile_matches_running_server(deploy: CommandLine, run_dir: Path, port: int) -> None:
     same = deploy.run("up", str(run_dir / "lock.yaml"), "--locked", "--name", NAME, "--json")
     assert same.returncode == 0, same.stderr
     assert json.loads(same.stdout)["already_up"] is True
@@ -65,7 +65,7 @@ def test_its_run_keeps_a_lock_that_asks_for_the_very_same(deploy: CommandLine, r
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_what_it_does_now(deploy: CommandLine) -> None:
+def test_top_shows_current_activity(deploy: CommandLine) -> None:
     with deploy.running("top", NAME, "--json", "--interval", "0.5") as watching:
         first = json.loads(watching.line())
         assert deploy.run("ask", NAME, "hello", "--tokens", "9").returncode == 0
@@ -80,7 +80,7 @@ def test_what_it_does_now(deploy: CommandLine) -> None:
     assert "0 running, 0 queued" in screen.stdout
 
 
-def test_when_it_was_killed_and_started_again(deploy: CommandLine, run_dir: Path, port: int) -> None:
+def test_killed_server_is_reported_and_restarted(deploy: CommandLine, run_dir: Path, port: int) -> None:
     record = json.loads((run_dir / "process.json").read_text())
     os.kill(int(record["server"].split("/")[1]), signal.SIGKILL)
     wait_for(lambda: deploy.run("status", NAME).returncode == 6)
@@ -105,7 +105,7 @@ def test_when_it_was_killed_and_started_again(deploy: CommandLine, run_dir: Path
     assert json.loads(deploy.run("down", NAME, "--json").stdout) == {"down": [NAME]}
 
 
-def test_what_never_came_up_is_not_started_again(deploy: CommandLine, run_dir: Path) -> None:
+def test_restart_of_unknown_server_suggests_name(deploy: CommandLine, run_dir: Path) -> None:
     missing = deploy.run("restart", "own")
 
     assert missing.returncode == 6

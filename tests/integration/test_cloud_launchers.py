@@ -46,7 +46,7 @@ def interpreter(package: str) -> Path:
 
 
 @pytest.mark.parametrize("broker", BROKERS)
-def test_the_broker_takes_the_files_of_every_profile_of_one_server(broker: str, tmp_path: Path) -> None:
+def test_launcher_accepts_rendered_files_of_every_profile(broker: str, tmp_path: Path) -> None:
     package, script = BROKERS[broker]
     python = interpreter(package)
     plans = {profile: load(profile).plan for profile in profile_names()}

@@ -46,7 +46,7 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             process.terminate()
 
 
-def test_a_far_machine_is_looked_at_in_one_round_trip(far: str) -> None:
+def test_remote_host_is_surveyed_in_one_round_trip(far: str) -> None:
     calls: list[str] = []
     runner = ssh_runner(far)
     look = survey(
@@ -61,13 +61,13 @@ def test_a_far_machine_is_looked_at_in_one_round_trip(far: str) -> None:
     assert "/var/lib/a model's weights" in machine.disks
 
 
-def test_who_holds_a_port_over_there(far: str) -> None:
+def test_remote_port_holder_is_identified(far: str) -> None:
     port = int(far.rpartition(":")[2])
     holder = port_holder(port, ssh_runner(far))
     assert holder is not None
     assert "sshd" in (holder.command or "")
 
 
-def test_a_machine_that_does_not_answer() -> None:
+def test_unreachable_host_is_reported() -> None:
     with pytest.raises(HostError, match="cannot inspect the host: ssh: connect to host"):
         survey(ssh_runner(f"ssh://root@127.0.0.1:{free_port()}"), MACHINE_SECTIONS)

@@ -45,7 +45,7 @@ def listener() -> Iterator[tuple[int, int]]:
             process.kill()
 
 
-def test_this_machine_as_it_is(tmp_path: Path) -> None:
+def test_survey_matches_local_host(tmp_path: Path) -> None:
     machine = read_machine(
         survey(local, {**ALL_SECTIONS, **MACHINE_SECTIONS}, directories=[str(tmp_path / "not" / "there")])
     )
@@ -58,7 +58,7 @@ def test_this_machine_as_it_is(tmp_path: Path) -> None:
     assert machine.memlock is not None
 
 
-def test_who_holds_a_port_is_found_by_its_socket(listener: tuple[int, int]) -> None:
+def test_port_holder_is_found_by_socket(listener: tuple[int, int]) -> None:
     pid, port = listener
     holder = port_holder(port)
     assert holder is not None
@@ -67,14 +67,14 @@ def test_who_holds_a_port_is_found_by_its_socket(listener: tuple[int, int]) -> N
     assert port_holder(free_port()) is None
 
 
-def test_a_port_of_ipv6_is_seen_too() -> None:
+def test_ipv6_port_holder_is_found() -> None:
     with socket.create_server(("::1", free_port()), family=socket.AF_INET6) as server:
         holder = port_holder(server.getsockname()[1])
     assert holder is not None
     assert holder.pid == os.getpid()
 
 
-def test_down_says_who_holds_a_port_that_does_not_come_free(listener: tuple[int, int]) -> None:
+def test_down_reports_holder_of_unreleased_port(listener: tuple[int, int]) -> None:
     pid, port = listener
     plan = plan_of("cpu-tiny", f"server.port={port}")
     times = iter([0.0, 1.0, 31.0])
@@ -82,7 +82,7 @@ def test_down_says_who_holds_a_port_that_does_not_come_free(listener: tuple[int,
         wait_until_released(plan, HostRef(home=Home(Path())), clock=lambda: next(times), sleep=lambda _seconds: None)
 
 
-def test_a_machine_without_gpus_says_so(deploy: CommandLine) -> None:
+def test_host_without_gpus_is_not_ready(deploy: CommandLine) -> None:
     if shutil.which("nvidia-smi") or Path("/dev/kfd").exists():
         pytest.skip("this machine has GPUs")
     done = deploy.run("preflight", "--profile", "mi355x-tp8", "--json")
@@ -94,14 +94,14 @@ def test_a_machine_without_gpus_says_so(deploy: CommandLine) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_interpreter_without_the_engine_is_told(deploy: CommandLine) -> None:
+def test_interpreter_without_engine_fails_preflight(deploy: CommandLine) -> None:
     done = deploy.run("preflight", "--profile", "cpu-tiny", "--set", f"engine.python={sys.executable}", "--json")
     rows = {row["check"]: row for row in json.loads(done.stdout)["findings"]}
     assert (done.returncode, rows["interpreter"]["level"], rows["torch"]["level"]) == (4, "fail", "fail")
     assert rows["interpreter"]["found"] == f"python {platform.python_version()}"
 
 
-def test_a_cpu_profile_is_ready_until_its_port_is_taken(deploy: CommandLine, listener: tuple[int, int]) -> None:
+def test_cpu_profile_preflight_fails_only_for_occupied_port(deploy: CommandLine, listener: tuple[int, int]) -> None:
     pid, port = listener
     ready = deploy.run("preflight", "--profile", "cpu-tiny", "--set", f"server.port={free_port()}")
     assert ready.returncode == 0, ready.stderr
@@ -115,7 +115,7 @@ def test_a_cpu_profile_is_ready_until_its_port_is_taken(deploy: CommandLine, lis
     "machine",
     ["mi355x-healthy", "mi355x-warnings"],
 )
-def test_the_real_script_over_tools_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+def test_survey_script_uses_gpu_tool_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
     if shutil.which("amd-smi"):
         pytest.skip("this machine has the real tool")
     program = tmp_path / "amd-smi"

@@ -63,7 +63,7 @@ def asked(kubectl: Path) -> int:
     return len((kubectl / "asked").read_text().splitlines())
 
 
-def test_a_list_of_all_asks_a_cluster_once_for_each_kind(kubectl: Path, tmp_path: Path) -> None:
+def test_listing_servers_queries_each_object_kind_once(kubectl: Path, tmp_path: Path) -> None:
     runtime = KubernetesRuntime(home_with(tmp_path, None))
     units = runtime.find()
     assert [unit.state.status for unit in units] == [Status.RUNNING] * SERVERS
@@ -72,7 +72,7 @@ def test_a_list_of_all_asks_a_cluster_once_for_each_kind(kubectl: Path, tmp_path
     assert asked(kubectl) == 3
 
 
-def test_a_cluster_that_is_gone_hides_no_other(kubectl: Path, tmp_path: Path) -> None:
+def test_unreachable_cluster_does_not_hide_others(kubectl: Path, tmp_path: Path) -> None:
     runtime = KubernetesRuntime(home_with(tmp_path, "gone", "near"))
     with pytest.raises(PartialResultError, match="the cluster of context `gone` does not answer") as caught:
         runtime.find()
@@ -90,13 +90,13 @@ def test_a_cluster_that_is_gone_hides_no_other(kubectl: Path, tmp_path: Path) ->
         ),
     ],
 )
-def test_a_connection_that_broke_is_no_refusal(kubectl: Path, said: str, words: str) -> None:
+def test_broken_connection_is_distinguished_from_rejected_request(kubectl: Path, said: str, words: str) -> None:
     (kubectl / "kubectl").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
     with pytest.raises(HostError, match=words):
         Cluster("", "default").json("get", "deployments,pods")
 
 
-def test_an_outage_is_told_once_and_ends(
+def test_cluster_outage_is_reported_once(
     kubectl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = KubernetesRuntime(home_with(tmp_path, None))

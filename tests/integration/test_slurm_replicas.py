@@ -74,7 +74,7 @@ def pair(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -
     wait_for(lambda: not slurm_cluster.queue())
 
 
-def test_servers_as_jobs_behind_a_gateway_as_one_more_from_up_to_down(pair: Pair) -> None:
+def test_replica_and_gateway_jobs_full_lifecycle(pair: Pair) -> None:
     """The gateway serves all with a key, which stands nowhere; a job that is lost costs no answer, and comes back."""
     pair.up()
     jobs = pair.cluster.queue()
@@ -125,7 +125,7 @@ def test_servers_as_jobs_behind_a_gateway_as_one_more_from_up_to_down(pair: Pair
     assert pair.deploy.run("status", NAME).returncode == 6
 
 
-def test_prefill_and_decode_are_jobs_of_their_own_and_a_lost_one_comes_back(pair: Pair) -> None:
+def test_prefill_and_decode_run_as_separate_restartable_jobs(pair: Pair) -> None:
     words = pair.words(profile="cpu-tiny-1p1d")
     done = pair.deploy.run(*words, "--json")
     assert done.returncode == 0, done.stderr
@@ -152,7 +152,7 @@ def test_prefill_and_decode_are_jobs_of_their_own_and_a_lost_one_comes_back(pair
     assert not pair.cluster.queue()
 
 
-def test_replicas_that_fit_one_node_share_it(pair: Pair, tmp_path: Path) -> None:
+def test_replicas_share_a_node_when_they_fit(pair: Pair, tmp_path: Path) -> None:
     """Each takes one of a node's two GPUs; the gateway needs no node of its own."""
     python, versions = tmp_path / "python", '{"sglang": "0.5.16", "cuda": "13.0"}'
     python.write_text(f"#!/bin/sh\nSCRIPTED_VERSIONS='{versions}' exec {ENGINE} \"$@\"\n")
@@ -172,7 +172,7 @@ def test_replicas_that_fit_one_node_share_it(pair: Pair, tmp_path: Path) -> None
     assert {environ_of(f"--port {port} ")["ROCR_VISIBLE_DEVICES"] for port in ports} == {"0", "1"}
 
 
-def test_jobs_are_replaced_one_after_the_other_and_back_without_a_lost_answer(pair: Pair) -> None:
+def test_rolling_update_and_rollback_of_jobs_lose_no_response(pair: Pair) -> None:
     pair.up()
     first, statuses = pair.handle, []
     with load(first.url, KEY, statuses):
@@ -205,7 +205,7 @@ def test_ctrl_c_cancels_every_job(pair: Pair, stage: str) -> None:
     assert SlurmRuntime(pair.deploy.home).find(NAME) == ()
 
 
-def test_a_server_that_ends_while_another_waits_for_a_node_ends_the_start(pair: Pair) -> None:
+def test_exited_replica_aborts_start_while_another_is_pending(pair: Pair) -> None:
     """The other one might wait for hours; all CPUs of the nodes but one are somebody else's."""
     words = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--wrap=sleep 600")
     others = [pair.cluster.run(*words, f"--nodelist={node}", f"--ntasks={each}").strip() for node, each in FILL]
@@ -218,7 +218,7 @@ def test_a_server_that_ends_while_another_waits_for_a_node_ends_the_start(pair: 
     assert sorted(pair.cluster.queue()) == sorted(others)
 
 
-def test_a_gateway_that_no_node_takes_says_what_gives_it_a_place(pair: Pair) -> None:
+def test_unschedulable_gateway_hints_at_gateway_partition(pair: Pair) -> None:
     """Its servers would take both nodes whole: that is said before any of them is queued."""
     ended = pair.deploy.run(*pair.words("slurm.exclusive=true"))
     assert ended.returncode == 4, ended.stderr

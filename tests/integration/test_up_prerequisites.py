@@ -97,7 +97,7 @@ def up(deploy: CommandLine, *options: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_checkpoint_and_a_table_that_are_missing_are_made_and_made_once(deploy: CommandLine, hub: Hub) -> None:
+def test_missing_checkpoint_and_kernel_table_are_created_once(deploy: CommandLine, hub: Hub) -> None:
     code, said = up(deploy)
     assert (code, NO_GPU in said) == (4, True), said
     model = deploy.home.models / "glm-5.2-mxfp4"
@@ -110,7 +110,7 @@ def test_a_checkpoint_and_a_table_that_are_missing_are_made_and_made_once(deploy
     assert (hub.sent, table.stat().st_mtime_ns) == (sent, built)
 
 
-def test_without_its_gpus_nothing_is_built_or_downloaded(deploy: CommandLine, hub: Hub) -> None:
+def test_host_without_gpus_builds_and_downloads_nothing(deploy: CommandLine, hub: Hub) -> None:
     """It was told once everything was there."""
     image = ("--set", f"engine.image={deploy.environ['IMAGE']}")
     done = deploy.run("up", "--profile", "mi355x-tp8", *image, PATH=os.environ["PATH"])
@@ -119,7 +119,7 @@ def test_without_its_gpus_nothing_is_built_or_downloaded(deploy: CommandLine, hu
 
 
 @pytest.mark.slow
-def test_a_download_that_was_cut_goes_on_with_the_next_up(deploy: CommandLine, hub: Hub) -> None:
+def test_next_up_resumes_interrupted_download(deploy: CommandLine, hub: Hub) -> None:
     hub.cuts["model-00002-of-00003.safetensors"] = 50_000
     code, said = up(deploy)
     assert (code, "the download failed" in said) == (4, True), said
@@ -128,13 +128,13 @@ def test_a_download_that_was_cut_goes_on_with_the_next_up(deploy: CommandLine, h
     assert NO_GPU in up(deploy)[1]
 
 
-def test_without_staging_a_missing_checkpoint_is_refused(deploy: CommandLine, hub: Hub) -> None:
+def test_missing_checkpoint_is_rejected_without_staging(deploy: CommandLine, hub: Hub) -> None:
     code, said = up(deploy, "--no-stage")
     assert (code, hub.sent) == (4, {})
     assert "no checkpoint of `glm-5.2-mxfp4` found" in said
 
 
-def test_untuned_kernels_are_refused_before_anything_is_downloaded(deploy: CommandLine, hub: Hub) -> None:
+def test_untuned_kernels_are_rejected_before_download(deploy: CommandLine, hub: Hub) -> None:
     code, said = up(deploy, "--set", "engine.aiter_commit=7d604afe5fa7efba63c0dce323b95d9daf2db112")
     assert (code, hub.sent) == (9, {})
     assert "no tuned MoE kernel for batches of `mi355x-tp8`: 8, 32, 128 tokens" in said
