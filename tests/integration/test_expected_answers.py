@@ -1,6 +1,6 @@
 """The answers that `cpu-tiny` has to give, by transformers on the same weights, and by real sglang token by token.
 
-`UPDATE_GOLDEN=1 pytest tests/integration/test_expected_answers.py` writes what transformers answers into the model's file.
+`UPDATE_GOLDEN=1 pytest tests/integration/test_expected_answers.py` writes transformers' answers to the model's file.
 """
 
 import json
