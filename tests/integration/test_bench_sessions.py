@@ -254,7 +254,7 @@ class Forgetful(list[Any]):
 
 
 def test_replay_memory_per_request_is_bounded(tmp_path: Path) -> None:
-    """600 bytes for a request; the times of its chunks are in a file. The text of its files needed 3 kB more."""
+    """Chunk times are in a file; their text alone would need 3 kB a request."""
 
     def peak(requests: int) -> int:
         nothing = Forgetful()

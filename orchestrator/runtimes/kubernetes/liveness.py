@@ -42,8 +42,8 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     """
     between = _between(plan)
     seconds = max(between * 2 // 3, 1)
-    port, ranks, *alone = _asked(plan)
-    asked = (port, ranks, str(seconds), *alone, *config_words[1:])
+    ranks = str(plan.layout.dp) if plan.role is Role.SERVER else "1"  # of a prefill or decode server, one tells
+    asked = (str(plan.server.port), ranks, str(seconds), *_alone(plan), *config_words[1:])
     return {
         "exec": {"command": [*_PYTHON, f"{FOLDER}/{_PROGRAM}", *asked]},
         "timeoutSeconds": max(between * 5 // 6, 1),
@@ -57,7 +57,7 @@ def startup_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
 
     Its failures limit only the time until the server is healthy: it does not fail during the requests.
     """
-    asked = (*_asked(plan), *config_words[1:])
+    asked = (str(plan.server.port), str(plan.layout.dp), *_alone(plan), *config_words[1:])
     return {
         "exec": {"command": [*_PYTHON, f"{FOLDER}/{_FIRST_SAMPLE}", *asked]},
         "timeoutSeconds": first_sample.HEALTH_LIMIT + first_sample.SAMPLE_LIMIT + _STARTUP_PERIOD,
@@ -78,10 +78,9 @@ def programs() -> dict[str, str]:
     return {name: inspect.getsource(module) for name, module in sources.items()}
 
 
-def _asked(plan: Plan) -> tuple[str, ...]:
-    """Return the port and the ranks of a server; of a prefill or decode server, one rank answers for all."""
-    port = str(plan.server.port)
-    return (port, str(plan.layout.dp)) if plan.role is Role.SERVER else (port, "1", liveness.ALONE)
+def _alone(plan: Plan) -> tuple[str, ...]:
+    """Return the option for a prefill or decode server, which is asked without its counterpart."""
+    return () if plan.role is Role.SERVER else (liveness.ALONE,)
 
 
 def _between(plan: Plan) -> int:
