@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Final
-from urllib.parse import quote as urlquote
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import (
@@ -27,8 +26,7 @@ MANAGER: Final = "deploy"  # owns the fields that this tool applies
 _ASKED: Final = 10.0  # timeout of a request, in seconds
 _BRIEFLY: Final = 4.0  # timeout of a request to all clusters, in seconds
 _ASIDE: Final = 4.0  # further seconds for kubectl in that case
-_AT_ONCE: Final = 16  # requests at the same time
-_LISTED: Final = {"Deployment": ("apis/apps/v1", "deployments"), "Pod": ("api/v1", "pods")}  # kinds of a listing
+_AT_ONCE: Final = 16  # clusters at the same time
 _BESIDE: Final = 50.0  # further seconds for kubectl, including its login plug-ins
 # Messages of kubectl (1.20 and 1.32) for a cluster that is unreachable or rejects the login. If one of several
 # requested kinds was read before, the message has Go's form (net/url, `Error`): `Get "https://…": …`.
@@ -121,31 +119,19 @@ class Cluster:
 def list_each(clusters: Sequence[Cluster], selector: str) -> Iterator[list[Mapping[str, Any]] | HostError]:
     """Yield the Deployments and pods of each cluster that match a label selector, or the cluster's error.
 
-    All requests run at the same time with a short timeout. `get --output json` would take kubectl 0.28 s of CPU time
-    for 50 servers instead of twice 0.06 s: it looks up the kinds and prints every object anew (1.32).
+    All requests run at the same time with a short timeout.
     """
-    size, query = _AT_ONCE // len(_LISTED), f"?labelSelector={urlquote(selector)}"
-    for batch in (clusters[at : at + size] for at in range(0, len(clusters), size)):
-        argvs = [
-            cluster.argv(_timeout(_BRIEFLY), "get", "--raw", f"/{group}/namespaces/{cluster.namespace}/{kind}{query}")
-            for cluster in batch
-            for group, kind in _LISTED.values()
-        ]
+    words = ("get", "deployments,pods", "--selector", selector, "--output", "json")
+    for batch in (clusters[at : at + _AT_ONCE] for at in range(0, len(clusters), _AT_ONCE)):
+        argvs = [cluster.argv(_timeout(_BRIEFLY), *words) for cluster in batch]
         with _kubectl_needed():
-            answers = iter(run_together(argvs, timeout=_BRIEFLY + _ASIDE))
-        for cluster in batch:
-            of_kind = dict(zip(_LISTED, answers, strict=False))
+            answers = run_together(argvs, timeout=_BRIEFLY + _ASIDE)
+        for cluster, done in zip(batch, answers, strict=True):
             try:
-                yield [each for kind, done in of_kind.items() for each in _listed(cluster, kind, done)]
+                cluster.require_answer(done)
+                yield cluster.read(done)["items"]
             except HostError as error:
                 yield error
-
-
-def _listed(cluster: Cluster, kind: str, done: CompletedProgram) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of a list, with the kind that only the list has."""
-    cluster.require_answer(done)
-    for each in cluster.read(done)["items"]:
-        yield {**each, "kind": kind}
 
 
 def _timeout(seconds: float) -> str:
