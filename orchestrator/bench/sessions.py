@@ -63,7 +63,7 @@ def open_sessions(workload: Workload) -> SessionSource | None:
     totals = count(limited())
     if not totals.requests or totals.requests <= workload.warmup_requests:
         raise ProfileError(
-            f"the load has {totals.requests} requests, but the warm-up needs {workload.warmup_requests}",
+            f"the load has {totals.requests} requests, all of them within the warm-up of {workload.warmup_requests}",
             location=workload.trace or "",
             hint="increase `max_context`, or reduce `warmup_requests`",
         )

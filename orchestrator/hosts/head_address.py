@@ -126,7 +126,12 @@ def _reached(host: str, argv: Sequence[str]) -> dict[str, Interface]:
     done = ssh_runner(host)([*_PYTHON, _CONNECT, *argv])
     if not done.ok:
         raise _no_python(host, done.stderr.strip())
-    return {address: Interface(own, name) for address, own, name in (word.split(",") for word in done.stdout.split())}
+    found = {}
+    for word in done.stdout.split():
+        match word.split(","):
+            case [address, own, name] if address in argv:  # a login script may print other words
+                found[address] = Interface(own, name)
+    return found
 
 
 def _no_python(host: str, details: str = "") -> HostError:

@@ -115,11 +115,14 @@ def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
 def ssh_forward(url: str, port: int) -> tuple[Program, int]:
     """Forward a local port to 127.0.0.1:`port` of a remote host. Return ssh, not yet connected, and the local port.
 
-    ssh ends with this process. Raises UsageError if `url` is no valid ssh URL.
+    ssh ends with this process. Raises UsageError if `url` is no valid ssh URL, HostError if `ssh` is not installed.
     """
     local = free_port()
     options = (*_ALIVE, "-N", "-L", f"127.0.0.1:{local}:127.0.0.1:{port}")
-    return start(_ssh(SshHost.parse(url), None, *options), output=DEVNULL, tied=True), local
+    try:
+        return start(_ssh(SshHost.parse(url), None, *options), output=DEVNULL, tied=True), local
+    except ProgramMissingError as error:
+        raise _no_ssh() from error
 
 
 class Tunnel:

@@ -77,7 +77,7 @@ def parse_lock(document: Document, tool: str) -> Lock:
     if (found := data.get("lock")) != FORMAT:
         what = "not a lockfile"
         if isinstance(found, int) and not isinstance(found, bool):
-            what = f"a lock of format {found}, of {'an older' if found < FORMAT else 'a newer'} version of deploy"
+            what = f"a lockfile of format {found}, of {'an older' if found < FORMAT else 'a newer'} version of deploy"
         raise ProfileError(what, location=document.location(("lock",)), hint="`deploy lock PROFILE` writes a new one")
     if data.get("tool") != tool:
         raise ProfileError(

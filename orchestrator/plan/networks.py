@@ -60,7 +60,9 @@ def transfer_uses_rdma(plan: Plan) -> bool:
 def network_env(profile: "Profile", networks: Mapping[str, Network]) -> Iterator[EnvVar]:
     """Yield the variables that the networks of a profile need: of ranks on several nodes, and of transfers."""
     layout, hardware = profile.layout, profile.hardware
-    if hardware.network and layout.nodes.value > 1 and hardware.vendor == "amd":
+    roles = (role.nodes for role in (layout.prefill, layout.decode) if role)
+    nodes = max(layout.nodes.value, *(each.value for each in roles if each), 1)  # the roles share their environment
+    if hardware.network and nodes > 1 and hardware.vendor == "amd":
         yield from _variables(networks[hardware.network].rccl_env)
     if layout.transfer:
         yield from _variables(networks[layout.transfer.network].transfer.get(layout.transfer.backend, {}))

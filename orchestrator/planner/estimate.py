@@ -118,7 +118,7 @@ def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
     else:
         yield UpStep(
             name="table",
-            what="of the tuned MoE table: from the image's aiter and newer upstream rows",
+            what="built from the engine's aiter and newer upstream rows",
             about=STEP_SECONDS["kernels"],
         )
 

@@ -176,8 +176,8 @@ def test_edited_lockfile_is_rejected_at_its_section(home: Home, old: str, new: s
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("lock: 3", "lock: 2", "a lock of format 2, of an older version of deploy"),
-        ("lock: 3", "lock: 4", "a lock of format 4, of a newer version of deploy"),
+        ("lock: 3", "lock: 2", "a lockfile of format 2, of an older version of deploy"),
+        ("lock: 3", "lock: 4", "a lockfile of format 4, of a newer version of deploy"),
         ("lock: 3", "lock: none", "not a lockfile"),
         (f"tool: {__version__}", "tool: 99.0", "the lock was written by deploy 99.0"),
     ],

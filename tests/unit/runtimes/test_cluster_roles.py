@@ -137,6 +137,14 @@ def test_rdma_transfer_uses_host_network() -> None:
     assert "the KV cache crosses by RDMA" in text
 
 
+def test_multi_node_role_has_the_environment_of_its_network() -> None:
+    def names(*settings: str) -> set[str]:
+        return {each["name"] for each in container(found_of(RDMA, CLAIM, KEY, *settings), "prefill-1")["env"]}
+
+    added = names("layout.decode.nodes=2", "layout.decode.tp=16", "hardware.network=ainic") - names()
+    assert {"NCCL_CUMEM_ENABLE", "NCCL_DMABUF_ENABLE", "IONIC_LOCKFREE"} <= added
+
+
 def test_multi_node_role_is_a_leader_worker_set() -> None:
     settings = (CLAIM, KEY, "layout.decode.nodes=2", "layout.decode.tp=16")
     found = found_of(RDMA, *settings)
