@@ -25,7 +25,9 @@ def command(
 ) -> None:
     """List servers and their health (alias: ps). With a name or `--health`, each must generate a token."""
     with open_servers(Home.from_environment(), host) as servers:
-        if name is not None:
+        if name is None:
+            servers.start_listing()
+        else:
             servers.open(name)
         found = statuses(servers, name, check_health=health or name is not None)
         if json:

@@ -6,11 +6,12 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, HostError
@@ -37,7 +38,7 @@ from orchestrator.runtimes.base import (
     Unit,
 )
 from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
-from orchestrator.runtimes.kubernetes.kubectl import Cluster, list_each
+from orchestrator.runtimes.kubernetes.kubectl import Cluster, start_lists
 from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
 from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from orchestrator.runtimes.kubernetes import creation
 else:
     creation = ImportedModule("orchestrator.runtimes.kubernetes.creation")
+
+_Lists: TypeAlias = tuple[Sequence[Cluster], Callable[[], Iterator[list[Mapping[str, Any]] | HostError]]]
 
 _APPEARS: Final = 10.0  # seconds for the pod of a new Deployment to appear
 _PAUSE: Final = 0.2
@@ -100,6 +103,7 @@ class KubernetesRuntime(Runtime):
         self._forwards: dict[str, Forward] = {}
         self._tails: list[ServerLog] = []
         self._seen = ObservationCache()
+        self._started: _Lists | None = None  # by `start_listing`
         self._stuck_since: dict[str, float] = {}
         self._patience: dict[str, float] = {}
 
@@ -131,15 +135,22 @@ class KubernetesRuntime(Runtime):
         self._forwards[unit.runtime_id] = forward = Forward(cluster, plan.server.port)
         return replace(unit, name=name, url=forward.url, run_dir=start[RUN_DIR])  # as this start has them
 
+    def start_listing(self) -> None:
+        with suppress(HostError):  # `find` raises it
+            self._started = self._start_lists(None)
+
+    def _start_lists(self, name: str | None) -> _Lists:
+        places = known_namespaces(self._home, name)
+        return places, start_lists(places, selector(name) if name else f"{NAME},{OURS}")
+
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`.
 
         Opens a tunnel only to servers that are requested by name; others have their Service's URL.
         """
-        places = known_namespaces(self._home, name)
-        selected = selector(name) if name else f"{NAME},{OURS}"
-        answers = list_each(places, selected)
-        found = [self._servers(*each, named=name is not None) for each in zip(places, answers, strict=True)]
+        places, lists = self._started if name is None and self._started else self._start_lists(name)
+        self._started = None
+        found = [self._servers(*each, named=name is not None) for each in zip(places, lists(), strict=True)]
         units = [unit for each in found if not isinstance(each, HostError) for unit in each]
         if name is not None:
             units = [self._reached(unit) for unit in units]
