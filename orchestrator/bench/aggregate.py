@@ -12,9 +12,9 @@ from orchestrator.bench import metrics
 from orchestrator.bench.load_generator import LoadResult
 from orchestrator.bench.record_file import RequestRecord
 from orchestrator.bench.result import (
-    BenchEnding,
     CacheHits,
     Distribution,
+    EndReason,
     Energy,
     FailureCount,
     Latency,
@@ -73,7 +73,7 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
     point = replace(
         point, usd_per_million_output_tokens=usd_per_million(steady or point.full_run, price, observed.gpus)
     )
-    if point.ending is BenchEnding.INTERRUPTED:
+    if point.end_reason is EndReason.INTERRUPTED:
         return replace(point, not_sustained_because=("interrupted",))
     sustained, reasons = judge_sustained(point, records, workload.slo)
     return replace(point, sustained=sustained, not_sustained_because=reasons)
@@ -120,7 +120,7 @@ def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point
     return Point(
         label=observed.label,
         arrivals=arrivals,
-        ending=observed.load_result.ending,
+        end_reason=observed.load_result.end_reason,
         started_at=observed.started_at,
         requests=len(records),
         succeeded=done["requests"],

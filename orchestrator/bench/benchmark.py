@@ -26,11 +26,11 @@ from orchestrator.bench.record_file import RequestRecord
 from orchestrator.bench.result import (
     RESULT_FILE,
     RESULT_SCHEMA,
-    BenchEnding,
     BenchResult,
     CacheForecast,
     ComparabilityIssue,
     EndpointFacts,
+    EndReason,
     IssueKind,
     Point,
     Price,
@@ -78,7 +78,7 @@ class BenchRequest:
     aiperf: Path | None = None  # the program that sends the load; None: the client of `deploy`
     previous: BenchResult | None  # result to resume; its complete points are reused
     replica_urls: tuple[str, ...] = ()  # base URLs of the replicas if `url` is a gateway
-    stop_when: Callable[[BenchResult], BenchEnding | None] = lambda _: None  # called after each point; not None: stop
+    stop_when: Callable[[BenchResult], EndReason | None] = lambda _: None  # called after each point; not None: stop
 
 
 class ResultWriteError(Exception):
@@ -225,11 +225,11 @@ def _begin(request: BenchRequest, facts: EndpointFacts, forecast: CacheForecast 
     )
     if request.previous is None:
         return BenchResult(
-            schema_version=RESULT_SCHEMA, run=run, ending=BenchEnding.INTERRUPTED, points=(), comparability_issues=()
+            schema_version=RESULT_SCHEMA, run=run, end_reason=EndReason.INTERRUPTED, points=(), comparability_issues=()
         )
     _require_same_measurement(request.previous.run, run)
-    completed = tuple(point for point in request.previous.points if point.ending is BenchEnding.COMPLETE)
-    return replace(request.previous, points=completed, ending=BenchEnding.INTERRUPTED)
+    completed = tuple(point for point in request.previous.points if point.end_reason is EndReason.COMPLETE)
+    return replace(request.previous, points=completed, end_reason=EndReason.INTERRUPTED)
 
 
 def _require_same_measurement(previous: Run, now: Run) -> None:
@@ -249,14 +249,14 @@ def _require_same_measurement(previous: Run, now: Run) -> None:
 
 
 async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchResult) -> BenchResult:
-    ending = BenchEnding.COMPLETE
+    ending = EndReason.COMPLETE
     forecasts = PointForecasts(
         workload=request.workload, source=request.source, endpoint=runner.endpoint, forecast=result.run.cache_forecast
     )
     try:
         async for measured, load_result, warmup in _points(runner, result.points):
-            if measured.ending is BenchEnding.INTERRUPTED and not measured.requests:
-                ending = measured.ending
+            if measured.end_reason is EndReason.INTERRUPTED and not measured.requests:
+                ending = measured.end_reason
                 break
             point = replace(forecasts.with_known(measured), capped=concurrency_capped(measured, request.provenance))
             run = replace(result.run, warmup=warmup, ended_at=_now())
@@ -264,24 +264,24 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
             if request.aiperf is None:
                 _write_requests(request, result, load_result, requests_file(point))
             result = _write_with_kernel_gate(request, result)
-            ending = point.ending
-            if ending is BenchEnding.COMPLETE and (end := request.stop_when(result)) is not None:
+            ending = point.end_reason
+            if ending is EndReason.COMPLETE and (end := request.stop_when(result)) is not None:
                 ending = end
                 break
-        if ending is not BenchEnding.INTERRUPTED:  # the points are saved: this may take long
+        if ending is not EndReason.INTERRUPTED:  # the points are saved: this may take long
             result = replace(result, points=await forecasts.complete(result.points, runner.progress))
     except asyncio.CancelledError:
-        ending = BenchEnding.INTERRUPTED
+        ending = EndReason.INTERRUPTED
         if (task := asyncio.current_task()) is not None:
             task.uncancel()
     except (BenchError, ProfileError) as error:  # ProfileError: a trace that has changed
         if not result.points:
             raise
-        _write_with_kernel_gate(request, _with_issues(request, replace(result, ending=BenchEnding.ENDPOINT_DIED)))
+        _write_with_kernel_gate(request, _with_issues(request, replace(result, end_reason=EndReason.ENDPOINT_DIED)))
         raise BenchError(
             f"measurement ended early: {error.message}", location=error.location, hint=error.hint, details=error.details
         ) from error
-    return _write_with_kernel_gate(request, _with_issues(request, replace(result, ending=ending)))
+    return _write_with_kernel_gate(request, _with_issues(request, replace(result, end_reason=ending)))
 
 
 def _with_issues(request: BenchRequest, result: BenchResult) -> BenchResult:
@@ -290,7 +290,7 @@ def _with_issues(request: BenchRequest, result: BenchResult) -> BenchResult:
     issues = comparability_issues(
         points,
         result.run.provenance,
-        ending=result.ending,
+        end_reason=result.end_reason,
         overridden=request.overridden,
         engine=result.run.endpoint.engine,
         page_size=result.run.endpoint.page_size,
@@ -343,7 +343,7 @@ async def _points(runner: PointRunner, completed: tuple[Point, ...]) -> AsyncIte
             warm = await runner.warm_up(label)
             point, load_result = await runner.run_open(warm, rate)
             yield point, load_result, warm.description
-        if point.ending is not BenchEnding.COMPLETE:
+        if point.end_reason is not EndReason.COMPLETE:
             return
         climb = workload.ramp
         if not rates and climb and point.sustained and round(rate + climb.step_rps, 6) <= climb.max_rps:

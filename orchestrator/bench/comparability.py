@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.result import BenchEnding, ComparabilityIssue, IssueKind, Point, ServerProvenance
+from orchestrator.bench.result import ComparabilityIssue, EndReason, IssueKind, Point, ServerProvenance
 from orchestrator.engine.foreign import UNKNOWN, option_name
 from orchestrator.engine.options import Meaning
 
@@ -17,7 +17,7 @@ def comparability_issues(
     points: Sequence[Point],
     provenance: ServerProvenance,
     *,
-    ending: BenchEnding,
+    end_reason: EndReason,
     overridden: Sequence[str],
     engine: str = UNKNOWN,
     page_size: int | None = None,
@@ -30,7 +30,7 @@ def comparability_issues(
     """
     return (
         *_server_issues(provenance),
-        *_run_issues(ending, overridden),
+        *_run_issues(end_reason, overridden),
         *_random_prompt_issues(points, speculation),
         *(issue for point in points for issue in _point_issues(point, engine, page_size)),
     )
@@ -57,9 +57,11 @@ def _server_issues(provenance: ServerProvenance) -> Iterator[ComparabilityIssue]
         yield ComparabilityIssue(kind=IssueKind.KERNEL_MISS, detail=detail)
 
 
-def _run_issues(ending: BenchEnding, overridden: Sequence[str]) -> Iterator[ComparabilityIssue]:
-    if ending is not BenchEnding.COMPLETE:
-        yield ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail=f"{ending.value} before every point was measured")
+def _run_issues(end_reason: EndReason, overridden: Sequence[str]) -> Iterator[ComparabilityIssue]:
+    if end_reason is not EndReason.COMPLETE:
+        yield ComparabilityIssue(
+            kind=IssueKind.INCOMPLETE, detail=f"{end_reason.value} before every point was measured"
+        )
     if overridden:
         named = ", ".join(f"`{name}`" for name in overridden)
         yield ComparabilityIssue(kind=IssueKind.CHANGED_WORKLOAD, detail=f"changed on the command line: {named}")
@@ -76,8 +78,8 @@ def _random_prompt_issues(points: Sequence[Point], speculation: str | None) -> I
 
 
 def _point_issues(point: Point, engine: str, page_size: int | None) -> Iterator[ComparabilityIssue]:
-    if point.ending is not BenchEnding.COMPLETE:
-        detail = f"{point.ending.value} after {point.requests} requests"
+    if point.end_reason is not EndReason.COMPLETE:
+        detail = f"{point.end_reason.value} after {point.requests} requests"
         yield ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail=detail, point=point.label)
     if point.succeeded < point.requests:
         failed = ", ".join(f"{failure.count} {failure.kind}" for failure in point.failures)

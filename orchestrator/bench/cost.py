@@ -30,10 +30,10 @@ class TotalOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateOutput:
-    """The remaining steps and their total; `left_out` are sentences about skipped ones."""
+    """The remaining steps and their total; `skipped` are sentences about skipped ones."""
 
     steps: tuple[StepOutput, ...]
-    left_out: tuple[str, ...]
+    skipped: tuple[str, ...]
     total: TotalOutput
 
 
@@ -81,7 +81,7 @@ class CostEstimate:
             cost=self.cost_of(seconds),
             price_source=self.source or None,
         )
-        return EstimateOutput(steps=tuple(steps), left_out=tuple(skipped), total=total)
+        return EstimateOutput(steps=tuple(steps), skipped=tuple(skipped), total=total)
 
     def to_table(self, steps: Sequence[StepOutput]) -> str:
         """Return the commands and their total as a table."""

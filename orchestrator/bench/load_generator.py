@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.record_file import RecordFile, RequestRecord
-from orchestrator.bench.result import BenchEnding
+from orchestrator.bench.result import EndReason
 from orchestrator.bench.streamed_response import StreamedResponse
 from orchestrator.core.errors import DeployError
 from orchestrator.engine.sse import Usage
@@ -83,7 +83,7 @@ class LoadResult:
     """The finished requests of one point, in order, without those of the warm-up."""
 
     records: Collection[RequestRecord]
-    ending: BenchEnding
+    end_reason: EndReason
 
 
 class _EndpointGone(Exception):  # noqa: N818 - an end, not an error
@@ -292,22 +292,22 @@ async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
 
 
 async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[None]], *, gc_off: bool) -> LoadResult:
-    ending, failures = BenchEnding.COMPLETE, list[Exception]()
+    ending, failures = EndReason.COMPLETE, list[Exception]()
     with _quiet_gc(off=gc_off):
         try:
             async with asyncio.TaskGroup() as group:
                 await load(group)
         except* _EndpointGone:
-            ending = BenchEnding.ENDPOINT_DIED
+            ending = EndReason.ENDPOINT_DIED
         except* asyncio.CancelledError:
-            ending = BenchEnding.INTERRUPTED
+            ending = EndReason.INTERRUPTED
         except* DeployError as group:  # of a trace that has changed
             failures = _leaves(group)
     if failures:
         raise failures[0]
-    if ending is BenchEnding.INTERRUPTED and (task := asyncio.current_task()) is not None:
+    if ending is EndReason.INTERRUPTED and (task := asyncio.current_task()) is not None:
         task.uncancel()  # Ctrl-C ends the load, not the program: finished requests are still reported
-    return LoadResult(records=sender.records, ending=ending)
+    return LoadResult(records=sender.records, end_reason=ending)
 
 
 def _leaves(error: Exception) -> list[Exception]:

@@ -106,7 +106,7 @@ class Quote(StrictModel):
     text: str
     layout: str = ""
     values: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    about: str = ""
+    subject: str = ""
 
 
 class BoardPower(StrictModel):

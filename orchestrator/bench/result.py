@@ -50,7 +50,7 @@ class IssueKind(StrEnum):
     ABLATION = "ablation"
 
 
-class BenchEnding(StrEnum):
+class EndReason(StrEnum):
     """The way in which a run or one of its points ended."""
 
     COMPLETE = "complete"
@@ -185,7 +185,7 @@ class Point:
 
     label: str  # `2.25` (rps), `closed-1` (concurrency) or `x2` (speed of a trace)
     arrivals: str  # constant | poisson | closed | recorded
-    ending: BenchEnding
+    end_reason: EndReason
     started_at: str  # ISO 8601, UTC
     requests: Count  # requests sent
     succeeded: Count
@@ -311,7 +311,7 @@ class BenchResult:
 
     schema_version: int
     run: Run
-    ending: BenchEnding
+    end_reason: EndReason
     points: tuple[Point, ...]
     comparability_issues: tuple[ComparabilityIssue, ...]
     knee_rps: Rate | None = None  # highest sustained rate, if any

@@ -16,7 +16,7 @@ from orchestrator.bench.aiperf.runner import aiperf_program
 from orchestrator.bench.benchmark import BenchRequest, measure
 from orchestrator.bench.energy import EnergyReader, read_energy
 from orchestrator.bench.published import published_workloads
-from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, Price, ServerProvenance
+from orchestrator.bench.result import RESULT_FILE, BenchResult, EndReason, Price, ServerProvenance
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.steady_state import unjudgeable_rates
@@ -91,7 +91,7 @@ class BenchOptions:
     directory: Path | None
     resume: bool
     command: str
-    stop_when: Callable[[BenchResult], BenchEnding | None] = lambda _: None  # called after each point; not None: stop
+    stop_when: Callable[[BenchResult], EndReason | None] = lambda _: None  # called after each point; not None: stop
 
 
 def is_url(target: str) -> bool:

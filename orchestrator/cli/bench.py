@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.bench.benchmark import ResultWriteError
 from orchestrator.bench.metrics import result_text
-from orchestrator.bench.result import BenchEnding, BenchResult
+from orchestrator.bench.result import BenchResult, EndReason
 from orchestrator.bench.run import (
     BenchOptions,
     BenchTarget,
@@ -184,7 +184,7 @@ def _run(target: str, options: BenchOptions, behind: _OfUrl, host: str | None, *
         else:
             found = server_target(stack.enter_context(open_servers(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)
-    if result.points or result.ending is not BenchEnding.INTERRUPTED:
+    if result.points or result.end_reason is not EndReason.INTERRUPTED:
         _show(result, json=json)
         note(f"wrote the result to `{directory}`")
     _tell_ending(result, target, url=found.url, again=resume_command(options.command, directory))
@@ -213,10 +213,10 @@ def _show(result: BenchResult, *, json: bool) -> None:
 
 def _tell_ending(result: BenchResult, target: str, *, url: str, again: str) -> None:
     """Raise Interrupted or BenchError if a point was not measured; `again` is the command that resumes."""
-    if result.ending is BenchEnding.INTERRUPTED:
+    if result.end_reason is EndReason.INTERRUPTED:
         saved = "; finished points are saved" if result.points else " before the first request was answered"
         raise Interrupted(f"interrupted{saved}", hint=f"{left_running(target)}; continue with `{again}`")
-    if result.ending is BenchEnding.ENDPOINT_DIED:
+    if result.end_reason is EndReason.ENDPOINT_DIED:
         example = next((failure.example for failure in result.points[-1].failures), "during the warm-up")
         raise BenchError(
             f"the endpoint stopped answering: {example}",

@@ -17,7 +17,7 @@ from orchestrator.cli.options import (
     image_name,
     named_files,
 )
-from orchestrator.core.console import note, print_data, say, warn
+from orchestrator.core.console import info, note, print_data, warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
@@ -96,7 +96,7 @@ def command(
     metadata = BuildOutput(**fields_of(built), pushed=digest)
     if metadata_file:
         write_metadata(metadata_file, asdict(metadata))
-    say(built.receipt.to_text())
+    info(built.receipt.to_text())
     for difference in unexpected_patches(plan, built.receipt):
         warn(difference)
     note(f"{'built' if built.built else 'already built'} in {built.seconds:.1f} s")

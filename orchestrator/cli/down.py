@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import DrainOption, HostOption, Json, server_names
-from orchestrator.core.console import say
+from orchestrator.core.console import info
 from orchestrator.core.errors import Interrupted, UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -52,7 +52,7 @@ def command(
                 down_all(servers, host=host, all_homes=all_homes, drain=drain, ended=ended.append)
             else:
                 down(servers, name, host=host, drain=drain)
-                say(f"`{name}` is stopped")
+                info(f"`{name}` is stopped")
                 ended.append(name)
         except KeyboardInterrupt as error:
             raise _interrupted(servers, name, ended) from error

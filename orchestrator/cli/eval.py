@@ -21,7 +21,7 @@ from orchestrator.cli.options import (
     require_kind,
     server_names,
 )
-from orchestrator.core.console import note, print_data, say
+from orchestrator.core.console import info, note, print_data
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.evals.forecast import EvalForecast
@@ -117,7 +117,7 @@ def command(
         if request.prints_commands:
             print_data(tau2_commands(request, home, reach), end="")
         else:
-            _tell(run_suites(request, home, reach, say), several=request.is_all_published, json=json)
+            _tell(run_suites(request, home, reach, info), several=request.is_all_published, json=json)
 
 
 def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
@@ -135,9 +135,9 @@ def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
 def _preview(expected: EvalForecast, *, asked: bool, sized: bool) -> None:
     """Print the significance, time and cost of an evaluation; on standard output for `--dry-run`."""
     if expected.suites and (asked or expected.pace.tok_s is not None):
-        (print_data if asked else say)(expected.to_table())
+        (print_data if asked else info)(expected.to_table())
     if sized:
         for each in expected.suites:
-            note(each.tells)
+            note(each.detects)
     for term in expected.terms:
         note(term)

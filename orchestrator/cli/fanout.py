@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 from urllib.parse import urlsplit
 
 from orchestrator.core import subprocesses
-from orchestrator.core.console import format_duration, say, table
+from orchestrator.core.console import format_duration, info, table
 from orchestrator.core.errors import UsageError
 from orchestrator.core.signals import defer_signals, start_thread_without_signals
 from orchestrator.core.suggest import closest_match
@@ -165,7 +165,7 @@ def _start(node: Node, words: Sequence[str]) -> _Running:
 
 def _say_lines(node: Node, program: subprocesses.Program) -> None:
     for line in program.lines():
-        say(f"{node.label}: {line}")
+        info(f"{node.label}: {line}")
 
 
 def outcome_table(results: Iterable[HostResult], *, width: int | None = None) -> str:

@@ -4,7 +4,7 @@ from typing import Final
 
 from orchestrator.cli.options import HostOption, Json, NameOrAllArgument
 from orchestrator.cli.results import ResultsOption, results_below
-from orchestrator.core.console import print_data, say, terminal_width
+from orchestrator.core.console import info, print_data, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.report.history import RunSummary, history, history_table
@@ -29,4 +29,4 @@ def command(
     elif starts:
         print_data(history_table(starts, width=terminal_width()))
     else:
-        say("no run yet; `deploy profiles` lists profiles for `deploy up PROFILE`")
+        info("no run yet; `deploy profiles` lists profiles for `deploy up PROFILE`")

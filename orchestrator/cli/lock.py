@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.cli.options import Json, ProfileArgument, RevisionOption, SetOption
 from orchestrator.cli.overrides import overridden
-from orchestrator.core.console import note, say
+from orchestrator.core.console import info, note
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.planner.lock import lock_output, resolve, write_lock
@@ -45,6 +45,6 @@ def command(
     if json:
         OUTPUT.show(WrittenLock(lock=path, unknown=dict(found.unknown)))
         return
-    say(f"wrote {path}")
+    info(f"wrote {path}")
     for what, why in found.unknown.items():
         note(f"the lockfile does not pin `{what}`: {why}")

@@ -11,7 +11,7 @@ from orchestrator.cli.options import ApiKeyEnvOption, HostOption, Json, TargetAr
 from orchestrator.core.console import note, print_data, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.evals.logprobs.report import ProbeReport
+from orchestrator.evals.logprobs.report import LogprobReport
 from orchestrator.evals.logprobs.run import (
     ProbeOptions,
     load_reference,
@@ -43,7 +43,7 @@ OtherOption: TypeAlias = Annotated[
     bool, typer.Option("--allow-other-checkpoint", help="accept a reference of another checkpoint")
 ]
 
-OUTPUT: Final = JsonOutput(ProbeReport)
+OUTPUT: Final = JsonOutput(LogprobReport)
 
 
 def command(

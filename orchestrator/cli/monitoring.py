@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import Json, SetOption, WorkloadOption, entry_option, server_names
-from orchestrator.core.console import note, say
+from orchestrator.core.console import info, note
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath
@@ -19,11 +19,11 @@ from orchestrator.runs.run_dir import write_files
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoringOutput:
-    """The written files; `left_out` are the skipped series and alerts, each with the reason."""
+    """The written files; `skipped` are the skipped series and alerts, each with the reason."""
 
     server: str
     files: list[Path]
-    left_out: tuple[str, ...]
+    skipped: tuple[str, ...]
 
 
 OUTPUT: Final = JsonOutput(MonitoringOutput)
@@ -71,9 +71,9 @@ def command(
     write_files(output, files)
     if json:
         paths = [output / RelativePath(file.path) for file in files]
-        OUTPUT.show(MonitoringOutput(server=server.name, files=paths, left_out=missing))
+        OUTPUT.show(MonitoringOutput(server=server.name, files=paths, skipped=missing))
         return
     for file in files:
-        say(f"wrote {output / RelativePath(file.path)}")
+        info(f"wrote {output / RelativePath(file.path)}")
     for text in missing:
         note(text)

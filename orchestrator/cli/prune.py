@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import HostOption, Json, NameOrAllArgument
-from orchestrator.core.console import say
+from orchestrator.core.console import info
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -67,7 +67,7 @@ def command(
         if json:
             OUTPUT.show(PrunedCaches(dry_run=dry_run, caches=removed))
         else:
-            say(caches_text(removed, dry_run=dry_run))
+            info(caches_text(removed, dry_run=dry_run))
         return
     since = parse_since(older_than, datetime.now().astimezone(), option="--older-than")
     with open_servers(Home.from_environment(), host) as servers:
@@ -75,4 +75,4 @@ def command(
     if json:
         OUTPUT.show(PrunedRuns(dry_run=dry_run, runs=found))
     else:
-        say(prune_text(found, dry_run=dry_run))
+        info(prune_text(found, dry_run=dry_run))

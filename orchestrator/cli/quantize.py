@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.checkpoints.quantize.source import read_source
 from orchestrator.cli.options import Json, entry_option
-from orchestrator.core.console import note, print_data, say, table, terminal_width
+from orchestrator.core.console import info, note, print_data, table, terminal_width
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -99,11 +99,11 @@ def command(
         model = made.model.to_output() if made.model else None
         OUTPUT.show(QuantizeOutput(target=made.target, shards=made.shards, bytes=made.size, model=model))
         return
-    say(f"`{made.target}` is complete: {made.shards} shards, {made.size:,} bytes from {made.source_size:,}")
+    info(f"`{made.target}` is complete: {made.shards} shards, {made.size:,} bytes from {made.source_size:,}")
     if made.model is not None:
-        say(f"wrote {made.model.path}")
+        info(f"wrote {made.model.path}")
         if following := next_command(made.model.name, home, local):
-            say(f"next: `{following}`")
+            info(f"next: `{following}`")
 
 
 def _show(source: Path, home: Home, *, json: bool) -> None:

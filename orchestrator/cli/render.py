@@ -32,7 +32,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.cloud import rental_files
 from orchestrator.planner.plan_warnings import report_warnings, warn_unpinned
 from orchestrator.planner.planning import render_artifacts, rendered_files
-from orchestrator.planner.source import profile_source, refused_together
+from orchestrator.planner.source import collect_rejections, profile_source
 from orchestrator.render.cloud import LAUNCHERS
 
 
@@ -92,7 +92,7 @@ def command(
     else:
         source = profile_source(profile, overridden(set_, runtime=runtime), home, given=given, image=image)
         inputs = {} if image else source.files()
-        with refused_together(source):
+        with collect_rejections(source):
             plan = source.decide(Facts(inputs=input_digests(inputs), image=image))
             artifacts = render_artifacts(plan, inputs)
             files = rendered_files(artifacts)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.core.console import print_data, say
+from orchestrator.core.console import info, print_data
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.render.artifacts import RenderedFile
 from orchestrator.runs.run_dir import write_files
@@ -14,7 +14,7 @@ def write_rendered(folder: Path, files: Sequence[RenderedFile]) -> None:
     """Write the files into a folder, and print the path of each."""
     write_files(folder, files)
     for file in files:
-        say(f"wrote {folder / RelativePath(file.path)}")
+        info(f"wrote {folder / RelativePath(file.path)}")
 
 
 def print_rendered(files: Sequence[RenderedFile]) -> None:

@@ -54,7 +54,7 @@ def command(
         title=title,
         requests=find_requests(benchmarks, timeline_rate),
         evals=evals,
-        power=NodePower.given(node_watts or (), electricity_price, pue),
+        power=NodePower.parse(node_watts or (), electricity_price, pue),
     )
     made = make_report(benchmarks, published=published, prices=price or (), details=details)
     try:

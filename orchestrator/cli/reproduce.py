@@ -22,7 +22,7 @@ from orchestrator.cli.options import (
     server_names,
 )
 from orchestrator.core.command_hints import hints_for
-from orchestrator.core.console import format_duration, note, print_data, say
+from orchestrator.core.console import format_duration, info, note, print_data
 from orchestrator.core.errors import OutputError, UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -179,7 +179,7 @@ def _show(told: Sequence[str], bill: CostEstimate, todo: Sequence[StepOutput], *
     """Print the skipped steps, then the remaining ones with time and price."""
     for sentence in told:
         note(sentence)
-    (print_data if dry_run else say)(bill.to_table(todo))
+    (print_data if dry_run else info)(bill.to_table(todo))
     note(bill.terms)
     if any(step.argv[1:3] == ("kernels", "tune") for step in todo):
         note(f"the estimate includes {TUNING_HOURS:.0f} hours, the limit, for `kernels tune`: no duration is published")

@@ -17,7 +17,7 @@ from orchestrator.cli.fanout import (
     require_machine,
     run_on_hosts,
 )
-from orchestrator.core.console import print_data, print_json, say, terminal_width
+from orchestrator.core.console import info, print_data, print_json, terminal_width
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.streams import ignore_sigpipe
 
@@ -97,7 +97,7 @@ def on_each(
         print_json({**{each.node.label: each.data for each in results}, **fabric})
     elif report:
         print_data(report.to_text(width=terminal_width()))
-    say(outcome_table(results, width=terminal_width(sys.stderr)))
+    info(outcome_table(results, width=terminal_width(sys.stderr)))
     if report and not report.ready:
         sys.exit(max(HostError.exit_code, *(each.exit_code for each in results)))
     sys.exit(max(each.exit_code for each in results))

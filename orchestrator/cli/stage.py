@@ -9,7 +9,7 @@ from orchestrator.checkpoints import staging
 from orchestrator.checkpoints.verify import VerifiedCheckpoint, checkpoint_directory
 from orchestrator.cli.options import HostOption, Json, ParallelOption, ProfileArgument, RevisionOption, SetOption
 from orchestrator.cli.overrides import overridden
-from orchestrator.core.console import note, say
+from orchestrator.core.console import info, note
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
@@ -50,6 +50,6 @@ def command(
     if json:
         OUTPUT.show(verified)
         return
-    say(f"{f'{far}: ' if far else ''}{verified.directory} is complete: {verified}")
+    info(f"{f'{far}: ' if far else ''}{verified.directory} is complete: {verified}")
     if directory is not None and plan.model.checkpoint.source == "hub":
         note(f"to serve it: `--set model.checkpoint.source=local --set model.checkpoint.path={verified.directory}`")

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import HostOption, Json, NameOrAllArgument
-from orchestrator.core.console import note, print_data, say, terminal_width
+from orchestrator.core.console import info, note, print_data, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.base import Status
@@ -35,7 +35,7 @@ def command(
         elif found:
             print_data(status_table(found, width=terminal_width()))
         elif not servers.unreachable:
-            say("no servers; `deploy up PROFILE` starts one, `deploy profiles` lists profiles")
+            info("no servers; `deploy up PROFILE` starts one, `deploy profiles` lists profiles")
         for text in (_named_notes if name is not None else _notes)(found):
             note(text)
         require_healthy(servers, found, named=name is not None)

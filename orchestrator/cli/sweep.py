@@ -17,7 +17,7 @@ from orchestrator.cli.options import (
     WorkloadOption,
     read_rates,
 )
-from orchestrator.core.console import note, print_data, say
+from orchestrator.core.console import info, note, print_data
 from orchestrator.core.errors import BenchError, DeployError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -111,7 +111,7 @@ def command(
         profile=profile,
         space=space,
         output=output or default_output(profile),
-        beside=output is not None,
+        winner_in_output=output is not None,
         budget=Budget(trials=max_trials, hours=max_hours, usd=max_cost),
         overrides=tuple(set_ or ()),
         objective=objective,
@@ -164,12 +164,12 @@ def _search(planned: Sweep, *, json: bool) -> None:
             print_data(report.with_suffix(".md").read_text())
     note(f"wrote `{report}`, and the same report as `.md` and `.json`")
     for winner in winners:
-        say(
+        info(
             f"wrote {winner.profile}"
             if winner.profile
             else f"no profile `{profile_name(planned)}` is written: the best is `{planned.plan.profile}` itself"
         )
         if difference := describe_difference(planned, search, winner.trial):
-            say(difference)
+            info(difference)
     if not winners:
         raise BenchError("no trial has a value", hint=f"`{report.with_suffix('.md')}` has the reason of each")

@@ -26,7 +26,7 @@ from orchestrator.cli.overrides import overridden
 from orchestrator.cli.rendered import FileOutput, file_outputs, write_rendered
 from orchestrator.cli.up_result import UpOutput, show_up
 from orchestrator.core.command_hints import set_profile
-from orchestrator.core.console import note, print_data, say, table, terminal_width
+from orchestrator.core.console import info, note, print_data, table, terminal_width
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -163,12 +163,12 @@ def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | No
         raise UsageError(f"`--model` reads the GPUs of a host; `{runtime}` chooses one later", hint=hint)
     runner = runner_for(resolve_host_ref(runtime or "docker", home, host))
     found = profile_on_host(model, home, runner, environ, gpus=gpus)
-    say(f"hardware: {found.hardware.name}, {found.hardware.gpus or 'no'} GPU{'s' * (found.hardware.gpus != 1)} found")
+    info(f"hardware: {found.hardware.name}, {found.hardware.gpus or 'no'} GPU{'s' * (found.hardware.gpus != 1)} found")
     if found.proposal is None:
-        say(f"profile `{found.name}`: {found.path}")
+        info(f"profile `{found.name}`: {found.path}")
     else:
-        say(table(["key", "value", "why"], found.proposal.rows(), width=terminal_width()))
-        say(f"wrote {found.path}")
+        info(table(["key", "value", "why"], found.proposal.rows(), width=terminal_width()))
+        info(f"wrote {found.path}")
     if found.similar:
         note(f"other profiles of this model on this hardware: {', '.join(found.similar)}")
     return found.name

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from orchestrator.core.console import note, say, terminal_width
+from orchestrator.core.console import info, note, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.start.request import UpResult
@@ -54,8 +54,8 @@ def show_up(done: UpResult, *, json: bool) -> None:
         return
     handle, already = done.handle, "already " if done.smoke is None else ""
     if done.smoke is not None:
-        say(done.smoke.to_table(width=terminal_width(sys.stderr)))
+        info(done.smoke.to_table(width=terminal_width(sys.stderr)))
     url = f"{handle.service_url}, inside its network" if handle.service_url else handle.url
-    say(f"`{handle.name}` is {already}up at {url} (model `{done.served_name}`)")
+    info(f"`{handle.name}` is {already}up at {url} (model `{done.served_name}`)")
     if handle.forward_command:
         note(f"to reach it from this host: `{handle.forward_command}`")

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import Json, server_names
-from orchestrator.core.console import note, print_data, say
+from orchestrator.core.console import info, note, print_data
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.json_output import JsonOutput
@@ -70,6 +70,6 @@ def _hand_over_unit(
         print_data(unit, end="")
     else:
         atomic_write(output, unit, mode=0o644)
-        say(f"wrote {output}")
+        info(f"wrote {output}")
     if variables := secret_variables(names, home):
         note(f"the unit reads {', '.join(variables)} from `{secrets}`: write one line `NAME=VALUE` for each, mode 0600")

@@ -45,7 +45,7 @@ def muted() -> Iterator[list[tuple[str, str]]]:
         _Muted.warnings = before
 
 
-def say(text: str = "", *, lead: str = "") -> None:
+def info(text: str = "", *, lead: str = "") -> None:
     """Print a line for people, redacted, with its commands expanded; `lead`, which may be styled, is printed as is."""
     if _Muted.warnings is not None:
         return
@@ -82,16 +82,16 @@ def print_json(data: object, *, one_line: bool = False) -> None:
 
 def note(text: str) -> None:
     """Print a note: a fact worth knowing."""
-    say(text, lead=_lead("note:", "cyan"))
+    info(text, lead=_lead("note:", "cyan"))
 
 
 def warn(text: str, *, hint: str = "") -> None:
     """Print a warning: a problem that does not stop the command."""
     if _Muted.warnings is not None:
         _Muted.warnings.append((text, hint))
-    say(text, lead=_lead("warning:", "yellow"))
+    info(text, lead=_lead("warning:", "yellow"))
     if hint:
-        say(hint, lead=_lead("hint:", "cyan"))
+        info(hint, lead=_lead("hint:", "cyan"))
 
 
 def show_error(error: DeployError) -> None:
@@ -101,15 +101,15 @@ def show_error(error: DeployError) -> None:
     """
     if _JsonOutput.expected and not _JsonOutput.document:
         print_json(asdict(ErrorOutput.of(error)), one_line=True)
-    say(error.message, lead=_lead("error:", "red"))
+    info(error.message, lead=_lead("error:", "red"))
     _show_place(Problem(error.message, error.location, ""))
     for problem in error.problems:
-        say(problem.message, lead="  " + _lead("-", "red"))
+        info(problem.message, lead="  " + _lead("-", "red"))
         _show_place(problem, indent="    ")
     if error.details:
-        say(error.details.rstrip("\n"))
+        info(error.details.rstrip("\n"))
     if error.hint:
-        say(error.hint, lead=_lead("hint:", "cyan"))
+        info(error.hint, lead=_lead("hint:", "cyan"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +142,9 @@ class ErrorOutput:
 
 def _show_place(problem: Problem, indent: str = "  ") -> None:
     if problem.location:
-        say(problem.location, lead=indent + _lead("-->", "cyan"))
+        info(problem.location, lead=indent + _lead("-->", "cyan"))
     if problem.hint:
-        say(problem.hint, lead=indent + _lead("hint:", "cyan"))
+        info(problem.hint, lead=indent + _lead("hint:", "cyan"))
 
 
 def _lead(word: str, style: str) -> str:

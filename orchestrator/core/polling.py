@@ -14,17 +14,17 @@ T = TypeVar("T")
 
 def poll_until(
     done: Callable[[T], bool],
-    look: Callable[[], T],
+    probe: Callable[[], T],
     *,
-    within: float,
-    pause: float,
-    meanwhile: Callable[[T], None] = lambda _: None,
+    timeout: float,
+    interval: float,
+    on_tick: Callable[[T], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Call `look` until its result is `done` or `within` seconds have passed; return its last result.
+    """Call `probe` until its result is `done` or `timeout` seconds have passed; return its last result.
 
-    The first call is immediate, the others follow every `pause` seconds; `meanwhile` gets the result before each pause.
+    The first call is immediate, the others follow every `interval` seconds, after `on_tick` got the result.
     """
     with (
         defer_signals()
@@ -34,14 +34,14 @@ def poll_until(
     began = clock()
 
     def seen(state: "RetryCallState") -> T:
-        return cast("T", state.outcome.result()) if state.outcome else look()
+        return cast("T", state.outcome.result()) if state.outcome else probe()
 
     again = Retrying(
         retry=retry_if_result(lambda found: not done(found)),
-        stop=lambda _: clock() - began >= within,
-        wait=wait_fixed(pause),
-        before_sleep=lambda state: meanwhile(seen(state)),
+        stop=lambda _: clock() - began >= timeout,
+        wait=wait_fixed(interval),
+        before_sleep=lambda state: on_tick(seen(state)),
         retry_error_callback=seen,
         sleep=sleep,
     )
-    return again(look)
+    return again(probe)

@@ -42,7 +42,7 @@ class CacheTiers:
         return (HOST, *((STORAGE,) if self.storage else ()))
 
     @property
-    def proven(self) -> tuple[str, ...]:
+    def verifiable(self) -> tuple[str, ...]:
         """The tiers that a check can read: what is written back reaches storage only when the device evicts it."""
         return self.names if self._keeps_copies else (HOST,)
 

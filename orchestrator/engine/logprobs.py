@@ -29,9 +29,9 @@ Ranked = tuple[tuple[int, float], ...]  # the likeliest token ids at one positio
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities in nats at consecutive positions: of the token itself (`own`), and of the likeliest tokens."""
+    """Log-probabilities in nats at consecutive positions: `actual` of the token itself, `top` of the likeliest."""
 
-    own: tuple[float, ...]
+    actual: tuple[float, ...]
     top: tuple[Ranked, ...]
 
 
@@ -79,7 +79,7 @@ def _likelihoods(meta: Json, which: str, ids: tuple[int, ...], *, skipped: int, 
     if any(token not in (asked, 0) for (token, _), asked in zip(scores, ids[skipped:], strict=True)):
         raise UnexpectedResponseError(f"the log-probabilities of `{GENERATE}` are for other tokens than its {which}")
     return TokenLogprobs(
-        own=tuple(score for _, score in scores),
+        actual=tuple(score for _, score in scores),
         top=tuple(_ranked(row, f"{which} token {place}", top) for place, row in enumerate(ranked) if place >= skipped),
     )
 

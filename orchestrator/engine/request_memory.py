@@ -63,7 +63,7 @@ class StateOptions:
 class RequestMemory:
     """Per-request memory on one GPU of a replica; `requests` is the maximum number of running requests."""
 
-    each: int  # bytes of a state, or of a request
+    per_request: int  # bytes of a state, or of a request
     slots: int
     requests: int
     bytes: int
@@ -93,7 +93,7 @@ def state_pool(
     slots = max(slots, 0)
     requests = min(slots // options.each, slots if running is None else running)
     return RequestMemory(
-        each=state_bytes,
+        per_request=state_bytes,
         slots=slots,
         requests=requests,
         bytes=state_bytes * ((slots + padding) + (requests + padding) * drafts),
@@ -126,7 +126,7 @@ class CompressedCache:
     def requests(self, *, running: int, drafts: int) -> RequestMemory:
         """Return the memory of the running requests."""
         taken = self._fixed_bytes(running=running, drafts=drafts)
-        return RequestMemory(each=taken // (running + 1), slots=running, requests=running, bytes=taken)
+        return RequestMemory(per_request=taken // (running + 1), slots=running, requests=running, bytes=taken)
 
     def _fixed_bytes(self, *, running: int, drafts: int) -> int:
         """Return the bytes of rings and compressors for `running` requests and one slot more.
@@ -185,7 +185,7 @@ class SourceCache:
             taken += int(
                 self._window_tokens(running, drafts) * self.window_row * self.layers * _inflation(self.layers, drafts)
             )
-        return RequestMemory(each=taken // slots, slots=running, requests=running, bytes=taken)
+        return RequestMemory(per_request=taken // slots, slots=running, requests=running, bytes=taken)
 
     def _window_tokens(self, running: int, drafts: int) -> int:
         """Return the tokens of windows (`compute_swa_request_cap`; `_resolve_swa_cap_tokens` for the prefix cache)."""

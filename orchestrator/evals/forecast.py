@@ -34,19 +34,19 @@ class SuiteForecast:
     questions: int
     seeds: int
     max_tokens: int
-    tells: str
+    detects: str
     about_s: float | None
     cost: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalForecast:
-    """With `--dry-run`: the suites, costs in `currency`, for one or two `sides`, and the terms of the estimate."""
+    """With `--dry-run`: the suites, costs in `currency`, for one or two `servers`, and the terms of the estimate."""
 
     suites: tuple[SuiteForecast, ...]
     currency: str
     pace: EvalPace
-    sides: int  # 2 with a baseline server
+    servers: int  # 2 with a baseline server
     terms: tuple[str, ...]
 
     def to_table(self) -> str:
@@ -100,13 +100,13 @@ def forecast(
                 questions=run.answers // run.seeds,
                 seeds=run.seeds,
                 max_tokens=run.suite.max_tokens,
-                tells=f"{tells}, in about {format_duration(full)}" if full and full != seconds else tells,
+                detects=f"{tells}, in about {format_duration(full)}" if full and full != seconds else tells,
                 about_s=seconds,
                 cost=bill.cost_of(seconds) if seconds is not None else None,
             )
         )
     terms = (*(_terms(pace, bill, sides) if runs else ()), *_obstacles(runs, plan), *skipped)
-    return EvalForecast(suites=tuple(suites), currency=bill.currency, pace=pace, sides=sides, terms=terms)
+    return EvalForecast(suites=tuple(suites), currency=bill.currency, pace=pace, servers=sides, terms=terms)
 
 
 def describe_sensitivity(suite: Suite, *, limit: int | None, expected: float | None, seeds: int = 1) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from orchestrator.bench.published import published_evals
 from orchestrator.bench.run import BenchTarget, is_url, resume_command
 from orchestrator.core.command_hints import left_running
-from orchestrator.core.console import say, warn
+from orchestrator.core.console import info, warn
 from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
@@ -312,12 +312,12 @@ def require_gsm8k(target: BenchTarget, *, minimum: float, name: str, folder: Pat
     command = f"deploy up --min-gsm8k {minimum:g}"
     limit = next(line.items for line in published_evals() if line.suite == "gsm8k")
     options = EvalOptions(suite="gsm8k", limit=limit, dataset=None, command=command, output=folder)
-    result = run_eval(target, options, home=home, say=say)
+    result = run_eval(target, options, home=home, say=info)
     try:
         save_eval_result(result, folder)
     except BenchError as error:
         warn(str(error))
-    say(f"{name}: {result.score:.3f} of {len(result.items)} GSM8K questions correct")
+    info(f"{name}: {result.score:.3f} of {len(result.items)} GSM8K questions correct")
     if result.score < minimum:
         raise SmokeError(f"{name} has a GSM8K score of {result.score:.3f}; `--min-gsm8k` is {minimum:g}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.bench.result import RESULT_FILE
-from orchestrator.core.console import say
+from orchestrator.core.console import info
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
 from orchestrator.core.files import atomic_write, read_file
 from orchestrator.core.safe_paths import RelativePath
@@ -110,7 +110,7 @@ def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep
     """
     todo = remaining_steps(steps, state.done)
     for number, step in enumerate(todo, start=1):
-        say(f"[{number}/{len(todo)}] {quote(['deploy', *command(step)])}")
+        info(f"[{number}/{len(todo)}] {quote(['deploy', *command(step)])}")
         finished, stops = False, not keep_failed and step.stage in {*_SERVER_STAGES, "report"}
         try:
             _run(step, runner)

@@ -24,7 +24,7 @@ class HostAccess:
     """Access to a host, and the facts that a survey cannot find there.
 
     `checkpoint` verifies the plan's checkpoint and returns its description and its size in bytes, or raises
-    CheckpointError; None if there is no checkpoint to verify. `contained` means that the server gets the limits of its
+    CheckpointError; None if there is no checkpoint to verify. With `in_container` the server gets the limits of its
     container, not those of this shell. `interpreter` is a Python with the engine; None if `deploy up` builds its
     environment, or if the engine is in an image. `server_on` returns the name of the `deploy` server on a port, or
     None. `freed` holds the ports of the server that is stopped before this start. `rank` is that of the host.
@@ -34,7 +34,7 @@ class HostAccess:
     environ: Mapping[str, str]
     spaces: Sequence[DiskNeed]
     checkpoint: Callable[[], tuple[str, int]] | None
-    contained: bool
+    in_container: bool
     interpreter: str | None = None
     server_on: Callable[[int], str | None] = lambda _port: None
     freed: frozenset[int] = frozenset()

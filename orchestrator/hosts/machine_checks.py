@@ -48,7 +48,7 @@ def memory(subject: CheckContext) -> Iterator[Finding]:
 def shared_memory(subject: CheckContext) -> Iterator[Finding]:
     """Check the free space of the host's /dev/shm, which a process and a container with `ipc: host` use."""
     plan, free = subject.plan, subject.machine.shm_free
-    own = subject.access.contained and plan.hardware.container.ipc != "host"
+    own = subject.access.in_container and plan.hardware.container.ipc != "host"
     if plan.hardware.vendor == "cpu" or own or free is None:
         return
     needed = plan.hardware.container.shm_bytes or _SHM
@@ -121,14 +121,14 @@ def cpu_affinity(subject: CheckContext) -> Iterator[Finding]:
     dies at startup with "CPU number 0 is not eligible" (sglang PR 39552; wheel 0.5.14 srt/utils/common.py:2283-2316).
     """
     plan, machine = subject.plan, subject.machine
-    if not binds_cpus(plan, contained=subject.access.contained) or not machine.cores or not machine.cpus_allowed:
+    if not binds_cpus(plan, contained=subject.access.in_container) or not machine.cores or not machine.cpus_allowed:
         return
     needed = {gpu: bound_cpus(gpu, plan.layout.tp, machine.cores, len(machine.cpus_online)) for gpu in plan.gpus}
     found = f"{len(machine.cpus_allowed)} of {len(machine.cpus_online)} CPUs"
     hint = "`--set env.SGLANG_SET_CPU_AFFINITY=0`, or start the server with all CPUs allowed"
     if homeless := [str(gpu) for gpu, cpus in needed.items() if cpus and not cpus & machine.cpus_allowed]:
         # A container does not inherit the cpuset of this shell, so this cpuset proves nothing about it.
-        level = warn if subject.access.contained else fail
+        level = warn if subject.access.in_container else fail
         yield level("cpu affinity", f"{found}: none for gpu {' '.join(homeless)}", "local CPUs for each GPU", hint)
     elif any(cpus - machine.cpus_allowed for cpus in needed.values()):
         yield warn("cpu affinity", found, "all local CPUs for each GPU", hint)

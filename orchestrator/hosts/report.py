@@ -26,43 +26,43 @@ class Finding:
 
     check: str
     level: Level
-    found: str
+    value: str
     needed: str
     hint: str
 
 
-def info(check: str, found: str, needed: str = "") -> Finding:
+def info(check: str, value: str, needed: str = "") -> Finding:
     """Return a finding that needs no action."""
-    return Finding(check=check, level=Level.INFO, found=found, needed=needed, hint="")
+    return Finding(check=check, level=Level.INFO, value=value, needed=needed, hint="")
 
 
 def not_checked(check: str, why: str, needed: str, hint: str) -> Finding:
     """Return a finding for a check that could not run; `hint` says what it needs."""
     return Finding(
-        check=check, level=Level.INFO, found=f"not checked: {why}", needed=needed, hint=expand_commands(hint)
+        check=check, level=Level.INFO, value=f"not checked: {why}", needed=needed, hint=expand_commands(hint)
     )
 
 
-def warn(check: str, found: str, needed: str, hint: str) -> Finding:
+def warn(check: str, value: str, needed: str, hint: str) -> Finding:
     """Return a finding that makes the server slower or less stable."""
-    return Finding(check=check, level=Level.WARN, found=found, needed=needed, hint=expand_commands(hint))
+    return Finding(check=check, level=Level.WARN, value=value, needed=needed, hint=expand_commands(hint))
 
 
-def fail(check: str, found: str, needed: str, hint: str) -> Finding:
+def fail(check: str, value: str, needed: str, hint: str) -> Finding:
     """Return a finding that keeps the server from starting or serving."""
-    return Finding(check=check, level=Level.FAIL, found=found, needed=needed, hint=expand_commands(hint))
+    return Finding(check=check, level=Level.FAIL, value=value, needed=needed, hint=expand_commands(hint))
 
 
 def info_if(
     ok: bool,  # noqa: FBT001 - a condition, not a flag
     otherwise: Callable[[str, str, str, str], Finding],
     check: str,
-    found: str,
+    value: str,
     needed: str,
     hint: str,
 ) -> Finding:
     """Return a finding that needs no action if `ok`, else that of `otherwise` (`warn` or `fail`) with its hint."""
-    return info(check, found, needed) if ok else otherwise(check, found, needed, hint)
+    return info(check, value, needed) if ok else otherwise(check, value, needed, hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +86,18 @@ class PreflightReport:
     def to_dict(self) -> dict[str, object]:
         """Return the report as data that can be written as JSON."""
         # The command line of a port's holder may contain a secret.
-        findings = [{**asdict(item), "found": redact(item.found)} for item in self.findings]
+        findings = [{**asdict(item), "value": redact(item.value)} for item in self.findings]
         return {"profile": self.profile, "ready": self.ready, "findings": findings}
 
     def to_text(self, *, width: int | None = None) -> str:
         """Format the report as a table, wrapped at `width` columns, with the hints under it."""
-        rows = [(item.level, item.check, item.found, item.needed) for item in self.findings]
+        rows = [(item.level, item.check, item.value, item.needed) for item in self.findings]
         hints = [f"{item.check}: {item.hint}" for item in self.findings if item.hint]
         return "\n".join([table(("", "check", "found", "needed"), rows, width=width), *hints])
 
-    def require(self, *, but: Collection[str] = ()) -> None:
-        """Raise HostError if a check failed, with one problem per failed check. Checks named in `but` are ignored."""
-        failed = [finding for finding in self.failed if finding.check not in but]
-        problems = [Problem(f"{item.check}: {item.found} (needed: {item.needed})", hint=item.hint) for item in failed]
+    def require(self, *, ignore: Collection[str] = ()) -> None:
+        """Raise HostError if a check failed, with one problem per failed check, except for those in `ignore`."""
+        failed = [finding for finding in self.failed if finding.check not in ignore]
+        problems = [Problem(f"{item.check}: {item.value} (needed: {item.needed})", hint=item.hint) for item in failed]
         if problems:
             raise HostError(f"the host is not ready for `{self.profile}`", problems=problems)

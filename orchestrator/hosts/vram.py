@@ -30,9 +30,9 @@ def wait_for_vram_release(
     inventory, busy = poll_until(
         lambda use: not use[1],
         lambda: _vram_in_use(read(), gpus),
-        within=LIMIT,
-        pause=_PAUSE,
-        meanwhile=lambda use: progress(
+        timeout=LIMIT,
+        interval=_PAUSE,
+        on_tick=lambda use: progress(
             f"waiting for VRAM to drain to {DRAINED:.0%}: {describe_use(use[1])}", clock() - start
         ),
         clock=clock,

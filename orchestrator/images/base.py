@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from orchestrator.core.console import Progress, say, warn
+from orchestrator.core.console import Progress, info, warn
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import parse_json
 from orchestrator.images.client import DockerCli
@@ -87,7 +87,7 @@ def pull(docker: DockerCli, reference: str, kind: str, *, hint: str) -> None:
     `kind` is the kind of image in messages; `hint` is the hint if the registry does not have the image. Raises
     BuildError if the pull fails.
     """
-    say(f"{kind} `{reference}` is missing on this docker host; pulling it")
+    info(f"{kind} `{reference}` is missing on this docker host; pulling it")
     progress, lines = Progress(), []
 
     def show(line: str) -> None:

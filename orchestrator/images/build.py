@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.console import Progress, say
+from orchestrator.core.console import Progress, info
 from orchestrator.core.errors import BuildError, PatchError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.streams import ignore_sigpipe
@@ -186,7 +186,7 @@ def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str, untun
 def _build(docker: DockerCli, engine: Engine, context: BuildContext, options: BuildOptions, *, base: str) -> None:
     unverified = f"{options.tag}-unverified-{uuid.uuid4().hex[:12]}"  # unique: another build of this tag may run
     builder = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
-    say(f"building `{options.tag}` with {builder} ({docker.program} {docker.version})")
+    info(f"building `{options.tag}` with {builder} ({docker.program} {docker.version})")
     try:
         arguments = build_arguments(docker, options, tag=unverified, untuned=bool(context.missing_inputs))
         _run_build(docker, arguments, archive(context), image=base)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.core.console import note, say, warn
+from orchestrator.core.console import info, note, warn
 from orchestrator.core.errors import BuildError, DeployError, KernelsError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
@@ -34,7 +34,7 @@ def make_table(plan: Plan, home: Home, find_sources: Callable[[], RowSources], *
     store = Store.of(home, plan)
     if not needs_table(plan) or store.is_fresh(plan):
         return False
-    say("building the table of tuned MoE kernels: rows of its aiter, measured rows, newer upstream rows")
+    info("building the table of tuned MoE kernels: rows of its aiter, measured rows, newer upstream rows")
     try:
         built = build_table(plan, find_sources(), home, upstream=True)
     except (KernelsError, BuildError) as error:

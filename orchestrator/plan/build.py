@@ -106,7 +106,7 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
     blocked = [
         problem
         for each in plans
-        for problem in blocking_issues(context.known_issues.blocked, each, allowed=accepted, location=merged.place)
+        for problem in blocking_issues(context.known_issues.blocked, each, allowed=accepted, location=merged.location)
     ]
     _require_no_problems(name, blocked)
     reports = context.known_issues

@@ -52,9 +52,9 @@ class RuleContext:
         """Return `file:line` of a key path; the section of the role has precedence."""
         key: KeyPath = path
         of_role = ("layout", self.role, *(path[1:] if path[0] == "layout" else path))
-        if self.role and of_role in self.merged.places:
+        if self.role and of_role in self.merged.locations:
             key = of_role
-        return self.merged.place(key)
+        return self.merged.location(key)
 
     @cached_property
     def serving(self) -> ServingFacts:

@@ -106,7 +106,7 @@ def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
         ratio = f"`{Meaning.WINDOW_RATIO}` {cache.windows.ratio:g}"
         yield "tokens of windows", f"{cache.window_tokens:,}", f"{kept}; {ratio}"
     if cache.requests is not None:
-        kept = f"{cache.requests.each / 1e6:.1f} MB each, {gb(cache.requests.bytes)} in all"
+        kept = f"{cache.requests.per_request / 1e6:.1f} MB each, {gb(cache.requests.bytes)} in all"
         yield "requests with a state", f"{cache.requests.requests:,}", f"{kept}; no token is counted in it"
     yield "concurrent longest contexts", f"{cache.full_contexts:g}", "in a replica"
 

@@ -52,9 +52,9 @@ def rental_files(
     load_seconds = plan.model.weight_bytes / (DOWNLOAD_MB_S * 1e6) + startup_seconds(plan)
     rental = CloudTask(
         plan=plan,
-        up=["deploy", "up", profile, *(word for override in there for word in ("--set", override))],
+        up_argv=["deploy", "up", profile, *(word for override in there for word in ("--set", override))],
         tool=next(iter(_own_tool(package)), package),
-        brought=brought,
+        files=brought,
         image=image,
         secrets=secrets,
         offers=asked.profile.hardware.offers,
@@ -103,7 +103,7 @@ def _refuse_unfit(asked: ResolvedProfile) -> None:
 
     On the rented machine `deploy watch` watches one server.
     """
-    plan, place, problems = asked.plan, asked.composed.place, []
+    plan, place, problems = asked.plan, asked.composed.location, []
     if plan.hardware.vendor != "cpu" and plan.hardware.gpu_product is None:
         hint = "`--set hardware.gpu_product=MI355X`, as the broker's catalog has it"
         problems.append(Problem("the hardware has no `gpu_product`", place(("hardware",)), hint))

@@ -50,11 +50,11 @@ def startup_seconds(plan: Plan) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class UpStep:
-    """One step; `about` is the estimated seconds, 0 if it is already done."""
+    """One step; `seconds` is the estimated seconds, 0 if it is already done."""
 
     name: str
     what: str
-    about: float
+    seconds: float
 
 
 def steps_of(artifacts: Artifacts, host_ref: HostRef) -> tuple[UpStep, ...]:
@@ -73,8 +73,8 @@ def steps_of(artifacts: Artifacts, host_ref: HostRef) -> tuple[UpStep, ...]:
 
 def steps_table(steps: Sequence[UpStep]) -> str:
     """Format the steps as a table with their total."""
-    rows = [(step.name, step.what, format_duration(step.about) if step.about else "done") for step in steps]
-    total = sum(step.about for step in steps)
+    rows = [(step.name, step.what, format_duration(step.seconds) if step.seconds else "done") for step in steps]
+    total = sum(step.seconds for step in steps)
     return table(
         ("step", "what", "about"),
         [*rows, ("total", "estimates, not promises", format_duration(total))],
@@ -89,24 +89,24 @@ def _checkpoint(plan: Plan, host_ref: HostRef) -> UpStep:
         return UpStep(
             name="checkpoint",
             what=f"{what}, at {DOWNLOAD_MB_S:.0f} MB/s",
-            about=model.weight_bytes / (DOWNLOAD_MB_S * 1e6),
+            seconds=model.weight_bytes / (DOWNLOAD_MB_S * 1e6),
         )
     if host_ref.remote is not None:
-        return UpStep(name="checkpoint", what=f"verified on {host_ref.remote}", about=STEP_SECONDS["stage"])
+        return UpStep(name="checkpoint", what=f"verified on {host_ref.remote}", seconds=STEP_SECONDS["stage"])
     if model.checkpoint.source == "generated":
         generator = Catalog.of(host_ref.home).path(EntryKind.IMAGE_FILE, model.checkpoint.path)
         done = is_generated(directory, generator)
         what = str(directory) if done else f"{directory}: to be generated"
-        return UpStep(name="checkpoint", what=what, about=0.0 if done else STEP_SECONDS["stage"])
+        return UpStep(name="checkpoint", what=what, seconds=0.0 if done else STEP_SECONDS["stage"])
     missing = max(model.weight_bytes - bytes_present(directory), 0)
     if model.checkpoint.source == "local" and not any(directory.glob("*.safetensors")):
         lacking = "no safetensors file" if directory.is_dir() else "not found"
-        return UpStep(name="checkpoint", what=f"{directory}: {lacking}; `up` stops here", about=STEP_SECONDS["stage"])
+        return UpStep(name="checkpoint", what=f"{directory}: {lacking}; `up` stops here", seconds=STEP_SECONDS["stage"])
     if missing == 0 or model.checkpoint.source != "hub":
-        return UpStep(name="checkpoint", what=f"{directory}: verified", about=STEP_SECONDS["stage"])
+        return UpStep(name="checkpoint", what=f"{directory}: verified", seconds=STEP_SECONDS["stage"])
     left = f" left of {gb(model.weight_bytes)}" if missing < model.weight_bytes else ""
     what = f"{gb(missing)}{left} of {model.checkpoint.path} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
-    return UpStep(name="checkpoint", what=what, about=missing / (DOWNLOAD_MB_S * 1e6))
+    return UpStep(name="checkpoint", what=what, seconds=missing / (DOWNLOAD_MB_S * 1e6))
 
 
 def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
@@ -114,12 +114,12 @@ def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
         return
     store = Store.of(home, plan)
     if store.is_fresh(plan):
-        yield UpStep(name="table", what=str(store.table(plan)), about=0.0)
+        yield UpStep(name="table", what=str(store.table(plan)), seconds=0.0)
     else:
         yield UpStep(
             name="table",
             what="built from the engine's aiter and newer upstream rows",
-            about=STEP_SECONDS["kernels"],
+            seconds=STEP_SECONDS["kernels"],
         )
 
 
@@ -127,30 +127,30 @@ def _image(artifacts: Artifacts, host_ref: HostRef) -> Iterator[UpStep]:
     plan, build = artifacts.plan, artifacts.build
     if (image := plan.prebuilt_image) is not None:
         what = f"{image} pulled if it is missing, its receipt and table checked against the plan; nothing is built"
-        yield UpStep(name="image", what=what, about=PULL)
+        yield UpStep(name="image", what=what, seconds=PULL)
         return
     if build is None:
         if (size := bytes_to_install(plan.engine, host_ref.home)) is not None:
             what = f"{plan.engine.requirements}: {f'{gb(size)} of ' if size else ''}packages to install"
-            yield UpStep(name="environment", what=what, about=size / _INSTALL)
+            yield UpStep(name="environment", what=what, seconds=size / _INSTALL)
         if patches := ", ".join(patch.id for patch in plan.patches):
             what = f"a copy of the interpreter's, for {patches}, unless it exists"
-            yield UpStep(name="sglang", what=what, about=STEP_SECONDS["copy"])
+            yield UpStep(name="sglang", what=what, seconds=STEP_SECONDS["copy"])
         return
     base, tag = base_reference(plan.engine), image_tag(plan, build)
     room = f"up to {IMAGE_BYTES >> 30} GiB of disk"
     if host_ref.remote is not None:
         what = f"{base} pulled and patched on {host_ref.remote}, unless done before: {room}"
-        yield UpStep(name="image", what=what, about=PULL + STEP_SECONDS["build"])
+        yield UpStep(name="image", what=what, seconds=PULL + STEP_SECONDS["build"])
     elif local_config(tag) is not None:
-        yield UpStep(name="image", what=tag, about=0.0)
+        yield UpStep(name="image", what=tag, seconds=0.0)
     elif local_config(base) is not None:
-        yield UpStep(name="image", what=f"{base} patched", about=STEP_SECONDS["build"])
+        yield UpStep(name="image", what=f"{base} patched", seconds=STEP_SECONDS["build"])
     else:
-        yield UpStep(name="image", what=f"{base} pulled and patched: {room}", about=PULL + STEP_SECONDS["build"])
+        yield UpStep(name="image", what=f"{base} pulled and patched: {room}", seconds=PULL + STEP_SECONDS["build"])
 
 
 def _start(plan: Plan) -> UpStep:
     done = "" if plan.hardware.vendor == "cpu" else "kernels compiled, graphs captured, "
     what = f"{gb(plan.model.weight_bytes)} loaded, {done}smoke test"
-    return UpStep(name="start", what=what, about=startup_seconds(plan))
+    return UpStep(name="start", what=what, seconds=startup_seconds(plan))

@@ -23,7 +23,7 @@ class Explained:
     value: str
     origin: str  # empty for facts, which have none
     source: str
-    place: str
+    location: str
     help: str = ""  # meaning of a flag, from the engine's parser
 
 
@@ -38,7 +38,7 @@ def explained_table(rows: Sequence[Explained], *, width: int | None = None) -> s
     Flags come last, each as a paragraph with its meaning.
     """
     plain, flags = [row for row in rows if not row.help], [row for row in rows if row.help]
-    cells = [(row.key, _short(row.value), row.origin, row.place, row.source) for row in plain]
+    cells = [(row.key, _short(row.value), row.origin, row.location, row.source) for row in plain]
     text = table(("key", "value", "origin", "written at", "source"), cells)
     if width is not None and max(map(len, text.splitlines())) > width:
         text = "\n".join(line for row in plain for line in _paragraph(row, width))
@@ -51,7 +51,7 @@ def explained_table(rows: Sequence[Explained], *, width: int | None = None) -> s
 def _paragraph(row: Explained, width: int) -> Iterator[str]:
     """Yield the value, then its location, origin and source, then the meaning of a flag."""
     behind = "; ".join(filter(None, [row.origin, row.source]))
-    about = f"{row.place}: {behind}" if behind else row.place
+    about = f"{row.location}: {behind}" if behind else row.location
     for text, indent in ((f"{row.key} = {row.value}", ""), (about, "    "), (row.help, "    ")):
         yield from textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="    ", break_on_hyphens=False)
 
@@ -74,7 +74,7 @@ def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Expla
         value=_text(setting.get("value")),
         origin=str(setting.get("origin", "")),
         source="; ".join(str(setting[key]) for key in ("source", "note") if setting.get(key)),
-        place=loaded.composed.place(path),
+        location=loaded.composed.location(path),
         help=loaded.valid.table.help_of(str(path[1])) if path[0] == "flags" and len(path) > 1 else "",
     )
 
@@ -86,15 +86,15 @@ def _question(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Explained:
         value=f"{question.get('expected')} ← {question.get('prompt')}",
         origin=str(question.get("origin", Origin.USER.value)),
         source=str(question.get("source", "")),
-        place=loaded.composed.place(path),
+        location=loaded.composed.location(path),
     )
 
 
 def _source_of_fact(path: KeyPath, loaded: ResolvedProfile) -> dict[str, Data]:
     """Return the origin and source of a value: the command line, an override, or the `source` of its catalog entry."""
-    if loaded.composed.given(path):
-        return {"origin": Origin.USER.value, "source": loaded.composed.place(path)}
-    if (source := loaded.composed.overlaid.get(path)) is not None:
+    if loaded.composed.from_command_line(path):
+        return {"origin": Origin.USER.value, "source": loaded.composed.location(path)}
+    if (source := loaded.composed.overridden.get(path)) is not None:
         return {"origin": "" if source else Origin.USER.value, "source": source}
     part = loaded.composed.data[str(path[0])]
     return {"source": part.get("source")} if path[0] in PARTS and isinstance(part, dict) else {}

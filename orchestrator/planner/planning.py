@@ -55,7 +55,7 @@ class LoadedProfile:
     def table(self) -> FlagTable:
         """Return the flags of its engine. Raises ProfileError if the version has no table."""
         return self.known_table or read_flags(
-            self.profile.engine.version, self.catalog, location=self.composed.place(("engine", "version"))
+            self.profile.engine.version, self.catalog, location=self.composed.location(("engine", "version"))
         )
 
     @cached_property
@@ -65,7 +65,7 @@ class LoadedProfile:
         Raises ProfileError if the workload does not exist.
         """
         name = self.profile.workload
-        return _read_load(name, self.catalog, self.composed.place(("workload",))) if name else None
+        return _read_load(name, self.catalog, self.composed.location(("workload",))) if name else None
 
     @property
     def capacity(self) -> Capacity:
@@ -88,7 +88,9 @@ class LoadedProfile:
         named: dict[KeyPath, str | None] = {("hardware", "network"): self.profile.hardware.network}
         named["layout", "transfer", "network"] = transfer.network if transfer else None
         return {
-            name: _read_network(name, self.catalog, self.composed.place(path)) for path, name in named.items() if name
+            name: _read_network(name, self.catalog, self.composed.location(path))
+            for path, name in named.items()
+            if name
         }
 
     @property
@@ -121,7 +123,7 @@ class LoadedProfile:
         given = tuple(name for name, setting in self.profile.flags.items() if setting.value is not False)
         for name, successor in self.table.deprecated(given).items():
             instead = f": use `{successor}`" if successor else ""
-            place = self.composed.place(("flags", name))
+            place = self.composed.location(("flags", name))
             note(f"`--{name}` is deprecated in sglang {self.profile.engine.version}{instead} ({place})")
 
 
@@ -230,7 +232,7 @@ def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override
 def _valid(name: str, composed: MergedProfile, catalog: Catalog) -> LoadedProfile:
     message = f"profile `{name}` is not valid"
     composed, table = _renamed(composed, catalog)
-    profile = validate(composed.data, Profile, place=composed.place, message=message)
+    profile = validate(composed.data, Profile, place=composed.location, message=message)
     register_env_secret(profile.server.api_key_env)
     return LoadedProfile(name=name, composed=composed, profile=profile, catalog=catalog, known_table=table)
 

@@ -29,7 +29,7 @@ def rename_flags(composed: MergedProfile, table: FlagTable, catalog: Catalog) ->
     unknown = [name for name in given if name not in table.flags] if isinstance(given, dict) else []
     if not isinstance(given, dict) or not unknown:
         return composed, table
-    flags, places, removed = dict(given), dict(composed.places), {}
+    flags, places, removed = dict(given), dict(composed.locations), {}
     for name in unknown:
         last, successor = _successor(name, table, catalog)
         new, _, value = successor.partition("=")
@@ -39,16 +39,16 @@ def rename_flags(composed: MergedProfile, table: FlagTable, catalog: Catalog) ->
             continue
         flags[new] = _with_value(flags.pop(name), value)
         places |= dict(_moved(composed, name, new))
-        place = composed.place((_FLAGS, name))
+        place = composed.location((_FLAGS, name))
         note(f"`--{name}` is `--{new}{f' {value}' if value else ''}` in sglang {table.version} ({place})")
-    return replace(composed, data={**composed.data, _FLAGS: flags}, places=places), replace(table, removed=removed)
+    return replace(composed, data={**composed.data, _FLAGS: flags}, locations=places), replace(table, removed=removed)
 
 
 def _note_dp_option(composed: MergedProfile, table: FlagTable) -> None:
     """Note the option that replaces `--dp-size` for the layout's attention."""
     layout = composed.data.get("layout")
     if text := table.dp_note(attention=isinstance(layout, dict) and _is_on(layout.get(_DP_ATTENTION))):
-        note(f"{text} ({composed.place(('layout', _DP_ATTENTION))})")
+        note(f"{text} ({composed.location(('layout', _DP_ATTENTION))})")
 
 
 def _successor(name: str, table: FlagTable, catalog: Catalog) -> tuple[str, str]:
@@ -78,6 +78,6 @@ def _with_value(setting: Data, value: str) -> Data:
 
 
 def _moved(composed: MergedProfile, name: str, new: str) -> Iterator[tuple[KeyPath, str]]:
-    for path, place in composed.places.items():
+    for path, place in composed.locations.items():
         if path[:2] == (_FLAGS, name):
             yield (_FLAGS, new, *path[2:]), place

@@ -36,7 +36,7 @@ class ProfileSource:
     home: Home
     given: Mapping[str, Path] = field(default_factory=dict)
     image: str | None = None
-    decided: ClassVar[bool] = False  # True: the plan is fixed, and no input is created for it
+    has_fixed_plan: ClassVar[bool] = False  # True: the plan is fixed, and no input is created for it
 
     @property
     def runtime(self) -> str:
@@ -54,7 +54,7 @@ class ProfileSource:
         return planned_model(self.valid.profile, self.valid.composed)
 
     @property
-    def may_fuse(self) -> bool:
+    def might_fuse(self) -> bool:
         """Return whether the model has a shared expert to fuse and runs on GPUs; planning checks the flags."""
         moe = self.valid.profile.model.moe
         return moe is not None and moe.shared_experts > 0 and self.valid.profile.hardware.vendor != "cpu"
@@ -97,7 +97,7 @@ class ProfileSource:
 
     def location(self, path: tuple[str, ...]) -> str:
         """Return `file:line` of a key path."""
-        return self.valid.composed.place(path)
+        return self.valid.composed.location(path)
 
 
 def profile_source(
@@ -127,7 +127,7 @@ class RunSource:
     home: Home
     inputs: Mapping[str, bytes]
     image: ClassVar[None] = None  # the plan names it
-    decided: ClassVar[bool] = True
+    has_fixed_plan: ClassVar[bool] = True
 
     @property
     def runtime(self) -> str:
@@ -145,7 +145,7 @@ class RunSource:
         return self.plan.model
 
     @property
-    def may_fuse(self) -> bool:
+    def might_fuse(self) -> bool:
         """Return whether the server fuses its shared expert, unless its checkpoint prevents it."""
         return might_fuse(self.plan)
 
@@ -173,12 +173,12 @@ class RunSource:
 
 
 @contextmanager
-def refused_together(source: "PlanSource", *checks: Callable[[], object]) -> Iterator[None]:
+def collect_rejections(source: "PlanSource", *checks: Callable[[], object]) -> Iterator[None]:
     """If the block refuses a profile, raise everything that its rules, its runtime and the `checks` refuse at once."""
     try:
         yield
     except DeployError as error:  # of a daemon or registry too
-        if isinstance(source, ProfileSource) and not source.decided and source.valid.profile.runtime in REGISTRY:
+        if isinstance(source, ProfileSource) and not source.has_fixed_plan and source.valid.profile.runtime in REGISTRY:
             require_all(
                 f"cannot start profile `{source.valid.name}`",
                 (source.valid.decide, source.require_image, *checks),
@@ -210,12 +210,12 @@ def run_source(run: RunDir, home: Home) -> RunSource:
             hint="the name of a run directory has the time and the plan's digest; `deploy up PROFILE` starts a profile",
         )
     inputs: dict[str, bytes] = {}
-    if gone := tuple(_gone(plan, run, home, inputs)):
+    if gone := tuple(_missing_inputs(plan, run, home, inputs)):
         raise StartError(f"cannot repeat run `{run.path.name}` exactly", location=place, problems=gone)
     return RunSource(run=run, plan=plan, home=home, inputs=inputs)
 
 
-def _gone(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iterator[Problem]:
+def _missing_inputs(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iterator[Problem]:
     """Yield the inputs of a plan that no longer exist; put the others into `inputs`."""
     if plan.prebuilt_image is not None:
         return  # the image contains all inputs
@@ -226,7 +226,7 @@ def _gone(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iter
             yield Problem(f"patch `{use.id}` no longer exists", hint="`deploy patches ls` lists the patches")
         elif use.input_sha256 is not None and isinstance(patch.apply, AddedFile):
             name = patch.apply.input
-            found = _with_digest(use.input_sha256, _places(name, plan, run, home))
+            found = _with_digest(use.input_sha256, _input_paths(name, plan, run, home))
             if found is None:
                 yield Problem(
                     f"no `{name}` for patch `{use.id}` found: sha256 {use.input_sha256}",
@@ -236,7 +236,7 @@ def _gone(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iter
                 inputs[name] = found
 
 
-def _places(name: str, plan: Plan, run: RunDir, home: Home) -> Iterator[Path]:
+def _input_paths(name: str, plan: Plan, run: RunDir, home: Home) -> Iterator[Path]:
     yield run.path / IMAGE_FOLDER / "tables" / FileName(name)
     if name == MOE_TABLE:
         yield Store.of(home, plan).table(plan)

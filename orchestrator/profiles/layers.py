@@ -42,22 +42,22 @@ class MergedProfile:
     """The merged document, the location of each key path, and the names of its catalog entries."""
 
     data: dict[str, Data]
-    places: Mapping[KeyPath, str]
+    locations: Mapping[KeyPath, str]
     names: Mapping[str, str]
-    overlaid: Mapping[KeyPath, str]  # facts of an entry that a profile overrides, with its source for them
+    overridden: Mapping[KeyPath, str]  # facts of an entry that a profile overrides, with its source for them
 
-    def place(self, path: KeyPath) -> str:
+    def location(self, path: KeyPath) -> str:
         """Return the location of a key path, of its nearest parent, or else of a key inside it."""
         asked = path
-        while path and path not in self.places:
+        while path and path not in self.locations:
             path = path[:-1]
-        if path in self.places:
-            return self.places[path]
-        return next((place for known, place in self.places.items() if known[: len(asked)] == asked), "")
+        if path in self.locations:
+            return self.locations[path]
+        return next((place for known, place in self.locations.items() if known[: len(asked)] == asked), "")
 
-    def given(self, path: KeyPath) -> bool:
+    def from_command_line(self, path: KeyPath) -> bool:
         """Return whether a command-line option, not a file, sets the key path."""
-        return self.place(path).startswith(_OPTION)
+        return self.location(path).startswith(_OPTION)
 
 
 @dataclass(frozen=True)

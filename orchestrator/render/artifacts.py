@@ -26,7 +26,7 @@ class Command:
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
-    in_home: bool  # whether it runs in the home directory of `deploy`
+    runs_in_home: bool  # whether it runs in the home directory of `deploy`
     script: tuple[str, ...] = ()  # shell lines before the command, for variables that depend on the host
 
 
@@ -60,7 +60,7 @@ class BuildContext:
 class Artifacts:
     """The artifacts of one plan; `spec` is the input of the runtime, in the runtime's own type.
 
-    With `command.in_home`, the command runs in the home directory of `deploy`, and its paths are relative and equal on
+    With `command.runs_in_home`, the command runs in the home directory of `deploy`, with relative paths, equal on
     every host. In a container, its paths are those inside the container.
     """
 
@@ -111,7 +111,7 @@ def server_command(
         rank_port=plan.rank_port,
     )
     env = {variable.name: variable.value for variable in (*found.env, *plan.env)}
-    return Command(argv=launch_argv(launch, python=python), env=tuple(sorted(env.items())), in_home=in_home)
+    return Command(argv=launch_argv(launch, python=python), env=tuple(sorted(env.items())), runs_in_home=in_home)
 
 
 def gateway_command(
@@ -144,7 +144,7 @@ def gateway_command(
     )
     launcher = f"{IMAGE_DIR}/{LAUNCHER}" if in_image else launcher
     env = (("PYTHONPATH", IN_IMAGE_PACKAGES),) if in_image else ()
-    return Command(argv=gateway_argv(launch, python=python, launcher=launcher), env=env, in_home=False)
+    return Command(argv=gateway_argv(launch, python=python, launcher=launcher), env=env, runs_in_home=False)
 
 
 def _workers(plan: Plan) -> tuple[str, ...]:

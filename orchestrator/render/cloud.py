@@ -27,14 +27,14 @@ _GIB: Final = 1 << 30
 class CloudTask:
     """A server on a rented host, in the container of the broker; `plan` has to use the process runtime.
 
-    `tool` is the package that `uv tool install` installs there. `brought` maps paths on the rented host to the local
+    `tool` is the package that `uv tool install` installs there. `files` maps paths on the rented host to the local
     files that are uploaded.
     """
 
     plan: Plan
-    up: Sequence[str]  # argv of `deploy up`
+    up_argv: Sequence[str]  # argv of `deploy up`
     tool: str
-    brought: Mapping[str, str]
+    files: Mapping[str, str]
     image: str | None  # of the container; None: the broker's own
     secrets: Sequence[str]  # names of environment variables
     disk_bytes: int
@@ -58,14 +58,14 @@ class CloudTask:
         return -(-self.disk_bytes // _GIB)
 
     @property
-    def set_up(self) -> tuple[str, ...]:
+    def setup_commands(self) -> tuple[str, ...]:
         """Shell lines that install `deploy`."""
         return (f"command -v uv || {_UV}", _PATH_THERE, shlex.join(["uv", "tool", "install", self.tool]))
 
     @property
-    def run(self) -> tuple[str, ...]:
+    def run_commands(self) -> tuple[str, ...]:
         """Shell lines that start the server and then watch it, until it stops."""
-        return (shlex.join(self.up), shlex.join(["exec", "deploy", "watch", self.plan.profile]))
+        return (shlex.join(self.up_argv), shlex.join(["exec", "deploy", "watch", self.plan.profile]))
 
 
 def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
@@ -81,9 +81,9 @@ def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
         "name": rental.name,
         "resources": {**resources, "disk_size": rental.disk_gib, "ports": [plan.server.port]},
         "secrets": dict.fromkeys(rental.secrets),
-        **({"file_mounts": dict(rental.brought)} if rental.brought else {}),
-        "setup": _script(*rental.set_up),
-        "run": _script(_PATH_THERE, *rental.run),
+        **({"file_mounts": dict(rental.files)} if rental.files else {}),
+        "setup": _script(*rental.setup_commands),
+        "run": _script(_PATH_THERE, *rental.run_commands),
     }
     # SkyPilot passes these options to `docker run` (docs.skypilot.co, "Advanced configuration", `docker`).
     if options := [word for option in container_options(hardware.container, lambda _: None) for word in option]:
@@ -111,8 +111,8 @@ def dstack(rental: CloudTask) -> tuple[RenderedFile, ...]:
         **({"image": rental.image} if rental.image is not None else {}),
         "env": list(rental.secrets),
         "fleets": [rental.name],
-        **({"files": [f"{here}:{there}" for there, here in rental.brought.items()]} if rental.brought else {}),
-        "commands": ["set -eu", *rental.set_up, *rental.run],
+        **({"files": [f"{here}:{there}" for there, here in rental.files.items()]} if rental.files else {}),
+        "commands": ["set -eu", *rental.setup_commands, *rental.run_commands],
         "resources": resources,
     }
     probe = {

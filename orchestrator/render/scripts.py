@@ -57,7 +57,7 @@ def server_script(artifacts: Artifacts) -> str:
     settings: list[tuple[str, Flag | EnvVar]] = [(" ".join(flag.argv), flag) for flag in plan.flags]
     settings += [(f"{variable.name}={variable.value}", variable) for variable in plan.env]
     lines += [*_origins(settings), *warning_lines(plan), "set -eu"]
-    if artifacts.command.in_home:
+    if artifacts.command.runs_in_home:
         lines += [f"CDPATH= cd -- {SHELL_HOME}", "export PYTHONSAFEPATH=1  # nothing in that folder is imported"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
     lines += artifacts.command.script

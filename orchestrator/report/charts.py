@@ -9,7 +9,7 @@ from orchestrator.report.compare import Comparison, RateRow
 from orchestrator.report.document import Report
 from orchestrator.report.layouts import LayoutRow
 from orchestrator.report.plot import Bar, Chart, Limit, Line
-from orchestrator.report.timeline import OverTime
+from orchestrator.report.timeline import Timeline
 
 RATE: Final = "offered rate, requests per second"
 TIME: Final = "seconds after the first planned arrival"
@@ -107,23 +107,23 @@ def _spots(rows: tuple[RateRow, ...], output: ReportMetric) -> tuple[tuple[tuple
     return tuple(spot for spot, _ in found), tuple(load for _, load in found)
 
 
-def over_time_charts(drawn: OverTime) -> tuple[Chart, Chart]:
+def over_time_charts(drawn: Timeline) -> tuple[Chart, Chart]:
     """Return two plots: time to first token by arrival, and the number of running and queued requests over time."""
     waits = [wait for _, wait in drawn.waits]
     slowest = f"; the slowest waited {metrics.seconds(max(waits))} s" if waits else ""
     failed = f", {len(drawn.failed)} of them failed" if drawn.failed else ""
-    most, queued = (int(max((many for _, many in spots), default=0)) for spots in (drawn.under_way, drawn.waiting))
+    most, queued = (int(max((many for _, many in spots), default=0)) for spots in (drawn.in_flight, drawn.waiting))
     waited = (
         Line(label="first token", points=drawn.waits, color=0, style="dots"),
         Line(label="failed", points=drawn.failed, color=1, style="dots", failed=True),
     )
     counts = (
-        Line(label="under way", points=drawn.under_way, color=0, style="steps"),
+        Line(label="under way", points=drawn.in_flight, color=0, style="steps"),
         Line(label="no token yet", points=drawn.waiting, color=1, style="steps"),
     )
     return (
         Chart(
-            id=f"waits-{drawn.of}",
+            id=f"waits-{drawn.result_index}",
             title="Each request: scheduled arrival and wait for the first token",
             x_label=TIME,
             y_label="seconds to the first token",
@@ -131,7 +131,7 @@ def over_time_charts(drawn: OverTime) -> tuple[Chart, Chart]:
             says=f"{drawn.requests} requests{failed}, one dot each{slowest}. Rising dots mean a growing queue.",
         ),
         Chart(
-            id=f"queue-{drawn.of}",
+            id=f"queue-{drawn.result_index}",
             title="Requests in flight, and requests without a token",
             x_label=TIME,
             y_label="requests",

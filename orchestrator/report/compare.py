@@ -32,7 +32,7 @@ class Agreement(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedFigure:
+class ComparedMetric:
     """One metric, measured and published, in its own unit."""
 
     measured: float | None
@@ -58,7 +58,7 @@ class RateRow:
     rate_rps: float | None
     concurrency: int | None = None
     load_tok_s: float | None
-    figures: Mapping[str, ComparedFigure]  # by metric key
+    metrics: Mapping[str, ComparedMetric]  # by metric key
     sustained: bool | None
     not_sustained_because: tuple[str, ...]
     capped: str | None
@@ -68,9 +68,9 @@ class RateRow:
         """The offered load as text."""
         return f"{metrics.plain(self.rate_rps)} rps" if self.rate_rps is not None else f"{self.concurrency} at a time"
 
-    def of(self, figure: ReportMetric) -> ComparedFigure:
+    def of(self, figure: ReportMetric) -> ComparedMetric:
         """Return the compared values of a metric."""
-        return self.figures[figure.key]
+        return self.metrics[figure.key]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,23 +84,23 @@ class Comparison:
     reasons: tuple[ComparabilityIssue, ...]
     caveats: tuple[str, ...]
     rows: tuple[RateRow, ...]
-    knee_rps: ComparedFigure | None
+    knee_rps: ComparedMetric | None
     knee_reached: bool  # False: the knee is at or above the highest measured rate
     ttft_limit_s: float | None  # from the workload of the result
-    single_stream_tok_s: ComparedFigure | None
+    single_stream_tok_s: ComparedMetric | None
     usd_per_gpu_hour: float | None
     price_source: str
 
     @property
     def without_knee(self) -> str:
         """The reason for a missing knee: no sustained rate, or no rate that could be judged."""
-        if (row := self.unjudged) is None:
+        if (row := self.unjudgeable_row) is None:
             unjudged = ", ".join(f"{rate:g}" for rate in unjudged_rates(self.result.points))
             return "no sustained rate found" + (f"; {unjudged} rps not judged" if unjudged else "")
         return ": ".join(["not judged", *row.not_sustained_because[:1]])
 
     @property
-    def unjudged(self) -> RateRow | None:
+    def unjudgeable_row(self) -> RateRow | None:
         """The row of the highest measured rate if no rate could be judged, else None."""
         measured = [row for row in self.rows if row.rate_rps and row.of(metrics.OUTPUT).measured is not None]
         judged = any(row.sustained is not None for row in self.rows)
@@ -248,7 +248,7 @@ class ComparisonTerms:
         higher_is_better: bool = True,
         exact: bool = False,
         note: str = "",
-    ) -> ComparedFigure:
+    ) -> ComparedMetric:
         """Compare a measured with a published value; `exact` sets the tolerance to 0."""
         tolerance = 0.0 if exact else self.tolerance
         if measured is None:
@@ -261,7 +261,7 @@ class ComparisonTerms:
             agreement = Agreement.WITHIN
         else:
             agreement = Agreement.BETTER if (change > 0) == higher_is_better else Agreement.WORSE
-        return ComparedFigure(measured=measured, published=published, agreement=agreement, note=note)
+        return ComparedMetric(measured=measured, published=published, agreement=agreement, note=note)
 
 
 def _caveats(result: BenchResult, published: Published | None) -> tuple[str, ...]:
@@ -342,14 +342,14 @@ def _row(
         rate_rps=rate_rps,
         concurrency=point.concurrency if point else None,
         load_tok_s=load_tok_s,
-        figures=found,
+        metrics=found,
         sustained=point.sustained if point else None,
         not_sustained_because=point.not_sustained_because if point else (),
         capped=point.capped if point else None,
     )
 
 
-def _against_load(figure: ComparedFigure, load_tok_s: float | None, tolerance: float) -> ComparedFigure:
+def _against_load(figure: ComparedMetric, load_tok_s: float | None, tolerance: float) -> ComparedMetric:
     """Mark a published throughput that differs from the steady-state output of its own load as not testable."""
     if figure.published is None or load_tok_s is None or abs(figure.published / load_tok_s - 1) <= tolerance:
         return figure
@@ -358,7 +358,7 @@ def _against_load(figure: ComparedFigure, load_tok_s: float | None, tolerance: f
     return replace(figure, agreement=Agreement.UNTESTABLE if judged else figure.agreement, note=note)
 
 
-def _single_stream(result: BenchResult, published: Published | None, terms: ComparisonTerms) -> ComparedFigure:
+def _single_stream(result: BenchResult, published: Published | None, terms: ComparisonTerms) -> ComparedMetric:
     """Compare the output tok/s of a single stream, the inverse of the median TPOT."""
     target = published.single_stream if published and _is_of(result, published.single_stream.workload) else None
     tpot = next((point.latency.tpot_s for point in result.points if point.concurrency == 1 and point.latency), None)

@@ -76,7 +76,7 @@ def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
     planned = [each.result.run.provenance.plan is not None for each in comparisons]
     if len({*planned}) <= 1:
         return differences([told(each) for each in comparisons])
-    sides = [_reported(each) for each in comparisons]
+    sides = [_reported_settings(each) for each in comparisons]
     shared = set.intersection(*({*side} for side in sides)) | {"hardware", "layout"}
     listed = [{key: value for key, value in side.items() if key in shared} for side in sides]
     counts = [sum(key.startswith(("flags.", "env.")) for key in told(each)) for each in comparisons]
@@ -108,7 +108,7 @@ def _joined(members: Sequence[tuple[str, Difference]]) -> tuple[str, ...]:
 def told(comparison: Comparison) -> dict[str, str]:
     """Return the configuration of a result without the keys that are derived or do not affect a measurement."""
     if comparison.result.run.provenance.plan is None:
-        return _reported(comparison)
+        return _reported_settings(comparison)
     return _telling(configuration_of(comparison.result))
 
 
@@ -117,7 +117,7 @@ def _telling(values: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in values.items() if not key.startswith(said) and not key.endswith(".reason")}
 
 
-def _reported(comparison: Comparison) -> dict[str, str]:
+def _reported_settings(comparison: Comparison) -> dict[str, str]:
     """Return what the endpoint of a result reports, its workload, and its layout and hardware if known."""
     values = _telling(flat_known({**_endpoint(comparison.result), "workload": comparison.result.run.workload}))
     values["prompts_sent_as"] = comparison.result.run.endpoint.prompts_as
@@ -205,7 +205,7 @@ def _found(host: Mapping[str, object] | None) -> dict[str, str]:
     """Return the preflight findings that can affect a measurement, by check."""
     findings = (host or {}).get("findings")
     found = [each for each in findings if isinstance(each, dict)] if isinstance(findings, list) else []
-    told = {str(each["check"]): str(each.get("found", "")) for each in found if each.get("check") in _HOST_CHECKS}
+    told = {str(each["check"]): str(each.get("value", "")) for each in found if each.get("check") in _HOST_CHECKS}
     return {check: text.removesuffix(FROM_RECEIPT) for check, text in told.items()}
 
 

@@ -23,7 +23,7 @@ from orchestrator.profiles.layers import PARTS
 from orchestrator.report.configuration import DERIVED, configuration_of, started_with
 from orchestrator.report.history import RunSummary, summarize_run
 from orchestrator.report.side_by_side import (
-    ALIKE,
+    ONE_CONFIGURATION,
     ONE_RUN_EACH,
     SideBySide,
     change_text,
@@ -70,12 +70,12 @@ class DiffSide:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DifferentFigure:
+class DifferentMetric:
     """One metric of one workload and load on both sides; `change` is that from A to B, "" if unknown."""
 
     workload: str
     load: str
-    figure: str
+    metric: str
     a: str
     b: str
     change: str
@@ -104,15 +104,15 @@ class DifferentValue:
 class DiffOutput:
     """The sides `a` and `b`, and their differences by area; `unknown` names the groups that only one side has.
 
-    `alike` tells whether the results behind the figures are of one configuration.
+    `same_configuration` tells whether the results are of one configuration.
     """
 
     a: str
     b: str
     differences: tuple[DifferentValue, ...]
     reasons: tuple[DifferentReason, ...]
-    figures: tuple[DifferentFigure, ...]
-    alike: bool
+    metrics: tuple[DifferentMetric, ...]
+    same_configuration: bool
     unknown: tuple[str, ...]
 
 
@@ -129,7 +129,7 @@ def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> 
     if (path / RESULT_FILE).is_file() or (path.is_file() and path.suffix == ".json"):
         return _of_result(path)
     if path.name.endswith(LOCK_FILE) and path.is_file():
-        return _of_lock(path)
+        return _side_from_lock(path)
     if (run := find_run(home, text)) is not None:
         return _of_run(run, results)
     catalog = Catalog.of(home)
@@ -167,8 +167,8 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
         b=b.label,
         differences=tuple(values),
         reasons=told,
-        figures=tuple(_figures(compared)),
-        alike=bool(compared) and all(each.alike for each in compared.values()),
+        metrics=tuple(_figures(compared)),
+        same_configuration=bool(compared) and all(each.one_configuration for each in compared.values()),
         unknown=tuple(unknown),
     )
 
@@ -182,8 +182,8 @@ def diff_text(found: DiffOutput, *, width: int | None = None) -> str:
     else:
         parts.append("no differences in what both sides record")
     parts += ["\n".join(line for each in found.reasons for line in _reason_lines(each, width))] if found.reasons else []
-    if found.figures:
-        figure_rows = [(each.workload, each.load, each.figure, each.a, each.b, each.change) for each in found.figures]
+    if found.metrics:
+        figure_rows = [(each.workload, each.load, each.metric, each.a, each.b, each.change) for each in found.metrics]
         parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), figure_rows, width=width))
         parts.append(_explanation(found))
     parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
@@ -207,8 +207,8 @@ def _reason_lines(each: DifferentReason, width: int | None) -> Iterator[str]:
 
 def _explanation(found: DiffOutput) -> str:
     """Tell the noise of the metrics, and which of the known differences can have caused their changes."""
-    if found.alike:
-        return ALIKE
+    if found.same_configuration:
+        return ONE_CONFIGURATION
     causes = [each.key for each in found.differences if each.area in _CAUSES]
     if any(each.area == "load" for each in found.differences):
         return f"{ONE_RUN_EACH}\nThe loads differ, so the metrics are not comparable, whatever else differs."
@@ -279,7 +279,7 @@ def _of_result(path: Path) -> DiffSide:
     return DiffSide(label=label, values=configuration_of(result), results=(result,))
 
 
-def _of_lock(path: Path) -> DiffSide:
+def _side_from_lock(path: Path) -> DiffSide:
     lock, _ = load_lock(path)
     plan = {key: value for key, value in lock.plan.items() if value != "none"}
     return DiffSide(label=f"lock `{path}` of `{Path(lock.profile).stem}`", values={**plan, **lock.summary})
@@ -326,15 +326,15 @@ def _last_of_each_workload(a: Sequence[BenchResult], b: Sequence[BenchResult]) -
     return {name: compare_two(last[0][name], last[1][name]) for name in sorted(last[0].keys() & last[1].keys())}
 
 
-def _figures(compared: Mapping[str, SideBySide]) -> Iterator[DifferentFigure]:
+def _figures(compared: Mapping[str, SideBySide]) -> Iterator[DifferentMetric]:
     for workload, sides in compared.items():
         for row in sides.rows:
-            figure, (one, other) = metrics.BY_KEY[row.figure], row.estimates
+            figure, (one, other) = metrics.BY_KEY[row.metric], row.estimates
             changed = row.changes[1]
-            yield DifferentFigure(
+            yield DifferentMetric(
                 workload=workload,
                 load=row.load,
-                figure=figure.title,
+                metric=figure.title,
                 a=estimate_text(figure, one),
                 b=estimate_text(figure, other),
                 change=change_text(changed) if changed is not None else "",

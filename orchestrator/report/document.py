@@ -14,10 +14,10 @@ from orchestrator.plan.diff import Difference
 from orchestrator.report.compare import Comparison, compare
 from orchestrator.report.configuration import Fact, differing, facts_of
 from orchestrator.report.economics import Costs, NodePower, costs_of
-from orchestrator.report.headline import headline, named, title_of
+from orchestrator.report.headline import headline, title_of, with_names
 from orchestrator.report.layouts import LayoutRow, hourly, layouts_of
 from orchestrator.report.side_by_side import SideBySide, side_by_side
-from orchestrator.report.timeline import OverTime, over_time
+from orchestrator.report.timeline import Timeline, timeline
 
 _UNKNOWN: Final = NodePower()
 
@@ -28,14 +28,14 @@ class AblationRow:
 
     name: str
     claim: str
-    figure: str  # name of the metric, with its unit
-    without: float
-    whole: float
+    metric: str  # name of the metric, with its unit
+    without_feature: float
+    with_feature: float
 
     @property
     def ratio(self) -> float:
         """The metric with the feature divided by the metric without it."""
-        return self.whole / self.without
+        return self.with_feature / self.without_feature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class Report:
     comparisons: tuple[Comparison, ...]
     facts: tuple[Fact, ...]
     differences: tuple[Difference, ...]
-    together: SideBySide
-    over_time: tuple[OverTime, ...]  # for the first run of each configuration
+    side_by_side: SideBySide
+    timelines: tuple[Timeline, ...]  # for the first run of each configuration
     layouts: tuple[LayoutRow, ...]
     evals: tuple[EvalRow, ...]
     ablations: tuple[AblationRow, ...]
@@ -82,11 +82,11 @@ def build_report(
     details: Details = _NOTHING,
 ) -> Report:
     """Build a report from results and published measurements."""
-    comparisons = named(tuple(compare(result, published, prices) for result in results), details.directories)
+    comparisons = with_names(tuple(compare(result, published, prices) for result in results), details.directories)
     together = side_by_side(comparisons)
     said = published.evals if published else ()
     references = entries_of_kind(everything, Reference) if published else ()
-    firsts = {side.runs[0] for side in together.sides}
+    firsts = {side.runs[0] for side in together.groups}
     evals = (*map(published_eval, said), *(row for pair in details.evals for row in measured_evals(published, *pair)))
     told = headline(comparisons, together, references, published=published is not None)
     return Report(
@@ -96,8 +96,8 @@ def build_report(
         comparisons=comparisons,
         facts=facts_of(comparisons),
         differences=differing(comparisons),
-        together=together,
-        over_time=tuple(over_time(of, *drawn) for of, drawn in sorted(details.requests.items()) if of in firsts),
+        side_by_side=together,
+        timelines=tuple(timeline(of, *drawn) for of, drawn in sorted(details.requests.items()) if of in firsts),
         layouts=layouts_of(published, comparisons, prices),
         evals=evals,
         ablations=tuple(_ablations(published, comparisons)) if published else (),
@@ -128,7 +128,11 @@ def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Ite
             for figure, value in _answers(without).items():
                 if value and (other := with_it.get(figure)):
                     yield AblationRow(
-                        name=ablation.name, claim=ablation.claim, figure=figure, without=value, whole=other
+                        name=ablation.name,
+                        claim=ablation.claim,
+                        metric=figure,
+                        without_feature=value,
+                        with_feature=other,
                     )
 
 

@@ -23,7 +23,7 @@ class NodePower:
     pue: float = 1.0
 
     @classmethod
-    def given(cls, watts: Iterable[str], kwh: str | None, pue: float) -> "NodePower":
+    def parse(cls, watts: Iterable[str], kwh: str | None, pue: float) -> "NodePower":
         """Parse command line options: `watts` such as `9000` (any node) and `MI355X=13500`, `kwh` `0.25` or `0.25EUR`.
 
         Raises UsageError for invalid values, and for a price without watts.

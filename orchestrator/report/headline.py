@@ -35,7 +35,7 @@ def title_of(comparisons: tuple[Comparison, ...], published: str | None) -> str:
     return f"{', '.join(models)} on {', '.join(systems)}"
 
 
-def named(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]) -> tuple[Comparison, ...]:
+def with_names(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]) -> tuple[Comparison, ...]:
     """Name each comparison after the label from the user, else after its directory, else after its layout.
 
     `directories` has one entry per comparison, or is empty. Duplicates of name and workload get a number.
@@ -43,8 +43,8 @@ def named(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]) -> 
     seen: dict[tuple[str, str], int] = {}
     found = []
     for index, comparison in enumerate(comparisons):
-        given = comparison.result.run.label or (directories[index] if directories else "")
-        each = replace(comparison, name=given or comparison.name)
+        label = comparison.result.run.label or (directories[index] if directories else "")
+        each = replace(comparison, name=label or comparison.name)
         key = (each.label, each.result.run.workload_name)
         seen[key] = seen.get(key, 0) + 1
         found.append(replace(each, name=f"{each.name} ({seen[key]})") if seen[key] > 1 else each)
@@ -52,17 +52,17 @@ def named(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]) -> 
 
 
 def headline(
-    comparisons: tuple[Comparison, ...], together: SideBySide, references: tuple[Reference, ...], *, published: bool
+    comparisons: tuple[Comparison, ...], side_by_side: SideBySide, references: tuple[Reference, ...], *, published: bool
 ) -> tuple[str, ...]:
     """Return the verdict, then one sentence per configuration, or per result that is comparable with the publication.
 
     `references` are third-party measurements; their number of accepted drafts is shown for comparison.
     """
-    own = [_own_side(side, comparisons, together) for side in together.sides]
+    own = [_own_side(side, comparisons, side_by_side) for side in side_by_side.groups]
     judged = [comparison for comparison in comparisons if comparison.comparable]
-    told = tuple(verdict(together, comparisons))
+    told = tuple(verdict(side_by_side, comparisons))
     if not published:
-        return (*told, *without_verdict(together, comparisons), *own)
+        return (*told, *without_verdict(side_by_side, comparisons), *own)
     sentences = [_sentence(comparison, references) for comparison in judged] or own
     if not (forbidden := len(comparisons) - len(judged)):
         return (*told, *sentences)
@@ -92,8 +92,8 @@ def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], tog
         return f"{of}: no sustained rate found in any of them."
     least = "" if all(each.knee_reached for each in members) else "at least "
     between = f"{knees[0]:g} to {_requests(knees[-1])}" if len(knees) > 1 else _requests(knees[0])
-    place, load = together.sides.index(side), f"{metrics.plain(knees[0])} rps"
-    at = {row.figure: row.estimates[place] for row in together.rows if row.load == load}
+    place, load = together.groups.index(side), f"{metrics.plain(knees[0])} rps"
+    at = {row.metric: row.estimates[place] for row in together.rows if row.load == load}
     ttft, tok_s = (estimate_text(figure, at.get(figure.key)) for figure in (metrics.TTFT_P95, metrics.OUTPUT))
     there = f"at {load}" if len(knees) > 1 else "there"
     return f"{of}: sustains {least}{between}; {there} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
@@ -110,7 +110,7 @@ def _found(comparison: Comparison) -> str:
     if comparison.rows and comparison.rows[-1].concurrency is not None:
         row = comparison.rows[-1]
         return f"{metrics.OUTPUT.text(row.of(metrics.OUTPUT).measured)} output tok/s per node, {row.load}"
-    if (measured := comparison.unjudged) is not None:
+    if (measured := comparison.unjudgeable_row) is not None:
         return f"{comparison.without_knee}; at {measured.load} {_two_figures(measured)}"
     if best is None:
         return comparison.without_knee
@@ -135,15 +135,15 @@ def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterat
     tiers = {tiers_of(each.result.run.provenance) for each in comparisons}
     expected = {IssueKind.CACHE_HIT_RATE_OFF_TARGET} if len(tiers) > 1 else set[IssueKind]()
     kinds = [
-        {reason.kind for run in side.runs for reason in comparisons[run].reasons} - expected for side in together.sides
+        {reason.kind for run in side.runs for reason in comparisons[run].reasons} - expected for side in together.groups
     ]
-    output = [row for row in together.rows if row.figure == metrics.OUTPUT.key]
+    output = [row for row in together.rows if row.metric == metrics.OUTPUT.key]
     measured = [place for place in range(1, len(names)) if any(row.changes[place] for row in output)]
     judged = [0, *(place for place in measured if kinds[place] == kinds[0])]
     if judged[1:]:
         load = max(reversed(output), key=lambda row: sum(row.changes[place] is not None for place in judged)).load
-        at = {row.figure: row for row in together.rows if row.load == load}
-        told = _differing if together.alike else _better
+        at = {row.metric: row for row in together.rows if row.load == load}
+        told = _differing if together.one_configuration else _better
         there = [place for place in judged if at[metrics.OUTPUT.key].estimates[place]]
         yield f"At {load}, {told(at, there, names)}{_cached(at, there, names)}."
         yield from (f"No verdict on {names[place]}: not measured at {load}." for place in judged if place not in there)
@@ -157,8 +157,8 @@ def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterat
 def without_verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
     """Yield why there is no verdict on a configuration whose throughput has no change from the first."""
     names = _names(together, comparisons)
-    output = [row for row in together.rows if row.figure == metrics.OUTPUT.key]
-    firsts = [comparisons[side.runs[0]] for side in together.sides]
+    output = [row for row in together.rows if row.metric == metrics.OUTPUT.key]
+    firsts = [comparisons[side.runs[0]] for side in together.groups]
     for place in range(1, len(names)):
         if any(row.changes[place] for row in output):
             continue
@@ -173,9 +173,9 @@ def without_verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -
 
 def _names(together: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:
     """Return the names of configurations, with layout and system if names repeat, and the engine if engines differ."""
-    names = [side.name for side in together.sides]
-    names = [side.name if names.count(side.name) == 1 else side.label for side in together.sides]
-    engines = [engine_name(comparisons[side.runs[0]].result) for side in together.sides]
+    names = [side.name for side in together.groups]
+    names = [side.name if names.count(side.name) == 1 else side.label for side in together.groups]
+    engines = [engine_name(comparisons[side.runs[0]].result) for side in together.groups]
     return [
         name if len({*engines}) == 1 or engine in name else f"{name} ({engine})"
         for name, engine in zip(names, engines, strict=True)

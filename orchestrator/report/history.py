@@ -32,20 +32,20 @@ from orchestrator.servers.exit_record import saved_state
 from orchestrator.servers.servers import PROCESSES_FILE, Servers
 
 _FAILED: Final = "failed"  # a value of `verify.report.Verdict`, which is slow to import
-_FIGURES: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
+_BEST_METRICS: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestFigures:
-    """The metrics of one workload at its knee, else at its highest output; `figures` by metric key."""
+class BestMetrics:
+    """The metrics of one workload at its knee, else at its highest output; `metrics` by metric key."""
 
     workload: str
     load: str
-    figures: Mapping[str, float | None]
+    metrics: Mapping[str, float | None]
     comparable: bool
 
     def __str__(self) -> str:
-        shown = (f"{each.name} {each.with_unit(value)}" for each in _FIGURES if (value := self.figures[each.key]))
+        shown = (f"{each.name} {each.with_unit(value)}" for each in _BEST_METRICS if (value := self.metrics[each.key]))
         marked = "" if self.comparable else ", NOT COMPARABLE"
         return f"{self.workload}: {', '.join(shown)} at {self.load}{marked}"
 
@@ -66,7 +66,7 @@ class RunSummary:
     soaked_at: str  # its end; "" if there was none
     failed: tuple[str, ...]  # names of the failed checks
     kernels: Mapping[str, int]  # lookups of tuned kernels, `hits` and `misses`
-    best: tuple[BestFigures, ...]
+    best: tuple[BestMetrics, ...]
     status: str  # status of the server; "" if it no longer exists
     ended: str  # exit summary, or the age of a running server
     ended_at: str | None
@@ -123,7 +123,7 @@ def _starts(
     for run in runs:
         if run.started is not None and run.digest:
             start, _ = summarize_run(run, measured)
-            status, running = states.get(_real(run.path), ("", ""))
+            status, running = states.get(_real_path(run.path), ("", ""))
             runtime = run.read("plan.json").get("runtime")
             if not status and not start.ended and runtime in servers.unreachable:
                 start = replace(start, ended=f"cannot query {runtime}")
@@ -149,7 +149,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
     ended, ended_at = _ending(run)
     soaked, soaked_at = _soak_of(smoke)
     verdicts = tuple(_verdicts(smoke.get("checks")))
-    ascending = sorted(map(_best_figures, results), key=lambda best: best.figures[metrics.OUTPUT.key] or 0.0)
+    ascending = sorted(map(_best_figures, results), key=lambda best: best.metrics[metrics.OUTPUT.key] or 0.0)
     start = RunSummary(
         name=name,
         run=run.path.name,
@@ -180,14 +180,14 @@ def _recorded(run: RunDir) -> Iterator[BenchResult]:
             yield load_result(Path(str(directory)))
 
 
-def _best_figures(result: BenchResult) -> BestFigures:
+def _best_figures(result: BenchResult) -> BestMetrics:
     """Return the metrics of a result at its knee, else at its highest output."""
     points = [point for point in result.points if point.offered_rps == result.knee_rps] if result.knee_rps else []
     best = max(points or result.points, key=lambda point: metrics.OUTPUT.value_of(point) or 0.0)
-    return BestFigures(
+    return BestMetrics(
         workload=result.run.workload_name,
         load=_load(best),
-        figures={figure.key: figure.value_of(best) for figure in _FIGURES},
+        metrics={figure.key: figure.value_of(best) for figure in _BEST_METRICS},
         comparable=result.comparable,
     )
 
@@ -220,7 +220,7 @@ def _ending(run: RunDir) -> tuple[str, str | None]:
     if not isinstance(how, str):
         state = saved_state(run)
         how, at = (state.detail, state.ended_at) if state else ("", None)
-    moment = _moment(at)
+    moment = _parse_time(at)
     return how, moment.isoformat() if moment else None
 
 
@@ -230,25 +230,25 @@ def _states(servers: Servers, name: str | None) -> Iterator[tuple[str, tuple[str
         try:
             state = servers.runtime(handle).state(handle)
         except DeployError as error:
-            yield _real(Path(handle.run_dir)), (Status.UNKNOWN, error.message)
+            yield _real_path(Path(handle.run_dir)), (Status.UNKNOWN, error.message)
             continue
         running = "; ".join(filter(None, [f"runs, for {state.age()}", state.detail]))
         words = running if state.status is Status.RUNNING else state.exit_summary
-        yield _real(Path(handle.run_dir)), (state.status, words)
+        yield _real_path(Path(handle.run_dir)), (state.status, words)
 
 
-def _real(path: Path) -> str:
+def _real_path(path: Path) -> str:
     return str(path.absolute().resolve())
 
 
 def _is_of(result: BenchResult, name: str, run: RunDir, before: datetime | None) -> bool:
-    known, started = result.run.provenance, _moment(result.run.started_at)
+    known, started = result.run.provenance, _parse_time(result.run.started_at)
     if known.name != name or not (known.plan_digest or "").startswith(run.digest) or started is None:
         return False
     return run.started is not None and run.started <= started and (before is None or started < before)
 
 
-def _moment(text: object) -> datetime | None:
+def _parse_time(text: object) -> datetime | None:
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:

@@ -21,7 +21,7 @@ class LayoutRow:
     rate_rps: float | None
     tok_s: float
     change: float | None  # measured / best published of the same system and layout - 1
-    figures: Mapping[str, float | None]  # the other metrics at this rate, by metric key
+    metrics: Mapping[str, float | None]  # the other metrics at this rate, by metric key
     note: str
 
 
@@ -62,7 +62,7 @@ def _published_layout(line: PublishedLayout, published: Published, prices: Price
         rate_rps=line.rate_rps,
         tok_s=line.output_tok_s,
         change=None,
-        figures=dict.fromkeys(figure.key for figure in _FIGURES)
+        metrics=dict.fromkeys(figure.key for figure in _FIGURES)
         | {
             metrics.TTFT_P95.key: row.ttft_p95_s if row and row.output_tok_s == line.output_tok_s else None,
             metrics.USD.key: metrics.usd_per_million_tokens(hourly(line.system, prices), line.output_tok_s),
@@ -91,7 +91,7 @@ def _measured_layout(index: int, comparison: Comparison, published: Published | 
         rate_rps=best.rate_rps,
         tok_s=tok_s,
         change=None,
-        figures={figure.key: best.of(figure).measured for figure in _FIGURES},
+        metrics={figure.key: best.of(figure).measured for figure in _FIGURES},
         note="" if comparison.comparable else "not comparable",
     )
     if published is None:

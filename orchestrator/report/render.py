@@ -19,7 +19,7 @@ from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.result import ComparabilityIssue
 from orchestrator.core.text import printable, printable_json
 from orchestrator.report.charts import layout_bar, line_charts, over_time_charts
-from orchestrator.report.compare import UNKNOWN_LAYOUT, Agreement, ComparedFigure, Comparison, RateRow
+from orchestrator.report.compare import UNKNOWN_LAYOUT, Agreement, ComparedMetric, Comparison, RateRow
 from orchestrator.report.configuration import grouped, load
 from orchestrator.report.document import Report
 from orchestrator.report.plot import Chart, bar_chart, legend_mark, line_chart
@@ -36,7 +36,7 @@ def render_html(report: Report) -> str:
     """Render a report as one self-contained HTML page."""
     template = environment(markdown=False).get_template("report.html.j2")
     charts = _drawn([chart for chart in line_charts(report) if chart.lines or report.published])
-    times = [(each, _drawn(over_time_charts(each))) for each in report.over_time]
+    times = [(each, _drawn(over_time_charts(each))) for each in report.timelines]
     layouts = tuple(map(layout_bar, report.layouts))
     bars = bar_chart("layouts", "Best output throughput by layout", layouts) if layouts else ""
     return printable(template.render(report=report, charts=charts, times=times, bars=bars, **_shown(report)))
@@ -73,12 +73,12 @@ def _shown(report: Report) -> dict[str, object]:
         ]
         for name, place in places.items()
     }
-    firsts = [side.runs[0] for side in report.together.sides]
+    firsts = [side.runs[0] for side in report.side_by_side.groups]
     apart = [replace(each, values=tuple(each.values[first] for first in firsts)) for each in report.differences]
     important, others = grouped([each for each in apart if len({*each.values}) > 1])
     return {
         **shown,
-        "sides": [(side, report.comparisons[side.runs[0]], side.runs[0]) for side in report.together.sides],
+        "sides": [(side, report.comparisons[side.runs[0]], side.runs[0]) for side in report.side_by_side.groups],
         "important": important,
         "others": others,
         "unset": "not known"
@@ -137,7 +137,7 @@ def environment(*, markdown: bool) -> Environment:
     return environment
 
 
-def change(figure: ComparedFigure) -> str:
+def change(figure: ComparedMetric) -> str:
     """Format the change of the measured from the published value; "" if unknown."""
     return "" if figure.change is None else signed(figure.change)
 
@@ -183,7 +183,7 @@ def remarks(comparison: Comparison) -> list[str]:
     """Return the notes on single rows: implausible published values, and reasons for a rate that is not sustained."""
     found = []
     for row in comparison.rows:
-        found += [f"{row.load}: {figure.note}" for figure in row.figures.values() if figure.note]
+        found += [f"{row.load}: {figure.note}" for figure in row.metrics.values() if figure.note]
         verdict = "was not sustained" if row.sustained is False else "was not judged"
         found += [f"{row.load} {verdict}: {reason}" for reason in row.not_sustained_because]
         found += [f"{row.load}: {row.capped}"] if row.capped else []

@@ -14,7 +14,9 @@ from orchestrator.report.compare import Comparison, RateRow, compare
 from orchestrator.report.configuration import same_configuration, same_load
 
 ONE_RUN_EACH: Final = "One run each: the noise is unknown. Measure each several times."
-ALIKE: Final = "Both have the same configuration: the differences are noise, or a change that no result records."
+ONE_CONFIGURATION: Final = (
+    "Both have the same configuration: the differences are noise, or a change that no result records."
+)
 _ONE_HAS_ISSUES: Final = "Both have the same configuration; what makes one NOT COMPARABLE may explain the differences."
 _PAIR: Final = 2  # runs; the interval of two runs would be twelve times as wide as their difference
 
@@ -34,7 +36,7 @@ class ConfigurationGroup:
 class SideRow:
     """One metric at one load: the estimate of each configuration, and its change from the first configuration."""
 
-    figure: str  # a metric key
+    metric: str  # a metric key
     load: str
     estimates: tuple[Estimate | None, ...]
     changes: tuple[Change | None, ...]
@@ -44,9 +46,9 @@ class SideRow:
 class SideBySide:
     """All configurations of a report, and the metrics shown side by side."""
 
-    sides: tuple[ConfigurationGroup, ...]
+    groups: tuple[ConfigurationGroup, ...]
     rows: tuple[SideRow, ...]
-    alike: bool = False  # two runs of one configuration, shown as two groups
+    one_configuration: bool = False  # two runs of one configuration, shown as two groups
 
     @property
     def shared(self) -> tuple[SideRow, ...]:
@@ -56,11 +58,13 @@ class SideBySide:
     @property
     def noise(self) -> str:
         """One sentence about the noise of the metrics; "" if there is no comparison."""
-        if any(len(side.runs) > 1 for side in self.sides):
+        if any(len(side.runs) > 1 for side in self.groups):
             return "± and the ranges behind changes are 95 % intervals, from several runs of one configuration."
-        if self.alike:
-            alike = len({side.comparable for side in self.sides}) == 1
-            return f"{ALIKE if alike else _ONE_HAS_ISSUES}\nThree or more runs are one column, with intervals."
+        if self.one_configuration:
+            alike = len({side.comparable for side in self.groups}) == 1
+            return (
+                f"{ONE_CONFIGURATION if alike else _ONE_HAS_ISSUES}\nThree or more runs are one column, with intervals."
+            )
         if any(each is not None for row in self.rows for each in row.changes):
             return ONE_RUN_EACH
         return ""
@@ -80,7 +84,7 @@ def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
         groups = {index: [index] for index in range(_PAIR)}
     members = [[comparisons[index] for index in group] for group in groups.values()]
     sides = tuple(_side(tuple(group), each) for group, each in zip(groups.values(), members, strict=True))
-    return SideBySide(sides=sides, rows=tuple(_rows(members)), alike=alike)
+    return SideBySide(groups=sides, rows=tuple(_rows(members)), one_configuration=alike)
 
 
 def compare_two(one: BenchResult, other: BenchResult) -> SideBySide:
@@ -124,7 +128,7 @@ def _rows(members: list[list[Comparison]]) -> Iterator[SideRow]:
             found = tuple(_estimate(runs, load, figure) for runs in at)
             if any(each is not None for each in found):
                 changes = _changes(found, members) if figure.relative else (None,) * len(found)
-                yield SideRow(figure=figure.key, load=load, estimates=found, changes=changes)
+                yield SideRow(metric=figure.key, load=load, estimates=found, changes=changes)
 
 
 def _estimate(runs: list[dict[str, RateRow]], load: str, figure: ReportMetric) -> Estimate | None:

@@ -19,13 +19,14 @@ def comparison_text(report: Report) -> str:
     known = report.published
     parts = [f"published: {known.title} ({known.source}, {known.date})", ""] if known else []
     for judge in (verdict, without_verdict):
-        parts += [f"{sentence}\n" for sentence in judge(report.together, report.comparisons)]
-    parts += [_header(index, side, report) for index, side in enumerate(report.together.sides)]
+        parts += [f"{sentence}\n" for sentence in judge(report.side_by_side, report.comparisons)]
+    parts += [_header(index, side, report) for index, side in enumerate(report.side_by_side.groups)]
     parts += ["", *_differences(report), *_figures(report)]
-    parts += [f"{report.together.noise}\n"] if report.together.noise else []
+    parts += [f"{report.side_by_side.noise}\n"] if report.side_by_side.noise else []
     parts += [_layouts(report)] if report.layouts and known else []
     parts += [
-        f"{row.name}: {row.figure} {row.without:.4g} without, {row.whole:.4g} with, {row.ratio:.2f} times ({row.claim})"
+        f"{row.name}: {row.metric} {row.without_feature:.4g} without, {row.with_feature:.4g} with, "
+        f"{row.ratio:.2f} times ({row.claim})"
         for row in report.ablations
     ]
     measured = [row for row in report.evals if row.measured and row.judgment is not None]
@@ -61,18 +62,18 @@ def _knee(comparison: Comparison) -> str:
         )
     if comparison.knee_rps is None:
         return ""
-    return f"knee: {comparison.without_knee if comparison.unjudged else metrics.knee_text(comparison.result)}"
+    return f"knee: {comparison.without_knee if comparison.unjudgeable_row else metrics.knee_text(comparison.result)}"
 
 
 def _figures(report: Report) -> Iterator[str]:
     """Yield a table for each measured metric, with a row per load, a column per configuration, and the changes."""
-    for key, rows in groupby(report.together.rows, key=lambda row: row.figure):
+    for key, rows in groupby(report.side_by_side.rows, key=lambda row: row.metric):
         yield _figure_table(key, tuple(rows), report) + "\n"
 
 
 def _figure_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
     """Return the table of one metric by load, with a column of published values if a result has some."""
-    figure, sides = metrics.BY_KEY[key], range(len(report.together.sides))
+    figure, sides = metrics.BY_KEY[key], range(len(report.side_by_side.groups))
     said = {
         row.load: row.of(figure).published
         for each in report.comparisons
@@ -100,7 +101,7 @@ def _figure_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
 
 def _differences(report: Report) -> Iterator[str]:
     """Yield the table of differences between the configurations, if there are any."""
-    firsts = [side.runs[0] for side in report.together.sides]
+    firsts = [side.runs[0] for side in report.side_by_side.groups]
     rows = [(each.key, *(each.values[first] for first in firsts)) for each in report.differences]
     told = [row for row in rows if len({*row[1:]}) > 1]
     if told:
@@ -114,9 +115,9 @@ def _short(value: str) -> str:
 
 def _layouts(report: Report) -> str:
     rows = report.layouts
-    letters = {run: _letter(at) for at, side in enumerate(report.together.sides) for run in side.runs}
+    letters = {run: _letter(at) for at, side in enumerate(report.side_by_side.groups) for run in side.runs}
     shown = metrics.metrics_for(metrics.DisplayIn.LAYOUT)
-    known = [figure for figure in shown if any(row.figures[figure.key] is not None for row in rows)]
+    known = [figure for figure in shown if any(row.metrics[figure.key] is not None for row in rows)]
     lines = [
         (
             row.system,
@@ -124,7 +125,7 @@ def _layouts(report: Report) -> str:
             "published" if row.comparison is None else letters[row.comparison],
             metrics.count(row.tok_s),
             metrics.plain(row.rate_rps) if row.rate_rps is not None else "-",
-            *(figure.text(row.figures[figure.key], "-") for figure in known),
+            *(figure.text(row.metrics[figure.key], "-") for figure in known),
         )
         for row in rows
     ]

@@ -16,15 +16,15 @@ Spots = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverTime:
+class Timeline:
     """The plotted data of one point; times are in seconds after the first scheduled arrival."""
 
-    of: int  # index of the result
+    result_index: int  # index of the result
     load: str
     requests: int
     waits: Spots  # scheduled arrival, seconds until the first token
     failed: Spots  # scheduled arrival of failed requests, and 0
-    under_way: Spots  # number of requests sent and not completed, maximum of each bin
+    in_flight: Spots  # number of requests sent and not completed, maximum of each bin
     waiting: Spots  # number of requests sent and without a first token: queued or in prefill
 
 
@@ -36,19 +36,19 @@ def point_to_draw(result: BenchResult, rate_rps: float | None) -> Point | None:
     return next(at_knee, result.points[-1] if result.points else None)
 
 
-def over_time(of: int, point: Point, requests: Sequence[RequestTimes]) -> OverTime:
+def timeline(of: int, point: Point, requests: Sequence[RequestTimes]) -> Timeline:
     """Return the plotted data of a point, thinned out to a number of requests that a plot can show."""
     waits = [
         (each.scheduled_s, each.first_token_s - each.scheduled_s) for each in requests if each.first_token_s is not None
     ]
     load = f"{point.concurrency} at a time" if point.offered_rps is None else f"{metrics.plain(point.offered_rps)} rps"
-    return OverTime(
-        of=of,
+    return Timeline(
+        result_index=of,
         load=load,
         requests=len(requests),
-        waits=_fewer(waits, lambda spots: {min(spots, key=_height), max(spots, key=_height)}),
-        failed=_fewer([(each.scheduled_s, 0.0) for each in requests if each.failed], lambda spots: spots[:1]),
-        under_way=_count((each.started_s, each.ended_s) for each in requests),
+        waits=_thin_out(waits, lambda spots: {min(spots, key=_height), max(spots, key=_height)}),
+        failed=_thin_out([(each.scheduled_s, 0.0) for each in requests if each.failed], lambda spots: spots[:1]),
+        in_flight=_count((each.started_s, each.ended_s) for each in requests),
         waiting=_count(
             (each.started_s, each.ended_s if each.first_token_s is None else each.first_token_s) for each in requests
         ),
@@ -59,7 +59,7 @@ def _height(spot: tuple[float, float]) -> float:
     return spot[1]
 
 
-def _fewer(spots: list[tuple[float, float]], keep: Callable[[Spots], Iterable[tuple[float, float]]]) -> Spots:
+def _thin_out(spots: list[tuple[float, float]], keep: Callable[[Spots], Iterable[tuple[float, float]]]) -> Spots:
     """Return sorted spots, reduced by `keep` in each of `_MOST` bins if there are too many."""
     if len(spots) <= 2 * _MOST:
         return tuple(sorted(spots))

@@ -123,8 +123,8 @@ class Cache:
     """A cache that one start fills and later starts reuse."""
 
     kind: str
-    place: str  # a volume name or a directory
-    made_for: Mapping[str, str]  # what a start must match to reuse it
+    location: str  # a volume name or a directory
+    requirements: Mapping[str, str]  # what a start must match to reuse it
     size: int  # bytes
     used_by: tuple[str, ...]  # servers by name
     remove: Callable[[], bool] = field(metadata={"exclude": True})  # returns False if the cache is in use
@@ -373,8 +373,8 @@ class Runtime(ABC):
         poll_until(
             lambda running: not running,
             lambda: any(self.state(unit).status is Status.RUNNING for unit in units),
-            within=grace,
-            pause=_PAUSE,
+            timeout=grace,
+            interval=_PAUSE,
         )
         with ExitStack() as stops:  # an ExitStack runs callbacks in reverse order: the units stop in theirs
             for unit in reversed(units):

@@ -47,8 +47,8 @@ def _archives(folder: Path) -> Iterator[Cache]:
             made_for = {"receipt": "damaged"}
         yield Cache(
             kind="archive of compiled kernels",
-            place=str(path),
-            made_for=made_for,
+            location=str(path),
+            requirements=made_for,
             size=path.stat().st_size,
             used_by=(),
             remove=partial(_remove, path),
@@ -62,14 +62,16 @@ def _remove(path: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PrunedCache(Cache):
-    """A cache of `size` bytes; `kept` is the reason to keep it, "" if it is removed."""
+    """A cache of `size` bytes; `kept_because` is the reason to keep it, "" if it is removed."""
 
-    kept: str
+    kept_because: str
 
 
 def prune_caches(home: Home, host: str | None, *, dry_run: bool) -> tuple[PrunedCache, ...]:
     """Remove the caches that no server uses; with `dry_run`, only return them. Raises HostError as `caches` does."""
-    return tuple(PrunedCache(**vars(cache), kept=_prune(cache, dry_run=dry_run)) for cache in caches(home, host))
+    return tuple(
+        PrunedCache(**vars(cache), kept_because=_prune(cache, dry_run=dry_run)) for cache in caches(home, host)
+    )
 
 
 def _prune(cache: Cache, *, dry_run: bool) -> str:
@@ -81,12 +83,12 @@ def _prune(cache: Cache, *, dry_run: bool) -> str:
 
 def caches_text(found: Sequence[PrunedCache], *, dry_run: bool) -> str:
     """Return the removed and the kept caches with reasons and total sizes, as text."""
-    gone = [each for each in found if not each.kept]
-    lines = [f"`{each.place}` is kept: {each.kept}; {_about(each)}" for each in found if each.kept]
-    lines += [f"{'would remove' if dry_run else 'removed'} `{cache.place}`: {_about(cache)}" for cache in gone]
+    gone = [each for each in found if not each.kept_because]
+    lines = [f"`{each.location}` is kept: {each.kept_because}; {_about(each)}" for each in found if each.kept_because]
+    lines += [f"{'would remove' if dry_run else 'removed'} `{cache.location}`: {_about(cache)}" for cache in gone]
     count = "1 cache" if len(gone) == 1 else f"{len(gone)} caches"
     return "\n".join([*lines, f"{count}, {sum(cache.size for cache in gone):,} bytes"])
 
 
 def _about(cache: Cache) -> str:
-    return f"{cache.kind} for {' '.join(filter(None, cache.made_for.values()))}, {cache.size:,} bytes"
+    return f"{cache.kind} for {' '.join(filter(None, cache.requirements.values()))}, {cache.size:,} bytes"

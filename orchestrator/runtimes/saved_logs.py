@@ -13,22 +13,22 @@ _PAUSE: Final = 0.2  # seconds between two polls of a log
 
 
 def supervised_log(
-    unit: Unit, state: Callable[[], ServerState], *, follow: bool, since: datetime | None, looks: int = 1
+    unit: Unit, state: Callable[[], ServerState], *, follow: bool, since: datetime | None, polls_per_query: int = 1
 ) -> Iterator[str]:
-    """Yield the log that a supervisor has stored. With `follow`, query the `state` once every `looks` polls."""
+    """Yield the log that a supervisor has stored. With `follow`, query `state` once every `polls_per_query` polls."""
     tail = LogTail(Path(unit.run_dir, LOG))
     if since is not None:
         started = state().started_at
         begun = datetime.fromisoformat(started) if started else None
         yield from lines_since(tail() if follow else tail.to_end(), since, started=begun, zone=None)
     while follow and state().status in {Status.RUNNING, Status.PENDING}:
-        for _ in range(looks):
+        for _ in range(polls_per_query):
             yield from tail()
             time.sleep(_PAUSE)
     yield from tail.to_end()
 
 
-def kept_log(unit: Unit, since: datetime | None) -> Iterator[str]:
+def saved_log(unit: Unit, since: datetime | None) -> Iterator[str]:
     """Yield the saved log of a removed server."""
     lines = LogTail(Path(unit.run_dir, LOG)).to_end()
     return iter(lines) if since is None else lines_since(lines, since, started=None, zone=UTC)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.console import note, say
+from orchestrator.core.console import info, note
 from orchestrator.core.errors import DeployError, HostError, Problem
 from orchestrator.runs.run_dir import latest_run, name_lock, read_plan
 from orchestrator.runtimes import runtime_class
@@ -29,7 +29,7 @@ def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = Tru
             if all_homes or _is_ours(servers, handle):
                 seconds = grace_of(servers, name) if drain is None else drain
                 if seconds:
-                    say(f"stopping `{name}`: waiting up to {seconds:g} s for its requests")
+                    info(f"stopping `{name}`: waiting up to {seconds:g} s for its requests")
                 rank_hosts = rank_hosts or handle.rank_hosts
                 drain_and_stop(servers, handle, seconds=seconds, reason="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
@@ -55,13 +55,13 @@ def down_all(
     for name in names:
         try:
             down(servers, name, host=host, all_homes=all_homes, drain=drain)
-            say(f"`{name}` is stopped")
+            info(f"`{name}` is stopped")
             if ended is not None:
                 ended(name)
         except (DeployError, OSError) as error:
             failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
     if not names and not servers.unreachable:
-        say("no server of this home is running")
+        info("no server of this home is running")
     for name in sorted({handle.name for handle in found} - set(names)):
         note(f"`{name}` was started from another home and is still running: `deploy down {name}` stops it")
     problems = [Problem(text) for text in servers.unanswered()]

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from orchestrator.core.console import note, say
+from orchestrator.core.console import info, note
 from orchestrator.core.errors import DeployError, UsageError
 from orchestrator.core.signals import start_thread_without_signals
 from orchestrator.engine.drain import RequestTally, ServerRequests, UnknownLoadError
@@ -85,7 +85,7 @@ class Drain:
             self._thread.join()
         for label, tally in self._tallies.items() if error is None else ():
             if tally.ended or tally.aborted:
-                say(f"drained {label}: {tally.summary(self._seconds)}")
+                info(f"drained {label}: {tally.summary(self._seconds)}")
 
     def _watch(self) -> None:
         while not self._ended.wait(_POLL) and self._tallies:

@@ -40,12 +40,12 @@ _REMOVED: Final = ".removed-"  # prefix of a run directory while its files are r
 
 @dataclass(frozen=True, kw_only=True)
 class OldRun:
-    """A run that is old enough to go; `kept` says why it stays, "" where it goes."""
+    """A run that is old enough to go; `kept_because` says why it stays, "" where it goes."""
 
     name: str
     run_dir: str
     bytes: int
-    kept: str
+    kept_because: str
 
 
 def prune(
@@ -67,7 +67,7 @@ def prune(
         try:
             for old in _prune(servers, each, keep=keep, since=since, dry_run=dry_run):
                 told.append(old)
-                if not old.kept and not dry_run:
+                if not old.kept_because and not dry_run:
                     _remove(Path(old.run_dir), servers.home)
         except DeployError as error:
             problems += error.problems_or_self()
@@ -75,15 +75,15 @@ def prune(
             problems.append(Problem(error.strerror or str(error), str(error.filename or "")))
     if problems:
         for old in told:
-            note(f"checked `{old.run_dir}`{f': {old.kept}' if old.kept else ''}")
+            note(f"checked `{old.run_dir}`{f': {old.kept_because}' if old.kept_because else ''}")
         raise HostError("cannot remove all old runs", problems=problems)
     return tuple(told)
 
 
 def prune_text(found: tuple[OldRun, ...], *, dry_run: bool) -> str:
     """Return a text with the removed runs, the kept ones with reasons, and the total size."""
-    gone = [old for old in found if not old.kept]
-    lines = [f"`{old.run_dir}` stays: {old.kept}" for old in found if old.kept]
+    gone = [old for old in found if not old.kept_because]
+    lines = [f"`{old.run_dir}` stays: {old.kept_because}" for old in found if old.kept_because]
     lines += [f"{'would remove' if dry_run else 'removed'} `{old.run_dir}`, {old.bytes:,} bytes" for old in gone]
     runs = "1 run" if len(gone) == 1 else f"{len(gone)} runs"
     return "\n".join([*lines, f"{runs}, {sum(old.bytes for old in gone):,} bytes"])
@@ -111,7 +111,7 @@ class _Found:
     """The servers of a name, and the runtimes that responded."""
 
     run_dirs: tuple[Path, ...]
-    asked: frozenset[str]
+    responded: frozenset[str]
 
     @classmethod
     def of(cls, servers: Servers, name: str) -> "_Found":
@@ -133,7 +133,7 @@ class _Found:
         if not any(run.path.iterdir()):
             return ""
         plan = read_plan(run)
-        if plan is not None and plan.runtime not in self.asked:
+        if plan is not None and plan.runtime not in self.responded:
             return f"cannot query {plan.runtime} for its server"
         state = saved_state(run)
         if run.read(EXIT_FILE).get("how") or (state is not None and state.status is Status.EXITED):
@@ -150,7 +150,7 @@ def _judged(name: str, run: RunDir, needed: Mapping[RunDir, str], found: _Found)
         kept = kept or "another user owns the directory"
     else:
         size, kept = _size(run.path), kept or found.may_run(run)
-    return OldRun(name=name, run_dir=str(run.path), bytes=size, kept=kept)
+    return OldRun(name=name, run_dir=str(run.path), bytes=size, kept_because=kept)
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -285,7 +285,7 @@ def record_processes(
 ) -> None:
     """Record the processes of a ready server, and the seconds until it was ready, in total and by stage."""
     data = {
-        "parts": process_names(runtime.process_cmdlines(handle)),
+        "processes": process_names(runtime.process_cmdlines(handle)),
         "ready_seconds": round(seconds, 1),
         "stages": {stage: round(taken, 1) for stage, taken in (stages or {}).items()},
     }
@@ -294,7 +294,7 @@ def record_processes(
 
 def note_gateway(run: RunDir, seconds: float) -> None:
     """Record the seconds until all replicas were ready; their processes are recorded in their own directories."""
-    run.save_state(PROCESSES_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
+    run.save_state(PROCESSES_FILE, {"processes": [], "ready_seconds": round(seconds, 1)})
 
 
 def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
@@ -305,7 +305,7 @@ def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
     """
     if handle.replicas:
         return "; ".join(_lost_servers(runtime, handle))
-    noted = handle.run.read(PROCESSES_FILE).get("parts")
+    noted = handle.run.read(PROCESSES_FILE).get("processes")
     titles = runtime.process_cmdlines(handle) if noted else ()
     if not titles or not isinstance(noted, Sequence):
         return ""

@@ -64,7 +64,7 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
 
     One that has no place to run yet is waited for, as long as something that comes by itself may start it.
     """
-    poll_until(lambda now: now.status is not Status.PENDING or now.unschedulable, state, within=inf, pause=_POLL)
+    poll_until(lambda now: now.status is not Status.PENDING or now.unschedulable, state, timeout=inf, interval=_POLL)
 
     def look(ask: Callable[[str], int]) -> int:
         now = state()
@@ -78,12 +78,12 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
         progress.update("the gateway", transient=f"{int(counted)}/{servers} servers")
 
     with Progress() as progress:
-        if not poll_until(bool, partial(look, is_alive), within=_STARTS, pause=_POLL, meanwhile=shown):
+        if not poll_until(bool, partial(look, is_alive), timeout=_STARTS, interval=_POLL, on_tick=shown):
             raise NotReadyError(
                 f"the gateway does not answer within {_STARTS:.0f} s", hint="see its log: `deploy logs`"
             )
         count = partial(look, count_workers)
-        counted = poll_until(lambda found: found == servers, count, within=_WITHIN, pause=_POLL, meanwhile=shown)
+        counted = poll_until(lambda found: found == servers, count, timeout=_WITHIN, interval=_POLL, on_tick=shown)
     if counted != servers:
         raise NotReadyError(
             f"the gateway counts {counted} of {servers} servers after {_WITHIN:.0f} s",

@@ -66,7 +66,7 @@ def pair_checks(pair: Pair) -> Iterator[CheckResult]:
         prefill = [stack.enter_context(EngineClient(url, key=pair.key, limits=_LIMITS)) for url in pair.prefill]
         checks: tuple[tuple[str, Callable[[], CheckOutcome]], ...] = (
             ("KV cache transferred", lambda: _transferred(router, prefill, pair.model)),
-            ("answer of one server", lambda: _undivided(router, prefill[0], pair)),
+            ("answer of one server", lambda: _single_replica_output(router, prefill[0], pair)),
             ("network", lambda: _network(pair)),
         )
         for name, check in checks:
@@ -92,7 +92,7 @@ def _transfers(prefill: Sequence[EngineClient]) -> float | None:
     return sum(counts) if counts else None
 
 
-def _undivided(router: EngineClient, prefill: EngineClient, pair: Pair) -> CheckOutcome:
+def _single_replica_output(router: EngineClient, prefill: EngineClient, pair: Pair) -> CheckOutcome:
     """The KV cache arrives damaged: a prefill server that reads the whole text itself would go on otherwise.
 
     It is asked for one token after the prompt and each beginning of the pair's answer.

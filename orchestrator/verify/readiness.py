@@ -70,11 +70,11 @@ def wait_until_ready(
         attempt = _Wait(server, client=client, clock=clock, end=inf if timeout is None else clock() + timeout)
 
         def meanwhile(_: object) -> None:
-            doing, stage = attempt.doing(server.about)
+            doing, stage = attempt.activity(server.about)
             shown.update(doing, stage=stage, transient=f"{attempt.elapsed:.0f} s")
             attempt.give_up_after(silence=silence, timeout=timeout)
 
-        poll_until(bool, attempt.serves, within=inf, pause=POLL_SECONDS, meanwhile=meanwhile, sleep=sleep)
+        poll_until(bool, attempt.is_ready, timeout=inf, interval=POLL_SECONDS, on_tick=meanwhile, sleep=sleep)
         seconds = attempt.elapsed
         shown.update(f"ready after {seconds:.1f} s")
     return seconds
@@ -100,19 +100,19 @@ class _Wait:
     def _left(self) -> float:
         return max(self._end - self._clock(), _LEAST_SECONDS)
 
-    def serves(self) -> bool:
+    def is_ready(self) -> bool:
         """Look once at the process, the log and the port."""
         state = self._server.state()  # before the log: what it wrote before it exited is then read as well
-        self._await_place(state)
+        self._check_placement(state)
         self._count_stage()
         self._read_log()
-        self._refuse_dead(state)
+        self._require_alive(state)
         if not (self.reader.is_ready and self._is_healthy()):
             return False
-        self._refuse_stranger()
+        self._require_expected_model()
         return True
 
-    def doing(self, about: float) -> tuple[str, str]:
+    def activity(self, about: float) -> tuple[str, str]:
         """Return what the server does with its count, and the stage; one stage says that the start is late."""
         if self._pending:
             return self._pending, self._pending
@@ -149,11 +149,11 @@ class _Wait:
         self._server.stages[stage] = self._server.stages.get(stage, 0.0) + now - self._seen
         self._seen = now
 
-    def _await_place(self, state: ServerState) -> None:
+    def _check_placement(self, state: ServerState) -> None:
         """One that others have not started yet: they know how long that may take, and whether it never will."""
         self._pending = state.detail if state.status is Status.PENDING else ""
         if state.refusal is not None:
-            raise self._refused(state.refusal)
+            raise self._rejected_arguments(state.refusal)
         if not self._pending:
             return
         if state.unschedulable:
@@ -161,12 +161,12 @@ class _Wait:
             raise self._error(f"the server cannot start: {self._pending}", hint=hint)
         self._moved = self._clock()
 
-    def _refused(self, refusal: ArgumentRefusal) -> ProfileError:
+    def _rejected_arguments(self, refusal: ArgumentRefusal) -> ProfileError:
         location = ", ".join(".".join(key) for key in refusal.keys(refusal.options))
         problem = Problem(redact(refusal.text), location)
         return ProfileError(f"sglang rejected arguments of `{self._server.served_name}`", problems=[problem])
 
-    def _refuse_dead(self, state: ServerState) -> None:
+    def _require_alive(self, state: ServerState) -> None:
         doing = self.reader.text
         reason = f" ({state.detail})" if state.detail else ""
         if state.restarts:
@@ -187,7 +187,7 @@ class _Wait:
             self._answer, self._moved = answer, self._clock()
         return status == httpx.codes.OK
 
-    def _refuse_stranger(self) -> None:
+    def _require_expected_model(self) -> None:
         try:
             names = self._client.models(within=self._left)
         except (NoResponseError, UnexpectedResponseError) as error:

@@ -111,7 +111,7 @@ def _sampled(server: EngineClient, body: Body, *, is_gateway: bool, clock: Calla
         return "" if status != httpx.codes.SERVICE_UNAVAILABLE and clock() - began < AT_ONCE_SECONDS else None
 
     limit = SAMPLE_LIMIT if is_gateway else 0.0
-    return poll_until(lambda why: why is not None, ask, within=limit, pause=1.0) or ""
+    return poll_until(lambda why: why is not None, ask, timeout=limit, interval=1.0) or ""
 
 
 def _all_checks(

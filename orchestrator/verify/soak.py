@@ -210,4 +210,4 @@ def _used_tokens(client: SmokeClient) -> float | None:
 
 def _await_tokens(client: SmokeClient, done: Callable[[float | None], bool]) -> float | None:
     """Return the cache tokens in use once they are `done`, or the last ones: aborted requests take a while to end."""
-    return poll_until(done, lambda: _used_tokens(client), within=_DRAIN_SECONDS, pause=1.0)
+    return poll_until(done, lambda: _used_tokens(client), timeout=_DRAIN_SECONDS, interval=1.0)

@@ -103,7 +103,7 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
         reasoning_parser=facts.reasoning_parser,
         tool_parser=facts.tool_parser,
         questions=plan.model.questions,
-        tiers=facts.tiers.proven if facts.tiers else (),
+        tiers=facts.tiers.verifiable if facts.tiers else (),
         prefill_chunk=facts.prefill_chunk,
         wrong_answers=plan.wrong_answers,
         nondeterministic=plan.nondeterministic,

@@ -90,7 +90,7 @@ def quantized(deployment: Deployment, place: Path, sent: tuple[signal.Signals, .
     left = WorkDir(target)
     if left.root.exists() and ended.code != -KILL:
         yield f"left over: {left.root}"
-    if alive := poll_until(lambda found: not found, lambda: working_in(left.root), within=10, pause=0.05):
+    if alive := poll_until(lambda found: not found, lambda: working_in(left.root), timeout=10, interval=0.05):
         yield f"works on: {alive}"
 
 

@@ -95,7 +95,7 @@ def hostile_recipe(deployment: Deployment, dice: Random) -> str:
 def hostile_reference(deployment: Deployment, dice: Random) -> tuple[str, str]:
     """The file of a probe's reference, with other values, or filled with small ones; and what was done, in words."""
     pairs = [[7, -0.5]]
-    texts: list[Any] = [{"ids": [1, 2, 3], "own": [-1.0, -2.0], "top": [pairs, pairs]}]
+    texts: list[Any] = [{"ids": [1, 2, 3], "actual": [-1.0, -2.0], "top": [pairs, pairs]}]
     data = {"schema_version": 1, "model": "tiny", "source": None, "numerics": {"dtype": "auto"}, "ids_sha256": "x"}
     data |= {"noise": 0.0, "top": 1, "texts": texts}
     path, done = deployment.folder / "reference.json", []

@@ -248,7 +248,7 @@ class Autoscaled:
         answering = {health(number): "1x240" for number in range(sum("1x240" in pod.values() for pod in pods))}
         gateway = {GATEWAY: "1x240", answers(200): "0+72x240", **answering}
         series = {name: values for pod in (gateway, *pods) for name, values in pod.items()}
-        recorded = {"sum(deploy:requests_running)": running}
+        recorded = {"sum(deploy:requests_running:sum)": running}
         firing(self.rules, series, after=("17m",), alerts=alerts, values=recorded)
 
 

@@ -20,7 +20,7 @@ from scripted_server import Answer, Script, scripted
 from orchestrator.bench.aiperf import runner
 from orchestrator.bench.aiperf.runner import CLIENT, aiperf_program
 from orchestrator.bench.benchmark import BenchRequest, measure
-from orchestrator.bench.result import BenchEnding, BenchResult, IssueKind, ServerProvenance
+from orchestrator.bench.result import BenchResult, EndReason, IssueKind, ServerProvenance
 from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
@@ -167,7 +167,7 @@ def test_ctrl_c_leaves_no_aiperf_process_or_files(tmp_path: Path) -> None:
     timer.start()
     result = run(tmp_path, program)
     timer.join()
-    assert result.ending is BenchEnding.INTERRUPTED
+    assert result.end_reason is EndReason.INTERRUPTED
     assert not Path(f"/proc/{pid.read_text()}").exists()
     assert left() == before
 

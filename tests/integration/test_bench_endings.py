@@ -16,7 +16,7 @@ from scripted_server import Answer, Script, scripted
 
 from orchestrator.bench import benchmark
 from orchestrator.bench.benchmark import BenchRequest, measure
-from orchestrator.bench.result import BenchEnding, IssueKind, ServerProvenance
+from orchestrator.bench.result import EndReason, IssueKind, ServerProvenance
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import HostError, Interrupted
@@ -102,10 +102,10 @@ def test_interrupt_before_first_response_records_no_point(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("end", "issues"), [(BenchEnding.INTERRUPTED, {IssueKind.INCOMPLETE}), (BenchEnding.COMPLETE, set())]
+    ("end", "issues"), [(EndReason.INTERRUPTED, {IssueKind.INCOMPLETE}), (EndReason.COMPLETE, set())]
 )
 def test_stop_condition_ends_measurement_and_restores_signal_handlers(
-    tmp_path: Path, end: BenchEnding, issues: set[IssueKind]
+    tmp_path: Path, end: EndReason, issues: set[IssueKind]
 ) -> None:
     """And whoever measures has signals answered afterwards as before: SIGTERM killed a sweep, and left its server."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
@@ -119,7 +119,7 @@ def test_stop_condition_ends_measurement_and_restores_signal_handlers(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert [point.label for point in result.points] == ["20"]
-    assert (result.ending, kinds(result) - {IssueKind.CACHE_HIT_RATE_OFF_TARGET}) == (end, issues)
+    assert (result.end_reason, kinds(result) - {IssueKind.CACHE_HIT_RATE_OFF_TARGET}) == (end, issues)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -19,7 +19,7 @@ from scripted_runs import QUICK, WORKLOAD, after_warm_up, bench, kinds, only, or
 from scripted_server import Answer, Script, scripted
 
 from orchestrator.bench.benchmark import ResultWriteError, measure
-from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, FailureCount, IssueKind
+from orchestrator.bench.result import RESULT_FILE, BenchResult, EndReason, FailureCount, IssueKind
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
@@ -125,8 +125,8 @@ def test_dead_server_ends_run_that_can_be_resumed(tmp_path: Path) -> None:
     dying = Script(answer=answer)
     with scripted(dying) as server:
         result = measure(order(server, tmp_path, workload=workload), lambda _text, _far: None)
-    assert result.ending is BenchEnding.ENDPOINT_DIED
-    assert [point.ending for point in result.points] == [BenchEnding.COMPLETE, BenchEnding.ENDPOINT_DIED]
+    assert result.end_reason is EndReason.ENDPOINT_DIED
+    assert [point.end_reason for point in result.points] == [EndReason.COMPLETE, EndReason.ENDPOINT_DIED]
     assert result.points[1].requests < 30
     assert load_result(tmp_path) == result
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
@@ -135,7 +135,7 @@ def test_dead_server_ends_run_that_can_be_resumed(tmp_path: Path) -> None:
         whole = measure(replace(again, previous=earlier), lambda _text, _far: None)
     assert [point.label for point in whole.points] == ["40", "41", "42"]
     assert whole.points[0] == result.points[0]
-    assert whole.ending is BenchEnding.COMPLETE
+    assert whole.end_reason is EndReason.COMPLETE
     assert not kinds(whole)
 
 
@@ -218,7 +218,7 @@ def test_benchmark_under_nohup_survives_sighup(tmp_path: Path) -> None:
             assert asked.wait(timeout=PATIENCE)
             code, said = bench.end(signal.SIGHUP)
     assert code == 0, said
-    assert load_result(tmp_path / "out").ending is BenchEnding.COMPLETE
+    assert load_result(tmp_path / "out").end_reason is EndReason.COMPLETE
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -245,7 +245,7 @@ def test_interrupted_run_keeps_and_reports_finished_points(tmp_path: Path, numbe
     assert "Traceback" not in err
     assert "--resume" in err
     assert re.search(r"NOT COMPARABLE \(.*incomplete at 21", out)
-    assert [point.ending for point in load_result(kept_in).points] == [BenchEnding.COMPLETE, BenchEnding.INTERRUPTED]
+    assert [point.end_reason for point in load_result(kept_in).points] == [EndReason.COMPLETE, EndReason.INTERRUPTED]
 
 
 @pytest.mark.parametrize("tokens", [10**13, 10**15, 10**18])

@@ -19,7 +19,7 @@ from orchestrator.bench.benchmark import measure
 from orchestrator.bench.cache_forecast import PointForecasts
 from orchestrator.bench.energy import EnergyReading
 from orchestrator.bench.load_generator import Request
-from orchestrator.bench.result import BenchEnding, Point
+from orchestrator.bench.result import EndReason, Point
 from orchestrator.bench.sessions import TreeSession, open_sessions
 from orchestrator.bench.traces.synthetic import SessionShape, Subagents
 from orchestrator.bench.workload import Workload, load_workload
@@ -39,7 +39,7 @@ SHAPE = SessionShape(
 
 def replay(script: Script, folder: Path, workload: Workload, **changes: object) -> Point:
     result = bench(script, folder / "result", workload=workload, source=open_sessions(workload), **changes)
-    assert result.ending is BenchEnding.COMPLETE
+    assert result.end_reason is EndReason.COMPLETE
     return only(result)
 
 
@@ -155,11 +155,11 @@ def test_resume_completes_interrupted_forecast(tmp_path: Path, monkeypatch: pyte
             patched.setattr(PointForecasts, "complete", interrupted)
             cut = measure(request, lambda _text, _far: None)
         whole = measure(replace(request, previous=cut), lambda _text, _far: None)
-    assert (cut.ending, whole.ending) == (BenchEnding.INTERRUPTED, BenchEnding.COMPLETE)
+    assert (cut.end_reason, whole.end_reason) == (EndReason.INTERRUPTED, EndReason.COMPLETE)
     before, after = only(cut), only(whole)
     assert before.cache is not None
     assert after.cache is not None
-    assert (before.ending, before.cache.achievable_share) == (BenchEnding.COMPLETE, None)
+    assert (before.end_reason, before.cache.achievable_share) == (EndReason.COMPLETE, None)
     assert after.cache.achievable_share is not None
     assert after.started_at == before.started_at
 

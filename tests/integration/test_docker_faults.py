@@ -256,10 +256,10 @@ def test_cache_volume_is_removable_only_when_unused(docker_engine: DockerEngine)
     server = docker_engine.start("cached", kept)
 
     def known() -> list[Cache]:
-        return [cache for cache in caches(docker_engine.home, None) if cache.place == volume.name]
+        return [cache for cache in caches(docker_engine.home, None) if cache.location == volume.name]
 
     [cache] = known()
-    assert cache.made_for == {"image": docker_engine.image, "gfx": "x86_64"}
+    assert cache.requirements == {"image": docker_engine.image, "gfx": "x86_64"}
     assert cache.used_by == (f"deploy-{server.handle.name}",)
     assert not cache.remove()
     docker_engine.stop_all()

@@ -128,8 +128,8 @@ def checked(
 def test_equal_nodes_pass_and_are_saved_as_baseline(trees: tuple[Path, Path], tmp_path: Path) -> None:
     found, figures = checked(trees)
     assert {finding.level for finding in found.values()} == {Level.INFO}
-    assert found["nics"].found == "ionic_0, ionic_1, AMD Pensando Pollara 400 (AINIC)"
-    assert found["gid"].found == "index 3 on n0; index 3 on n1"
+    assert found["nics"].value == "ionic_0, ionic_1, AMD Pensando Pollara 400 (AINIC)"
+    assert found["gid"].value == "index 3 on n0; index 3 on n1"
     assert (
         found["ib_write_bw"].needed
         == "no baseline; 280 Gb/s elsewhere (ROCm/cvs dddd9143, ibperf_config.json: a sample)"
@@ -139,7 +139,7 @@ def test_equal_nodes_pass_and_are_saved_as_baseline(trees: tuple[Path, Path], tm
     assert again["ib_write_bw"].needed == again["all-reduce"].needed == "95% of the baseline"
     slower, _ = checked(trees, baseline=read_baseline(tmp_path / "site.json"), figure="300.00")
     assert slower["ib_write_bw"].level is Level.WARN
-    assert slower["ib_write_bw"].found == "ionic_0 300 of 391.5, ionic_1 300 of 391.5 Gb/s"
+    assert slower["ib_write_bw"].value == "ionic_0 300 of 391.5, ionic_1 300 of 391.5 Gb/s"
 
 
 def test_multi_host_start_compares_nics_without_measuring(trees: tuple[Path, Path], tmp_path: Path) -> None:
@@ -156,9 +156,9 @@ def test_missing_nic_and_link_down_are_reported(tmp_path: Path) -> None:
     add_nic(tmp_path / "n0", "ionic_1")
     add_nic(tmp_path / "n1", "ionic_0", state="1: DOWN", rate="40 Gb/sec (4X QDR)")
     found, _ = checked([tmp_path / "n0", tmp_path / "n1"])
-    assert (found["nics"].level, found["nics"].found) == (Level.FAIL, "ionic_0 on n1 is DOWN")
-    lacking = [each for each in checked_all([tmp_path / "n0", tmp_path / "n1"]) if "lacks" in each.found]
-    assert [each.found for each in lacking] == ["n1 lacks ionic_1"]
+    assert (found["nics"].level, found["nics"].value) == (Level.FAIL, "ionic_0 on n1 is DOWN")
+    lacking = [each for each in checked_all([tmp_path / "n0", tmp_path / "n1"]) if "lacks" in each.value]
+    assert [each.value for each in lacking] == ["n1 lacks ionic_1"]
 
 
 def checked_all(trees: Sequence[Path]) -> list[Finding]:
@@ -219,7 +219,7 @@ def test_old_or_differing_nic_firmware_warns(
     for node, firmware in zip(("n0", "n1"), versions, strict=True):
         add_nic(tmp_path / node, "ionic_0", firmware=firmware)
     finding = checked([tmp_path / "n0", tmp_path / "n1"])[0]["nic firmware"]
-    assert (finding.level, finding.found) == (level, found)
+    assert (finding.level, finding.value) == (level, found)
 
 
 def test_nics_are_surveyed_by_shell_command(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_ranks_over_tcp_need_no_nics(tmp_path: Path) -> None:
     assert Level.FAIL in {finding.level for finding in checked_all([tmp_path / "n0", tmp_path / "n1"])}
     found, _ = checked([tmp_path / "n0", tmp_path / "n1"], NCCL_IB_DISABLE="1")
     assert {*found} == {"nics", "all-reduce"}
-    assert found["nics"].found == "not used: the ranks talk over TCP"
+    assert found["nics"].value == "not used: the ranks talk over TCP"
     assert {finding.level for finding in found.values()} == {Level.INFO}
 
 
@@ -259,7 +259,7 @@ def test_unconnected_ports_on_all_nodes_only_warn(trees: tuple[Path, Path]) -> N
     found = checked_all(trees)
     assert not [finding for finding in found if finding.level is Level.FAIL]
     [unused] = [finding for finding in found if finding.level is Level.WARN]
-    assert unused.found == "ionic_7, ionic_8: no link on any node"
+    assert unused.value == "ionic_7, ionic_8: no link on any node"
     assert unused.hint.endswith("`--set env.NCCL_IB_HCA==ionic_0,ionic_1`")
     value = next(
         each.value for each in plan_of("mi355x-tp8", "env.NCCL_IB_HCA==ionic_0,ionic_1").env if "HCA" in each.name
@@ -288,21 +288,21 @@ def test_baseline_of_different_nics_or_ranks_warns(trees: tuple[Path, Path]) -> 
     other = figures.model_copy(update={"write_gbits": {"ionic_0": 391.5, "ionic_9": 391.5}})
     compared = checked(trees, baseline=other)[0]["ib_write_bw"]
     assert compared.level is Level.WARN
-    assert compared.found.endswith("Gb/s; ionic_9 only in the baseline; ionic_1 not in the baseline")
+    assert compared.value.endswith("Gb/s; ionic_9 only in the baseline; ionic_1 not in the baseline")
     more = checked(trees, baseline=figures.model_copy(update={"ranks": 32}))[0]["all-reduce"]
     assert (more.level, more.needed) == (Level.WARN, "32 ranks, as in the baseline")
     none = checked(trees, baseline=figures, NCCL_IB_DISABLE="1")[0]["ib_write_bw"]
-    assert (none.level, none.found) == (Level.WARN, "no NICs in use; ionic_0, ionic_1 only in the baseline")
+    assert (none.level, none.value) == (Level.WARN, "no NICs in use; ionic_0, ionic_1 only in the baseline")
     older = {"ionic_0": ["1.117.5-a-45"], "ionic_1": ["1.117.5-a-44"]}
     changed = checked(trees, baseline=figures.model_copy(update={"firmware": older}))[0]["nic firmware"]
-    assert (changed.found, changed.needed) == ("1.117.5-a-45", "1.117.5-a-44, as in the baseline")
+    assert (changed.value, changed.needed) == ("1.117.5-a-45", "1.117.5-a-44, as in the baseline")
     fewer = figures.model_copy(update={"firmware": {"ionic_0": ["1.117.5-a-45"]}})
     assert checked(trees, baseline=fewer)[0]["nic firmware"].level is Level.INFO
 
 
 def test_fabric_is_not_measured_while_gpus_are_busy(trees: tuple[Path, Path]) -> None:
     found, figures = checked(trees, busy=("n1",))
-    assert found["fabric"].found == "not checked: VRAM is in use on n1"
+    assert found["fabric"].value == "not checked: VRAM is in use on n1"
     assert (figures.write_gbits, figures.all_reduce_gbytes) == ({}, {})
 
 
@@ -323,7 +323,7 @@ def test_failed_measurement_does_not_replace_baseline(
     before = file.read_text()
     report = preflight_fabric(PLAN, nodes_of(trees, argv=broken), Home(tmp_path), None, file)
     [refused] = [finding for finding in report.findings if finding.check == "baseline"]
-    assert (refused.level, refused.found) == (Level.FAIL, f"not recorded: no figure of {missing}")
+    assert (refused.level, refused.value) == (Level.FAIL, f"not recorded: no figure of {missing}")
     assert file.read_text() == before
 
 
@@ -333,7 +333,7 @@ def test_baseline_without_nodes_fails(tmp_path: Path, monkeypatch: pytest.Monkey
     assert asked.level is Level.INFO
     for files in ((None, tmp_path / "new.json"), (tmp_path / "old.json", None)):
         [refused] = fabric_of_cluster(PLAN, Home(tmp_path), *files)
-        assert (refused.level, refused.found) == (Level.FAIL, "no nodes named")
+        assert (refused.level, refused.value) == (Level.FAIL, "no nodes named")
 
 
 def test_image_missing_on_one_node_is_reported() -> None:

@@ -48,7 +48,7 @@ def test_two_host_measurement_is_recorded_and_compared(
     baseline = tmp_path / "site.json"
     settings = ("--set", f"engine.python={cpu_engine.python}", "--set", f"server.port={free_port()}")
     found = findings(*hosts, *settings, "--save-baseline", str(baseline))
-    assert (found["nics"]["level"], found["nics"]["found"]) == ("info", "not used: the ranks talk over TCP")
+    assert (found["nics"]["level"], found["nics"]["value"]) == ("info", "not used: the ranks talk over TCP")
     assert found["all-reduce"]["level"] == "info", found
     recorded = json.loads(baseline.read_text())
     assert recorded["ranks"] == 2
@@ -60,7 +60,7 @@ def test_two_host_measurement_is_recorded_and_compared(
     before = baseline.read_text()
     broken = findings(*hosts, "--set", "engine.python=/nowhere/python", "--save-baseline", str(baseline))
     assert broken["all-reduce"]["level"] == "fail"
-    assert "/nowhere/python" in broken["all-reduce"]["found"]
+    assert "/nowhere/python" in broken["all-reduce"]["value"]
     assert broken["baseline"]["level"] == "fail"
     assert baseline.read_text() == before
 
@@ -95,7 +95,7 @@ def test_nodes_of_slurm_allocation_are_measured(
     found = {finding["check"]: finding for finding in told["findings"]}
     assert found["slurm"]["level"] == "info"
     assert found["all-reduce"]["level"] == "info", found
-    assert str(1 << 24) in found["all-reduce"]["found"]
+    assert str(1 << 24) in found["all-reduce"]["value"]
     outside = json.loads(slurm_cluster.run(*words))
     (named,) = [finding for finding in outside["findings"] if finding["check"] == "fabric"]
     assert "salloc --nodes=2" in named["hint"]

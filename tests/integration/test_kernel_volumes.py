@@ -59,7 +59,7 @@ def prepared(docker_daemon: DockerCli) -> Iterator[PreparedRun]:
     docker_daemon.run("import", "-", IMAGE, stdin=content.getvalue().decode("latin1"))
     plan = load("mi355x-tp8").plan
     made = Artifacts(
-        plan=plan, command=Command(argv=(), env=(), in_home=False), build=None, spec=container_spec(plan, IMAGE)
+        plan=plan, command=Command(argv=(), env=(), runs_in_home=False), build=None, spec=container_spec(plan, IMAGE)
     )
     yield PreparedRun(artifacts=made, records={})
     assert docker_daemon.run("ps", "--all", "--quiet", "--filter", f"ancestor={IMAGE}").stdout == ""

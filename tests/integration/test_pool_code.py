@@ -102,7 +102,7 @@ def test_cache_bytes_match_sglang_pool_code(real: dict[str, dict[str, float]], n
     assert cache.token_bytes == pytest.approx(told["token"], abs=0.01)
     if "state" in told:
         assert cache.requests is not None
-        assert cache.requests.each == told["state"]
+        assert cache.requests.per_request == told["state"]
     if "fixed" in told:
         assert cache.requests is not None
         assert cache.requests.bytes == told["fixed"]

@@ -89,7 +89,7 @@ def test_host_without_gpus_is_not_ready(deploy: CommandLine) -> None:
     assert done.returncode == 4
     report = json.loads(done.stdout)
     assert report["ready"] is False
-    assert report["findings"][0]["found"] == "no AMD GPU; no GPU tool or driver found"
+    assert report["findings"][0]["value"] == "no AMD GPU; no GPU tool or driver found"
     assert "is not ready" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -98,7 +98,7 @@ def test_interpreter_without_engine_fails_preflight(deploy: CommandLine) -> None
     done = deploy.run("preflight", "--profile", "cpu-tiny", "--set", f"engine.python={sys.executable}", "--json")
     rows = {row["check"]: row for row in json.loads(done.stdout)["findings"]}
     assert (done.returncode, rows["interpreter"]["level"], rows["torch"]["level"]) == (4, "fail", "fail")
-    assert rows["interpreter"]["found"] == f"python {platform.python_version()}"
+    assert rows["interpreter"]["value"] == f"python {platform.python_version()}"
 
 
 def test_cpu_profile_preflight_fails_only_for_occupied_port(deploy: CommandLine, listener: tuple[int, int]) -> None:

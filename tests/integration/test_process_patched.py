@@ -271,9 +271,9 @@ def test_prune_keeps_patched_copies_in_use(tmp_path: Path) -> None:
     handle = runtime.start(sleeping, name="sleeper", run_dir=run_dir.path, secrets={})
     try:
         [known] = json.loads(deploy.run("prune", "--caches", "--json").stdout)["caches"]
-        assert (known["place"], known["used_by"]) == (str(copy.folder), ["sleeper"])
-        assert known["made_for"] == {"sglang": "0.5.14", "patches": "rocm-cuda-runtime-guard"}
-        assert known["kept"] == "used by `sleeper`"
+        assert (known["location"], known["used_by"]) == (str(copy.folder), ["sleeper"])
+        assert known["requirements"] == {"sglang": "0.5.14", "patches": "rocm-cuda-runtime-guard"}
+        assert known["kept_because"] == "used by `sleeper`"
         assert f"`{copy.folder}` is kept: used by `sleeper`" in deploy.run("prune", "--caches").stderr
         assert copy.folder.is_dir()
     finally:

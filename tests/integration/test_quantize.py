@@ -51,7 +51,7 @@ def test_killed_quantization_resumes_with_same_bytes(place: Path, how: signal.Si
     assert len(cut.workers()) == 2
     os.kill(cut.process.pid, how)
     code, said = cut.end()
-    poll_until(lambda left: not left, cut.workers, within=10, pause=0.05)
+    poll_until(lambda left: not left, cut.workers, timeout=10, interval=0.05)
     assert not cut.workers(), "a worker lives on"
     assert code == (-9 if how is signal.SIGKILL else 130)
     kept = {path.name: path.stat().st_mtime_ns for path in cut.shards()}
@@ -122,7 +122,7 @@ def test_quantization_in_image_resumes_without_leftover_container(
     cut.process.kill()
     assert cut.end()[0] == -signal.SIGKILL
     named = ["ps", "--all", "--quiet", "--filter", f"name=deploy-quantize-{cut.process.pid}"]
-    assert not poll_until(lambda left: not left, lambda: docker(docker_daemon, *named), within=20, pause=0.1)
+    assert not poll_until(lambda left: not left, lambda: docker(docker_daemon, *named), timeout=20, interval=0.1)
     kept = len(cut.shards())
     assert 1 <= kept < 5
 

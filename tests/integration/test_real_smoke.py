@@ -177,12 +177,12 @@ def test_logprobs_detect_perturbed_models_only(server: CpuServer, cpu_engine: Cp
         assert turned.faults == ()
         longest = next(row for row in turned.rows if (row.what, row.length) == ("the reference", 2048))
         assert [band.mean for band in longest.bands] == sorted(band.mean for band in longest.bands)
-        assert {row.what for row in turned.rows if row.alarms} == {"the reference"}
-        assert [band.first for band in longest.alarms] == [64, 512]
+        assert {row.what for row in turned.rows if row.above_limit} == {"the reference"}
+        assert [band.first for band in longest.above_limit] == [64, 512]
 
         reload_weights(other, perturbed(cpu_engine, tmp_path / "tiny", factor=1.3))
         scaled, _ = run_probe(probed(other), its_own, PROBE, reference_name="its own weights")
-        assert all(row.alarms for row in scaled.rows if row.what == "the reference"), scaled.to_table()
+        assert all(row.above_limit for row in scaled.rows if row.what == "the reference"), scaled.to_table()
 
 
 @missing

@@ -75,8 +75,8 @@ def test_logprobs_cover_every_rank_and_detect_dtype(replicas: CpuServer, server:
     assert report.ok
     assert report.differences == ("`dtype` is float32 on the server, auto in the reference",)
     beside = [row for row in report.rows if row.what == "the reference"]
-    assert {row.whose for row in beside} == {"rank 0", "rank 1"}
-    assert all(row.whole.mean > 1e-4 for row in beside)  # rounding, and the limit is of the noisier side
+    assert {row.rank_label for row in beside} == {"rank 0", "rank 1"}
+    assert all(row.overall.mean > 1e-4 for row in beside)  # rounding, and the limit is of the noisier side
     strict, _ = run_probe(exact, measure_reference(exact, options), options, reference_name="itself")
     assert strict.ok
     assert strict.rows[0].limit is not None

@@ -10,7 +10,7 @@ import pytest
 from scripted_server import Answer, Script, scripted
 
 from orchestrator.bench.benchmark import BenchRequest, measure
-from orchestrator.bench.result import RESULT_FILE, BenchEnding, BenchResult, Point, ServerProvenance
+from orchestrator.bench.result import RESULT_FILE, BenchResult, EndReason, Point, ServerProvenance
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.run import _previous_result
 from orchestrator.bench.workload import load_workload
@@ -83,7 +83,7 @@ def damaged(text: str, dice: Random) -> str:
 
 
 def finished(result: BenchResult) -> set[Point]:
-    return {point for point in result.points if point.ending is BenchEnding.COMPLETE}
+    return {point for point in result.points if point.end_reason is EndReason.COMPLETE}
 
 
 def test_damaged_result_is_resumed_or_rejected_without_loss(

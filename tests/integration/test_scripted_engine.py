@@ -100,7 +100,7 @@ def test_panels_have_data_and_faults_fire_only_their_alerts(pair: Pair, tmp_path
         for url in (pair.url, real.url, scripted.url):
             headers = {"Authorization": f"Bearer {KEY.reveal()}"}
             assert httpx.post(f"{url}/v1/completions", json=streamed, headers=headers, trust_env=False).is_success
-        each = {'up{server="pair",job="deploy"}', 'deploy:tokens_out:rate{server="pair"}'}
+        each = {'up{server="pair",job="deploy"}', 'deploy:generation_tokens:rate5m{server="pair"}'}
         return {query for query in queries if len(prometheus.ask(query)) < (2 if query in each else 1)}
 
     def fires() -> set[str]:
@@ -201,7 +201,7 @@ def seen(server: CpuServer) -> Mapping[str, object]:
             "structured": (structured.finish_reason, json.loads(structured.text)["ready"]),
             "tokens of a text": len(tokenized) > 0,
             "scores": [
-                [(len(part.own), [len(top) for top in part.top]) for part in (each.prompt, each.said)]
+                [(len(part.actual), [len(top) for top in part.top]) for part in (each.prompt, each.said)]
                 for each in scored
             ],
             "choices": (has_choices(events[0]), has_choices(events[-1])),

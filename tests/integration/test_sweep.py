@@ -57,12 +57,12 @@ def test_interrupted_sweep_is_resumed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert report["command"].startswith("deploy sweep ")
     assert report["command"].count("--resume") == report["command"].endswith(" --resume")
     trials = [row["trial"] for row in report["rows"]]
-    assert (trials[0]["outcome"], trials[0]["own"]) == ("measured", True), "the interrupted trial has no number"
+    assert (trials[0]["outcome"], trials[0]["is_baseline"]) == ("measured", True), "the interrupted trial has no number"
     assert sorted(each["outcome"] for each in trials[1:]) == ["cannot fit"] * 3 + ["failed", "measured"]
     assert "could not convert" in next(each["diagnosis"] for each in trials if each["outcome"] == "failed")
     [best] = [row["trial"] for row in report["rows"] if row["best"]]
     assert best["values"][0] > 2 * trials[0]["values"][0]
-    assert all(each["seconds"] - sum(each["parts"].values()) < 2 for each in trials)
+    assert all(each["seconds"] - sum(each["step_seconds"].values()) < 2 for each in trials)
 
     assert f"Trial {best['number']}: 2 runs: " in " ".join(report["notes"])
     assert (tmp_path / f"out/trials/{best['number']:03d}-2/result.json").is_file()

@@ -107,7 +107,7 @@ def ready_image(deploy: CommandLine, up: list[str]) -> tuple[str, str]:
     return name, str(json.loads(built.stdout)["image_id"])
 
 
-def kept_log(deploy: CommandLine) -> str:
+def saved_log(deploy: CommandLine) -> str:
     """The log that the last run of the server left on this machine."""
     return max(deploy.home.runs.glob(f"{NAME}/*/server.log")).read_text()
 
@@ -164,7 +164,7 @@ def test_docker_server_full_lifecycle(deploy: CommandLine, up_real: list[str], p
         code, followed, _ = following.wait()
     assert code == 0
     assert "POST /v1/completions" in followed
-    assert "Draining requests and shutting down" in kept_log(deploy)
+    assert "Draining requests and shutting down" in saved_log(deploy)
     is_clean(deploy, port)
 
 
@@ -202,7 +202,7 @@ def test_server_dying_during_load_fails_immediately(deploy: CommandLine, up: lis
     failed = deploy.run(*up, "--set", "env.SCRIPTED_BROKEN=1")
     assert failed.returncode == 7, failed.stderr
     assert "Traceback" in failed.stderr.partition("error:")[2], "the server's own last lines are shown"
-    assert "Traceback" in kept_log(deploy)
+    assert "Traceback" in saved_log(deploy)
     is_clean(deploy, port)
 
 
@@ -276,6 +276,6 @@ def test_remote_docker_server_full_lifecycle(
         assert deploy.run("smoke", NAME, *there).returncode == 0
         assert deploy.run("down", NAME, *there).returncode == 0
         assert tunnels() == []
-    assert "fired up" in kept_log(deploy)
+    assert "fired up" in saved_log(deploy)
     docker("image", "rm", ready)
     is_clean(deploy, port)

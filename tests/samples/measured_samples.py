@@ -6,12 +6,12 @@ from pathlib import Path
 from orchestrator.bench.result import (
     RESULT_FILE,
     RESULT_SCHEMA,
-    BenchEnding,
     BenchResult,
     CacheHits,
     ComparabilityIssue,
     Distribution,
     EndpointFacts,
+    EndReason,
     Energy,
     IssueKind,
     Latency,
@@ -51,7 +51,7 @@ def point(rate: float, p50: float, p95: float, *, joules: float | None = None, s
     return Point(
         label=f"{rate:g}",
         arrivals="constant",
-        ending=BenchEnding.COMPLETE,
+        end_reason=EndReason.COMPLETE,
         started_at="2026-11-20T10:00:00Z",
         requests=200,
         succeeded=200,
@@ -130,7 +130,7 @@ def tp4dp2() -> BenchResult:
     return BenchResult(
         schema_version=RESULT_SCHEMA,
         run=run(mi355x(tp=4, dp=2)),
-        ending=BenchEnding.COMPLETE,
+        end_reason=EndReason.COMPLETE,
         points=points,
         knee_rps=2.4,
         comparability_issues=(),
@@ -143,7 +143,7 @@ def tp8() -> BenchResult:
     return BenchResult(
         schema_version=RESULT_SCHEMA,
         run=run(mi355x(tp=8, dp=1)),
-        ending=BenchEnding.COMPLETE,
+        end_reason=EndReason.COMPLETE,
         points=points,
         knee_rps=1.5,
         comparability_issues=(),

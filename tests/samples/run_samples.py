@@ -46,12 +46,12 @@ def past_run(
     run.save("plan.json", plan.to_dict())
     (run.path / "plan.json").write_text(plan.to_json())
     run.save("request.json", {**request_of(*overrides).to_record(name), "command": "deploy up …"})
-    run.save("preflight.json", {"findings": [{"check": "driver", "found": "6.14"}]})
+    run.save("preflight.json", {"findings": [{"check": "driver", "value": "6.14"}]})
     (run.path / "server.sh").write_text("#!/bin/sh\n")
     (run.path / "server.log").write_text("begins\n")
     write_process(run, running=running, plan=plan.digest)
     if proven is not None:
-        run.save("processes.json", {"parts": ["scheduler"], "ready_seconds": 12.5})
+        run.save("processes.json", {"processes": ["scheduler"], "ready_seconds": 12.5})
         checks = [{"name": "streaming matches", "verdict": "passed" if proven else "failed"}]
         run.save(SMOKE_FILE, {"ok": proven, "checks": [*checks, {"name": "clean log", "verdict": "passed"}]})
     return run

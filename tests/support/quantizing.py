@@ -38,7 +38,7 @@ class Quantizing:
         return sorted(self.target.with_name(f"{self.target.name}.quantizing").glob("checkpoint/*.safetensors"))
 
     def wait_for_shards(self, count: int, *, within: float = 60, pause: float = 0.05) -> None:
-        poll_until(lambda found: len(found) >= count, self.shards, within=within, pause=pause)
+        poll_until(lambda found: len(found) >= count, self.shards, timeout=within, interval=pause)
         assert len(self.shards()) >= count
 
     def workers(self) -> list[int]:

@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 
 from orchestrator.bench.aiperf.export import EXPORT, AiperfExport, parse_export, with_export
 from orchestrator.bench.load_generator import LoadResult, PlannedLoad, PlannedRequest, PlannedSession
-from orchestrator.bench.result import BenchEnding, EndpointFacts, Point
+from orchestrator.bench.result import EndpointFacts, EndReason, Point
 from orchestrator.bench.run_point import PointRunner
 from orchestrator.bench.workload import Workload
 from orchestrator.core import subprocesses
@@ -107,7 +107,7 @@ class AiperfRunner(PointRunner):
                 session_header=self.session_header,
             )
             code = await self._follow(atomic_write(work / "aiperf.yaml", config), work, out / _LOG)
-            return _AiperfLoad(records=(), ending=BenchEnding.COMPLETE, export=_read_export(out, code))
+            return _AiperfLoad(records=(), end_reason=EndReason.COMPLETE, export=_read_export(out, code))
         finally:
             remove_tree(work, within=Path(tempfile.gettempdir()))
 

@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.cli.add.options import FactOption, NameOption, ReplaceOption
 from orchestrator.cli.options import HostOption, Json
-from orchestrator.core.console import note, print_data, say, table, terminal_width
+from orchestrator.core.console import info, note, print_data, table, terminal_width
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
@@ -105,10 +105,10 @@ def _show_engine(found: AddedEngine, following: str, *, written: bool) -> None:
     for text in found.file.notes:
         note(text)
     if written:
-        say(f"wrote {found.file.path}")
+        info(f"wrote {found.file.path}")
         if following:
-            say(f"next: `{following}`")
+            info(f"next: `{following}`")
         else:
             note(f"no profile uses this engine; next: `deploy show PROFILE --set engine={found.file.name}`")
     else:
-        say(f"would write {found.file.path}")
+        info(f"would write {found.file.path}")

@@ -7,7 +7,7 @@ import typer
 
 from orchestrator.cli.add.options import FactOption, NameOption, ReplaceOption
 from orchestrator.cli.options import Json, RevisionOption
-from orchestrator.core.console import note, print_data, say, table, terminal_width
+from orchestrator.core.console import info, note, print_data, table, terminal_width
 from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
 from orchestrator.hosts.survey import local
@@ -53,8 +53,8 @@ def _show_model(found: CatalogFile, following: str) -> None:
     print_data(table(["key", "value", "from"], found.rows(), width=terminal_width()))
     for text in found.notes:
         note(text)
-    say(f"wrote {found.path}")
+    info(f"wrote {found.path}")
     if following:
-        say(f"next: `{following}`")
+        info(f"next: `{following}`")
     else:
         note("the model fits no node of the catalog; `deploy add profile` shows the memory it needs")

@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.cli.add.options import ReplaceOption
 from orchestrator.cli.options import GpusOption, Json, entry_option
-from orchestrator.core.console import print_data, say, table, terminal_width
+from orchestrator.core.console import info, print_data, table, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.plan.capacity import Capacity
@@ -76,5 +76,5 @@ def command(
         OUTPUT.show(ProfileOutput(profile=proposal.name, decisions=proposal.decisions, capacity=capacity, path=path))
     else:
         print_data(table(["key", "value", "why"], proposal.rows(), width=terminal_width()))
-        say(f"wrote {path}")
-        say(f"next: `deploy up {proposal.name} --dry-run`")
+        info(f"wrote {path}")
+        info(f"next: `deploy up {proposal.name} --dry-run`")

@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
 from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption
-from orchestrator.core.console import print_data, say
+from orchestrator.core.console import info, print_data
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -54,7 +54,7 @@ def command(
     far = resolve_host_ref(plan.runtime, home, host).remote
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)
     built = build_table(plan, given, home, upstream=upstream)
-    say(built.summary)
+    info(built.summary)
     if json:
         rows = {origin.value: count for origin, count in built.table.origins.items()}
         OUTPUT.show(TableOutput(path=built.path, rows=rows, coverage=to_output(built.coverage, tables=str(built.path))))

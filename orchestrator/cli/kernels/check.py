@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import Json
-from orchestrator.core.console import print_data, say
+from orchestrator.core.console import info, print_data
 from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.json_output import JsonOutput
@@ -33,7 +33,7 @@ def command(
             atomic_write(untuned, report.untuned)
         except OSError as error:
             raise UsageError(f"cannot write `{untuned}`: {error.strerror}") from error
-        say(f"wrote the missed keys to `{untuned}`")
+        info(f"wrote the missed keys to `{untuned}`")
     if json:
         OUTPUT.show(report.to_output())
     else:

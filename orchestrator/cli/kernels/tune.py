@@ -8,7 +8,7 @@ from orchestrator.bench.cost import CostEstimate
 from orchestrator.bench.published import split_currency
 from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
 from orchestrator.cli.options import PriceOption, ProfileArgument, SetOption
-from orchestrator.core.console import Progress, note, print_data, say
+from orchestrator.core.console import Progress, info, note, print_data
 from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import quote
@@ -49,7 +49,7 @@ def command(
         note("nothing to tune: every key has a row")
         return
     if dry_run:
-        say(quote(tuning.job.argv))
+        info(quote(tuning.job.argv))
         print_data(write_untuned(tuning.job.keys))
         currency, prices = split_currency(price or ())
         cost = CostEstimate.for_gpus(plan.hardware.name, plan.hardware.gpus, prices, currency)
@@ -61,7 +61,7 @@ def command(
             tuning,
             lambda done, wanted: progress.update(f"tuning: {done} of {wanted} keys have a row", stage="tuning"),
         )
-    say(f"{len(tuned.accepted)} rows measured and saved, {len(tuned.remaining)} keys left")
+    info(f"{len(tuned.accepted)} rows measured and saved, {len(tuned.remaining)} keys left")
     if tuned.remaining or tuned.problems:
         raise KernelsError("tuning is incomplete", problems=tuned.problems, hint="repeat the command to continue")
     note("next: `deploy kernels build PROFILE`; measure accuracy with the new table before you use it")

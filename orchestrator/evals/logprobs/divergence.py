@@ -21,17 +21,17 @@ class Divergence:
     """The divergence at positions `first` to `last` (inclusive): mean and maximum difference of the token's logprob.
 
     `kl` is the mean Kullback-Leibler divergence over the top tokens in both lists, with all other tokens as one. It is
-    a lower bound of the divergence over the vocabulary (data processing inequality). `same_top` is the share of
+    a lower bound of the divergence over the vocabulary (data processing inequality). `top1_agreement` is the share of
     positions with the same top token.
     """
 
     first: int
     last: int
-    places: int
+    positions: int
     mean: float
-    most: float
+    maximum: float
     kl: float
-    same_top: float
+    top1_agreement: float
 
 
 def diverge(before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> tuple[Divergence, tuple[Divergence, ...]]:
@@ -39,7 +39,7 @@ def diverge(before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> tuple
 
     Only the positions in both are compared. Raises ValueError if there are none.
     """
-    count = min(len(before.own), len(after.own))
+    count = min(len(before.actual), len(after.actual))
     if not count:
         raise ValueError("no log-probabilities to compare")
     edges = [min(max(edge - first, 0), count) for edge in BANDS]
@@ -49,16 +49,16 @@ def diverge(before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> tuple
 
 
 def _divergence(before: TokenLogprobs, after: TokenLogprobs, begin: int, end: int, first: int) -> Divergence:
-    differences = [abs(a - b) for a, b in zip(before.own[begin:end], after.own[begin:end], strict=True)]
+    differences = [abs(a - b) for a, b in zip(before.actual[begin:end], after.actual[begin:end], strict=True)]
     tops = list(zip(before.top[begin:end], after.top[begin:end], strict=True))
     return Divergence(
         first=first + begin,
         last=first + end - 1,
-        places=len(differences),
+        positions=len(differences),
         mean=math.fsum(differences) / len(differences),
-        most=max(differences),
+        maximum=max(differences),
         kl=math.fsum(kl_of_tops(*pair) for pair in tops) / len(tops),
-        same_top=sum(bool(_top_tokens(a) & _top_tokens(b)) for a, b in tops) / len(tops),
+        top1_agreement=sum(bool(_top_tokens(a) & _top_tokens(b)) for a, b in tops) / len(tops),
     )
 
 

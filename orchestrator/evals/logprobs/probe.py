@@ -17,7 +17,7 @@ from orchestrator.engine.logprobs import ScoredPrompt, TokenLogprobs, read_numer
 from orchestrator.engine.requests import scoring_body, tokenize_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, token_ids
 from orchestrator.evals.logprobs.divergence import diverge
-from orchestrator.evals.logprobs.report import ProbeFault, ProbeRow
+from orchestrator.evals.logprobs.report import LogprobFault, LogprobRow
 from orchestrator.verify.target import Target
 
 LENGTHS: Final = (64, 512, 2048, 8192)  # tokens; a response for the longest has 1.3 MB, and at most 2 MiB are read
@@ -71,9 +71,9 @@ class RankScores:
 
     label: str
     single: tuple[ScoredPrompt, ...]
-    rows: tuple[ProbeRow, ...]
-    faults: tuple[ProbeFault, ...]
-    comparisons: tuple[ProbeRow, ...] = ()  # with the reference, or with the first rank
+    rows: tuple[LogprobRow, ...]
+    faults: tuple[LogprobFault, ...]
+    comparisons: tuple[LogprobRow, ...] = ()  # with the reference, or with the first rank
 
 
 def probe_rank(
@@ -83,19 +83,19 @@ def probe_rank(
     prober = _RankProber(client=client, rank=rank, label=label, progress=progress)
     single = tuple(prober.score((text,), what=f"{len(text)} tokens")[0] for text in texts)
     variants = [prober.repeated, prober.batched, *([prober.cached] if target.prefix_cache else [])]
-    rows: list[ProbeRow] = []
-    faults: list[ProbeFault] = []
+    rows: list[LogprobRow] = []
+    faults: list[LogprobFault] = []
     for variant in variants:
         try:
             rows += variant(texts, single)
         except (NoResponseError, UnexpectedResponseError) as error:
-            faults.append(ProbeFault(whose=label, message=str(error)))
+            faults.append(LogprobFault(rank_label=label, message=str(error)))
     return RankScores(label=label, single=single, rows=tuple(rows), faults=tuple(faults))
 
 
 def compare_ranks(
     texts: Texts, scores: RankScores, before: Sequence[TokenLogprobs], *, what: str
-) -> tuple[ProbeRow, ...]:
+) -> tuple[LogprobRow, ...]:
     """Compare each text of a rank with earlier scores."""
     return tuple(
         _row(what, scores.label, len(ids), earlier, scored.prompt, first=1)
@@ -132,7 +132,7 @@ class _RankProber:
         pairs = zip(results, prompts, strict=True)
         return tuple(read_scored(result, ids, start=start, tokens=_DECODED, top=TOP) for result, ids in pairs)
 
-    def repeated(self, texts: Texts, single: Sequence[ScoredPrompt]) -> Iterator[ProbeRow]:
+    def repeated(self, texts: Texts, single: Sequence[ScoredPrompt]) -> Iterator[LogprobRow]:
         """Compare each prompt, followed by its decoded tokens, with the first request: prefill against decoding."""
         decoded = []
         for ids, before in zip(texts, single, strict=True):
@@ -142,7 +142,7 @@ class _RankProber:
             decoded.append(_row("decoded", self.label, len(ids), continuation, before.said, first=len(ids)))
         yield from decoded
 
-    def batched(self, texts: Texts, single: Sequence[ScoredPrompt]) -> Iterator[ProbeRow]:
+    def batched(self, texts: Texts, single: Sequence[ScoredPrompt]) -> Iterator[LogprobRow]:
         """Compare one batch of all shorter texts, each twice, with single requests."""
         pairs = [(ids, before.prompt) for ids, before in zip(texts, single, strict=True) if len(ids) <= _BATCHED]
         batch = tuple(ids for ids, _ in pairs) * 2
@@ -151,9 +151,9 @@ class _RankProber:
             both = results[number], results[number + len(pairs)]
             what = f"in a batch of {len(batch)}"
             rows = [_row(what, self.label, len(ids), before, after.prompt, first=1) for after in both]
-            yield max(rows, key=lambda row: row.whole.mean)
+            yield max(rows, key=lambda row: row.overall.mean)
 
-    def cached(self, texts: Texts, single: Sequence[ScoredPrompt]) -> Iterator[ProbeRow]:
+    def cached(self, texts: Texts, single: Sequence[ScoredPrompt]) -> Iterator[LogprobRow]:
         """Compare the second half of each text after a cached first half; yield nothing without a cache hit."""
         for ids, before in zip(texts, single, strict=True):
             start = len(ids) // 2
@@ -164,9 +164,9 @@ class _RankProber:
 
 
 def _slice(scores: TokenLogprobs, begin: int, end: int | None) -> TokenLogprobs:
-    return TokenLogprobs(own=scores.own[begin:end], top=scores.top[begin:end])
+    return TokenLogprobs(actual=scores.actual[begin:end], top=scores.top[begin:end])
 
 
-def _row(what: str, whose: str, length: int, before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> ProbeRow:
+def _row(what: str, whose: str, length: int, before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> LogprobRow:
     whole, bands = diverge(before, after, first=first)
-    return ProbeRow(what=what, whose=whose, length=length, whole=whole, bands=bands)
+    return LogprobRow(what=what, rank_label=whose, length=length, overall=whole, bands=bands)

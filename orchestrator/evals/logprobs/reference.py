@@ -32,13 +32,13 @@ class TextScores:
     """One text as token ids, with the scores of all tokens but the first."""
 
     ids: Annotated[tuple[Id, ...], Field(min_length=2, max_length=_MAX_TOKENS), FailFast()]
-    own: Annotated[tuple[Nats, ...], Field(max_length=_MAX_TOKENS), FailFast()]
+    actual: Annotated[tuple[Nats, ...], Field(max_length=_MAX_TOKENS), FailFast()]
     top: Annotated[tuple[_Ranked, ...], Field(max_length=_MAX_TOKENS), FailFast()]
 
     @property
     def logprobs(self) -> TokenLogprobs:
         """The scores in the form of a server response."""
-        return TokenLogprobs(own=self.own, top=self.top)
+        return TokenLogprobs(actual=self.actual, top=self.top)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def reference_to_json(reference: LogprobReference) -> str:
     """Return a reference as JSON text, with log-probabilities rounded to six decimals."""
     data = _REFERENCE.dump_python(reference, mode="json")
     for text in data["texts"]:
-        text["own"] = [round(score, _DIGITS) for score in text["own"]]
+        text["actual"] = [round(score, _DIGITS) for score in text["actual"]]
         text["top"] = [[[token, round(score, _DIGITS)] for token, score in ranked] for ranked in text["top"]]
     return json.dumps(data, separators=(",", ":")) + "\n"
 
@@ -86,7 +86,7 @@ def reference_from_json(text: str, *, location: str) -> LogprobReference:
         raise BenchError(
             "another version of `deploy` wrote the reference", location=location, hint="write a new one with `--save`"
         )
-    consistent = all(len(text.own) == len(text.top) == len(text.ids) - 1 for text in reference.texts)
+    consistent = all(len(text.actual) == len(text.top) == len(text.ids) - 1 for text in reference.texts)
     tops = {len(ranked) for text in reference.texts for ranked in text.top}
     digest = ids_digest(tuple(text.ids for text in reference.texts))
     if not consistent or tops != {reference.top} or reference.ids_sha256 != digest:

@@ -15,63 +15,63 @@ _MIN_POSITIONS: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeRow:
-    """The comparison `what` of one text of `length` tokens, on the rank or replica `whose` ("" for the only one).
+class LogprobRow:
+    """The comparison `what` of one text of `length` tokens, on the rank or replica `rank_label` ("" for the only one).
 
-    `limit` is the maximum mean difference in nats; None for no verdict. `alarms` are the parts above the limit.
+    `limit` is the maximum mean difference in nats; None for no verdict. `above_limit` are the parts above the limit.
     """
 
     what: str
-    whose: str
+    rank_label: str
     length: int
-    whole: Divergence
+    overall: Divergence
     bands: tuple[Divergence, ...]
     limit: float | None = None
-    alarms: tuple[Divergence, ...] = ()
+    above_limit: tuple[Divergence, ...] = ()
 
-    def judged(self, limit: float | None) -> "ProbeRow":
-        """Return the row with a limit and its alarms: large enough bands above the limit, else the whole text."""
-        alarms: tuple[Divergence, ...] = ()
+    def with_limit(self, limit: float | None) -> "LogprobRow":
+        """Return the row with a limit: large enough bands above the limit, else the whole text."""
+        above_limit: tuple[Divergence, ...] = ()
         if limit is not None:
-            bands = (band for band in self.bands if band.places >= _MIN_POSITIONS)
-            alarms = tuple(part for part in bands if part.mean > limit)
-            alarms = alarms or ((self.whole,) if self.whole.mean > limit else ())
-        return dataclasses.replace(self, limit=limit, alarms=alarms)
+            bands = (band for band in self.bands if band.positions >= _MIN_POSITIONS)
+            above_limit = tuple(band for band in bands if band.mean > limit)
+            above_limit = above_limit or ((self.overall,) if self.overall.mean > limit else ())
+        return dataclasses.replace(self, limit=limit, above_limit=above_limit)
 
     @property
     def title(self) -> str:
         """The name of the comparison, with the rank or replica."""
-        return f"{self.whose}: {self.what}" if self.whose else self.what
+        return f"{self.rank_label}: {self.what}" if self.rank_label else self.what
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeFault:
+class LogprobFault:
     """A failed request variant, with the error message."""
 
-    whose: str
+    rank_label: str
     message: str
 
     def __str__(self) -> str:
-        return f"not queried: {self.whose}{': ' if self.whose else ''}{self.message}"
+        return f"not queried: {self.rank_label}{': ' if self.rank_label else ''}{self.message}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeReport:
+class LogprobReport:
     """The complete comparison of one server."""
 
     url: str
     served_name: str
-    against: str | None  # name of the reference; None: compared only with itself
+    reference: str | None  # name of the reference; None: compared only with itself
     differences: tuple[str, ...]  # different settings of server and reference, as text
     basis: str  # the source of the limits, as text
-    rows: tuple[ProbeRow, ...]
-    faults: tuple[ProbeFault, ...]
+    rows: tuple[LogprobRow, ...]
+    faults: tuple[LogprobFault, ...]
 
     @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
     @property
     def ok(self) -> bool:
         """Whether all requests succeeded and no difference is above its limit."""
-        return not self.faults and not any(row.alarms for row in self.rows)
+        return not self.faults and not any(row.above_limit for row in self.rows)
 
     def to_dict(self) -> dict[str, object]:
         """Return the report as JSON data."""
@@ -89,37 +89,37 @@ class ProbeReport:
     def require(self) -> None:
         """Raise SmokeError if a difference is above its limit or a request failed; it lists both."""
         if not self.ok:
-            alarms = [text for row in self.rows for text in _describe_alarms(row)]
+            exceeded = [text for row in self.rows for text in _describe_above_limit(row)]
             verdict = (
-                "failed the log-probability comparison" if alarms else "left requests of the comparison unanswered"
+                "failed the log-probability comparison" if exceeded else "left requests of the comparison unanswered"
             )
             narrow = "to narrow down the cause, run `deploy logprobs` with another engine or attention backend"
             raise SmokeError(
                 f"`{self.served_name}` {verdict}",
-                problems=[Problem(text) for text in (*alarms, *map(str, self.faults))],
-                hint=narrow if alarms else f"`deploy smoke {self.served_name}`",
+                problems=[Problem(text) for text in (*exceeded, *map(str, self.faults))],
+                hint=narrow if exceeded else f"`deploy smoke {self.served_name}`",
             )
 
 
-def _cells(row: ProbeRow) -> tuple[str, ...]:
-    whole = row.whole
-    nats = map(_nats, (whole.mean, whole.most, whole.kl))
-    return row.title, str(row.length), *nats, f"{whole.same_top:.1%}"
+def _cells(row: LogprobRow) -> tuple[str, ...]:
+    whole = row.overall
+    nats = map(_nats, (whole.mean, whole.maximum, whole.kl))
+    return row.title, str(row.length), *nats, f"{whole.top1_agreement:.1%}"
 
 
-def _verdict(row: ProbeRow) -> str:
+def _verdict(row: LogprobRow) -> str:
     if row.limit is None:
         return "shown"
-    return f"above {_nats(row.limit)}" if row.alarms else "within"
+    return f"above {_nats(row.limit)}" if row.above_limit else "within"
 
 
-def _describe_alarms(row: ProbeRow) -> Iterator[str]:
-    for part in row.alarms:
+def _describe_above_limit(row: LogprobRow) -> Iterator[str]:
+    for part in row.above_limit:
         position = f"{row.title}, {row.length} tokens, positions {part.first} to {part.last}"
         yield f"{position}: mean difference {_nats(part.mean)} where at most {_nats(row.limit or 0)} is expected"
 
 
-def _in_band(row: ProbeRow, band: int) -> Divergence | None:
+def _in_band(row: LogprobRow, band: int) -> Divergence | None:
     return next((part for part in row.bands if BANDS[band] <= part.first < BANDS[band + 1]), None)
 
 

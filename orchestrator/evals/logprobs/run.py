@@ -27,7 +27,7 @@ from orchestrator.evals.logprobs.reference import (
     reference_from_json,
     reference_to_json,
 )
-from orchestrator.evals.logprobs.report import ProbeFault, ProbeReport, ProbeRow
+from orchestrator.evals.logprobs.report import LogprobFault, LogprobReport, LogprobRow
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.verify.target import Target
@@ -93,7 +93,7 @@ def run_probe(
     *,
     reference_name: str | None,
     ranks: int | None = None,
-) -> tuple[ProbeReport, LogprobReference]:
+) -> tuple[LogprobReport, LogprobReference]:
     """Score the texts on every rank of every engine; return the report, and the scores of the first rank.
 
     `ranks` is the number of ranks per engine (default: all). Raises SmokeError if
@@ -125,7 +125,7 @@ class _Comparison:
                 _require_same_checkpoint(self._identity, reference)
             self._texts = self._cut(client, target)
 
-    def run(self, ranks: int | None) -> Iterator[RankScores | ProbeFault]:
+    def run(self, ranks: int | None) -> Iterator[RankScores | LogprobFault]:
         """Yield the scores of each rank, or a fault if it fails; a failure of the first rank is raised."""
         ignore_sigpipe()
         first: RankScores | None = None
@@ -140,7 +140,7 @@ class _Comparison:
                     except (NoResponseError, UnexpectedResponseError) as error:
                         if first is None:
                             raise
-                        yield ProbeFault(whose=label, message=str(error))
+                        yield LogprobFault(rank_label=label, message=str(error))
                         continue
                     # Only the scores of the first rank are needed later: 8 MiB per rank.
                     yield replace(
@@ -148,34 +148,34 @@ class _Comparison:
                     )
                     first = first or scores
 
-    def report(self, results: tuple[RankScores | ProbeFault, ...], *, reference_name: str | None) -> ProbeReport:
+    def report(self, results: tuple[RankScores | LogprobFault, ...], *, reference_name: str | None) -> LogprobReport:
         """Return the report; `--tolerance` limits the comparison with the reference, noise limits the other rows."""
         ranks = [result for result in results if isinstance(result, RankScores)]
         noise = _measure_noise(row for rank in ranks for row in rank.rows)
         requested, numerics = self._options.tolerance, self._identity.numerics
         limit, basis = _mean_limit(self._reference, numerics, noise=noise, requested=requested)
         inner, _ = _mean_limit(self._reference, numerics, noise=noise, requested=None if self._reference else requested)
-        rows: list[ProbeRow] = []
+        rows: list[LogprobRow] = []
         for rank in ranks:
-            rows += (row.judged(limit) for row in rank.comparisons)
-            rows += (row.judged(inner) for row in rank.rows)
-        faults = [result for result in results if isinstance(result, ProbeFault)]
+            rows += (row.with_limit(limit) for row in rank.comparisons)
+            rows += (row.with_limit(inner) for row in rank.rows)
+        faults = [result for result in results if isinstance(result, LogprobFault)]
         before = self._reference.numerics if self._reference else numerics
-        return ProbeReport(
+        return LogprobReport(
             url=self._side.engines[0][1].url,
             served_name=self._side.name,
-            against=reference_name,
+            reference=reference_name,
             differences=_numeric_differences(before, numerics),
             basis=basis,
             rows=tuple(rows),
             faults=(*faults, *(fault for rank in ranks for fault in rank.faults)),
         )
 
-    def as_reference(self, results: tuple[RankScores | ProbeFault, ...]) -> LogprobReference:
+    def as_reference(self, results: tuple[RankScores | LogprobFault, ...]) -> LogprobReference:
         """Return the scores of the first rank as a reference."""
         first = next(result for result in results if isinstance(result, RankScores))
         text_scores = (
-            TextScores(ids=ids, own=scored.prompt.own, top=scored.prompt.top)
+            TextScores(ids=ids, actual=scored.prompt.actual, top=scored.prompt.top)
             for ids, scored in zip(self._texts, first.single, strict=True)
         )
         return LogprobReference(
@@ -189,7 +189,7 @@ class _Comparison:
             texts=tuple(text_scores),
         )
 
-    def _compare(self, scores: RankScores, first: RankScores | None) -> tuple[ProbeRow, ...]:
+    def _compare(self, scores: RankScores, first: RankScores | None) -> tuple[LogprobRow, ...]:
         """Compare a rank with the reference, else with the first rank."""
         if self._reference is not None:
             before = [text.logprobs for text in self._reference.texts]
@@ -214,7 +214,7 @@ class _Comparison:
         return texts
 
 
-def save_report(side: ProbeSide, report: ProbeReport) -> None:
+def save_report(side: ProbeSide, report: LogprobReport) -> None:
     """Save the report in the run directory of a server; only warn if that fails, so that the report is printed."""
     if side.run is None:
         return
@@ -241,9 +241,9 @@ def _require_same_checkpoint(identity: Identity, reference: LogprobReference) ->
         )
 
 
-def _measure_noise(rows: Iterable[ProbeRow]) -> float:
+def _measure_noise(rows: Iterable[LogprobRow]) -> float:
     """Return the noise of a server: the largest mean difference of a text between two request variants, in nats."""
-    return max((row.whole.mean for row in rows), default=0.0)
+    return max((row.overall.mean for row in rows), default=0.0)
 
 
 def _mean_limit(

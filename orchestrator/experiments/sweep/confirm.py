@@ -68,7 +68,7 @@ def describe_runs(sweep: Sweep, search: Search, trial: SweepTrial) -> str:
     """Describe the runs of a trial: their number and values, or why they have none."""
     failed = [each for each in search.confirmations if each.number == trial.number and not each.values]
     runs = [sweep.goal.text((value,)) for value in runs_of(search, trial)]
-    runs += [f"{each.outcome} ({each.why})" for each in failed]
+    runs += [f"{each.outcome} ({each.reason})" for each in failed]
     return f"{len(runs)} runs: {', '.join(runs)}" if len(runs) > 1 else "one run"
 
 
@@ -79,7 +79,7 @@ def describe_difference(sweep: Sweep, search: Search, best: SweepTrial) -> str:
         return ""
     base, other = (estimate(runs_of(search, trial)) for trial in (others[0], best))
     found = change(base, other) if base and other else None
-    names = [f"`{sweep.plan.profile}`" if trial.own else f"trial {trial.number}" for trial in (best, others[0])]
+    names = [f"`{sweep.plan.profile}`" if trial.is_baseline else f"trial {trial.number}" for trial in (best, others[0])]
     both = " and ".join(names)
     if found is None or found.is_significant is None:
         return f"The noise is not known: {both} have one value each"

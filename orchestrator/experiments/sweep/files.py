@@ -48,7 +48,7 @@ def best_trials(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
     if len(sweep.goal.names) > 1:
         return search.best()
     best = confirmed(sweep, search)
-    original = tuple(trial for trial in best if trial.own)
+    original = tuple(trial for trial in best if trial.is_baseline)
     return original or tuple(sorted(best, key=lambda trial: -_per_user(sweep, trial))[:1])
 
 
@@ -63,7 +63,7 @@ def write_winners(sweep: Sweep, search: Search) -> tuple[Winner, ...]:
     best, winners = best_trials(sweep, search), []
     for trial in best:
         path = None
-        if not trial.own:
+        if not trial.is_baseline:
             number = trial.number if len(best) > 1 else None
             path = write_winner(sweep, trial, search, profile_path(sweep, number))
         winners.append(Winner(trial=trial, profile=path))
@@ -91,9 +91,9 @@ def sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ende
     rows = tuple(
         SweepRow(
             trial=trial,
-            settings=tuple(sweep.space.shown(trial.point).values()),
+            settings=tuple(sweep.space.display(trial.point).values()),
             value=sweep.goal.text(trial.values) if trial.values else "",
-            marks=_issues(results[trial.number]),
+            comparability_issues=_issues(results[trial.number]),
             best=trial.number in best,
         )
         for trial in trials
@@ -102,10 +102,10 @@ def sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ende
     return SweepReport(
         title=f"A better {sweep.plan.profile}, by measuring",
         headline=tuple(_headline(sweep, search, winners, ended)),
-        knobs=tuple(knob.key for knob in sweep.space.knobs),
+        parameters=tuple(knob.key for knob in sweep.space.parameters),
         values=" / ".join(sweep.goal.names),
         rows=rows,
-        weights=search.weights(),
+        importances=search.importances(),
         points=tuple(point for each in points for point in each),
         notes=tuple(_notes(sweep, search, winners, results)),
         command=sweep.request.command,
@@ -119,8 +119,8 @@ def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: 
         yield f"{sweep.description[0].upper()}{sweep.description[1:].removesuffix('.')}."
     yield f"Objective: {sweep.goal.words}, under {workload_name(sweep.workload_named)}."
     for winner in winners:
-        settings = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(winner.trial.point).items())
-        same = "; the same as the profile" if winner.trial.own else ""
+        settings = ", ".join(f"{key} {value}" for key, value in sweep.space.display(winner.trial.point).items())
+        same = "; the same as the profile" if winner.trial.is_baseline else ""
         yield f"Best: {settings}: {value_text(sweep, winner.trial, search)}{same}."
         if difference := describe_difference(sweep, search, winner.trial):
             yield f"{difference}."
@@ -145,7 +145,7 @@ def _notes(
             yield f"Trial {trial.number}: {describe_runs(sweep, search, trial)}."
     if repeated and any(trial.values and trial.number not in repeated for trial in search.trials):
         yield "Other trials were measured once."
-    if sweep.own is None:
+    if sweep.baseline_point is None:
         yield "The space lacks the profile's own values: there is no comparison with them."
     if sweep.goal.at_rps is None and (
         open_ended := [n for n, each in results.items() if each and each.knee_rps is not None and not each.knee_reached]

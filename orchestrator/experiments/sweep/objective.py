@@ -109,15 +109,15 @@ class Goal:
         absent = next(m.title for m in _METRICS[self.objective] if point is None or m.value_of(point) is None)
         return f"{absent} was not measured{energy}"
 
-    def known_now(self, result: BenchResult) -> bool:
+    def knee_found(self, result: BenchResult) -> bool:
         """Return whether the knee is found, so that higher rates are not needed."""
         return self.at_rps is None and any(point.sustained is False for point in result.points)
 
-    def held_rates(self, result: BenchResult) -> float:
+    def attained_rates(self, result: BenchResult) -> float:
         """Return the sum of the held shares of all rates so far, rounded so that noise makes no difference."""
-        return round(sum(self.held(point) for point in result.points), _DECIMALS)
+        return round(sum(self.attained(point) for point in result.points), _DECIMALS)
 
-    def held(self, point: Point) -> float:
+    def attained(self, point: Point) -> float:
         """Return the share of a rate that the server held, from 0 to 1, rounded to `_DECIMALS` decimals.
 
         It is the product of success share, completion ratio, and TTFT p95 limit / measured TTFT p95 (each at most 1).

@@ -19,15 +19,15 @@ _MAX_POINTS: Final = 500  # that a dry run plans
 class SweepPreview:
     """With `--dry-run`: the space, how many points fit, and the number, duration and cost of the trials (estimates).
 
-    `own` are the values of the profile itself; the estimates include the `confirm` repeats of the best.
+    `baseline` are the values of the profile itself; the estimates include the `confirm` repeats of the best.
     """
 
     profile: str
     description: str
     confirm: int
     space: Mapping[str, list[str]]
-    own: Mapping[str, str]
-    own_is_tried: bool
+    baseline: Mapping[str, str]
+    baseline_in_space: bool
     objective: str
     workload: str
     points: int
@@ -43,7 +43,7 @@ def preview_sweep(sweep: Sweep) -> SweepPreview:
     """Plan all points, or a random sample of a large space, and estimate the trials."""
     size, hour = sweep.space.size, sweep.usd_per_hour
     points = sweep.space.points() if size <= _MAX_POINTS else _random_points(sweep.space, sweep.request.seed)
-    reasons = Counter(sweep.refusal(dict(point)) for point in points)
+    reasons = Counter(sweep.infeasible_reason(dict(point)) for point in points)
     count, fitting = reasons.total(), reasons.pop("", 0)
     trials = affordable(sweep, fitting if size <= _MAX_POINTS else size)
     seconds = _seconds(sweep, trials)
@@ -52,8 +52,8 @@ def preview_sweep(sweep: Sweep) -> SweepPreview:
         description=sweep.description,
         confirm=sweep.repeats,
         space=sweep.values,
-        own=sweep.space.shown_own(sweep.base.profile),
-        own_is_tried=sweep.own is not None,
+        baseline=sweep.space.display_profile(sweep.base.profile),
+        baseline_in_space=sweep.baseline_point is not None,
         objective=sweep.goal.words,
         workload=workload_name(sweep.workload_named),
         points=size,
@@ -68,7 +68,7 @@ def preview_sweep(sweep: Sweep) -> SweepPreview:
 
 def preview_text(sweep: Sweep, preview: SweepPreview) -> str:
     """Return the summary of a dry run as text."""
-    own = preview.own
+    own = preview.baseline
     rows = [(key, ", ".join(values), own[key]) for key, values in preview.space.items()]
     lines = [preview.description] if preview.description else []
     lines += [table(("setting", "values", f"`{preview.profile}`"), rows), ""]
@@ -83,14 +83,14 @@ def preview_text(sweep: Sweep, preview: SweepPreview) -> str:
     of = f"{size} points" if looked_at == size else f"{looked_at} of {size} points, at random"
     lines.append(f"space: {of}: {preview.fitting} can be planned, {looked_at - preview.fitting} do not fit")
     lines += [f"  {many} do not fit: {reason}" for reason, many in preview.cannot_fit.items()]
-    if not preview.own_is_tried:
+    if not preview.baseline_in_space:
         lacks = ", ".join(f"`{own[key]}` to `{key}`" for key, values in preview.space.items() if own[key] not in values)
         lines.append(f"`{preview.profile}` itself is not a trial; to compare with it, add {lacks or 'its values'}")
     repeats = _repeats(sweep)
     more = f" and {repeats} {'repeats' if repeats > 1 else 'repeat'} of the best (more if another is close)"
     trials = f"{count} {'trials' if count > 1 else 'trial'}{more if repeats else ''}"
     cost = "" if preview.usd is None else f", ${preview.usd:.2f}"
-    each, whole = format_duration(sweep.about), format_duration(preview.seconds)
+    each, whole = format_duration(sweep.trial_seconds), format_duration(preview.seconds)
     lines.append(f"budget: up to {trials}, each about {each}: {whole}{cost}; estimates")
     return "\n".join(lines)
 
@@ -100,8 +100,8 @@ def affordable(sweep: Sweep, points: int) -> int:
     budget, hour = sweep.request.budget, sweep.usd_per_hour
     limits = [points]
     limits += [budget.trials] if budget.trials is not None else []
-    limits += [int(budget.hours * 3600 / sweep.about)] if budget.hours is not None else []
-    limits += [int(budget.usd / hour * 3600 / sweep.about)] if budget.usd is not None and hour else []
+    limits += [int(budget.hours * 3600 / sweep.trial_seconds)] if budget.hours is not None else []
+    limits += [int(budget.usd / hour * 3600 / sweep.trial_seconds)] if budget.usd is not None and hour else []
     return min(points, max(1, min(limits if len(limits) > 1 else [*limits, TRIALS])))
 
 
@@ -119,12 +119,12 @@ def _repeats(sweep: Sweep) -> int:
 
 def _seconds(sweep: Sweep, count: int) -> float:
     """Estimate the duration of the trials and of the repeats of the best, within the budget."""
-    budget, hour, needed = sweep.request.budget, sweep.usd_per_hour, (count + _repeats(sweep)) * sweep.about
+    budget, hour, needed = sweep.request.budget, sweep.usd_per_hour, (count + _repeats(sweep)) * sweep.trial_seconds
     limits = [each for each in (budget.hours, budget.usd / hour if budget.usd and hour else None) if each]
-    return max(count * sweep.about, min([needed, *(limit * 3600 for limit in limits)]))
+    return max(count * sweep.trial_seconds, min([needed, *(limit * 3600 for limit in limits)]))
 
 
 def _random_points(space: SearchSpace, seed: int) -> Iterator[dict[str, int]]:
     generator = random.Random(seed)  # noqa: S311 - not for security
     for _ in range(_MAX_POINTS):
-        yield {knob.key: generator.randrange(len(knob.values)) for knob in space.knobs}
+        yield {knob.key: generator.randrange(len(knob.values)) for knob in space.parameters}

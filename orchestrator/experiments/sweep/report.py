@@ -22,7 +22,7 @@ class SweepRow:
     trial: SweepTrial
     settings: tuple[str, ...]  # one value per knob
     value: str
-    marks: tuple[str, ...]  # comparability issues of its result
+    comparability_issues: tuple[str, ...]  # comparability issues of its result
     best: bool
 
 
@@ -32,10 +32,10 @@ class SweepReport:
 
     title: str
     headline: tuple[str, ...]
-    knobs: tuple[str, ...]
+    parameters: tuple[str, ...]
     values: str  # header of the column of values
     rows: tuple[SweepRow, ...]
-    weights: dict[str, float]
+    importances: dict[str, float]
     points: tuple[tuple[int, float, float], ...]  # (trial, tok/s per user, output tok/s) of each measured rate
     notes: tuple[str, ...]
     command: str
@@ -58,7 +58,7 @@ def pareto_front(points: tuple[tuple[int, float, float], ...]) -> tuple[tuple[in
 
 def pareto_chart(report: SweepReport) -> Chart:
     """Return the plot of throughput against speed per user: all points, the front, the original profile, the best."""
-    own = {row.trial.number for row in report.rows if row.trial.own}
+    own = {row.trial.number for row in report.rows if row.trial.is_baseline}
     best = {row.trial.number for row in report.rows if row.best}
     series = (
         (_ALL, report.points, None, "dots"),
@@ -92,19 +92,19 @@ def render_sweep_html(report: SweepReport) -> str:
     chart = pareto_chart(report)
     bars = tuple(
         Bar(label=key, value=share, text=metrics.share(share), color=0)
-        for key, share in report.weights.items()
+        for key, share in report.importances.items()
         if share >= _MIN_SHARE
     )
     drawing = line_chart(chart) if chart.lines else None
     weighed = bar_chart("weights", "Setting importance", bars) if bars else None
     template = environment(markdown=False).get_template("sweep.html.j2")
-    telling = [row for row in report.rows if row.trial.why]
+    telling = [row for row in report.rows if row.trial.reason]
     return printable(template.render(report=report, chart=chart, drawing=drawing, bars=weighed, telling=telling))
 
 
 def render_sweep_markdown(report: SweepReport) -> str:
     """Render a sweep report as Markdown."""
-    telling = [row for row in report.rows if row.trial.why]
+    telling = [row for row in report.rows if row.trial.reason]
     template = environment(markdown=True).get_template("sweep.md.j2")
     front, best = pareto_front(report.points), {row.trial.number for row in report.rows if row.best}
     points = sorted({*front, *(each for each in report.points if each[0] in best)}, key=lambda each: each[1:])

@@ -28,7 +28,7 @@ from orchestrator.engine.options import Meaning
 from orchestrator.experiments.reproduce import bench_seconds
 from orchestrator.experiments.sweep.objective import Goal, Objective
 from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
-from orchestrator.experiments.sweep.space import SearchSpace, SpaceFile, default_space, space_of
+from orchestrator.experiments.sweep.space import SearchSpace, SpaceFile, default_space, search_space_from_file
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.capacity import unfit
 from orchestrator.planner.estimate import STEP_SECONDS, startup_seconds
@@ -59,7 +59,7 @@ class SweepRequest:
     space: Path | None
     output: Path
     budget: Budget
-    beside: bool = False  # write the winner to `output` instead of the home
+    winner_in_output: bool = False  # write the winner to `output` instead of the home
     overrides: tuple[str, ...] = ()
     objective: str | None = None
     at_rps: float | None = None
@@ -94,15 +94,15 @@ class Sweep:
     description: str = ""  # from the space file
 
     @cached_property
-    def own(self) -> dict[str, int] | None:
+    def baseline_point(self) -> dict[str, int] | None:
         """The point of the original profile; None if it is not in the space."""
-        own = self.space.own(self.base.profile)
+        own = self.space.point_of_profile(self.base.profile)
         return dict(own) if own is not None else None
 
     @property
     def values(self) -> dict[str, list[str]]:
         """The values of each knob as text."""
-        return {knob.key: [knob.shown(index) for index in range(len(knob.values))] for knob in self.space.knobs}
+        return {knob.key: [knob.display(index) for index in range(len(knob.values))] for knob in self.space.parameters}
 
     @property
     def server(self) -> str:
@@ -111,7 +111,7 @@ class Sweep:
         return f"{self.plan.profile}-sweep-{digest}"
 
     @property
-    def about(self) -> float:
+    def trial_seconds(self) -> float:
         """The estimated duration of one trial in seconds."""
         load = bench_seconds(self.workload, tok_s=_STREAM_TOK_S)
         return startup_seconds(self.plan) + load + STEP_SECONDS["down"]
@@ -122,7 +122,7 @@ class Sweep:
         price = self.request.usd_per_gpu_hour
         return price * self.plan.gpu_count if price is not None else None
 
-    def refusal(self, point: dict[str, int]) -> str:
+    def infeasible_reason(self, point: dict[str, int]) -> str:
         """Return the reason why a point cannot run; "" if it can. Warnings of the original profile do not count."""
         overrides = (*self.request.overrides, *self.space.overrides(point))
         try:
@@ -161,7 +161,11 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     base.note_deprecated()
     file = _read_space(request.space, base.table) if request.space is not None else None
     flags = {name: setting.value for name, setting in base.profile.flags.items()}
-    space = space_of(file, flags) if file is not None else default_space(base.profile, tuple(base.table.flags))
+    space = (
+        search_space_from_file(file, flags)
+        if file is not None
+        else default_space(base.profile, tuple(base.table.flags))
+    )
     if space.size < 2:
         raise UsageError("the space has only one point", hint="add values to the space")
     said = file or SpaceFile(flags={Meaning.RUNNING_REQUESTS.value: (None,)})
@@ -207,7 +211,7 @@ def _read_space(path: Path, table: FlagTable) -> SpaceFile:
     document = read_file(path, str(path))
     file = model_of(document, SpaceFile)
     problems: list[Problem] = []
-    for knob in space_of(file).knobs:
+    for knob in search_space_from_file(file).parameters:
         section, _, name = knob.key.partition(".")
         if section == "flags":
             location = document.location((section, name))
@@ -330,4 +334,4 @@ def _repair(journal: Path) -> None:
 def too_many_refused(trials: tuple[SweepTrial, ...]) -> bool:
     """Return whether the last `_MAX_REFUSED` points were all refused."""
     last = trials[-_MAX_REFUSED:]
-    return len(last) == _MAX_REFUSED and all(trial.outcome is TrialOutcome.REFUSED for trial in last)
+    return len(last) == _MAX_REFUSED and all(trial.outcome is TrialOutcome.INFEASIBLE for trial in last)

@@ -41,12 +41,12 @@ class TrialOutcome(StrEnum):
     """The outcome of a trial."""
 
     MEASURED = "measured"
-    STOPPED = "stopped early"
+    PRUNED = "stopped early"
     SATURATED = "saturated"  # a rate or limit of the objective was missed
     UNSTEADY = "not steady"  # no steady window, or too few requests to judge it
     LAGGED = "client-lagged"  # the load client was late, whatever the server did
     FAILED = "failed"
-    REFUSED = "cannot fit"
+    INFEASIBLE = "cannot fit"
     INTERRUPTED = "interrupted"
 
 
@@ -58,18 +58,18 @@ class SweepTrial:
     point: Mapping[str, int]
     outcome: TrialOutcome
     values: tuple[float, ...] = ()  # of the objective; empty unless measured
-    why: str = ""  # the reason if there are no values
+    reason: str = ""  # the reason if there are no values
     diagnosis: str = ""
     directory: str = ""  # of the result, relative to the directory of the sweep
     answers: str = ""  # verdict and evidence of the smoke test for correct answers
     seconds: float = 0.0
-    parts: Mapping[str, float] = field(default_factory=dict)  # seconds by step: up, bench, smoke, down
-    own: bool = False  # the original profile
+    step_seconds: Mapping[str, float] = field(default_factory=dict)  # seconds by step: up, bench, smoke, down
+    is_baseline: bool = False  # the original profile
 
     @property
     def ran(self) -> bool:
         """Whether the trial started a server and ended."""
-        return self.outcome not in {TrialOutcome.REFUSED, TrialOutcome.INTERRUPTED}
+        return self.outcome not in {TrialOutcome.INFEASIBLE, TrialOutcome.INTERRUPTED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +77,10 @@ class Suggestion:
     """A point to try; `trial` is None for a repeated run, which is no trial of Optuna."""
 
     point: Point
-    own: bool
+    is_baseline: bool
     trial: "Trial | None"
 
-    def worse(self, rung: int, held_rates: float, *, higher_is_better: bool) -> bool:
+    def should_prune(self, rung: int, held_rates: float, *, higher_is_better: bool) -> bool:
         """Return whether to stop the trial, which held clearly less than the others up to this rung.
 
         `held_rates` is cumulative, since Optuna's median pruner uses the best value reported by a trial so far.
@@ -124,7 +124,7 @@ class Search:
             raise UsageError(message, location=str(journal), hint=hint)
         self._require_readable(journal)
         self._study.set_user_attr(_IDENTITY, identity)
-        self._distributions = {knob.key: self._distribution(knob) for knob in space.knobs}
+        self._distributions = {knob.key: self._distribution(knob) for knob in space.parameters}
         self._random = random.Random(seed + len(self._study.trials))  # noqa: S311 - not for security
         self._end_unfinished()
 
@@ -181,7 +181,7 @@ class Search:
         return tuple(map(_outcome, ended))
 
     def ask(self, own: Point | None) -> Suggestion | None:
-        """Return an untried point, starting with `own`, that of the original profile; None if all were tried."""
+        """Return an untried point, starting with `own`, the point of the original profile; None if all were tried."""
         with defer_signals():  # a signal must not interrupt a write to the journal
             done = [trial.point for trial in self.trials if trial.outcome is not TrialOutcome.INTERRUPTED]
             if own is not None and own not in done:
@@ -189,24 +189,24 @@ class Search:
             for _ in range(_MAX_SUGGESTIONS):
                 trial = self._study.ask(self._distributions)
                 if trial.params not in done:
-                    return Suggestion(point=dict(trial.params), own=trial.params == own, trial=trial)
+                    return Suggestion(point=dict(trial.params), is_baseline=trial.params == own, trial=trial)
                 self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
             if (untried := self._untried(done)) is None:
                 return None
             self._study.enqueue_trial(dict(untried))
             trial = self._study.ask(self._distributions)
-            return Suggestion(point=dict(trial.params), own=False, trial=trial)
+            return Suggestion(point=dict(trial.params), is_baseline=False, trial=trial)
 
     def _untried(self, done: list[Point]) -> Point | None:
         """Return a random untried point; None if there is none, or none is found in a large space."""
         if self._space.size <= _MAX_LISTED:
             untried = [point for point in self._space.points() if point not in done]
             return self._random.choice(untried) if untried else None
-        knobs = self._space.knobs
+        knobs = self._space.parameters
         drawn = ({knob.key: self._random.randrange(len(knob.values)) for knob in knobs} for _ in range(_MAX_LISTED))
         return next((point for point in drawn if point not in done), None)
 
-    def tell(self, asked: Suggestion, ended: SweepTrial) -> None:
+    def record_trial(self, asked: Suggestion, ended: SweepTrial) -> None:
         """Record the outcome of a trial."""
         if asked.trial is None:
             return
@@ -243,7 +243,7 @@ class Search:
         best = self._study.best_value
         return tuple(trial for trial in measured if trial.values[0] == best)
 
-    def weights(self) -> dict[str, float]:
+    def importances(self) -> dict[str, float]:
         """Return the importance of each of several knobs for the first objective, from 0 to 1 (PED-ANOVA), if known."""
         if sum(bool(trial.values) for trial in self.trials) < _MIN_WEIGHED:
             return {}

@@ -137,7 +137,7 @@ class SweepParameter:
             section, _, key = self.key.partition(".")
             yield (section, key), value
 
-    def shown(self, index: int) -> str:
+    def display(self, index: int) -> str:
         """Format a value for display."""
         return show_value(self.values[index]) or '""'
 
@@ -149,30 +149,30 @@ Point: TypeAlias = Mapping[str, int]  # index of a value, by key of the knob
 class SearchSpace:
     """All configurations: one value of each knob."""
 
-    knobs: tuple[SweepParameter, ...]
+    parameters: tuple[SweepParameter, ...]
     flags: Mapping[str, object] = field(default_factory=dict)  # of the profile
 
     @property
     def size(self) -> int:
         """The number of points."""
-        return math.prod(len(knob.values) for knob in self.knobs)
+        return math.prod(len(knob.values) for knob in self.parameters)
 
     def points(self) -> Iterator[Point]:
         """Yield all points."""
-        keys = [knob.key for knob in self.knobs]
-        for chosen in product(*(range(len(knob.values)) for knob in self.knobs)):
+        keys = [knob.key for knob in self.parameters]
+        for chosen in product(*(range(len(knob.values)) for knob in self.parameters)):
             yield dict(zip(keys, chosen, strict=True))
 
     def settings(self, point: Point) -> dict[tuple[str, str], Value]:
         """Return the settings of a point by section and key, with the options that must change with them."""
-        found = dict(pair for knob in self.knobs for pair in knob.settings(point[knob.key]))
+        found = dict(pair for knob in self.parameters for pair in knob.settings(point[knob.key]))
         varied = {key: value for (section, key), value in found.items() if section == "flags"}
         return found | {("flags", key): value for key, value in coupled_flags(varied, self.flags).items()}
 
     @property
     def coupled(self) -> tuple[str, ...]:
         """The options that change with those of the space."""
-        first = {knob.key: 0 for knob in self.knobs}
+        first = {knob.key: 0 for knob in self.parameters}
         return tuple(key for section, key in self.settings(first) if section == "flags" and f"flags.{key}" not in first)
 
     def overrides(self, point: Point) -> tuple[str, ...]:
@@ -180,19 +180,19 @@ class SearchSpace:
         found = self.settings(point).items()
         return tuple(f"{section}.{key}={show_value(value)}" for (section, key), value in found)
 
-    def shown(self, point: Point) -> dict[str, str]:
+    def display(self, point: Point) -> dict[str, str]:
         """Return the value of each knob at a point, for display."""
-        return {knob.key: knob.shown(point[knob.key]) for knob in self.knobs}
+        return {knob.key: knob.display(point[knob.key]) for knob in self.parameters}
 
-    def shown_own(self, profile: Profile) -> dict[str, str]:
+    def display_profile(self, profile: Profile) -> dict[str, str]:
         """Return the values of a profile for display, including values outside the space."""
-        return {knob.key: show_value(_own(profile, knob.key)) or '""' for knob in self.knobs}
+        return {knob.key: show_value(_profile_value(profile, knob.key)) or '""' for knob in self.parameters}
 
-    def own(self, profile: Profile) -> Point | None:
+    def point_of_profile(self, profile: Profile) -> Point | None:
         """Return the point of a profile; None if one of its values is not in the space."""
         point = {}
-        for knob in self.knobs:
-            own = _own(profile, knob.key)
+        for knob in self.parameters:
+            own = _profile_value(profile, knob.key)
             same = [index for index, value in enumerate(knob.values) if _same(value, own, text=knob.key[:4] == "env.")]
             if not same:
                 return None
@@ -209,7 +209,7 @@ def show_value(value: object) -> str:
     return f"{value:.10f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
-def _own(profile: Profile, key: str) -> object:
+def _profile_value(profile: Profile, key: str) -> object:
     section, _, name = key.partition(".")
     if section == LAYOUT:
         return _layout_of(profile)
@@ -235,12 +235,12 @@ def _is_left_out(value: object) -> bool:
     return value is None or value is False
 
 
-def space_of(file: SpaceFile, flags: Mapping[str, object] | None = None) -> SearchSpace:
+def search_space_from_file(file: SpaceFile, flags: Mapping[str, object] | None = None) -> SearchSpace:
     """Return the search space of a space file for a profile with these flags."""
     knobs = [SweepParameter(key=LAYOUT, values=file.layouts)] if file.layouts else []
     for section, said in (("flags", file.flags), ("env", file.env)):
         knobs += [SweepParameter(key=f"{section}.{key}", values=_listed(values)) for key, values in said.items()]
-    return SearchSpace(knobs=tuple(knobs), flags=flags or {})
+    return SearchSpace(parameters=tuple(knobs), flags=flags or {})
 
 
 def _listed(values: NumberRange | tuple[Value, ...]) -> tuple[Value, ...]:
@@ -259,13 +259,13 @@ def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
         knobs.append(SweepParameter(key=LAYOUT, values=choices))
     for meaning, usual in ((Meaning.RUNNING_REQUESTS, 64), (Meaning.PREFILL_CHUNK, 8192)):
         name = meaning.value
-        own = _own(profile, f"flags.{name}")
+        own = _profile_value(profile, f"flags.{name}")
         if name in known:
             middle = own if isinstance(own, int) and own > 1 else usual
             values: tuple[Value, ...] = (middle // 2, middle, middle * 2)
             first = own if isinstance(own, int) else None
             knobs.append(SweepParameter(key=f"flags.{name}", values=values if own in values else (first, *values)))
-    return SearchSpace(knobs=tuple(knobs))
+    return SearchSpace(parameters=tuple(knobs))
 
 
 def _layouts(profile: Profile) -> tuple[LayoutChoice, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
-from orchestrator.bench.result import BenchEnding, BenchResult
+from orchestrator.bench.result import BenchResult, EndReason
 from orchestrator.bench.run import BenchOptions, bench
 from orchestrator.core.console import Progress, muted, note, warn
 from orchestrator.core.errors import (
@@ -51,15 +51,15 @@ class _Clock:
     """The duration of a trial and of its steps, in seconds."""
 
     start: float = field(default_factory=time.monotonic)
-    parts: dict[str, float] = field(default_factory=dict)
+    step_seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def step(self, name: str) -> Iterator[None]:
         start = time.monotonic()
         try:
             yield
         finally:
-            self.parts[name] = round(time.monotonic() - start, 3)
+            self.step_seconds[name] = round(time.monotonic() - start, 3)
 
     @property
     def seconds(self) -> float:
@@ -74,20 +74,22 @@ class _Ladder:
     suggestion: Suggestion
     stopped: bool = False
 
-    def __call__(self, result: BenchResult) -> BenchEnding | None:
+    def __call__(self, result: BenchResult) -> EndReason | None:
         goal, workload = self.sweep.goal, self.sweep.workload
-        if goal.known_now(result):
-            return BenchEnding.COMPLETE
+        if goal.knee_found(result):
+            return EndReason.COMPLETE
         point = result.points[-1]
         last = workload.ramp.max_rps if workload.ramp else (workload.request_rates or (0.0,))[-1]
         if len(goal.names) > 1 or point.offered_rps is None or point.offered_rps >= last:
             return None  # Optuna cannot prune trials with several objectives
-        held_rates = goal.held_rates(result)
-        self.stopped = self.suggestion.worse(len(result.points), held_rates, higher_is_better=goal.higher_is_better[0])
-        return BenchEnding.INTERRUPTED if self.stopped else None
+        held_rates = goal.attained_rates(result)
+        self.stopped = self.suggestion.should_prune(
+            len(result.points), held_rates, higher_is_better=goal.higher_is_better[0]
+        )
+        return EndReason.INTERRUPTED if self.stopped else None
 
 
-def take_down(sweep: Sweep) -> None:
+def stop_sweep_server(sweep: Sweep) -> None:
     """Stop the server of the sweep, if it exists, at once and with deferred signals."""
     with defer_signals(), open_servers(sweep.home, sweep.request.host) as servers:
         if servers.find(sweep.server) or sweep.plan.runtime in servers.unreachable:
@@ -106,7 +108,7 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
             left = servers.find(sweep.server)
         if left:
             note("stopping a server that a killed sweep left behind")
-            take_down(sweep)
+            stop_sweep_server(sweep)
         reason = _search(sweep, search, ended)
         short = _confirm(sweep, search, ended)
     except (KeyboardInterrupt, Interrupted) as error:  # displayed after the server is stopped
@@ -118,13 +120,13 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
         error.hint = "; ".join(filter(None, [error.hint, f"then {again}"]))
         raise
     finally:
-        take_down(sweep)  # an interrupt may arrive between a trial and its cleanup
+        stop_sweep_server(sweep)  # an interrupt may arrive between a trial and its cleanup
     return "; ".join(filter(None, [reason, short]))
 
 
 def _search(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
     while not (why := spent(search.trials, sweep, confirmed=_confirmed_seconds(search))):
-        suggestion = search.ask(sweep.own)
+        suggestion = search.ask(sweep.baseline_point)
         if suggestion is None or too_many_refused(search.trials):
             return (
                 "every point of the space was tried" if suggestion is None else "no further point that fits was found"
@@ -141,8 +143,8 @@ def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
             return f"trial {trial.number} has fewer repeats than requested: {short}"
         count = 2 + sum(each.number == trial.number for each in search.confirmations)
         line = _TrialLine(f"trial {trial.number}, run {count} of {sweep.repeats + 1}")
-        suggestion = Suggestion(point=trial.point, own=trial.own, trial=None)
-        pending = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), why="", diagnosis="")
+        suggestion = Suggestion(point=trial.point, is_baseline=trial.is_baseline, trial=None)
+        pending = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), reason="", diagnosis="")
         found = _run(sweep, search, suggestion, pending, line, folder=f"{trial.number:03d}-{count}")
         search.confirm(found)
         line.end(_describe(sweep, found))
@@ -156,14 +158,16 @@ def _confirmed_seconds(search: Search) -> float:
 
 def _try(sweep: Sweep, search: Search, suggestion: Suggestion) -> None:
     number = 1 + sum(trial.outcome is not TrialOutcome.INTERRUPTED for trial in search.trials)
-    shown = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(suggestion.point).items())
-    line = _TrialLine(f"trial {number}: {shown}{' (the profile itself)' if suggestion.own else ''}")
-    pending = SweepTrial(number=number, point=suggestion.point, outcome=TrialOutcome.INTERRUPTED, own=suggestion.own)
-    if refused := sweep.refusal(dict(suggestion.point)):
-        found = replace(pending, outcome=TrialOutcome.REFUSED, why=refused)
+    shown = ", ".join(f"{key} {value}" for key, value in sweep.space.display(suggestion.point).items())
+    line = _TrialLine(f"trial {number}: {shown}{' (the profile itself)' if suggestion.is_baseline else ''}")
+    pending = SweepTrial(
+        number=number, point=suggestion.point, outcome=TrialOutcome.INTERRUPTED, is_baseline=suggestion.is_baseline
+    )
+    if refused := sweep.infeasible_reason(dict(suggestion.point)):
+        found = replace(pending, outcome=TrialOutcome.INFEASIBLE, reason=refused)
     else:
         found = _run(sweep, search, suggestion, pending, line, folder=f"{number:03d}")
-    search.tell(suggestion, found)
+    search.record_trial(suggestion, found)
     line.end(_describe(sweep, found))
 
 
@@ -171,7 +175,7 @@ def _describe(sweep: Sweep, found: SweepTrial) -> str:
     took = f" after {found.seconds:.0f} s" if found.seconds else ""
     if found.values:
         return f"{sweep.goal.text(found.values)} ({', '.join(sweep.goal.names)}){took}"
-    return f"{found.outcome}{took}: {found.why}"
+    return f"{found.outcome}{took}: {found.reason}"
 
 
 def _run(
@@ -184,15 +188,15 @@ def _run(
     found = replace(pending, directory=str(directory))
     try:
         with _stopped_at_end(sweep, clock):
-            with clock.part("up"), line.step("starting"):
+            with clock.step("up"), line.step("starting"):
                 started = up(_up_request(sweep, suggestion), sweep.home, on_verified=lambda: None)
-            found = replace(found, answers=_answers(started))
-            with clock.part("bench"), line.step("measuring"):
+            found = replace(found, answers=_answers_verdict(started))
+            with clock.step("bench"), line.step("measuring"):
                 result = _measure(sweep, suggestion, ladder, sweep.request.output / directory)
             found = _evaluate(sweep, result, ladder, found)
             if found.values and _leads(sweep, search, found):
                 with (
-                    clock.part("smoke"),
+                    clock.step("smoke"),
                     line.step("smoke test"),
                     open_servers(sweep.home, sweep.request.host) as servers,
                 ):
@@ -202,14 +206,16 @@ def _run(
         raise
     except _CONFIGURATION_ERRORS as error:
         diagnosis = redact(error.details)[-_MAX_DIAGNOSIS:]
-        found = replace(found, values=(), outcome=TrialOutcome.FAILED, why=_reason(error), diagnosis=diagnosis)
+        found = replace(found, values=(), outcome=TrialOutcome.FAILED, reason=_reason(error), diagnosis=diagnosis)
     except BaseException:
         line.leave()
-        cut = replace(found, values=(), outcome=TrialOutcome.INTERRUPTED, seconds=clock.seconds, parts=clock.parts)
+        cut = replace(
+            found, values=(), outcome=TrialOutcome.INTERRUPTED, seconds=clock.seconds, step_seconds=clock.step_seconds
+        )
         with suppress(Exception):
-            search.tell(suggestion, cut)
+            search.record_trial(suggestion, cut)
         raise
-    return replace(found, seconds=clock.seconds, parts=clock.parts)
+    return replace(found, seconds=clock.seconds, step_seconds=clock.step_seconds)
 
 
 class _TrialLine:
@@ -253,8 +259,8 @@ def _stopped_at_end(sweep: Sweep, clock: _Clock) -> Iterator[None]:
             with allow_signals():
                 yield
         finally:
-            with clock.part("down"), muted():
-                take_down(sweep)
+            with clock.step("down"), muted():
+                stop_sweep_server(sweep)
 
 
 def _up_request(sweep: Sweep, suggestion: Suggestion) -> UpRequest:
@@ -281,7 +287,7 @@ def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path
         changes=sweep.changes,
         api="completions",
         usd_per_gpu_hour=sweep.request.usd_per_gpu_hour,
-        label=", ".join(sweep.space.shown(suggestion.point).values()),
+        label=", ".join(sweep.space.display(suggestion.point).values()),
         directory=folder,
         resume=False,
         command=quote(["deploy", "bench", sweep.server, "--workload", sweep.workload_named]),
@@ -289,7 +295,7 @@ def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path
     )
     with open_servers(sweep.home, sweep.request.host) as servers:
         result, _ = bench(server_target(servers, sweep.server), options, lambda _text, _far: None)
-    if result.ending is BenchEnding.INTERRUPTED and not ladder.stopped:
+    if result.end_reason is EndReason.INTERRUPTED and not ladder.stopped:
         raise Interrupted("interrupted")
     return result
 
@@ -301,17 +307,18 @@ def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, found: SweepTr
     """
     if ladder.stopped:
         point = result.points[-1]
-        why = f"at {point.label} requests/s it sustained {sweep.goal.held(point):.0%} of the load, less than the others"
-        return replace(found, outcome=TrialOutcome.STOPPED, why=why)
-    if result.ending is BenchEnding.ENDPOINT_DIED:
+        share = f"{sweep.goal.attained(point):.0%} of the load"
+        reason = f"at {point.label} requests/s it sustained {share}, less than the others"
+        return replace(found, outcome=TrialOutcome.PRUNED, reason=reason)
+    if result.end_reason is EndReason.ENDPOINT_DIED:
         example = next((failure.example for failure in result.points[-1].failures), "during the warm-up")
         raise BenchError(f"the server died under load: {example}")
     goal, values = sweep.goal, sweep.goal.values(result)
     if why := goal.client_lag(result):  # first, since a late client says nothing about the server
-        return replace(found, outcome=TrialOutcome.LAGGED, why=f"{goal.text(values)}, but {why}" if values else why)
+        return replace(found, outcome=TrialOutcome.LAGGED, reason=f"{goal.text(values)}, but {why}" if values else why)
     if why := goal.overload(result):
         missed = any(point.sustained is False for point in result.points)
-        return replace(found, outcome=TrialOutcome.SATURATED if missed else TrialOutcome.UNSTEADY, why=why)
+        return replace(found, outcome=TrialOutcome.SATURATED if missed else TrialOutcome.UNSTEADY, reason=why)
     if values is None:
         raise NoObjectiveError(goal.missing(result), hint="another `--objective`, with another `--output`")
     return replace(found, outcome=TrialOutcome.MEASURED, values=values)
@@ -328,7 +335,7 @@ def _leads(sweep: Sweep, search: Search, found: SweepTrial) -> bool:
     return True
 
 
-def _answers(started: UpResult) -> str:
+def _answers_verdict(started: UpResult) -> str:
     """Return verdict and evidence of the smoke test for correct answers; "" without that check."""
     checks = started.smoke.checks if started.smoke else ()
     return next((f"{check.verdict}: {check.evidence}" for check in checks if check.name == _ANSWERS), "")

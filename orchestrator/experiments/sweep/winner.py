@@ -43,7 +43,7 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
         raise UsageError(f"invalid profile name `{name}`", hint=hint)
     path = sweep.request.output / FileName(f"{name}.yaml")
     existing = path if path.exists() else None
-    if not sweep.request.beside:
+    if not sweep.request.winner_in_output:
         path = sweep.home.root / EntryKind.PROFILE.file(name)
         existing = sweep.base.catalog.find(EntryKind.PROFILE, name)
     if existing is not None and (
@@ -84,7 +84,7 @@ def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> 
 
 def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
     """Return one line with the values of the winner and of the original profile, and the date."""
-    own = next((trial for trial in search.trials if trial.own and trial.values), None)
+    own = next((trial for trial in search.trials if trial.is_baseline and trial.values), None)
     original = f", {value_text(sweep, own, search)} for `{sweep.plan.profile}` itself" if own is not None else ""
     values = f"{', '.join(sweep.goal.names)} {value_text(sweep, best, search)}{original}"
     return f"deploy sweep, {_date(sweep, best)}, trial {best.number}: {values}"

@@ -115,7 +115,7 @@ def run_with_limits(
         def ends() -> bool:
             return program.wait_for(limits.poll) is not None or finished()
 
-        done = poll_until(bool, ends, within=limits.total, pause=0)  # `wait_for` waits between two polls
+        done = poll_until(bool, ends, timeout=limits.total, interval=0)  # `wait_for` waits between two polls
         code = program.wait_for(limits.shutdown if done else 0)
     if code:
         return f"the tuner failed with exit code {code}"

@@ -128,13 +128,13 @@ def require_whole(
     try:
         validate(data, model, place=place, message="")
     except ProfileError as error:
-        problems += [each for each in error.problems if not _is_asked(each, missing)]
+        problems += [each for each in error.problems if not _is_reported_missing(each, missing)]
     if problems:
         kind = model.__name__.removesuffix("File").lower()
         raise ProfileError(f"cannot write the {kind}'s file: facts are missing", problems=problems)
 
 
-def _is_asked(problem: Problem, missing: Mapping[str, Problem]) -> bool:
+def _is_reported_missing(problem: Problem, missing: Mapping[str, Problem]) -> bool:
     """Return whether a missing key explains a problem already, by itself or in the same section."""
     named = problem.message.partition("`")[2].partition("`")[0]
     return any(key == named or key.startswith(f"{named}.") for key in missing)

@@ -60,11 +60,11 @@ class HostProfile:
 
 
 def profile_on_host(
-    where: str, home: Home, runner: Runner, environ: Mapping[str, str], *, gpus: int | None = None
+    repo_or_dir: str, home: Home, runner: Runner, environ: Mapping[str, str], *, gpus: int | None = None
 ) -> HostProfile:
     """Return the profile of a checkpoint on the GPUs of the host that `runner` reaches; write it if there is none.
 
-    `where` is a directory or a repository of the hub. The first `gpus` GPUs are used, by default all.
+    `repo_or_dir` is a directory or a repository of the hub. The first `gpus` GPUs are used, by default all.
 
     Raises HostError for a host whose GPUs no hardware entry describes, UsageError for more GPUs than it has, and as
     `add_model` and `propose_profile`.
@@ -75,8 +75,8 @@ def profile_on_host(
         raise UsageError(
             f"this host has {hardware.gpus} GPU{'s' * (hardware.gpus != 1)}, not {gpus}", hint="omit `--gpus`"
         )
-    if (model := _model_of(where, catalog)) is None:
-        added = add_model(where, home, name=_free_model_name(where, catalog), environ=environ)
+    if (model := _model_of(repo_or_dir, catalog)) is None:
+        added = add_model(repo_or_dir, home, name=_free_model_name(repo_or_dir, catalog), environ=environ)
         model = added.name
         for text in added.notes:
             note(text)
@@ -196,18 +196,18 @@ def _entries(inventory: GpuInventory, gpu: Gpu, catalog: Catalog) -> Iterator[tu
             yield name, entry
 
 
-def _free_model_name(where: str, catalog: Catalog) -> str:
+def _free_model_name(repo_or_dir: str, catalog: Catalog) -> str:
     """Return a name from the last word of the checkpoint's path, with a digest if another checkpoint has that name."""
-    last = re.sub(r"[^\w.+-]+", "-", Path(where).expanduser().absolute().name, flags=re.ASCII)
+    last = re.sub(r"[^\w.+-]+", "-", Path(repo_or_dir).expanduser().absolute().name, flags=re.ASCII)
     name = last.strip("-.+").lower() or "model"
     taken = catalog.find(EntryKind.MODEL, name) is not None
-    return f"{name}-{hashlib.sha256(where.encode()).hexdigest()[:8]}" if taken else name
+    return f"{name}-{hashlib.sha256(repo_or_dir.encode()).hexdigest()[:8]}" if taken else name
 
 
-def _model_of(where: str, catalog: Catalog) -> str | None:
+def _model_of(repo_or_dir: str, catalog: Catalog) -> str | None:
     """Return the first model of the catalog with this checkpoint."""
-    path = Path(where).expanduser()
-    source = ("local", str(path.absolute())) if path.is_dir() else ("hub", where)
+    path = Path(repo_or_dir).expanduser()
+    source = ("local", str(path.absolute())) if path.is_dir() else ("hub", repo_or_dir)
     for name in catalog.names(EntryKind.MODEL):
         with suppress(ProfileError):  # an invalid entry is reported when it is used
             found = catalog.path(EntryKind.MODEL, name)

@@ -68,7 +68,7 @@ class Decision:
 
     key: str
     value: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Proposal:
 
     def rows(self) -> Iterator[list[str]]:
         """Yield key, value and reason of each decision, as table rows."""
-        yield from ([each.key, each.value, each.why] for each in self.decisions)
+        yield from ([each.key, each.value, each.reason] for each in self.decisions)
 
 
 @dataclass
@@ -197,11 +197,11 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
         draft.keys["slurm"] = {"exclusive": False}
     if like is not None:
         draft.keys["timeouts"] = dict(like.profile.timeouts.model_dump())
-    draft.decisions.append(Decision(key="engine", value=engine, why=why))
+    draft.decisions.append(Decision(key="engine", value=engine, reason=why))
     why = "as requested" if request.workload else f"from `{request.base}`"
     if not workload:
         why = "the default of `bench`; requests have no limit; `workload: NAME` sets both"
-    draft.decisions.append(Decision(key="workload", value=workload or DEFAULT_WORKLOAD, why=why))
+    draft.decisions.append(Decision(key="workload", value=workload or DEFAULT_WORKLOAD, reason=why))
     return draft
 
 
@@ -293,14 +293,14 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
             if name not in left:
                 draft.set("flags", name, _plain(like.profile.flags[name].value), f"from `{request.base}`")
             else:
-                draft.decisions.append(Decision(key=f"flags.{name}", value="left out", why=left[name]))
+                draft.decisions.append(Decision(key=f"flags.{name}", value="left out", reason=left[name]))
         for name in like.profile.env:
             if _is_own(like, "env", name):
                 draft.set("env", name, _plain(like.profile.env[name].value), f"from `{request.base}`")
     for name in PARSERS:
         if found := model.flags.get(name):
             draft.decisions.append(
-                Decision(key=f"flags.{name}", value=str(found.value), why=found.source or "the model's")
+                Decision(key=f"flags.{name}", value=str(found.value), reason=found.source or "the model's")
             )
     for meaning, why in _MEASURED.items():
         draft.settings.setdefault(("flags", meaning.value), (True, why))
@@ -310,7 +310,7 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
 
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
     """Return whether the profile itself sets this key, not one of its catalog entries."""
-    place = like.composed.place((section, name)).rpartition(":")[0]
+    place = like.composed.location((section, name)).rpartition(":")[0]
     parts = [like.catalog.find(kind, like.composed.names[part]) for part, kind in _PARTS.items()]
     return place not in {like.catalog.shown(path) for path in parts if path is not None}
 
@@ -365,18 +365,18 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], context: int, capaci
         why = f"the fewest GPUs whose cache holds {context:,} tokens: {cache.tokens:,}"
     draft.set("layout", "tp", tried[-1].tp, why)
     for each in tried[:-1]:
-        draft.decisions.append(Decision(key=f"tp {each.tp}", value="too small", why=shortfall(each, context)))
+        draft.decisions.append(Decision(key=f"tp {each.tp}", value="too small", reason=shortfall(each, context)))
     drafts = not draft.keys.get("model") or any(Tie.DRAFTS in ties(key) for _, key in draft.settings)
     if not drafts and (layer := draft.valid().profile.model.mtp_layer) is not None:
         why = f"layer {layer} can draft; to use it, `--base` a profile with speculative decoding"
-        draft.decisions.append(Decision(key="speculation", value="left out", why=why))
+        draft.decisions.append(Decision(key="speculation", value="left out", reason=why))
 
 
 def _decided(draft: _Draft) -> Iterator[Decision]:
     anew = {f"{section}.{key}" for section, key in draft.settings}
     for (section, key), (value, why) in draft.ordered():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        yield Decision(key=f"{section}.{key}", value=shown.lower() if value is True else shown, why=why)
+        yield Decision(key=f"{section}.{key}", value=shown.lower() if value is True else shown, reason=why)
     yield from (each for each in draft.decisions if each.key not in anew)
 
 

@@ -19,8 +19,8 @@ def caches(home: Home, url: str | None) -> tuple[Cache, ...]:
         found = [
             Cache(
                 kind="compiled kernels",
-                place=volume["Name"],
-                made_for={"image": volume["Labels"][CACHE_LABEL], "gfx": volume["Labels"][ARCH_LABEL]},
+                location=volume["Name"],
+                requirements={"image": volume["Labels"][CACHE_LABEL], "gfx": volume["Labels"][ARCH_LABEL]},
                 size=volume["UsageData"]["Size"],
                 used_by=_containers(host, volume["Name"]),
                 remove=partial(_remove, host, volume["Name"]),
@@ -28,7 +28,7 @@ def caches(home: Home, url: str | None) -> tuple[Cache, ...]:
             for volume in volumes
             if CACHE_LABEL in (volume["Labels"] or {})
         ]
-    return tuple(sorted(found, key=lambda cache: (cache.made_for["image"], cache.place)))
+    return tuple(sorted(found, key=lambda cache: (cache.requirements["image"], cache.location)))
 
 
 def _containers(host: DockerHost, volume: str) -> tuple[str, ...]:

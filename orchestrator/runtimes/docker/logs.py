@@ -91,8 +91,8 @@ def _runs_again(container: Container, run: str) -> bool:
         return container.attrs["State"]["Status"], container.attrs["State"]["StartedAt"]
 
     goes_on = ("running", run)
-    if poll_until(lambda seen: seen != goes_on, look, within=_SETTLED, pause=_PAUSE) == goes_on:
+    if poll_until(lambda seen: seen != goes_on, look, timeout=_SETTLED, interval=_PAUSE) == goes_on:
         hint = "repeat the command; the daemon may have been restarted"
         raise HostError("the log stream ended while the server is running", hint=hint)
-    status, _ = poll_until(lambda seen: seen[0] != "restarting", look, within=inf, pause=_PAUSE)
+    status, _ = poll_until(lambda seen: seen[0] != "restarting", look, timeout=inf, interval=_PAUSE)
     return status == "running"

@@ -66,7 +66,7 @@ from orchestrator.runtimes.replicas import (
     replica_number,
     with_roles,
 )
-from orchestrator.runtimes.saved_logs import kept_log
+from orchestrator.runtimes.saved_logs import saved_log
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -212,7 +212,7 @@ class DockerRuntime(Runtime):
         """See `Runtime.logs`. Follows through restarts; reads the saved log if the container is removed."""
         container = self._get(unit)
         if container is None:
-            yield from kept_log(unit, since)
+            yield from saved_log(unit, since)
             return
         moment = since.timestamp() if since else None
         with self._host_of(unit).errors_unless_gone():
@@ -264,8 +264,8 @@ class DockerRuntime(Runtime):
             poll_until(
                 lambda state: state.status is not Status.RUNNING,
                 lambda: self.state(rank),
-                within=within,
-                pause=_PAUSE,
+                timeout=within,
+                interval=_PAUSE,
             )
             container.stop(timeout=0)
             self._keep_log(container, rank)

@@ -51,7 +51,7 @@ class Removal:
         own.sort(key=lambda called: called == object_name(self._name))
         running = [_named(pod) for pod in pods if replica_of(pod) in parts]
         self._end(*(f"deployment/{called}" for called in own), *running)
-        left = poll_until(lambda found: not found, self._running, within=grace + _LATE, pause=_PAUSE)
+        left = poll_until(lambda found: not found, self._running, timeout=grace + _LATE, interval=_PAUSE)
         if left:
             names, node = [pod["metadata"]["name"] for pod in left], left[0]["spec"].get("nodeName", "no node")
             force = self._cluster.shown("delete", "pod", *names, "--force", "--grace-period=0")

@@ -37,12 +37,12 @@ class ObservationCache:
         self._seen: dict[str, ObservedServer] = {}
         self._failed: dict[Cluster, tuple[float, HostError]] = {}  # clusters that do not answer: when and how
 
-    def of(self, unit: Unit, seat: ReplicaRef) -> ObservedServer:
+    def of(self, unit: Unit, replica: ReplicaRef) -> ObservedServer:
         """Return the current observation, or the last one while the cluster does not answer.
 
         Raises HostError once the last one is older than `MAX_STALENESS`.
         """
-        seen, cluster = self._seen.get(unit.runtime_id, ObservedServer()), seat.cluster
+        seen, cluster = self._seen.get(unit.runtime_id, ObservedServer()), replica.cluster
         failed, why = self._failed.get(cluster, (-inf, None))
         if why is not None and time.monotonic() - failed < _FRESH:
             if seen.at == -inf:
@@ -51,8 +51,8 @@ class ObservationCache:
         if time.monotonic() - seen.at < _FRESH:
             return seen
         try:
-            words = ("deployments,pods", "--selector", selector(unit.name, seat.part))
-            self.keep(unit, seat, cluster.json("get", *words, within=_ASKED)["items"])
+            words = ("deployments,pods", "--selector", selector(unit.name, replica.part))
+            self.keep(unit, replica, cluster.json("get", *words, within=_ASKED)["items"])
         except HostError as error:
             if time.monotonic() - seen.at > MAX_STALENESS:
                 raise
@@ -67,7 +67,7 @@ class ObservationCache:
     def keep(
         self,
         unit: Unit,
-        seat: ReplicaRef,
+        replica: ReplicaRef,
         items: Sequence[Mapping[str, Any]],
         warnings: Sequence[Mapping[str, Any]] | None = None,
     ) -> ObservedServer:
@@ -75,7 +75,7 @@ class ObservationCache:
 
         If `warnings` is None, the warnings about its pod are requested.
         """
-        own, cluster = (unit.name, seat.part), seat.cluster
+        own, cluster = (unit.name, replica.part), replica.cluster
         ours = [each for each in items if (each["metadata"]["labels"][NAME], replica_of(each)) == own]
         deployment = next((each for each in ours if each["metadata"]["uid"] == unit.runtime_id), None)
         view = pod_view([each for each in ours if each["kind"] == "Pod"])

@@ -24,7 +24,7 @@ class Forward:
         self._cluster, self._inside = cluster, port
         self._local = free_port()  # the pod's own number would often collide with a server on this host
         self._program: Program | None = None
-        self._said: IO[bytes] | None = None
+        self._output: IO[bytes] | None = None
         self._run = ""
 
     @property
@@ -32,17 +32,17 @@ class Forward:
         """Return the local URL of the tunnel."""
         return f"http://{_HERE}:{self._local}"
 
-    def lead_to(self, pod: str, run: str) -> None:
+    def connect(self, pod: str, run: str) -> None:
         """Open the tunnel to a run of a pod, unless it is already open to that run."""
         if self._program is not None and self._program.code is None and self._run == run:
             return
         self.close()
         self._run = run
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - kubectl writes a line per connection: a pipe fills up
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - kubectl writes a line per connection: a pipe fills up
         words = ("port-forward", "--address", _HERE, f"pod/{pod}", f"{self._local}:{self._inside}")
-        self._program = self._cluster.start(*words, output=self._said, errors=self._said)
+        self._program = self._cluster.start(*words, output=self._output, errors=self._output)
         end = time.monotonic() + _OPENS
-        while b"Forwarding" not in os.pread(self._said.fileno(), _PIECE, 0) and self._program.code is None:
+        while b"Forwarding" not in os.pread(self._output.fileno(), _PIECE, 0) and self._program.code is None:
             if time.monotonic() > end:
                 break
             time.sleep(_LOOK)
@@ -51,6 +51,6 @@ class Forward:
         """Close the tunnel."""
         if self._program is not None:
             self._program.end(signal.SIGTERM, grace=1)
-        if self._said is not None:
-            self._said.close()
-        self._program = self._said = None
+        if self._output is not None:
+            self._output.close()
+        self._program = self._output = None

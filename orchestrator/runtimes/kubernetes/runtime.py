@@ -56,7 +56,7 @@ from orchestrator.runtimes.kubernetes.record import (
 from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, server_state
 from orchestrator.runtimes.labels import GATEWAY, NAME, PLAN, PROFILE, RUN_DIR, STARTER, URL, is_record
 from orchestrator.runtimes.replicas import replica_name, replica_number, role_of
-from orchestrator.runtimes.saved_logs import kept_log
+from orchestrator.runtimes.saved_logs import saved_log
 
 if TYPE_CHECKING:
     from orchestrator.runtimes.kubernetes import creation
@@ -169,7 +169,7 @@ class KubernetesRuntime(Runtime):
         seat, forward = self._seats[unit.runtime_id], self._forwards.get(unit.runtime_id)
         listens = view is not None and (seat.part != GATEWAY or view.listens)  # else kubectl would end
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(seat.cluster):
-            forward.lead_to(view.name, f"{view.name}/{view.runs_since}")
+            forward.connect(view.name, f"{view.name}/{view.runs_since}")
         if state.status is not Status.PENDING or not scheduling_problem(deployment, view):
             self._stuck_since.pop(unit.runtime_id, None)
             return state
@@ -191,7 +191,7 @@ class KubernetesRuntime(Runtime):
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; reads the saved log if the server is deleted."""
         if not unit.runtime_id or self._look(unit)[0] is None:
-            yield from kept_log(unit, since)
+            yield from saved_log(unit, since)
             return
         log = self._log(unit, since)
         yield from Lines(redacted(log.follow() if follow else log.so_far()))
@@ -229,7 +229,7 @@ class KubernetesRuntime(Runtime):
                 raise seat.cluster.refused(done)
             return bool(done.stdout.strip())
 
-        if not poll_until(bool, labeled, within=_APPEARS, pause=_PAUSE):
+        if not poll_until(bool, labeled, timeout=_APPEARS, interval=_PAUSE):
             self._seen.forget(unit)
             what, detail = f"deployment/{deployment_name(unit.name, seat.part)}", self.state(unit).detail
             hint = f"{seat.cluster.shown('describe', what)} shows more"

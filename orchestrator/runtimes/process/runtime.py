@@ -200,7 +200,7 @@ class ProcessRuntime(Runtime):
 def _await_handover(lock: Path) -> None:
     """Wait until a start in progress has written its record; return at once if there is none."""
     if is_held(lock):
-        poll_until(bool, lambda: not is_held(lock), within=_HANDOVER, pause=_POLL)
+        poll_until(bool, lambda: not is_held(lock), timeout=_HANDOVER, interval=_POLL)
 
 
 def _running(unit: Unit) -> tuple[Process, ...]:

@@ -39,7 +39,7 @@ def terminate(name: str, marks: ProcessMarkers, *, grace: float) -> None:
     if not (running := server_processes(marks)):
         return
     supervisors = ask(marks, running)
-    if poll_until(lambda alive: not alive, lambda: runs(marks), within=grace, pause=_POLL):
+    if poll_until(lambda alive: not alive, lambda: runs(marks), timeout=grace, interval=_POLL):
         for spared, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
             _kill(marks, spared, within=seconds)
     if left := ", ".join(str(process.pid) for process in server_processes(marks)):
@@ -63,7 +63,7 @@ def _kill(marks: ProcessMarkers, spared: Collection[Process], *, within: float) 
     def kill(left: Collection[Process]) -> None:
         signal_processes([process for process in left if process not in spared], signal.SIGKILL)
 
-    poll_until(lambda left: not left, lambda: server_processes(marks), within=within, pause=_POLL, meanwhile=kill)
+    poll_until(lambda left: not left, lambda: server_processes(marks), timeout=within, interval=_POLL, on_tick=kill)
 
 
 def record_end(record: Record, run_dir: Path) -> None:

@@ -47,9 +47,9 @@ def wait_for_node(
         job = poll_until(
             lambda job: not job.waits,
             lambda: _known(number),
-            within=inf if limit is None else limit,
-            pause=_POLL,
-            meanwhile=meanwhile,
+            timeout=inf if limit is None else limit,
+            interval=_POLL,
+            on_tick=meanwhile,
         )
     finally:
         progress.done()

@@ -55,7 +55,7 @@ from orchestrator.runtimes.slurm.record import (
     write_submission,
 )
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_name, job_of, job_options, job_script
-from orchestrator.runtimes.slurm.state import is_stale, kept_state, state_of
+from orchestrator.runtimes.slurm.state import is_stale, saved_state, state_of
 from orchestrator.runtimes.supervisor.record import CONFIG, read_record
 from orchestrator.runtimes.supervisor.request import start_request
 
@@ -84,7 +84,7 @@ class SlurmRuntime(Runtime):
     kernel_store = Imported("orchestrator.runtimes.supervisor.prepare:kernel_store")
     builtin_tables = Imported("orchestrator.runtimes.slurm.spec:tables")
     external_image = Imported("orchestrator.runtimes.slurm.spec:external_image")
-    saved_state = staticmethod(kept_state)
+    saved_state = staticmethod(saved_state)
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         super().__init__(home, host)
@@ -140,7 +140,7 @@ class SlurmRuntime(Runtime):
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored the log without secrets, on the shared file system."""
         looks = 5  # polls of the log, which cost nothing, per query of the job, which costs a program
-        return supervised_log(unit, lambda: self.state(unit), follow=follow, since=since, looks=looks)
+        return supervised_log(unit, lambda: self.state(unit), follow=follow, since=since, polls_per_query=looks)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return LogTail(Path(unit.run_dir, LOG))
@@ -222,7 +222,7 @@ class SlurmRuntime(Runtime):
             _end_server(number, run_dir, grace=grace)
         jobs.cancel(number)
         job = poll_until(
-            lambda job: job is None or job.is_over, lambda: jobs.find_job(number), within=_ENDS, pause=_POLL
+            lambda job: job is None or job.is_over, lambda: jobs.find_job(number), timeout=_ENDS, interval=_POLL
         )
         if job is not None and not job.is_over:
             raise DeployError(
@@ -282,7 +282,7 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
     """Let the supervisor end its server, then kill it, then wait until the job has released the GPUs."""
     for within in (grace, _LAST_WORD):
         jobs.signal_server(number)
-        if not poll_until(lambda alive: not alive, lambda: _serves(number, run_dir), within=within, pause=_POLL):
+        if not poll_until(lambda alive: not alive, lambda: _serves(number, run_dir), timeout=within, interval=_POLL):
             break
     else:
         return
@@ -296,9 +296,9 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
         poll_until(
             lambda job: job is None or not job.runs,
             lambda: jobs.find_job(number),
-            within=_DRAINS,
-            pause=_POLL,
-            meanwhile=meanwhile,
+            timeout=_DRAINS,
+            interval=_POLL,
+            on_tick=meanwhile,
         )
     finally:
         progress.done()

@@ -92,7 +92,7 @@ def _last_word(run_dir: Path) -> str:
     return redact(lines[-1]) if lines else ""
 
 
-def kept_state(run_dir: Path) -> ServerState | None:
+def saved_state(run_dir: Path) -> ServerState | None:
     """Return the state of the server of a run from its records alone, None if there was no job. Raises HostError."""
     submission = read_submission(run_dir)
     if submission is None:

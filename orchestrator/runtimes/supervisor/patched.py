@@ -241,8 +241,8 @@ def _copy(folder: Path, packages: Path, servers: tuple[str, ...]) -> Cache:
     patches = (record.id for record in receipt.patches if record.files) if receipt else ()
     return Cache(
         kind="patched copy",
-        place=str(folder),
-        made_for={"sglang": version or "not whole", "patches": ", ".join(patches)},
+        location=str(folder),
+        requirements={"sglang": version or "not whole", "patches": ", ".join(patches)},
         size=sum(_own_bytes(folder)),
         used_by=servers,
         remove=partial(_remove, folder, packages, servers),

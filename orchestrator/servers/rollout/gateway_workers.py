@@ -158,20 +158,20 @@ class GatewayWorkers:
             idle_polls = 0 if any(each.ready or each.requests for each in left) else idle_polls + 1
             return not left or idle_polls > 1
 
-        poll_until(bool, poll, within=self.drain_seconds + _CHANGE_TIMEOUT, pause=_POLL_INTERVAL)
+        poll_until(bool, poll, timeout=self.drain_seconds + _CHANGE_TIMEOUT, interval=_POLL_INTERVAL)
 
     def uncordon(self, url: str, new: RunningServer, _: int = 0) -> None:
         """Register a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll_until(
             lambda found: all(server.ready for server in found),  # none of them still drains
             lambda: self._of(url),
-            within=self.drain_seconds + _CHANGE_TIMEOUT,
-            pause=_POLL_INTERVAL,
+            timeout=self.drain_seconds + _CHANGE_TIMEOUT,
+            interval=_POLL_INTERVAL,
         )
         if not self._of(url):
             key = {"api_key": self.key.reveal()} if self.key else {}
             self._change("POST", WORKERS, {"url": url, **key, **self.roles.get(urlsplit(url).port, {})})
-        if not poll_until(bool, lambda: self.is_routed(url, new), within=_ROUTE_TIMEOUT, pause=_POLL_INTERVAL):
+        if not poll_until(bool, lambda: self.is_routed(url, new), timeout=_ROUTE_TIMEOUT, interval=_POLL_INTERVAL):
             raise NotReadyError(
                 f"the gateway does not route to `{url}` after {_ROUTE_TIMEOUT:.0f} s",
                 hint="`deploy logs` shows the log of the gateway",
@@ -219,7 +219,7 @@ class DiscoveredWorkers:
         if not was_counted and not ready:
             return
         poll = partial(count_workers, self.url)
-        left = poll_until(lambda count: count < before, poll, within=_CHANGE_TIMEOUT, pause=_POLL_INTERVAL)
+        left = poll_until(lambda count: count < before, poll, timeout=_CHANGE_TIMEOUT, interval=_POLL_INTERVAL)
         if was_counted and left >= before:
             which = f"`{Path(old.run_dir).name}` after {_CHANGE_TIMEOUT:.0f} s"
             warn(f"the gateway still routes to {which}; requests may fail")
@@ -227,10 +227,10 @@ class DiscoveredWorkers:
     def uncordon(self, _: str, new: RunningServer, others: int) -> None:
         """Show a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll = partial(count_workers, self.url)
-        before = poll_until(bool, poll, within=_CHANGE_TIMEOUT, pause=_POLL_INTERVAL)  # 0 without an answer
+        before = poll_until(bool, poll, timeout=_CHANGE_TIMEOUT, interval=_POLL_INTERVAL)  # 0 without an answer
         self.runtime.set_routable(new, routable=True)
         more = min(before, others) + 1
-        if poll_until(lambda count: count >= more, poll, within=_ROUTE_TIMEOUT, pause=_POLL_INTERVAL) < more:
+        if poll_until(lambda count: count >= more, poll, timeout=_ROUTE_TIMEOUT, interval=_POLL_INTERVAL) < more:
             what = f"the gateway does not route to `{Path(new.run_dir).name}` after {_ROUTE_TIMEOUT:.0f} s"
             raise NotReadyError(what, hint="`deploy logs` shows the log of the gateway")
 

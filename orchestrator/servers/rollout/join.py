@@ -8,7 +8,7 @@ a server that starts joins, and a gateway that starts is joined again.
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from orchestrator.core.console import note, say, warn
+from orchestrator.core.console import info, note, warn
 from orchestrator.core.errors import DeployError, StartError
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes.base import Status
@@ -60,7 +60,7 @@ def join(server: RunningServer, servers: Servers) -> None:
     gateway = _open_gateway(servers, plan, name, server.name)
     saved_workers(gateway.found, key=gateway.key).uncordon(plan.server.url, server)
     url = gateway.found.service_url or gateway.url  # a tunnel of this command closes with it
-    say(f"the gateway of `{name}` routes the model `{plan.model.served_name}` at {url}")
+    info(f"the gateway of `{name}` routes the model `{plan.model.served_name}` at {url}")
 
 
 def join_or_warn(server: RunningServer, servers: Servers) -> None:

@@ -6,7 +6,7 @@ The replicas start in parallel and each is verified; then the gateway starts.
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from orchestrator.core.console import say
+from orchestrator.core.console import info
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
@@ -56,7 +56,7 @@ class ReplicatedStart:
             folder = self.run.path / FileName(self._plan.server_names[number - 1])
             started = self.runtime.start(replica, name=name, run_dir=folder, secrets=self.start.secrets)
             self._servers.append(started)
-            say(f"started {self._plan.label_of(number)} of `{name}`; log: {RunDir(folder).log}")
+            info(f"started {self._plan.label_of(number)} of `{name}`; log: {RunDir(folder).log}")
         for number, replica in enumerate(artifacts.replicas):
             others = partial(self._require_others, self._servers[number])
             self._servers[number] = self.runtime.wait_for_placement(
@@ -72,7 +72,7 @@ class ReplicatedStart:
                 state=lambda server=server: self._state(server),  # type: ignore[misc]
             )
             self._seconds += seconds  # the next one has started in the meantime
-            say(f"{self._plan.label_of(number)} is ready")
+            info(f"{self._plan.label_of(number)} is ready")
         for server, (folder_name, replica) in zip(self._servers, artifacts.named_replicas, strict=True):
             tested = run_smoke_test(server, self.runtime, plan=replica.plan, key=key)
             save_report(server.run, tested, of_start=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.bench.result import ServerProvenance
-from orchestrator.core.console import note, say, warn
+from orchestrator.core.console import info, note, warn
 from orchestrator.core.errors import DeployError, NameTakenError, interrupts_as_errors
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.signals import allow_signals, defer_signals
@@ -185,13 +185,13 @@ class _RollingUpdate:
                 self._undo(number, step, error)
                 raise
             self._running[number] = new
-            say(f"{self._plan.label_of(number)} is updated")
+            info(f"{self._plan.label_of(number)} is updated")
 
     def remove_replica(self, server: RunningServer) -> None:
         """Remove one of the surplus replicas when its requests have ended. An interrupt before its stop keeps it."""
         folder = Path(server.run_dir).name
         name, url = folder.replace("-", " "), self._address(replica_number(folder), server)
-        say(f"{name}: draining")
+        info(f"{name}: draining")
         with defer_signals():
             try:
                 with allow_signals(), Drain(self.runtime, server, seconds=_drain_seconds(self.start)) as drain:
@@ -205,13 +205,13 @@ class _RollingUpdate:
                     if self.runtime.state(server).status is Status.RUNNING:
                         self._route_again(url, server, error)
                 raise
-            say(f"{name} is removed")
+            info(f"{name} is removed")
 
     def _stop_old(self, number: int, step: "_Step") -> None:
         plan, old = self._artifacts(number).plan, self._running.get(number)
         routed = self._is_routed(number)
         doing = "starting" if old is None else "draining" if routed else "unhealthy, stopping"
-        say(f"{self._plan.label_of(number)}: {doing}")
+        info(f"{self._plan.label_of(number)}: {doing}")
         step.draining = True
         with Drain(self.runtime, old, seconds=_drain_seconds(self.start)) as drain:
             self.workers.drain(self._address(number), old, self._others(old) if old is not None else 0)
@@ -231,7 +231,7 @@ class _RollingUpdate:
         step.new = new
         step.new = new = self.runtime.wait_for_placement(new, replica.plan)
         self.workers.cordon(new)
-        say(f"started {self._plan.label_of(number)}; log: {RunDir(folder).log}")
+        info(f"started {self._plan.label_of(number)}; log: {RunDir(folder).log}")
         timeout = self.start.request.timeout
         self.seconds += wait_for_server(new, self.runtime, plan=replica.plan, key=key, timeout=timeout)
         report = run_smoke_test(new, self.runtime, plan=replica.plan, key=key)

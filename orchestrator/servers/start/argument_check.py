@@ -81,7 +81,7 @@ def require_accepted_by_image(
     """Check the arguments of a profile with the engine in a built image. Raises as `require_accepted`."""
 
     def locate(path: tuple[str, ...]) -> str:
-        return read_profile(profile, overrides=overrides, catalog=Catalog.of(home)).composed.place(path)
+        return read_profile(profile, overrides=overrides, catalog=Catalog.of(home)).composed.location(path)
 
     engine, home = engine_in(docker, image, artifacts), host_ref.home
     require_accepted(artifacts, engine, home, engine_files(artifacts.plan, host_ref, fetch=True), locate)

@@ -53,7 +53,7 @@ def _decide(source: PlanSource, host_ref: HostRef, image: PrebuiltImage | None) 
     """Decide the plan from the facts of checkpoint, tables and image."""
     files = source.files() if image is None and source.image is None else {}
     facts = Facts(
-        experts=known_experts(source.model, host_ref) if source.may_fuse else None,
+        experts=known_experts(source.model, host_ref) if source.might_fuse else None,
         inputs=input_digests(files) if image is None else image.inputs,
         image=source.image if image is None else image.reference,
     )
@@ -101,7 +101,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
     mirror = mirror_path(plan.model, host_ref)
     if mirror is not None and mirror.is_dir() and (uses_tuned_table(plan) or might_fuse(plan)):
         rows = replace(rows, model=mirror)
-    if not source.decided and plan.prebuilt_image is None:
+    if not source.has_fixed_plan and plan.prebuilt_image is None:
         make_table(plan, home, partial(builtin_tables, plan, home, host_ref), allow_untuned=request.allow_untuned)
     final = _decide(source, host_ref, image)
     report_warnings(final.plan, before=plan)

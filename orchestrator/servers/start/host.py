@@ -94,7 +94,7 @@ def preflight_host(
         for number, each in enumerate(host_ref.nodes):
             with naming_host(str(each.remote)):
                 report = preflight_host(plan, each, freed=freed, rank=number)
-            findings += (replace(finding, found=f"{each.remote}: {finding.found}") for finding in report.findings)
+            findings += (replace(finding, value=f"{each.remote}: {finding.value}") for finding in report.findings)
         fabric = compare_hosts(plan, {each.remote or "": runner_for(each) for each in host_ref.nodes}, host_ref.home)
         return PreflightReport(profile=plan.profile, findings=(*findings, *fabric))
     if kind.cluster_managed:
@@ -106,7 +106,7 @@ def preflight_host(
         if host_ref.remote
         else (*(_weights_space(plan, host_ref.home) if stage else ()), *kind.disk_needs(plan, runner)),
         checkpoint=_checkpoint(plan, host_ref.home) if checkpoint and host_ref.remote is None else None,
-        contained=kind.in_container,
+        in_container=kind.in_container,
         interpreter=None if kind.in_container else built_interpreter(plan.engine, host_ref.home),
         server_on=partial(_server_on, host_ref),
         freed=freed,
@@ -123,7 +123,7 @@ def require_host(plan: Plan, servers: Servers, name: str, host_ref: HostRef, *, 
     """
     report = preflight_host(plan, host_ref, checkpoint=False, stage=stage, freed=_ports_of(servers, name))
     _warn(report.findings)
-    report.require(but={VRAM_IN_USE})
+    report.require(ignore={VRAM_IN_USE})
     return report
 
 
@@ -134,7 +134,7 @@ def require_ready_host(plan: Plan, host_ref: HostRef, before: PreflightReport | 
     """
     report, told = preflight_host(plan, host_ref), set(before.findings) if before else set()
     _warn(finding for finding in report.findings if finding not in told)
-    report.require(but={VRAM_IN_USE})  # `wait_for_vram` waits for it
+    report.require(ignore={VRAM_IN_USE})  # `wait_for_vram` waits for it
     wait_for_vram(plan, host_ref)
     return report
 
@@ -142,7 +142,7 @@ def require_ready_host(plan: Plan, host_ref: HostRef, before: PreflightReport | 
 def _warn(findings: Iterable[Finding]) -> None:
     for finding in findings:
         if finding.level is Level.WARN:
-            warn(f"{finding.check}: {finding.found}; needed: {finding.needed}", hint=finding.hint)
+            warn(f"{finding.check}: {finding.value}; needed: {finding.needed}", hint=finding.hint)
 
 
 def _ports_of(servers: Servers, name: str) -> frozenset[int]:
@@ -200,8 +200,8 @@ def wait_until_released(
             holder = poll_until(
                 lambda holder: holder is None,
                 partial(port_holder, port, runner_for(each)),
-                within=_PORT_LIMIT,
-                pause=_PORT_PAUSE,
+                timeout=_PORT_LIMIT,
+                interval=_PORT_PAUSE,
                 clock=clock,
                 sleep=sleep,
             )

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Final
 
-from orchestrator.core.console import say, warn
+from orchestrator.core.console import info, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted, interrupts_as_errors
 from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
@@ -60,7 +60,7 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
             with interrupts_as_errors(), allow_signals():
                 if plan.gateway is None:
                     handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=start.secrets)
-                    say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
+                    info(f"started `{name}`; log: {_where_log(start.request, run, name)}")
                     seconds = wait_for_server(handle, runtime, plan=plan, key=key, timeout=start.request.timeout)
                     report = run_smoke_test(handle, runtime, plan=plan, key=key)
                 else:

@@ -14,7 +14,7 @@ from orchestrator.planner.estimate import UpStep, steps_of
 from orchestrator.planner.image_env import image_config, note_environment
 from orchestrator.planner.plan_warnings import plan_warnings, report_warnings, warn_unpinned
 from orchestrator.planner.planning import rendered_files
-from orchestrator.planner.source import ProfileSource, refused_together
+from orchestrator.planner.source import ProfileSource, collect_rejections
 from orchestrator.render.artifacts import RenderedFile
 from orchestrator.runs.run_dir import require_name
 from orchestrator.servers.start.decisions import decide_beforehand
@@ -59,7 +59,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     source = request.source(home)
     home = source.home
     find_host = partial(resolve_host_ref, source.runtime, home, request.host, rank_hosts=request.rank_hosts)
-    with refused_together(source, find_host, source.require_startable):
+    with collect_rejections(source, find_host, source.require_startable):
         source.require_startable()
         host_ref = find_host()
         artifacts = decide_beforehand(request, source, host_ref, offline=True)
@@ -68,7 +68,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     require_archive(plan, host_ref, of_run=request.run is not None, offline=True)
     if not plan.prebuilt_image and not request.allow_untuned:
         _require_tuned(plan, home)
-    capacity = source.valid.shown_capacity if isinstance(source, ProfileSource) and not source.decided else None
+    capacity = source.valid.shown_capacity if isinstance(source, ProfileSource) and not source.has_fixed_plan else None
     return Preview(
         plan=plan,
         name=request.name or plan.profile,

@@ -22,7 +22,7 @@ from orchestrator.plan.diff import render_diff
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.plan_warnings import report_warnings, warn_unpinned
 from orchestrator.planner.planning import rendered_files
-from orchestrator.planner.source import refused_together
+from orchestrator.planner.source import collect_rejections
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import (
     REQUEST_FILE,
@@ -68,7 +68,7 @@ def up(
     home = source.home
     find_host = partial(resolve_host_ref, source.runtime, home, request.host, rank_hosts=request.rank_hosts)
     find_key = partial(api_key, source.api_key_env)
-    with refused_together(source, find_host, find_key, source.require_startable):
+    with collect_rejections(source, find_host, find_key, source.require_startable):
         source.require_startable()
         host_ref = find_host()
         first = decide_beforehand(request, source, host_ref)
@@ -76,7 +76,7 @@ def up(
     plan = first.plan
     name = request.name or plan.profile
     report_warnings(plan, name=name)
-    if not source.decided:
+    if not source.has_fixed_plan:
         warn_unpinned(plan)
     with open_servers(home, request.host) as servers, name_lock(home, name):
         on_locked(servers)

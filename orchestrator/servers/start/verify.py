@@ -94,7 +94,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
 
     with Progress() as progress:
         healthy, ended = poll_until(
-            lambda seen: bool(seen[1]) or seen[0] == replicas, look, within=deadline, pause=_PAUSE, meanwhile=show
+            lambda seen: bool(seen[1]) or seen[0] == replicas, look, timeout=deadline, interval=_PAUSE, on_tick=show
         )
     if ended:
         raise NotReadyError(ended)
@@ -149,7 +149,7 @@ def _wait_until_routed(
 
     with Progress() as progress:
         ready, ended = poll_until(
-            any, look, within=limit, pause=_PAUSE, meanwhile=lambda _: progress.update(FIRST_SAMPLE)
+            any, look, timeout=limit, interval=_PAUSE, on_tick=lambda _: progress.update(FIRST_SAMPLE)
         )
     if ended:
         raise NotReadyError(f"the server ended during its {FIRST_SAMPLE}: {ended}")

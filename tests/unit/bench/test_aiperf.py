@@ -10,7 +10,7 @@ from orchestrator.bench.aiperf.export import parse_export, with_export
 from orchestrator.bench.aiperf.runner import KEY, aiperf_config, payload_line
 from orchestrator.bench.load_generator import PlannedRequest
 from orchestrator.bench.metrics import METRICS, OUTPUT, TTFT_P95
-from orchestrator.bench.result import BenchEnding, CacheHits, EndpointFacts, Energy, FailureCount, Point, Price
+from orchestrator.bench.result import CacheHits, EndpointFacts, EndReason, Energy, FailureCount, Point, Price
 from orchestrator.bench.workload import SustainedLimits, Workload
 from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import data_root
@@ -19,7 +19,7 @@ SAMPLE = data_root() / "tests/samples/aiperf-0.13.0.json"  # of a real run, 30 r
 OPEN = Workload(input_tokens=32, output_tokens=50, request_rates=(10.0,), requests=30)
 PHASE: dict[str, object] = {"name": "profiling", "type": "constant", "rate": 10.0, "requests": 30}
 BARE = Point(
-    label="10", arrivals="constant", ending=BenchEnding.COMPLETE, started_at="2026-11-27T14:36:00+00:00", requests=0,
+    label="10", arrivals="constant", end_reason=EndReason.COMPLETE, started_at="2026-11-27T14:36:00+00:00", requests=0,
     succeeded=0, success_share=0.0, failures=(), input_tokens=0, output_tokens=0, offered_rps=10.0,
     cache=CacheHits(wanted_share=0.1, metrics_share=0.1), sustained=False, not_sustained_because=("no requests",),
 )  # fmt: skip

@@ -14,8 +14,8 @@ from orchestrator.bench.load_generator import LoadResult
 from orchestrator.bench.metrics import knee_text
 from orchestrator.bench.record_file import RequestRecord
 from orchestrator.bench.result import (
-    BenchEnding,
     ComparabilityIssue,
+    EndReason,
     IssueKind,
     Point,
     Price,
@@ -71,7 +71,7 @@ def point(
     observed = Observation(
         label=f"{rate:g}",
         started_at="2026-07-01T00:00:00+00:00",
-        load_result=LoadResult(records=tuple(samples), ending=BenchEnding.COMPLETE),
+        load_result=LoadResult(records=tuple(samples), end_reason=EndReason.COMPLETE),
         server=None,
         energy=None,
         reports_cache=True,
@@ -263,7 +263,7 @@ def test_interrupted_rate_is_not_judged() -> None:
     slow = Observation(
         label="1",
         started_at="",
-        load_result=LoadResult(records=(request(0, at=0.0, wait=30.0),), ending=BenchEnding.INTERRUPTED),
+        load_result=LoadResult(records=(request(0, at=0.0, wait=30.0),), end_reason=EndReason.INTERRUPTED),
         server=None,
         energy=None,
         reports_cache=True,
@@ -376,7 +376,8 @@ def test_cache_share_is_measured_or_absent() -> None:
 def found(samples: list[RequestRecord], **provenance: object) -> set[IssueKind]:
     behind = ServerProvenance(**provenance)  # type: ignore[arg-type]
     return {
-        mark.kind for mark in comparability_issues([point(samples)], behind, ending=BenchEnding.COMPLETE, overridden=())
+        mark.kind
+        for mark in comparability_issues([point(samples)], behind, end_reason=EndReason.COMPLETE, overridden=())
     }
 
 
@@ -397,14 +398,14 @@ def test_each_cause_of_incomparability_is_reported() -> None:
     blind = [point([sample._replace(**none) for sample in steady()], reports_cache=False)]
     assert [
         mark.kind
-        for mark in comparability_issues(blind, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=())
+        for mark in comparability_issues(blind, ServerProvenance(), end_reason=EndReason.COMPLETE, overridden=())
     ] == [IssueKind.CACHE_HIT_RATE_UNKNOWN]
 
 
 def test_hit_rate_limited_by_block_size_names_blocks() -> None:
     behind = [point([sample._replace(cached_tokens=51) for sample in steady()])]
     (mark,) = comparability_issues(
-        behind, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=(), engine="vllm", page_size=128
+        behind, ServerProvenance(), end_reason=EndReason.COMPLETE, overridden=(), engine="vllm", page_size=128
     )
     assert mark.detail.endswith("the target is 60% (the cache holds whole blocks of 128 tokens)")
 
@@ -412,16 +413,16 @@ def test_hit_rate_limited_by_block_size_names_blocks() -> None:
 def test_speculation_with_random_prompts_is_a_comparability_issue() -> None:
     measured = [replace(point(steady()), server=ServerCounts(accept_length=length)) for length in (1.25, 1.5)]
     (mark,) = comparability_issues(
-        measured, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=(), speculation="EAGLE 5/1/6"
+        measured, ServerProvenance(), end_reason=EndReason.COMPLETE, overridden=(), speculation="EAGLE 5/1/6"
     )
     assert mark.kind is IssueKind.RANDOM_PROMPTS
     assert mark.detail == ("random prompts do not measure speculation (EAGLE 5/1/6): 1.25 to 1.50 tokens a step")
 
 
 def test_comparability_issues_name_point_and_changed_keys() -> None:
-    cut = replace(point(steady()), ending=BenchEnding.INTERRUPTED)
+    cut = replace(point(steady()), end_reason=EndReason.INTERRUPTED)
     assert comparability_issues(
-        [cut], ServerProvenance(), ending=BenchEnding.INTERRUPTED, overridden=("requests",)
+        [cut], ServerProvenance(), end_reason=EndReason.INTERRUPTED, overridden=("requests",)
     ) == (
         ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail="interrupted before every point was measured"),
         ComparabilityIssue(kind=IssueKind.CHANGED_WORKLOAD, detail="changed on the command line: `requests`"),
@@ -433,7 +434,7 @@ def test_closed_load_has_no_rate_and_no_judgment() -> None:
     observed = Observation(
         label="closed-1",
         started_at="",
-        load_result=LoadResult(records=(request(0, at=0.0),), ending=BenchEnding.COMPLETE),
+        load_result=LoadResult(records=(request(0, at=0.0),), end_reason=EndReason.COMPLETE),
         server=None,
         energy=None,
         reports_cache=True,

@@ -10,10 +10,10 @@ from measured_samples import save
 from orchestrator.bench.metrics import result_text
 from orchestrator.bench.result import (
     RESULT_SCHEMA,
-    BenchEnding,
     BenchResult,
     ComparabilityIssue,
     EndpointFacts,
+    EndReason,
     FailureCount,
     IssueKind,
     Point,
@@ -26,7 +26,7 @@ from orchestrator.core.errors import BenchError
 POINT = Point(
     label="2",
     arrivals="constant",
-    ending=BenchEnding.COMPLETE,
+    end_reason=EndReason.COMPLETE,
     started_at="2026-07-01T00:00:00+00:00",
     requests=40,
     succeeded=39,
@@ -53,7 +53,7 @@ RESULT = BenchResult(
         endpoint=EndpointFacts(url="http://127.0.0.1:1", api="completions", served_model="tiny"),
         provenance=ServerProvenance(),
     ),
-    ending=BenchEnding.COMPLETE,
+    end_reason=EndReason.COMPLETE,
     points=(POINT,),
     comparability_issues=(
         ComparabilityIssue(kind=IssueKind.FAILED_REQUESTS, detail="of 40 requests failed: 1 timeout", point="2"),

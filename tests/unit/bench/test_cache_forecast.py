@@ -16,7 +16,7 @@ from orchestrator.bench.cache_forecast import (
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.metrics import forecast_text
-from orchestrator.bench.result import BenchEnding, CacheHits, EndpointFacts, Point, SessionLoad
+from orchestrator.bench.result import CacheHits, EndpointFacts, EndReason, Point, SessionLoad
 from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.traces import accesses
 from orchestrator.bench.traces.accesses import cache_accesses
@@ -134,7 +134,7 @@ def sent(requests: int, drawn_share: float = 0.0) -> Point:
         sessions=12, subagents=0, warmup_requests=0, dropped_requests=0, next_prompts="", drawn_share=drawn_share
     )
     return Point(
-        label="closed-12", arrivals="closed", ending=BenchEnding.COMPLETE, started_at="", requests=requests,
+        label="closed-12", arrivals="closed", end_reason=EndReason.COMPLETE, started_at="", requests=requests,
         succeeded=requests, success_share=1.0, failures=(), input_tokens=1, output_tokens=1, sessions=load,
         cache=CacheHits(wanted_share=None, usage_share=None, usage_share_per_request=None, metrics_share=None),
     )  # fmt: skip
@@ -268,7 +268,7 @@ def test_every_request_of_a_tree_is_sent_once() -> None:
 
 def test_point_records_forecast_hit_rate() -> None:
     point = Point(
-        label="1", arrivals="constant", ending=BenchEnding.COMPLETE, started_at="", requests=2, succeeded=2,
+        label="1", arrivals="constant", end_reason=EndReason.COMPLETE, started_at="", requests=2, succeeded=2,
         success_share=1.0, failures=(), input_tokens=1, output_tokens=1, cache=CacheHits(wanted_share=0.8),
     )  # fmt: skip
     found = forecast_load(PREFIXES, None, endpoint(cache_tokens=8_000))

@@ -88,7 +88,7 @@ def test_network_check_error_is_reported_as_finding() -> None:
     assert {*shown} == {"a", "b", "fabric"}
     [finding] = shown["fabric"]["findings"]
     assert (finding["check"], finding["level"]) == ("fabric", "fail")
-    assert "no-such-profile" in finding["found"]
+    assert "no-such-profile" in finding["value"]
     assert finding["hint"]
     assert result.exit_code == 4
 

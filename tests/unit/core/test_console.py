@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from orchestrator.core.console import Progress, muted, note, print_json, say, table, terminal_width, warn
+from orchestrator.core.console import Progress, info, muted, note, print_json, table, terminal_width, warn
 from orchestrator.core.secrets import Secret
 from orchestrator.planner.explain import explained, explained_table
 from orchestrator.planner.planning import load
@@ -73,11 +73,11 @@ def test_json_stays_valid_when_secrets_are_redacted(capsys: pytest.CaptureFixtur
 
 def test_muted_block_collects_warnings_without_printing(capsys: pytest.CaptureFixture[str]) -> None:
     with muted() as warnings:
-        say("one")
+        info("one")
         note("two")
         warn("three", hint="do that")
         Progress().update("four")
     assert warnings == [("three", "do that")]
     assert capsys.readouterr().err == ""
-    say("five")
+    info("five")
     assert capsys.readouterr().err == "five\n"

@@ -94,7 +94,7 @@ class Places:
         self._folder, self._capsys = folder, capsys
 
     def say(self, text: str) -> str:
-        console.say(text)
+        console.info(text)
         return self._capsys.readouterr().err
 
     def error(self, text: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.console import Progress, note, print_data, print_json, say, show_error, table, warn
+from orchestrator.core.console import Progress, info, note, print_data, print_json, show_error, table, warn
 from orchestrator.core.errors import DeployError, Problem
 from orchestrator.core.text import first_control_char, printable, printable_json
 
@@ -28,7 +28,7 @@ ATTACKS = [
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_all_output_is_free_of_control_characters(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
     foreign = f"a{attack}b"
-    say(foreign)
+    info(foreign)
     print_data(foreign)
     print_data(foreign, colors=True)
     print_data(foreign, end="")

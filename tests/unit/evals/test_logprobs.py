@@ -22,7 +22,7 @@ from orchestrator.engine.responses import UnexpectedResponseError
 from orchestrator.evals.logprobs import probe
 from orchestrator.evals.logprobs.divergence import diverge
 from orchestrator.evals.logprobs.reference import LogprobReference
-from orchestrator.evals.logprobs.report import ProbeReport
+from orchestrator.evals.logprobs.report import LogprobReport
 from orchestrator.evals.logprobs.run import (
     ProbeOptions,
     ProbeSide,
@@ -35,7 +35,7 @@ from orchestrator.verify.target import Target
 
 OPTIONS = ProbeOptions(tolerance=None, max_length=512, allow_other_checkpoint=False)
 Wrong = Callable[[int, int, Way], float | None]
-Ask = Callable[..., tuple[ProbeReport, LogprobReference]]
+Ask = Callable[..., tuple[LogprobReport, LogprobReference]]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
         dp: int = 1,
         key: Secret | None = None,
         source: str | None = None,
-    ) -> tuple[ProbeReport, LogprobReference]:
+    ) -> tuple[LogprobReport, LogprobReference]:
         def open_client(target: Target) -> EngineClient:
             return EngineClient(target.url, key=target.api_key, transport=over_httpx(server))
 
@@ -67,12 +67,12 @@ def right(ask: Ask) -> LogprobReference:
     return ask(engine())[1]
 
 
-def alarms(report: ProbeReport) -> dict[tuple[str, int], list[int]]:
+def alarms(report: LogprobReport) -> dict[tuple[str, int], list[int]]:
     """Where bands above the limit begin, by what was compared and the text's length."""
     return {
-        (row.title, row.length): [part.first for part in row.alarms if part in row.bands]
+        (row.title, row.length): [part.first for part in row.above_limit if part in row.bands]
         for row in report.rows
-        if row.alarms
+        if row.above_limit
     }
 
 
@@ -80,7 +80,7 @@ def test_same_server_matches_its_reference(ask: Ask, right: LogprobReference) ->
     report, again = ask(engine(), reference=right)
     assert report.ok
     assert again == right
-    assert {row.whole.most for row in report.rows} == {0.0}
+    assert {row.overall.maximum for row in report.rows} == {0.0}
     assert {row.what for row in report.rows} == {
         *("the reference", "asked again", "decoded", "in a batch of 4", "32 cached", "256 cached")
     }
@@ -173,7 +173,7 @@ def test_rank_returning_nan_fails_and_others_are_reported(ask: Ask, right: Logpr
         "the log-probability at input token 40 is not a number; sglang writes NaN as null"
     ]
     assert "not queried: rank 1: the log-probability" in report.to_table()
-    assert {row.whose for row in report.rows} == {"rank 0"}
+    assert {row.rank_label for row in report.rows} == {"rank 0"}
 
 
 def test_disabled_cache_has_no_rows(ask: Ask) -> None:
@@ -232,7 +232,7 @@ def kib(what: str) -> int:
 def filled(unit: str, location: str, most: int) -> str:
     """A file that holds as many of this value as go into so many bytes, where a reference holds its texts or scores."""
     values = ",".join([unit] * (most // (len(unit) + 1)))
-    texts = f"[{values}]" if location == "texts" else f'[{{"ids": [1, 2], "own": [0], "top": [{values}]}}]'
+    texts = f"[{values}]" if location == "texts" else f'[{{"ids": [1, 2], "actual": [0], "top": [{values}]}}]'
     return json.dumps({**HEAD, "texts": "here"}).replace('"here"', texts)
 
 
@@ -307,18 +307,18 @@ def test_server_rejecting_queries_cannot_be_reference(ask: Ask) -> None:
 
 def flat(*scores: float) -> TokenLogprobs:
     tops = tuple(((7, score), (8, math.log(0.25))) for score in scores)
-    return TokenLogprobs(own=scores, top=tops)
+    return TokenLogprobs(actual=scores, top=tops)
 
 
 def test_divergence_is_computed_from_probability_masses() -> None:
     half, quarter = flat(math.log(0.5)), flat(math.log(0.25))
     whole, bands = diverge(half, quarter, first=3)
     assert whole == bands[0]
-    assert (whole.first, whole.last, whole.places) == (3, 3, 1)
-    assert whole.mean == whole.most == pytest.approx(math.log(2))
+    assert (whole.first, whole.last, whole.positions) == (3, 3, 1)
+    assert whole.mean == whole.maximum == pytest.approx(math.log(2))
     assert whole.kl == pytest.approx(0.5 * math.log(2) + 0.25 * math.log(0.25 / 0.5))
-    assert whole.same_top == 1.0  # of two that are as likely, one is that of the other side
-    assert diverge(half, flat(math.log(0.1)), first=3)[0].same_top == 0.0
+    assert whole.top1_agreement == 1.0  # of two that are as likely, one is that of the other side
+    assert diverge(half, flat(math.log(0.1)), first=3)[0].top1_agreement == 0.0
 
 
 def test_position_bands_have_expected_bounds() -> None:

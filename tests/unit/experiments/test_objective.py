@@ -57,8 +57,8 @@ def test_rate_above_knee_counts_if_within_limits() -> None:
 
 def test_ladder_ends_once_knee_is_known() -> None:
     below = replace(tp8(), points=tp8().points[:3])
-    assert [goal(Objective.KNEE).known_now(result) for result in (below, tp8())] == [False, True]
-    assert not goal(Objective.TOK_S, at_rps=2.0).known_now(tp8())
+    assert [goal(Objective.KNEE).knee_found(result) for result in (below, tp8())] == [False, True]
+    assert not goal(Objective.TOK_S, at_rps=2.0).knee_found(tp8())
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_ladder_ends_once_knee_is_known() -> None:
 )
 def test_held_rate_drops_only_beyond_limits(p95: float, success: float, completed: float, held: float) -> None:
     found = replace(point(1.0, 0.4, p95), success_share=success, completion_ratio=completed)
-    assert goal(Objective.KNEE).held(found) == pytest.approx(held)
+    assert goal(Objective.KNEE).attained(found) == pytest.approx(held)
 
 
 def test_client_lag_is_reported_for_relevant_points() -> None:

@@ -13,7 +13,7 @@ from orchestrator.experiments.sweep.search import Search, Suggestion, SweepTrial
 from orchestrator.experiments.sweep.space import SearchSpace, SweepParameter
 
 SPACE = SearchSpace(
-    knobs=(
+    parameters=(
         SweepParameter(key="flags.running", values=(1, 2, 4, 8, 16, 32)),
         SweepParameter(key="flags.policy", values=("lpm", "fcfs", None)),
         SweepParameter(key="flags.chunk", values=(512, 1024, 2048, 4096)),
@@ -42,9 +42,13 @@ def go(found: Search, count: int, value: Callable[[dict[str, int]], float] = tok
         tried.append(point)
         number = len(found.trials) + 1
         ended = SweepTrial(
-            number=number, point=point, outcome=TrialOutcome.MEASURED, values=(value(point),), own=asked.own
+            number=number,
+            point=point,
+            outcome=TrialOutcome.MEASURED,
+            values=(value(point),),
+            is_baseline=asked.is_baseline,
         )
-        found.tell(asked, ended)
+        found.record_trial(asked, ended)
     return tried
 
 
@@ -55,7 +59,7 @@ def test_search_finds_planted_optimum_within_20_trials(tmp_path: Path, seed: int
     assert found.best()[0].point["flags.running"] == PLANTED
     assert tried[0] == OWN
     assert len({tuple(point.values()) for point in tried}) == 20, "no point is tried twice"
-    weights = found.weights()
+    weights = found.importances()
     assert max(weights, key=lambda key: weights[key]) == "flags.running"
     assert sum(weights.values()) == pytest.approx(1)
 
@@ -66,18 +70,20 @@ def test_search_resumes_from_its_journal(tmp_path: Path) -> None:
     assert [dict(trial.point) for trial in again.trials] == first
     more = go(again, 5)
     assert not [point for point in more if point in first]
-    assert [trial.own for trial in again.trials].count(True) == 1
+    assert [trial.is_baseline for trial in again.trials].count(True) == 1
     with pytest.raises(UsageError, match="started with another profile"):
         search(tmp_path, begun="two")
 
 
 def test_every_point_is_tried_once(tmp_path: Path) -> None:
-    small = SearchSpace(knobs=SPACE.knobs[1:2])
+    small = SearchSpace(parameters=SPACE.parameters[1:2])
     found = search(tmp_path, space=small)
     tried = []
     while (asked := found.ask(None)) is not None:
         tried.append(asked.point["flags.policy"])
-        found.tell(asked, SweepTrial(number=len(tried), point=asked.point, outcome=TrialOutcome.REFUSED, why="no room"))
+        found.record_trial(
+            asked, SweepTrial(number=len(tried), point=asked.point, outcome=TrialOutcome.INFEASIBLE, reason="no room")
+        )
     assert sorted(tried) == [0, 1, 2]
     assert found.best() == ()
 
@@ -86,7 +92,9 @@ def test_interrupted_or_killed_trial_is_repeated(tmp_path: Path) -> None:
     found = search(tmp_path)
     asked = found.ask(OWN)
     assert asked is not None
-    found.tell(asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.INTERRUPTED, own=True))
+    found.record_trial(
+        asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.INTERRUPTED, is_baseline=True)
+    )
     killed = found.ask(OWN)
     assert killed is not None
     assert killed.point == OWN
@@ -100,7 +108,7 @@ def test_interrupted_or_killed_trial_is_repeated(tmp_path: Path) -> None:
 def test_trial_reported_before_kill_is_counted(tmp_path: Path) -> None:
     asked = search(tmp_path).ask(OWN)
     assert asked is not None
-    ended = SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=(5.0,), own=True)
+    ended = SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=(5.0,), is_baseline=True)
     asked.trial.set_user_attr("outcome", asdict(ended))
     assert search(tmp_path).best() == (ended,)
 
@@ -112,7 +120,7 @@ def test_large_space_is_not_reported_exhausted(tmp_path: Path, monkeypatch: pyte
         SweepParameter(key="flags.chunk", values=tuple(range(200))),
         SweepParameter(key="flags.running", values=tuple(range(100))),
     )
-    asked = search(tmp_path, space=SearchSpace(knobs=knobs)).ask(None)
+    asked = search(tmp_path, space=SearchSpace(parameters=knobs)).ask(None)
     assert asked is not None
     assert asked.point.keys() == {"flags.chunk", "flags.running"}
 
@@ -129,11 +137,16 @@ def test_trial_worse_than_others_is_pruned(tmp_path: Path, objective: Objective)
 
     for number in range(1, 5):
         other = asked()
-        assert not any(other.worse(rung, float(rung), higher_is_better=higher) for rung in (1, 2, 3))
-        found.tell(other, SweepTrial(number=number, point=other.point, outcome=TrialOutcome.MEASURED, values=(1.0,)))
+        assert not any(other.should_prune(rung, float(rung), higher_is_better=higher) for rung in (1, 2, 3))
+        found.record_trial(
+            other, SweepTrial(number=number, point=other.point, outcome=TrialOutcome.MEASURED, values=(1.0,))
+        )
     same, less = asked(), asked()
-    assert not any(same.worse(rung, float(rung), higher_is_better=higher) for rung in (1, 2, 3))
-    assert [less.worse(rung, held, higher_is_better=higher) for rung, held in ((1, 1.0), (2, 1.9))] == [False, True]
+    assert not any(same.should_prune(rung, float(rung), higher_is_better=higher) for rung in (1, 2, 3))
+    assert [less.should_prune(rung, held, higher_is_better=higher) for rung, held in ((1, 1.0), (2, 1.9))] == [
+        False,
+        True,
+    ]
 
 
 def test_lowest_price_is_best(tmp_path: Path) -> None:
@@ -147,7 +160,7 @@ def test_pareto_front_contains_only_non_dominated_trials(tmp_path: Path) -> None
     for values in ((10.0, 5.0), (20.0, 1.0), (9.0, 4.0)):
         asked = found.ask(None)
         assert asked is not None
-        found.tell(asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=values))
+        found.record_trial(asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=values))
     assert [trial.values for trial in found.best()] == [(20.0, 1.0), (10.0, 5.0)]
 
 

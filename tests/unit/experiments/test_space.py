@@ -6,14 +6,20 @@ import pytest
 
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.validation import read_model
-from orchestrator.experiments.sweep.space import LayoutChoice, SearchSpace, SpaceFile, default_space, space_of
+from orchestrator.experiments.sweep.space import (
+    LayoutChoice,
+    SearchSpace,
+    SpaceFile,
+    default_space,
+    search_space_from_file,
+)
 from orchestrator.planner.planning import load
 
 
 def space(tmp_path: Path, text: str) -> SearchSpace:
     path = tmp_path / "space.yaml"
     path.write_text(text)
-    return space_of(read_model(path, SpaceFile, "space.yaml"))
+    return search_space_from_file(read_model(path, SpaceFile, "space.yaml"))
 
 
 def test_lists_ranges_and_layouts_become_parameters(tmp_path: Path) -> None:
@@ -29,7 +35,7 @@ env:
   SGLANG_OPT_USE_TOPK_V2: ["false", "true"]
 """,
     )
-    values = {knob.key: [knob.shown(index) for index in range(len(knob.values))] for knob in found.knobs}
+    values = {knob.key: [knob.display(index) for index in range(len(knob.values))] for knob in found.parameters}
     assert values == {
         "layout": ["TP8", "TP4×DP2"],
         "flags.chunked-prefill-size": ["2048", "8192", "32768"],
@@ -38,7 +44,7 @@ env:
         "env.SGLANG_OPT_USE_TOPK_V2": ["false", "true"],
     }
     assert found.size == 2 * 3 * 4 * 3 * 2 == len([*found.points()])
-    ordered = {knob.key for knob in found.knobs if knob.ordered}
+    ordered = {knob.key for knob in found.parameters if knob.ordered}
     assert ordered == {"flags.chunked-prefill-size", "flags.mem-fraction-static"}
 
 
@@ -94,25 +100,25 @@ def test_space_file_hint_uses_yaml_key_names(tmp_path: Path) -> None:
 def test_point_of_the_profile_is_recognized(tmp_path: Path) -> None:
     profile = load("mi355x-tp8").profile
     found = space(tmp_path, "layouts: [{tp: 4, dp: 2}, {tp: 8}]\nflags: {max-running-requests: [8, 16, null]}\n")
-    assert found.own(profile) == {"layout": 1, "flags.max-running-requests": 1}
-    assert space(tmp_path, "flags: {max-running-requests: [8]}\n").own(profile) is None
+    assert found.point_of_profile(profile) == {"layout": 1, "flags.max-running-requests": 1}
+    assert space(tmp_path, "flags: {max-running-requests: [8]}\n").point_of_profile(profile) is None
     unset = space(tmp_path, "flags: {schedule-policy: [lpm, null]}\nenv: {OMP_NUM_THREADS: [2, 1]}\n")
-    assert unset.own(load("cpu-tiny").profile) == {"flags.schedule-policy": 1, "env.OMP_NUM_THREADS": 1}
+    assert unset.point_of_profile(load("cpu-tiny").profile) == {"flags.schedule-policy": 1, "env.OMP_NUM_THREADS": 1}
     off = space(tmp_path, "flags: {disable-radix-cache: [true, false], schedule-conservativeness: [0, 1]}\n")
-    assert off.own(profile) is None, "0 is a value, and the profile has none"
-    assert SearchSpace(knobs=off.knobs[:1]).own(profile) == {"flags.disable-radix-cache": 1}
+    assert off.point_of_profile(profile) is None, "0 is a value, and the profile has none"
+    assert SearchSpace(parameters=off.parameters[:1]).point_of_profile(profile) == {"flags.disable-radix-cache": 1}
 
 
 def test_default_space_surrounds_the_profile() -> None:
     loaded = load("mi355x-tp8")
     found = default_space(loaded.profile, tuple(loaded.valid.table.flags))
-    values = {knob.key: knob.values for knob in found.knobs}
+    values = {knob.key: knob.values for knob in found.parameters}
     assert values["layout"] == tuple(LayoutChoice(tp=tp, dp=8 // tp) for tp in (8, 4, 2, 1))
     assert values["flags.max-running-requests"] == (8, 16, 32)
-    assert found.own(loaded.profile) is not None
+    assert found.point_of_profile(loaded.profile) is not None
     one = load("mi355x-tp8", overrides=["flags.max-running-requests=1"])
-    assert default_space(one.profile, tuple(one.valid.table.flags)).own(one.profile) is not None
-    assert "layout" not in {knob.key for knob in default_space(load("cpu-tiny").profile, ()).knobs}
+    assert default_space(one.profile, tuple(one.valid.table.flags)).point_of_profile(one.profile) is not None
+    assert "layout" not in {knob.key for knob in default_space(load("cpu-tiny").profile, ()).parameters}
 
 
 def test_draft_token_count_follows_speculative_steps(tmp_path: Path) -> None:
@@ -120,14 +126,14 @@ def test_draft_token_count_follows_speculative_steps(tmp_path: Path) -> None:
     flags = {"speculative-num-steps": 5, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 6}
     path = tmp_path / "space.yaml"
     path.write_text("flags: {speculative-num-steps: [1, 3, null]}")
-    found = space_of(read_model(path, SpaceFile, "space.yaml"), flags)
+    found = search_space_from_file(read_model(path, SpaceFile, "space.yaml"), flags)
     assert found.coupled == ("speculative-num-draft-tokens",)
     for index, tokens in ((0, "2"), (1, "4"), (2, "null")):
         overrides = found.overrides({"flags.speculative-num-steps": index})
         assert f"flags.speculative-num-draft-tokens={tokens}" in overrides
         load("mi355x-tp4dp2", overrides=overrides)
     path.write_text("flags: {speculative-num-draft-tokens: [2, 4]}")
-    back = space_of(read_model(path, SpaceFile, "space.yaml"), flags)
+    back = search_space_from_file(read_model(path, SpaceFile, "space.yaml"), flags)
     assert "flags.speculative-num-steps=1" in back.overrides({"flags.speculative-num-draft-tokens": 0})
-    tree = space_of(read_model(path, SpaceFile, "space.yaml"), {**flags, "speculative-eagle-topk": 4})
+    tree = search_space_from_file(read_model(path, SpaceFile, "space.yaml"), {**flags, "speculative-eagle-topk": 4})
     assert tree.coupled == ()

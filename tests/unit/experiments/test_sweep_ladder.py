@@ -5,7 +5,7 @@ from pathlib import Path
 
 from measured_samples import tp8
 
-from orchestrator.bench.result import BenchEnding, BenchResult
+from orchestrator.bench.result import BenchResult, EndReason
 from orchestrator.core.paths import Home
 from orchestrator.experiments.sweep.run import Budget, SweepRequest, open_search, plan_sweep
 from orchestrator.experiments.sweep.search import SweepTrial, TrialOutcome
@@ -38,13 +38,13 @@ def test_ladder_ends_at_knee_or_when_worse(tmp_path: Path) -> None:
             ladder = _Ladder(sweep, asked)
             assert [ladder(cut(count)) for count in (1, 2, 3)] == [None] * 3
             measured = SweepTrial(number=number, point=asked.point, outcome=TrialOutcome.MEASURED, values=(1000.0,))
-            search.tell(asked, measured)
+            search.record_trial(asked, measured)
         asked = search.ask(None)
         assert asked is not None
         worse = _Ladder(sweep, asked)
         assert worse(cut(1)) is None
-        assert (worse(cut(2, success=0.5)), worse.stopped) == (BenchEnding.INTERRUPTED, True)
+        assert (worse(cut(2, success=0.5)), worse.stopped) == (EndReason.INTERRUPTED, True)
         last = _Ladder(sweep, asked)
         assert last(cut(4, success=0.5)) is None, "nothing is left to save"
         knee = _Ladder(plan_sweep(replace(request, at_rps=None, objective="knee"), Home(tmp_path)), asked)
-        assert (knee(tp8()), knee.stopped) == (BenchEnding.COMPLETE, False)
+        assert (knee(tp8()), knee.stopped) == (EndReason.COMPLETE, False)

@@ -63,13 +63,13 @@ def test_preview_lists_points_that_do_not_fit(home: Home) -> None:
     assert "space: 6 points: 4 can be planned, 2 do not fit" in told
     assert "2 do not fit: " in told
     assert "are not divisible by tp 3" in told
-    assert (
-        f"up to 4 trials and 2 repeats of the best (more if another is close), each about {sweep.about / 60:.0f} min"
-        in told
-    )
+    minutes = f"each about {sweep.trial_seconds / 60:.0f} min"
+    assert f"up to 4 trials and 2 repeats of the best (more if another is close), {minutes}" in told
     load = bench_seconds(sweep.workload, tok_s=50.0)
-    assert sweep.about == startup_seconds(sweep.plan) + load + STEP_SECONDS["down"]  # a start includes its smoke test
-    assert f"${6 * sweep.about / 3600 * 16:.2f}" in told
+    assert (
+        sweep.trial_seconds == startup_seconds(sweep.plan) + load + STEP_SECONDS["down"]
+    )  # a start includes its smoke test
+    assert f"${6 * sweep.trial_seconds / 3600 * 16:.2f}" in told
     data = preview_sweep(sweep)
     assert (data.points, data.fitting, data.trials) == (6, 4, 4)
     assert data.space == {"layout": ["TP8", "TP4×DP2", "TP3"], "flags.max-running-requests": ["16", "32"]}
@@ -88,22 +88,22 @@ def test_documentation_example_space_is_plannable(home: Home) -> None:
     page = PAGE.read_text()
     profile = page.partition("deploy sweep ")[2].partition(" ")[0]
     sweep = planned(home, page.partition("```yaml\n")[2].partition("```")[0], profile=profile)
-    assert sweep.own is not None
-    assert sweep.refusal(sweep.own) == ""
+    assert sweep.baseline_point is not None
+    assert sweep.infeasible_reason(sweep.baseline_point) == ""
 
 
 def test_capacity_warning_rejects_a_point(home: Home) -> None:
     """A warning of `up`, that requests will wait or memory may run out, is a refusal here; the profile's own is not."""
     most = "flags: {max-running-requests: [16, 5000]}"
     sweep = planned(home, most)
-    assert sweep.refusal({"flags.max-running-requests": 0}) == ""
-    assert "5,000 concurrent requests of `single-stream-10k-1.5k` need" in sweep.refusal(
+    assert sweep.infeasible_reason({"flags.max-running-requests": 0}) == ""
+    assert "5,000 concurrent requests of `single-stream-10k-1.5k` need" in sweep.infeasible_reason(
         {"flags.max-running-requests": 1}
     )
     own = planned(home, most, overrides=("flags.max-running-requests=5000",))
-    assert own.refusal({"flags.max-running-requests": 1}) == ""
+    assert own.infeasible_reason({"flags.max-running-requests": 1}) == ""
     short = planned(home, "flags: {context-length: [8192, 32768]}")
-    assert [short.refusal({"flags.context-length": index}) for index in (0, 1)] == [
+    assert [short.infeasible_reason({"flags.context-length": index}) for index in (0, 1)] == [
         "a request of the load has 21,000 tokens; the context has 8,192",
         "",
     ]
@@ -171,7 +171,7 @@ def trial(number: int, outcome: TrialOutcome = TrialOutcome.MEASURED, seconds: f
 
 
 def test_budget_spans_resumed_sweeps(home: Home) -> None:
-    two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.REFUSED, 0.0))
+    two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.INFEASIBLE, 0.0))
     for budget, why in (
         (Budget(trials=2), "the limit of 2 trials is reached"),
         (Budget(trials=3), ""),
@@ -186,7 +186,7 @@ def test_budget_spans_resumed_sweeps(home: Home) -> None:
         assert (kept == "") is goes_on, "a quarter is kept for measuring the best again"
     assert spent_of((), planned(home, budget=Budget(hours=0.01))) == "", "one trial is made, and finished"
     assert spent_of(tuple(map(trial, range(20))), planned(home)) == "the limit of 20 trials is reached"
-    assert affordable(planned(home, budget=Budget(hours=planned(home).about / 3600 * 2.5)), 6) == 2
+    assert affordable(planned(home, budget=Budget(hours=planned(home).trial_seconds / 3600 * 2.5)), 6) == 2
 
 
 def test_sweeps_use_distinct_server_names(home: Home) -> None:
@@ -198,7 +198,7 @@ def test_sweeps_use_distinct_server_names(home: Home) -> None:
 def won(sweep: Sweep, search: Search, results: dict[int, BenchResult]) -> tuple[Winner, ...]:
     """Tell the results of trials, the profile's own first, and write the winner."""
     for number, result in results.items():
-        asked = search.ask(sweep.own)
+        asked = search.ask(sweep.baseline_point)
         assert asked is not None
         save(result, sweep.request.output / f"trials/{number}")
         values = sweep.goal.values(result)
@@ -208,16 +208,16 @@ def won(sweep: Sweep, search: Search, results: dict[int, BenchResult]) -> tuple[
             point=asked.point,
             outcome=TrialOutcome.MEASURED,
             values=values,
-            own=asked.own,
+            is_baseline=asked.is_baseline,
             directory=f"trials/{number}",
             answers="passed: all 3",
             seconds=600.0,
         )
-        search.tell(asked, ended)
+        search.record_trial(asked, ended)
     asked = search.ask(None)
     assert asked is not None
-    why = {"why": "the server exited <early>", "diagnosis": "cause: gpu-out-of-memory"}
-    search.tell(asked, SweepTrial(number=3, point=asked.point, outcome=TrialOutcome.FAILED, **why))  # type: ignore[arg-type]
+    why = {"reason": "the server exited <early>", "diagnosis": "cause: gpu-out-of-memory"}
+    search.record_trial(asked, SweepTrial(number=3, point=asked.point, outcome=TrialOutcome.FAILED, **why))  # type: ignore[arg-type]
     return write_winners(sweep, search)
 
 
@@ -304,7 +304,7 @@ def test_original_profile_may_win(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
         [winner] = won(sweep, search, {1: tp4dp2(), 2: tp8()})
-    assert (winner.trial.own, winner.profile) == (True, None)
+    assert (winner.trial.is_baseline, winner.profile) == (True, None)
     assert not (home.root / "profiles").exists()
 
 
@@ -323,7 +323,7 @@ def test_saturated_trial_is_reported_but_cannot_win(home: Home) -> None:
             assert asked is not None
             pending = replace(trial(len(outcomes) + 1, TrialOutcome.INTERRUPTED), point=asked.point)
             ended = _evaluate(sweep, result, _Ladder(sweep, asked), pending)
-            search.tell(asked, ended)
+            search.record_trial(asked, ended)
             outcomes.append(ended.outcome)
         assert write_winners(sweep, search) == ()
         text = write_sweep_report(sweep, search, ended="x").with_suffix(".md").read_text().replace("\\", "")
@@ -337,9 +337,9 @@ def test_saturated_repeat_ranks_below_any_value(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
         won(sweep, search, {1: tp8(), 2: tp4dp2()})  # 1.5 and 2.4 requests/s
-        search.confirm(replace(trial(2, TrialOutcome.LAGGED), why="2.4, but late"))
+        search.confirm(replace(trial(2, TrialOutcome.LAGGED), reason="2.4, but late"))
         assert [each.number for each in ranked(sweep, search)] == [2, 1], "a late client says nothing of the server"
-        search.confirm(replace(trial(2, TrialOutcome.SATURATED), why="TTFT p95 17.20 s exceeds 5 s"))
+        search.confirm(replace(trial(2, TrialOutcome.SATURATED), reason="TTFT p95 17.20 s exceeds 5 s"))
         assert [each.number for each in ranked(sweep, search)] == [1]
         following = next_to_confirm(sweep, search)
         assert following is not None
@@ -352,9 +352,9 @@ def test_saturated_repeat_ranks_below_any_value(home: Home) -> None:
 def test_interrupted_trial_is_not_counted(home: Home) -> None:
     sweep = planned(home)
     with open_search(sweep) as search:
-        asked = search.ask(sweep.own)
+        asked = search.ask(sweep.baseline_point)
         assert asked is not None
-        search.tell(asked, replace(trial(1, TrialOutcome.INTERRUPTED), point=asked.point))
+        search.record_trial(asked, replace(trial(1, TrialOutcome.INTERRUPTED), point=asked.point))
         report = sweep_report(sweep, search, (), "ended early: port 31000 is taken")
     assert (report.rows, report.headline[-1]) == (
         (),
@@ -457,7 +457,7 @@ def test_client_lag_takes_precedence_over_saturation(home: Home) -> None:
         assert asked is not None
         ended = [_evaluate(sweep, each, _Ladder(sweep, asked), trial(1)) for each in (tp8(), late)]
     assert [each.outcome for each in ended] == [TrialOutcome.SATURATED, TrialOutcome.LAGGED]
-    assert ended[1].why.endswith(", but the load client was late")
+    assert ended[1].reason.endswith(", but the load client was late")
 
 
 def test_best_is_compared_with_runner_up_like_compare(home: Home) -> None:
@@ -508,5 +508,5 @@ def test_objective_fixed_by_rate_prints_a_warning(home: Home, more: dict[str, ob
 def test_trial_server_joins_no_gateway(home: Home) -> None:
     """Requests of the gateway's users would be measured with the trial's own."""
     sweep = planned(home, overrides=("server.gateway=pair",))
-    request = _up_request(sweep, Suggestion(point=next(sweep.space.points()), own=True, trial=None))
+    request = _up_request(sweep, Suggestion(point=next(sweep.space.points()), is_baseline=True, trial=None))
     assert load(request.profile, overrides=request.overrides).plan.server.gateway is None

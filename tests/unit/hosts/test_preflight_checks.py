@@ -42,7 +42,7 @@ def look(
         environ=environ,
         spaces=spaces,
         checkpoint=checkpoint,
-        contained=kind.in_container,
+        in_container=kind.in_container,
     )
     return preflight(plan, access, kind.checks)
 
@@ -67,17 +67,19 @@ def test_port_used_by_own_server_hints_at_down() -> None:
         return CompletedProgram(argv=tuple(argv), code=0, stdout=text, stderr="")
 
     def port_finding(server_on: Callable[[int], str | None]) -> Finding:
-        access = HostAccess(runner=runner, environ={}, spaces=(), checkpoint=None, contained=False, server_on=server_on)
+        access = HostAccess(
+            runner=runner, environ={}, spaces=(), checkpoint=None, in_container=False, server_on=server_on
+        )
         machine = cast("Machine", SimpleNamespace(listening=frozenset({30010})))
         (finding,) = ports(CheckContext(plan=plan, machine=machine, access=access))
         return finding
 
     ours = port_finding(lambda port: "owl" if port == 30010 else None)
-    assert (ours.found, ours.hint) == ("in use by your server `owl`", "`deploy down owl`, or `--set server.port=30011`")
+    assert (ours.value, ours.hint) == ("in use by your server `owl`", "`deploy down owl`, or `--set server.port=30011`")
     stranger = port_finding(lambda _port: None)
     assert stranger.hint == "`kill 48213`, or `--set server.port=30011`"
-    assert re.fullmatch(r"in use by python3 -m( word)+ … \(pid 48213\)", stranger.found)
-    assert len(stranger.found) < 90
+    assert re.fullmatch(r"in use by python3 -m( word)+ … \(pid 48213\)", stranger.value)
+    assert len(stranger.value) < 90
 
 
 def meminfo(available: int, *nodes: int) -> dict[str, str]:
@@ -109,7 +111,7 @@ def test_host_memory_is_checked_against_cache_tier(
 ) -> None:
     report = look("mi355x-healthy", plan_of("mi355x-tp4dp2-tiers", *flags), **memory)
     finding = only(report, check)
-    assert (finding.level, finding.found.startswith(found)) == (level, True), finding
+    assert (finding.level, finding.value.startswith(found)) == (level, True), finding
     assert check == "NUMA memory" or finding.needed == "1658.4 GiB: 8 x 206.1 GiB"
     assert "NUMA memory" in raised(report) or level is not Level.WARN
     assert "host memory" not in {item.check for item in look("mi355x-healthy", **memory).findings}
@@ -125,20 +127,20 @@ def test_cache_tier_of_single_role_is_counted() -> None:
 def test_healthy_node_passes_preflight() -> None:
     report = look("mi355x-healthy")
     assert raised(report) == set()
-    assert only(report, "gpu arch").found == "8 x gfx950"
-    assert only(report, "vram").found == "8 x 288.0 GiB"
+    assert only(report, "gpu arch").value == "8 x gfx950"
+    assert only(report, "vram").value == "8 x 288.0 GiB"
     report.require()
 
 
 def test_vram_in_use_lists_gpus_and_shares() -> None:
     finding = only(look("mi355x-half-drained"), "vram in use")
     assert finding.level is Level.FAIL
-    assert finding.found.startswith("gpu 4 41%, gpu 5 41%, gpu 6 41%, gpu 7 41%; used by no visible process")
+    assert finding.value.startswith("gpu 4 41%, gpu 5 41%, gpu 6 41%, gpu 7 41%; used by no visible process")
 
 
 def test_process_using_vram_is_named_with_kill_hint() -> None:
     finding = only(look("mi355x-held"), "vram in use")
-    assert "python3 (pid 48213, gpu 2, 243.9 GiB)" in finding.found
+    assert "python3 (pid 48213, gpu 2, 243.9 GiB)" in finding.value
     assert "`kill 48213`" in finding.hint
 
 
@@ -165,15 +167,15 @@ def test_wrong_gpu_model_fails_preflight() -> None:
     two = replace(plan, layout=replace(plan.layout, tp=2))
     report = look("mi300x-rocm-6.2", two)
     assert only(report, "gpu arch").level is Level.FAIL
-    assert only(report, "gpu arch").found == "2 x gfx942"
-    assert only(report, "compute units").found == "2 x 304"
+    assert only(report, "gpu arch").value == "2 x gfx942"
+    assert only(report, "compute units").value == "2 x 304"
     assert only(report, "vram").level is Level.FAIL
 
 
 def test_truncated_tool_output_is_not_reported_as_no_gpus() -> None:
     report = look("mi355x-truncated")
     assert only(report, "gpus").level is Level.FAIL
-    assert "`amd-smi static` printed no JSON" in only(report, "gpu tool").found
+    assert "`amd-smi static` printed no JSON" in only(report, "gpu tool").value
     assert only(report, "gpu tool").hint == "run it by hand and read its output"
 
 
@@ -184,7 +186,7 @@ def test_driver_without_tool_hints_at_installation() -> None:
 
 def test_host_without_matching_gpus_fails_preflight() -> None:
     nvidia = look("h200-idle")
-    assert only(nvidia, "gpus").found == "no AMD GPU (1 of NVIDIA)"
+    assert only(nvidia, "gpus").value == "no AMD GPU (1 of NVIDIA)"
     with pytest.raises(HostError) as caught:
         nvidia.require()
     assert caught.value.exit_code == 4
@@ -194,7 +196,7 @@ def test_host_without_matching_gpus_fails_preflight() -> None:
 def test_cpu_plan_skips_gpu_checks() -> None:
     report = look("h200-idle", plan_of("cpu-tiny"))
     assert report.ready
-    assert only(report, "gpus").found == "not queried"
+    assert only(report, "gpus").value == "not queried"
 
 
 def test_nvidia_node_is_checked() -> None:
@@ -207,10 +209,10 @@ def test_nvidia_node_is_checked() -> None:
     )
     assert raised(look("h200-idle", one)) == set()
     assert only(look("h200-idle", one), "driver").needed == "CUDA 13.0 in the image"
-    assert "python3 (pid 412, gpu 0, 40.6 GiB)" in only(look("h200-held", one), "vram in use").found
+    assert "python3 (pid 412, gpu 0, 40.6 GiB)" in only(look("h200-held", one), "vram in use").value
     listed = "0, GPU-0, NVIDIA H200, [N/A], 143771, 0, 580.159.04\n"
     unreported = only(look("h200-idle", one, nvidia_gpus=listed), "gpu arch")
-    assert (unreported.level, unreported.found) == (Level.WARN, "1 x not reported")
+    assert (unreported.level, unreported.value) == (Level.WARN, "1 x not reported")
     assert "nvidia-smi" in unreported.hint
     assert "amd" not in unreported.hint
 
@@ -253,9 +255,9 @@ def test_disk_needs_are_summed_per_file_system() -> None:
         DiskNeed(purpose="image", directory="/b", size=64 * GIB),
     )
     node = {**sections("mi355x-healthy"), "disk /a": disk.format(450 << 20), "disk /b": disk.format(450 << 20)}
-    access = HostAccess(runner=runner_of(node), environ={}, spaces=spaces, checkpoint=None, contained=True)
+    access = HostAccess(runner=runner_of(node), environ={}, spaces=spaces, checkpoint=None, in_container=True)
     finding = only(preflight(plan_of("mi355x-tp8"), access), "disk")
-    assert (finding.level, finding.found) == (Level.FAIL, "450.0 GiB free on /")
+    assert (finding.level, finding.value) == (Level.FAIL, "450.0 GiB free on /")
     assert finding.needed == "472.0 GiB for weights and image"
 
 
@@ -301,7 +303,7 @@ def test_unavailable_image_fails_preflight(error: str, level: Level, found: str)
     plan = plan_of("mi355x-tp8")
     alone = replace(plan, engine=replace(plan.engine, image_fallbacks=()))
     finding = only(look("mi355x-healthy", alone, docker=docker_told(missing=error)), "image")
-    assert (finding.level, found in finding.found) == (level, True)
+    assert (finding.level, found in finding.value) == (level, True)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +334,7 @@ def test_incomplete_checkpoint_and_missing_token_are_reported() -> None:
     plan = plan_of("mi355x-tp8")
     gated = replace(plan, model=replace(plan.model, gated=True))
     report = look("mi355x-healthy", gated, checkpoint=lacking)
-    assert only(report, "checkpoint").found == "`model-0.safetensors` is missing, and 4 more"
+    assert only(report, "checkpoint").value == "`model-0.safetensors` is missing, and 4 more"
     assert only(report, "token").hint == "`export HF_TOKEN=…`"
     whole = look("mi355x-healthy", gated, checkpoint=lambda: ("92 shards", gated.model.weight_bytes))
     assert whole.ready
@@ -346,13 +348,13 @@ def test_missing_downloadable_checkpoint_is_only_a_warning() -> None:
 
     plan = plan_of("mi355x-tp8")
     fresh = only(look("mi355x-healthy", plan, checkpoint=nothing), "checkpoint")
-    assert (fresh.level, fresh.found) == (Level.WARN, "not staged yet")
+    assert (fresh.level, fresh.value) == (Level.WARN, "not staged yet")
     assert fresh.hint == "`deploy stage PROFILE`"
     gated = replace(plan, model=replace(plan.model, gated=True))
     assert only(look("mi355x-healthy", gated, checkpoint=nothing), "token").level is Level.FAIL
     share = replace(plan, model=replace(plan.model, checkpoint=replace(plan.model.checkpoint, source="local")))
     unmounted = only(look("mi355x-healthy", share, checkpoint=nothing), "checkpoint")
-    assert (unmounted.level, unmounted.found) == (Level.FAIL, "no checkpoint of `glm-5.2-mxfp4` found")
+    assert (unmounted.level, unmounted.value) == (Level.FAIL, "no checkpoint of `glm-5.2-mxfp4` found")
 
 
 @pytest.mark.parametrize(
@@ -402,7 +404,7 @@ def test_report_text_and_dictionary_agree() -> None:
 def test_unexpected_checkpoint_size_is_a_warning() -> None:
     plan = plan_of("mi355x-tp8")
     smaller = only(look("mi355x-healthy", plan, checkpoint=lambda: ("80 shards, 380.0 GB", 380 * 10**9)), "checkpoint")
-    assert (smaller.level, smaller.found, smaller.needed) == (Level.WARN, "80 shards, 380.0 GB", "complete, 438.0 GB")
+    assert (smaller.level, smaller.value, smaller.needed) == (Level.WARN, "80 shards, 380.0 GB", "complete, 438.0 GB")
     assert "correct `weights_size`" in smaller.hint
     tiny = plan_of("cpu-tiny")  # 1 MB, and in truth a little less
     assert only(look("mi355x-healthy", tiny, checkpoint=lambda: ("1 shard", 878_000)), "checkpoint").level is Level.INFO
@@ -452,8 +454,8 @@ def test_image_must_see_host_rdma_devices(nics: str, inside: str | None, level: 
     report = look("mi355x-healthy", plan, docker=docker, rdma=rdma)
     finding = only(report, "rdma")
     assert finding.level is level
-    assert found in finding.found
-    assert [each.found for each in report.findings if each.check == "gid"] == ["index 1 on this host"] * bool(nics)
+    assert found in finding.value
+    assert [each.value for each in report.findings if each.check == "gid"] == ["index 1 on this host"] * bool(nics)
 
 
 def test_rdma_is_checked_only_for_rdma_transfer() -> None:
@@ -467,5 +469,5 @@ def test_cpu_host_memory_is_checked_against_weights(weights: int, level: Level) 
     plan = plan_of("cpu-tiny", f"model.weights_size={weights}")
     text = f"MemTotal: {64 << 20} kB\nMemAvailable: {40 << 20} kB\n"
     found = only(look("mi355x-healthy", plan, memory=text), "memory")
-    assert (found.level, found.found) == (level, "40.0 GiB available of 64.0 GiB")
+    assert (found.level, found.value) == (level, "40.0 GiB available of 64.0 GiB")
     assert found.needed == f"{weights // GIB}.0 GiB for the weights"

@@ -272,7 +272,7 @@ def test_command_writes_files_and_reports_skipped_rules(
         "cpu-tiny.dashboard.json", "cpu-tiny.rules.yml", "cpu-tiny.targets.yml", "prometheus.yml",
     ]  # fmt: skip
     assert all(Path(file).is_file() for file in written["files"])
-    assert "only the log" in written["left_out"][-1]
+    assert "only the log" in written["skipped"][-1]
 
 
 def test_two_servers_share_one_prometheus_configuration(home: Home) -> None:

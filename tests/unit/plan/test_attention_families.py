@@ -81,7 +81,7 @@ def test_shared_indexer_layers_store_no_keys_since_0_5_18(version: str, flags: t
 def test_state_bytes_of_linear_attention(profile: str, overrides: tuple[str, ...], megabytes: float) -> None:
     requests = cache(profile, *overrides).requests
     assert requests is not None
-    assert requests.each / 1e6 == pytest.approx(megabytes, abs=0.06)
+    assert requests.per_request / 1e6 == pytest.approx(megabytes, abs=0.06)
 
 
 def test_linear_attention_states_limit_concurrent_requests() -> None:

@@ -104,7 +104,7 @@ def test_every_published_value_has_a_quote_for_its_layout(name: str) -> None:
 
 def test_quote_text_contains_its_values() -> None:
     for quote in (quote for quotes in QUOTES.values() for quote in quotes):
-        assert quote.about or quote.values
+        assert quote.subject or quote.values
         for key, value in quote.values.items():
             section, _, name = key.partition(".")
             wanted = [f"{name.upper()}{value}"] if section == "layout" else [f"--{name}"]
@@ -120,7 +120,7 @@ def test_question_is_explained_in_one_row() -> None:
     found = next(row for row in explained(load("mi355x-tp8")) if row.key == "model.questions.2")
     assert found.value.startswith("kestrel ← The code word is kestrel. {filler}")
     assert (found.origin, found.source) == ("inferred", "the prompt itself")
-    assert re.fullmatch(r"profiles/models/glm-5.2-mxfp4.yaml:\d+", found.place)
+    assert re.fullmatch(r"profiles/models/glm-5.2-mxfp4.yaml:\d+", found.location)
 
 
 def test_show_reports_model_without_questions(capsys: pytest.CaptureFixture[str]) -> None:

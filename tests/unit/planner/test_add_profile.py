@@ -42,7 +42,7 @@ def proposed(home: Home, model: str, hardware: str, name: str | None = None, **m
 
 
 def why(proposal: Proposal, key: str) -> str:
-    return next(each.why for each in proposal.decisions if each.key == key)
+    return next(each.reason for each in proposal.decisions if each.key == key)
 
 
 def test_smallest_layout_holding_full_context_is_chosen(home: Home) -> None:

@@ -19,7 +19,7 @@ ARTIFACTS = render_artifacts(load("mi355x-tp8").plan)
 
 
 def shown(host_ref: HostRef) -> dict[str, tuple[str, float]]:
-    return {step.name: (step.what, step.about) for step in estimate.steps_of(ARTIFACTS, host_ref)}
+    return {step.name: (step.what, step.seconds) for step in estimate.steps_of(ARTIFACTS, host_ref)}
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +56,8 @@ def test_generated_checkpoint_is_not_generated_again(tmp_path: Path) -> None:
     (made / ".generator").write_text(hashlib.sha256(generator.read_bytes()).hexdigest())
     after = estimate.steps_of(tiny, host_ref)[1]
     assert environment.what == "sglang-cpu-0.5.14.txt: 1.7 GB of packages to install"
-    assert (before.what, before.about) == (f"{made}: to be generated", 5)
-    assert (after.what, after.about) == (str(made), 0)
+    assert (before.what, before.seconds) == (f"{made}: to be generated", 5)
+    assert (after.what, after.seconds) == (str(made), 0)
 
 
 def test_existing_table_and_image_need_no_time(tmp_path: Path, images: set[str]) -> None:

@@ -25,7 +25,7 @@ def test_entry_path_is_relative_to_profile(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "engines" / "ours.yaml").write_text(ENGINE)
     loaded = load(profile(tmp_path, "engine: engines/ours.yaml\n"))
     assert loaded.plan.engine.name == "ours"
-    assert loaded.composed.place(("engine", "version")) == f"{tmp_path}/engines/ours.yaml:3"
+    assert loaded.composed.location(("engine", "version")) == f"{tmp_path}/engines/ours.yaml:3"
     monkeypatch.chdir(tmp_path / "engines")
     assert load("cpu-tiny", overrides=["engine=./ours.yaml"]).plan.engine.name == "ours"
     (tmp_path / "engines" / "no name.yaml").write_text(ENGINE)
@@ -44,14 +44,14 @@ def test_inline_entry_is_named_after_profile(tmp_path: Path) -> None:
     assert loaded.plan.engine.name == "mine"
     rows = {row.key: row for row in explained(loaded)}
     assert (rows["engine.version"].source, rows["engine.version"].origin) == ("our own list", "")
-    assert rows["engine.version"].place.endswith("mine.yaml:8")
+    assert rows["engine.version"].location.endswith("mine.yaml:8")
 
 
 def test_overridden_entry_values_have_user_or_source_origin(tmp_path: Path) -> None:
     text = "engine: {use: sglang-0.5.14-cpu, dockerfile: sglang-cpu, flags: {log-level: info}}\n"
     rows = {row.key: row for row in explained(load(profile(tmp_path, text)))}
     assert (rows["engine.dockerfile"].origin, rows["engine.dockerfile"].source) == ("user", "")
-    assert (rows["engine.version"].origin, rows["engine.version"].place) == (
+    assert (rows["engine.version"].origin, rows["engine.version"].location) == (
         "",
         "profiles/engines/sglang-0.5.14-cpu.yaml:3",
     )

@@ -25,10 +25,10 @@ def test_extended_profile_inherits_values_and_locations(tmp_path: Path) -> None:
     assert mine.plan.layout == other.plan.layout
     assert [flag.name for flag in mine.plan.flags] == [flag.name for flag in other.plan.flags]
     assert mine.plan.flag("mem-fraction-static") == "0.7"
-    assert mine.composed.place(("flags", "mem-fraction-static")) == f"{own}:4"
-    assert mine.composed.place(("flags", "kv-cache-dtype")) == "profiles/mi355x-tp8.yaml:11"
-    assert mine.composed.place(("engine",)) == f"{own}:2"
-    assert mine.composed.place(("model",)) == "profiles/mi355x-tp8.yaml:6"
+    assert mine.composed.location(("flags", "mem-fraction-static")) == f"{own}:4"
+    assert mine.composed.location(("flags", "kv-cache-dtype")) == "profiles/mi355x-tp8.yaml:11"
+    assert mine.composed.location(("engine",)) == f"{own}:2"
+    assert mine.composed.location(("model",)) == "profiles/mi355x-tp8.yaml:6"
 
 
 def test_july_profiles_differ_only_in_engine() -> None:

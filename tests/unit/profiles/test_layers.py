@@ -31,14 +31,14 @@ def composed(profile: str, *overrides: str, engine: str = ENGINE) -> MergedProfi
 def test_entry_facts_are_nested_and_flags_top_level() -> None:
     result = composed("hardware: hw\nmodel: m\nengine: e\n")
     assert result.data["hardware"] == {"gpus": 8}
-    assert result.place(("hardware", "gpus")) == "hw.yaml:1"
-    assert result.place(("flags", "a")) == "hw.yaml:3"
+    assert result.location(("hardware", "gpus")) == "hw.yaml:1"
+    assert result.location(("flags", "a")) == "hw.yaml:3"
 
 
 def test_setting_is_replaced_together_with_its_origin() -> None:
     result = composed("flags:\n  a: {value: 2}\n")
     assert result.data["flags"] == {"a": {"value": 2}, "b": {"value": 1}}
-    assert result.place(("flags", "a", "value")) == "p.yaml:2"
+    assert result.location(("flags", "a", "value")) == "p.yaml:2"
 
 
 def test_null_removes_a_setting() -> None:
@@ -54,7 +54,7 @@ def test_set_overrides_profile_with_user_origin() -> None:
     }
     assert result.data["engine"] == {"version": "0.5.16"}
     assert result.data["list"] == ["a", 2]
-    assert result.place(("flags", "a")) == "--set flags.a"
+    assert result.location(("flags", "a")) == "--set flags.a"
 
 
 def test_merging_does_not_modify_lower_layers() -> None:
@@ -83,15 +83,15 @@ def test_missing_entries_are_reported_together() -> None:
 def test_profile_overrides_single_values_of_an_entry() -> None:
     result = composed("engine:\n  use: e\n  version: 0.5.16\n  flags: {c: 1}\nflags: {a: 5}\n")
     assert result.data["engine"] == {"version": "0.5.16"}
-    assert result.place(("engine", "version")) == "p.yaml:3"
-    assert result.place(("flags", "c")) == "p.yaml:4"
+    assert result.location(("engine", "version")) == "p.yaml:3"
+    assert result.location(("flags", "c")) == "p.yaml:4"
     assert result.data["flags"] == {"a": 5, "b": {"value": 1}, "c": 1}
 
 
 def test_values_without_use_override_inherited_entry() -> None:
     result = composed("model: {layers: 3, moe: {experts: 4}}\n", "model.moe.experts=5")
     assert result.data["model"] == {"layers": 3, "moe": {"experts": 5}}
-    assert dict(result.overlaid) == {("model", "layers"): "", ("model", "moe", "experts"): ""}
+    assert dict(result.overridden) == {("model", "layers"): "", ("model", "moe", "experts"): ""}
 
 
 def test_entry_may_be_written_inside_profile() -> None:
@@ -115,7 +115,7 @@ def test_changed_image_discards_facts_of_old_image(profile: str, overrides: list
     result = composed(profile, *overrides, engine=DATED)
     assert result.data["engine"] == {"version": 1, "image": "z/sglang:v1", "source": "a list"}
     assert result.names["engine"] == "z/sglang:v1"
-    assert result.place(("engine", "aiter_commit")) == result.place(("engine",))
+    assert result.location(("engine", "aiter_commit")) == result.location(("engine",))
 
 
 def test_facts_set_with_changed_image_are_kept() -> None:

@@ -147,7 +147,7 @@ def test_ablation_is_compared_only_with_full_result() -> None:
     assert [one.comparable for one in made.comparisons] == [True, False, True, False]
     assert made.comparisons[1].name == "TP8, mtp-off"
     assert [reason.kind for reason in made.comparisons[1].reasons] == ["ablation"]
-    answers = {(row.name, row.figure): (row.without, row.whole, row.ratio) for row in made.ablations}
+    answers = {(row.name, row.metric): (row.without_feature, row.with_feature, row.ratio) for row in made.ablations}
     assert answers == {
         ("mtp-off", "single stream, tok/s"): pytest.approx((70, 208, 208 / 70)),
         ("table-off", "knee, rps"): pytest.approx((2.0, 2.4, 1.2)),
@@ -197,7 +197,7 @@ def test_missing_metrics_are_none_not_zero() -> None:
     row = next(row for row in comparison.rows if row.rate_rps == 0.5)
     assert row.of(metrics.OUTPUT).measured is None
     assert row.of(metrics.OUTPUT).agreement is Agreement.NOT_MEASURED
-    assert {key for key, figure in row.figures.items() if figure.measured is not None} == {
+    assert {key for key, figure in row.metrics.items() if figure.measured is not None} == {
         "achieved_rps",
         "full_run_tok_s",
         "success_share",

@@ -40,7 +40,7 @@ def test_diff_of_runs_covers_every_area(home: Home) -> None:
     for run, version, shards, state in ((a, "7.0", 1, "applied"), (b, "7.2", 2, "upstream")):
         checkpoint = f"{shards} shards, 21 tensors" + (", as in its receipt" if shards == 2 else "")
         checks = {"driver": version, "checkpoint": checkpoint, "disk": f"{shards} GB free"}
-        run.save("preflight.json", {"findings": [{"check": key, "found": text} for key, text in checks.items()]})
+        run.save("preflight.json", {"findings": [{"check": key, "value": text} for key, text in checks.items()]})
         run.save("image.json", {"id": f"sha256:{version}"})
         run.save("patches.json", {"patches": [{"id": "mtp", "state": state}]})
     found = between(home, f"owl/{a.path.name}", b.path.name)
@@ -105,11 +105,11 @@ def test_diff_of_results_compares_metrics(home: Home, tmp_path: Path) -> None:
     save(tp8(), tmp_path / "b")
     found = between(home, str(tmp_path / "a"), str(tmp_path / "b" / "result.json"))
     assert told(found)["layout.tp"] == ("configuration", "4", "8")
-    rows = {(row.figure, row.load): (row.a, row.b, row.change) for row in found.figures}
+    rows = {(row.metric, row.load): (row.a, row.b, row.change) for row in found.metrics}
     assert rows["TTFT p50 s", "0.5 rps"] == ("0.58", "0.49", "−16 %")
     assert rows["TTFT p50 s", "2.4 rps"] == ("0.84", "-", "")
     assert "One run each: the noise is unknown." in diff_text(found)
-    assert json.loads(json.dumps(OUTPUT.data(found)))["figures"][0]["workload"] == "wafer-20k-1k"
+    assert json.loads(json.dumps(OUTPUT.data(found)))["metrics"][0]["workload"] == "wafer-20k-1k"
 
 
 def test_diff_and_compare_agree_on_noise(home: Home, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_diff_and_compare_agree_on_noise(home: Home, tmp_path: Path) -> None:
     [sentence] = [line for line in diff_text(found).splitlines() if "noise" in line]
     assert sentence.startswith("Both have the same configuration")
     assert sentence in comparison_text(make_report(files, published="none", prices=())).splitlines()
-    assert found.alike
+    assert found.same_configuration
 
 
 def test_runs_are_compared_by_latest_shared_measurements(home: Home, tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_runs_are_compared_by_latest_shared_measurements(home: Home, tmp_path: P
     measure(b, "2026-07-02T01:00:00Z", "x", "other")
     measure(b, "2026-07-02T01:00:00Z", "y", "alone")
     found = between(home, str(a.path), str(b.path), tmp_path / "results")
-    assert {row.workload for row in found.figures} == {"x"}
-    assert [row.a for row in found.figures if row.figure == "TTFT p50 s"] == ["0.49", "-", "-", "-"]
+    assert {row.workload for row in found.metrics} == {"x"}
+    assert [row.a for row in found.metrics if row.metric == "TTFT p50 s"] == ["0.49", "-", "-", "-"]
     found = between(home, str(a.path), "cpu-tiny", tmp_path / "results")
     assert "B has no measurement" in found.unknown
 

@@ -107,13 +107,13 @@ def test_cost_table_is_in_every_format(tmp_path: Path) -> None:
 def test_node_power_is_set_per_gpu_type(tmp_path: Path) -> None:
     result = tp4dp2()
     b200 = replace(result, run=replace(result.run, provenance=replace(result.run.provenance, gpu="b200")))
-    power = NodePower.given(["MI355X=13500", "B200=12000"], None, 1.0)
+    power = NodePower.parse(["MI355X=13500", "B200=12000"], None, 1.0)
     found = costs(tmp_path, result, b200, power=power)
     per_watt = rows(found)["output tok/s per watt of the node"].values
     assert per_watt == (pytest.approx(2364 / 13500, rel=1e-3), pytest.approx(2364 / 12000, rel=1e-3))
     assert {"power of the mi355x node: 13500 W, given", "power of the b200 node: 12000 W, given"} <= {*found.inputs}
     with pytest.raises(UsageError, match="`0` is not a power"):
-        NodePower.given(["0"], None, 1.0)
+        NodePower.parse(["0"], None, 1.0)
 
 
 def test_published_price_claims_are_computed_with_inputs(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_published_price_claims_are_computed_with_inputs(tmp_path: Path) -> None
 )
 def test_invalid_power_options_are_rejected(watts: list[str], kwh: str | None, pue: float, option: str) -> None:
     with pytest.raises(UsageError, match=option):
-        NodePower.given(watts, kwh, pue)
+        NodePower.parse(watts, kwh, pue)
 
 
 def test_knee_without_throughput_has_no_cost(tmp_path: Path) -> None:

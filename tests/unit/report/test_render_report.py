@@ -121,7 +121,7 @@ def test_missing_metrics_read_not_measured() -> None:
     assert "| 0.5 | not measured / 449 | not measured | not measured | 100 % / 100 % |" in text
     assert "| 0.5 | not measured / 0.59 | not measured / 0.60 | not measured |" in text
     assert not re.search(r"[| ]0(\.0+)? /", text)
-    found = json.loads(render_json(report(bare)))["comparisons"][0]["rows"][0]["figures"]
+    found = json.loads(render_json(report(bare)))["comparisons"][0]["rows"][0]["metrics"]
     assert "measured" not in found["output_tok_s"]
     assert found["joules_per_output_token"] == {"agreement": metrics.NOT_MEASURED, "note": ""}
 
@@ -137,7 +137,7 @@ def test_every_metric_is_in_every_format() -> None:
             continue
         assert f" {figure.title} |" in text
         assert f"{figure.name[1:]}{f'<small>{figure.unit}</small>' if figure.unit else ''}</th>" in page
-        assert "measured" in row["figures"][figure.key]
+        assert "measured" in row["metrics"][figure.key]
     for figure in metrics.metrics_for(metrics.DisplayIn.LAYOUT):
         assert f"  {figure.title}" in terminal.split("source")[1]
         assert f" {figure.title} |" in text.split("vs. published")[1]

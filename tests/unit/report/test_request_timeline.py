@@ -11,7 +11,7 @@ from orchestrator.bench.result_files import RequestTimes
 from orchestrator.cli.report import command as report_command
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.report.charts import over_time_charts
-from orchestrator.report.timeline import over_time
+from orchestrator.report.timeline import timeline
 from orchestrator.report.write import find_requests
 
 
@@ -43,12 +43,12 @@ def measured(tmp_path: Path) -> Path:
 def test_requests_at_the_knee_are_drawn(measured: Path) -> None:
     report_command([measured])
     page = (measured / "report.html").read_text()
-    (drawn,) = json.loads((measured / "report.json").read_text())["over_time"]
+    (drawn,) = json.loads((measured / "report.json").read_text())["timelines"]
 
     assert (drawn["load"], drawn["requests"]) == ("2.4 rps", 4)
     assert drawn["waits"] == [[0.0, 0.2], [0.5, pytest.approx(0.2)], [1.5, pytest.approx(0.9)]]
     assert drawn["failed"] == [[1.0, 0.0]]
-    assert max(many for _, many in drawn["under_way"]) == 2
+    assert max(many for _, many in drawn["in_flight"]) == 2
     assert max(many for _, many in drawn["waiting"]) == 2
     assert "4 requests, 1 of them failed, one dot each; the slowest waited 0.90 s." in page
     assert "At most 2 concurrent, at most 2 of them queued or in prefill." in page
@@ -56,7 +56,7 @@ def test_requests_at_the_knee_are_drawn(measured: Path) -> None:
 
 def test_timeline_rate_selects_a_measured_rate(measured: Path) -> None:
     report_command([measured], timeline_rate=2.0)
-    assert json.loads((measured / "report.json").read_text())["over_time"][0]["load"] == "2 rps"
+    assert json.loads((measured / "report.json").read_text())["timelines"][0]["load"] == "2 rps"
     with pytest.raises(UsageError, match="no result has a rate of 7 rps") as caught:
         report_command([measured], timeline_rate=7.0)
     assert caught.value.hint == "--timeline-rate one of 2, 2.4"
@@ -89,18 +89,18 @@ def test_long_timeline_is_downsampled_but_keeps_slowest_request() -> None:
     requests[777] = replace(
         requests[777], first_token_s=requests[777].scheduled_s + 9, ended_s=requests[777].scheduled_s + 9
     )
-    drawn = over_time(0, point(10.0, 0.1, 0.1), requests)
+    drawn = timeline(0, point(10.0, 0.1, 0.1), requests)
 
     assert len(drawn.waits) <= 602
     assert max(wait for _, wait in drawn.waits) == pytest.approx(9)
-    assert len(drawn.under_way) <= 122
-    assert 20 <= max(many for _, many in drawn.under_way) <= 22
-    assert drawn.under_way[-1][1] == 0
+    assert len(drawn.in_flight) <= 122
+    assert 20 <= max(many for _, many in drawn.in_flight) <= 22
+    assert drawn.in_flight[-1][1] == 0
     assert "20000 requests, one dot each; the slowest waited 9.00 s." in over_time_charts(drawn)[0].says
 
 
 def test_simultaneous_requests_are_drawn() -> None:
     at_once = RequestTimes(scheduled_s=0.0, started_s=0.0, first_token_s=None, ended_s=0.0, failed=True)
-    drawn = over_time(0, point(1.0, 0.1, 0.1), [at_once] * 3)
+    drawn = timeline(0, point(1.0, 0.1, 0.1), [at_once] * 3)
     assert all(chart.lines for chart in over_time_charts(drawn))
-    assert over_time(0, point(1.0, 0.1, 0.1), []).under_way == ()
+    assert timeline(0, point(1.0, 0.1, 0.1), []).in_flight == ()

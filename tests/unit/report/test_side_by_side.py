@@ -84,7 +84,7 @@ def test_repeated_runs_yield_confidence_intervals(tmp_path: Path) -> None:
     report = made(tmp_path, **runs)
     shown, page = comparison_text(report), render_html(report)
 
-    assert [(side.name, side.runs) for side in report.together.sides] == [("old", (0, 1, 2)), ("new", (3, 4, 5))]
+    assert [(side.name, side.runs) for side in report.side_by_side.groups] == [("old", (0, 1, 2)), ("new", (3, 4, 5))]
     assert re.search(r"output tok/s per node +A +B +B against A\n2 rps +1,000 ± 24.8 +1,200 ± 24.8 +\+20 %", shown)
     assert "+20 % (+18 to +22 %)" in shown
     assert "+20 % (+18 to +22 %)" in page
@@ -103,7 +103,7 @@ def test_repeated_runs_are_named_by_common_prefix(tmp_path: Path) -> None:
     report = made(tmp_path, **runs)
     page, markdown = render_html(report), render_markdown(report)
 
-    assert [side.name for side in report.together.sides] == ["of-2048", "of"]
+    assert [side.name for side in report.side_by_side.groups] == ["of-2048", "of"]
     assert "|  | of-2048, own | of, own |" in markdown
     assert '<dl class="key"' not in page
     assert "111</td>" in page  # and no ± 0
@@ -206,8 +206,8 @@ def test_url_results_are_grouped_only_by_label(tmp_path: Path) -> None:
 
     for label, sides in ((None, 3), ("it", 1)):
         runs = {name: behind_a_url(label) for name in "abc"}
-        assert len(made(tmp_path / str(label), **runs).together.sides) == sides
-    assert len(made(tmp_path / "z", a=behind_a_url("it"), b=behind_a_url("that")).together.sides) == 2
+        assert len(made(tmp_path / str(label), **runs).side_by_side.groups) == sides
+    assert len(made(tmp_path / "z", a=behind_a_url("it"), b=behind_a_url("that")).side_by_side.groups) == 2
 
 
 def test_results_of_different_loads_show_no_change(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_results_of_different_loads_show_no_change(tmp_path: Path) -> None:
     longer = replace(other, run=replace(other.run, workload={**other.run.workload, "output_tokens": 64}))
     report = made(tmp_path, one=run(), two=longer)
 
-    assert all(found is None for row in report.together.rows for found in row.changes)
+    assert all(found is None for row in report.side_by_side.rows for found in row.changes)
     assert not any(" rps, " in sentence for sentence in report.headline)
 
 

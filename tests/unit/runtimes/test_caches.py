@@ -21,7 +21,7 @@ def cache(place: str, *, used_by: Sequence[str] = (), goes: bool = True) -> Cach
         return goes
 
     return Cache(
-        kind="compiled kernels", place=place, made_for=KERNELS, size=1000, used_by=tuple(used_by), remove=remove
+        kind="compiled kernels", location=place, requirements=KERNELS, size=1000, used_by=tuple(used_by), remove=remove
     )
 
 
@@ -69,7 +69,7 @@ def test_dry_run_removes_no_caches() -> None:
 def test_json_output_contains_reason_for_kept_cache() -> None:
     told = json.loads(prune("--json"))
     assert told["dry_run"] is False
-    assert {each["place"]: each["kept"] for each in told["caches"]} == {
+    assert {each["location"]: each["kept_because"] for each in told["caches"]} == {
         "idle": "",
         "busy": "used by `owl`",
         "taken": "in use",

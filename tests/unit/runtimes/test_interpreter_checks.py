@@ -40,7 +40,7 @@ def findings(told: CompletedProgram | None, *, nvcc: str = "/usr/local/cuda/bin/
         environ={},
         spaces=(),
         checkpoint=None,
-        contained=False,
+        in_container=False,
         interpreter="/opt/engine/python" if told else None,
     )
     return list(preflight(plan, access, runtime_class("process").checks).findings)
@@ -57,11 +57,11 @@ def row(found: list[Finding], check: str) -> Finding:
 
 def test_suitable_interpreter_is_reported_with_versions() -> None:
     found = findings(printed())
-    assert row(found, "interpreter").found == (
+    assert row(found, "interpreter").value == (
         "python 3.12.3, torch 2.11.0+cu130, cuda 13.0, sglang 0.5.16, sglang-kernel 0.4.5"
     )
     assert {row(found, check).level for check in ("interpreter", "torch", "nvcc", "gpus")} == {Level.INFO}
-    assert row(found, "gpus").found == "1 x NVIDIA H200 by nvidia-smi"
+    assert row(found, "gpus").value == "1 x NVIDIA H200 by nvidia-smi"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_suitable_interpreter_is_reported_with_versions() -> None:
 def test_unsuitable_interpreter_fails(told: CompletedProgram, check: str, said: str) -> None:
     finding = row(findings(told), check)
     assert finding.level is Level.FAIL
-    assert said in finding.found
+    assert said in finding.value
     assert finding.hint
 
 
@@ -107,4 +107,4 @@ def test_missing_nvcc_is_a_warning() -> None:
 
 
 def test_missing_interpreter_is_built_by_up() -> None:
-    assert row(findings(None), "interpreter").found == "built by `up`"
+    assert row(findings(None), "interpreter").value == "built by `up`"

@@ -116,6 +116,6 @@ def test_preflight_rejects_multi_node_server_with_hint(
 
     monkeypatch.setattr(Cluster, "ask", ask)
     told = {each.check: each for each in cluster_findings(cluster_plan("mi355x-tp8", *GPUS))}["several nodes"]
-    assert (told.level, told.found) == (Level.FAIL, found)
+    assert (told.level, told.value) == (Level.FAIL, found)
     assert hint in told.hint
     assert "several nodes" not in {each.check for each in cluster_findings(cluster_plan("mi355x-tp8", *TWO[1:]))}

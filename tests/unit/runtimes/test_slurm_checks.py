@@ -39,7 +39,7 @@ def findings(*settings: str, missing: str = "", **said: str) -> dict[str, Findin
         return CompletedProgram(argv=tuple(argv), code=code, stdout=stdout, stderr=stderr)
 
     plan = plan_of("mi355x-tp8", *NODE, "layout.tp=2", "flags.context-length=131072", *settings)
-    access = HostAccess(runner=runner, environ={}, spaces=(), checkpoint=None, contained=False)
+    access = HostAccess(runner=runner, environ={}, spaces=(), checkpoint=None, in_container=False)
     report = preflight(plan, access, kind.checks, here=kind.is_local)
     return {finding.check: finding for finding in report.findings}
 
@@ -51,8 +51,8 @@ def test_login_node_hardware_is_not_checked() -> None:
 
 def test_accepted_job_is_reported() -> None:
     found = findings("slurm.gpu_type=mi355x", "slurm.partition=main")
-    assert (found["slurm"].level, found["slurm"].found) == (Level.INFO, "slurm-wlm 22.05.8")
-    assert (found["job"].level, found["job"].found) == (Level.INFO, "n0 of main, from 2026-11-24T11:59:35")
+    assert (found["slurm"].level, found["slurm"].value) == (Level.INFO, "slurm-wlm 22.05.8")
+    assert (found["job"].level, found["job"].value) == (Level.INFO, "n0 of main, from 2026-11-24T11:59:35")
     wanted = "--nodes=1 --ntasks=1 --partition=main --time=30 --gres=gpu:mi355x:2 --cpus-per-task=20 --mem=472273M"
     assert found["job"].needed == wanted
 
@@ -67,7 +67,7 @@ def test_accepted_job_is_reported() -> None:
 )
 def test_rejected_job_fails_with_reason(said: str, why: str, hint: str) -> None:
     found = findings(gres=said)["job"]
-    assert (found.level, found.found, hint in found.hint) == (Level.FAIL, why, True)
+    assert (found.level, found.value, hint in found.hint) == (Level.FAIL, why, True)
 
 
 def test_gateway_job_needs_its_own_node() -> None:
@@ -81,7 +81,7 @@ def test_gateway_job_needs_its_own_node() -> None:
         ("replicas=2", "slurm.gateway_partition=main"),
     ):
         found = findings(*settings, "slurm.exclusive=true")["nodes"]
-        assert (found.level, found.found, "slurm.gateway_partition" in found.hint) == (Level.FAIL, "2", True)
+        assert (found.level, found.value, "slurm.gateway_partition" in found.hint) == (Level.FAIL, "2", True)
     assert "nodes" not in findings("replicas=2")
     assert "nodes" not in findings("replicas=2", "slurm.partition=short,large", "slurm.exclusive=true")
 
@@ -92,4 +92,4 @@ def test_missing_time_limit_is_a_warning() -> None:
 
 def test_host_without_slurm_fails() -> None:
     found = findings(missing="sbatch")["slurm"]
-    assert (found.level, found.found) == (Level.FAIL, "without sbatch")
+    assert (found.level, found.value) == (Level.FAIL, "without sbatch")

@@ -15,7 +15,7 @@ from orchestrator.runtimes.slurm.job_reasons import exit_reason, pending_reason,
 from orchestrator.runtimes.slurm.jobs import Job, read_job
 from orchestrator.runtimes.slurm.record import START, JobComment, Submission, read_submission, write_submission
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
-from orchestrator.runtimes.slurm.state import kept_state, server_state
+from orchestrator.runtimes.slurm.state import saved_state, server_state
 from orchestrator.runtimes.supervisor.record import CONFIG, Record
 
 RECORDED = Path(__file__).with_name("slurm_recorded")
@@ -192,11 +192,11 @@ def test_exited_server_with_running_job_is_exited(tmp_path: Path) -> None:
 
 def test_state_of_forgotten_job_comes_from_records(tmp_path: Path) -> None:
     assert server_state(None, None, tmp_path).detail == "its node failed, or its job was cancelled"
-    assert kept_state(tmp_path) is None
+    assert saved_state(tmp_path) is None
     submission = Submission(job="5", comment=COMMENT, python="/p", stopped=True)
     write_submission(tmp_path, submission)
     assert read_submission(tmp_path) == submission
-    kept = kept_state(tmp_path)
+    kept = saved_state(tmp_path)
     assert kept is not None
     assert kept.detail == "stopped"
 

@@ -45,7 +45,7 @@ class Answers:
 def judge(
     answers: Answers, home: Path, *, identity: str | None = "an engine", settings: tuple[str, ...] = SETTINGS
 ) -> None:
-    locate = read_profile("cpu-tiny", overrides=settings).composed.place
+    locate = read_profile("cpu-tiny", overrides=settings).composed.location
     artifacts = render_artifacts(load("cpu-tiny", overrides=settings).plan)
     require_accepted(artifacts, answers.engine(identity), Home(home), {"config.json": "{}"}, locate)
 

@@ -50,7 +50,7 @@ def test_dry_run_json_contains_plan_steps_and_files(tmp_path: Path) -> None:
         *("mi355x-tp8", plan.digest, "sglang-0.5.16-rocm"),
     )
     assert [step["name"] for step in found["steps"]] == ["image", "checkpoint", "table", "start"]
-    assert all(step["about"] > 0 for step in found["steps"])
+    assert all(step["seconds"] > 0 for step in found["steps"])
     assert [warning["id"] for warning in found["warnings"]] == [warning.id for warning in plan.warnings]
     assert "server.sh" in {file["path"] for file in found["files"]}
 

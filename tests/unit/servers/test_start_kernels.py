@@ -224,7 +224,7 @@ def test_kernel_directories_follow_environment_variables(
         run=lambda _, names: CompletedProgram(argv=(), code=0, stdout=json.dumps({"asked": names}), stderr=""),
     )
     env = (("TRITON_CACHE_DIR", str(tmp_path / "moved")),)
-    artifacts = Artifacts(plan=plan, command=Command(argv=(), env=env, in_home=True), build=None)
+    artifacts = Artifacts(plan=plan, command=Command(argv=(), env=env, runs_in_home=True), build=None)
     store = runtime_class(runtime).kernel_store(
         PreparedRun(artifacts=artifacts, records={}, engine=engine), HostRef(home=Home(tmp_path))
     )
@@ -244,7 +244,7 @@ def test_prune_caches_removes_kernel_archives(plan: Plan, tmp_path: Path, monkey
     kernels(plan, tmp_path, compiled(tmp_path / "user")).save()
     (tmp_path / "compiled-kernels/damaged.tar.gz").write_bytes(b"")
     shown = caches_of_runtimes.prune_caches(Home(tmp_path), None, dry_run=True)
-    assert [cache.made_for for cache in shown] == [{"gfx": "x86_64", "sglang": "0.5.14"}, {"receipt": "damaged"}]
+    assert [cache.requirements for cache in shown] == [{"gfx": "x86_64", "sglang": "0.5.14"}, {"receipt": "damaged"}]
     assert len(saved(tmp_path)) == 2
     assert caches_of_runtimes.prune_caches(Home(tmp_path), "ssh://node", dry_run=False) == ()
     caches_of_runtimes.prune_caches(Home(tmp_path), None, dry_run=False)

@@ -128,7 +128,7 @@ def test_missing_triton_configurations_count_on_cuda(server: Scripted, tmp_path:
 
 
 def test_state_changes_are_events(server: Scripted, tmp_path: Path) -> None:
-    (tmp_path / "processes.json").write_text(json.dumps({"parts": ["rank TP0", "rank TP1"]}))
+    (tmp_path / "processes.json").write_text(json.dumps({"processes": ["rank TP0", "rank TP1"]}))
     view = looking(server, tmp_path)
     server.counters = exported(output=1)
     assert view.look().events == ()

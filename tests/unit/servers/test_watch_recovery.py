@@ -55,7 +55,7 @@ def started(home: Home, day: int = 1, *, by_watch: bool = False, ready: bool = T
     run.save("request.json", {"version": RECORD_VERSION, "request": asdict(request_of(by_watch=by_watch))})
     run.save("smoke.json", {"ok": True, "checks": []})
     if ready:
-        run.save("processes.json", {"parts": []})
+        run.save("processes.json", {"processes": []})
     return run
 
 
@@ -107,7 +107,9 @@ def test_restarts_are_counted_since_last_user_start(tmp_path: Path) -> None:
     home = Home(tmp_path)
     for day, by_watch in ((1, False), (2, True), (3, False), (4, True), (5, True)):
         run = started(home, day, by_watch=by_watch)
-        run.save("restarts.json", {"restarts": [{"at": datetime(2026, 7, day, tzinfo=UTC).isoformat(), "why": "died"}]})
+        run.save(
+            "restarts.json", {"restarts": [{"at": datetime(2026, 7, day, tzinfo=UTC).isoformat(), "reason": "died"}]}
+        )
     days = [datetime.fromtimestamp(at, UTC).day for at in look(home, run, RUNS).restarted_at]
     assert days == [5, 4, 3]
 
@@ -143,7 +145,7 @@ def test_restart_repeats_last_run_and_is_recorded_first(tmp_path: Path, asked: l
     result = restarts.restart_dead(home, "owl", run.path.name, "killed")
     assert (result.outcome, result.message) == ("failed", "not ready")
     assert [(each.by_watch, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
-    assert run.read("restarts.json")["restarts"][0]["why"] == "killed"  # type: ignore[index]
+    assert run.read("restarts.json")["restarts"][0]["reason"] == "killed"  # type: ignore[index]
     assert len(look(home, run, KILLED).restarted_at) == 1
 
 
