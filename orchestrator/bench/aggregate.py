@@ -1,6 +1,7 @@
 """The metrics of one point, computed from its request records; units as in `bench/result.py`. Pure."""
 
 import math
+from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -159,10 +160,8 @@ def _end(records: Collection[RequestRecord]) -> float:
 
 
 def _sent_rps(records: Collection[RequestRecord]) -> float | None:
-    if len(records) < 2:
-        return None
-    first = min(record.started_s for record in records)
-    return (len(records) - 1) / (max(record.started_s for record in records) - first)
+    starts = array("d", (record.started_s for record in records))
+    return (len(starts) - 1) / (max(starts) - min(starts)) if len(starts) > 1 else None
 
 
 def _completed(records: Collection[RequestRecord], window: tuple[float, float]) -> int:

@@ -39,10 +39,12 @@ _MAX_GROUPS: Final = 200
 
 def steady_window(records: Collection[RequestRecord]) -> tuple[float, float] | None:
     """Return the steady window in seconds after the first planned arrival; None if ramp and drain overlap."""
-    done = array("d", (record.ended_s - record.scheduled_s for record in records if record.ok))
-    if not done:
-        return None
-    begin, end = 2 * median(done), max(record.scheduled_s for record in records)
+    latencies, end = array("d"), -math.inf
+    for record in records:
+        end = max(end, record.scheduled_s)
+        if record.ok:
+            latencies.append(record.ended_s - record.scheduled_s)
+    begin = 2 * median(latencies) if latencies else math.inf
     return (begin, end) if begin < end else None
 
 
@@ -55,9 +57,11 @@ def is_steady(records: Collection[RequestRecord], window: tuple[float, float]) -
 
 def completions(records: Collection[RequestRecord], window: tuple[float, float]) -> tuple[int, int]:
     """Count the completions in the window, and the requests due in it: planned one median latency earlier."""
-    begin, end = window
-    completed = sum(record.ok and begin <= record.ended_s < end for record in records)
-    return completed, sum(begin / 2 <= record.scheduled_s < end - begin / 2 for record in records)
+    (begin, end), completed, due = window, 0, 0
+    for record in records:
+        completed += record.ok and begin <= record.ended_s < end
+        due += begin / 2 <= record.scheduled_s < end - begin / 2
+    return completed, due
 
 
 def completion_ratio(records: Collection[RequestRecord], window: tuple[float, float]) -> float | None:

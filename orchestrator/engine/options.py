@@ -30,11 +30,6 @@ class Meaning(StrEnum):
     HEAD = "dist-init-addr"
 
 
-def prevents_fusion(name: str) -> bool:
-    """Return whether an option turns the fusion of shared experts off."""
-    return name == Meaning.NO_EXPERT_FUSION
-
-
 # Patterns of options by what they are about, for tables of differences.
 SUBJECTS: Final = {"quantization": ("*quantization", f"{Meaning.CACHE_TYPE}*"), "speculation": ("speculative*",)}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.core.origin import Origin
-from orchestrator.engine.options import Meaning, prevents_fusion
+from orchestrator.engine.options import Meaning
 from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.plan import Flag, Moe, Plan
 
@@ -53,7 +53,8 @@ def with_fusion_flag(plan: Plan, checkpoint: MoeCheckpoint | None) -> Plan:
 
 def inferred_fusion_flag(plan: Plan) -> Flag | None:
     """Return the switch that `with_fusion_flag` added, if any."""
-    return next((flag for flag in plan.flags if prevents_fusion(flag.name) and flag.origin is Origin.INFERRED), None)
+    switch = Meaning.NO_EXPERT_FUSION
+    return next((flag for flag in plan.flags if flag.name == switch and flag.origin is Origin.INFERRED), None)
 
 
 def might_fuse(plan: Plan) -> bool:

@@ -33,7 +33,8 @@ def report_warnings(
     printed = () if before is None else plan_warnings(before, name=name)
     for warning in plan_warnings(plan, name=name, image=image):
         if warning not in printed:
-            warn(warning_text(warning), hint=warning.hint)
+            source = f" ({warning.source})" if warning.source else ""
+            warn(f"{warning.summary}{source}", hint=warning.hint)
 
 
 def warn_unpinned(plan: Plan) -> None:
@@ -47,11 +48,6 @@ def warn_unpinned(plan: Plan) -> None:
     if unpinned:
         hint = "`deploy lock PROFILE` pins them from registry and hub; `up --locked` starts the pinned versions"
         warn(f"not pinned, so a later start may get another version: {', '.join(unpinned)}", hint=hint)
-
-
-def warning_text(warning: PlanWarning) -> str:
-    """Return a warning with its source."""
-    return f"{warning.summary} ({warning.source})" if warning.source else warning.summary
 
 
 def _open_server(plan: Plan, name: str) -> tuple[PlanWarning, ...]:

@@ -8,7 +8,6 @@ from typing import Final
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.host_needs import host_needs, mebibytes
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.runtimes.base import LOG
 
@@ -122,8 +121,8 @@ def _needed_by_hand(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the variables that a script needs where `deploy up` does not run it, each with its content."""
     if plan.gateway:
         yield "PATH", f"a python3 that has smg {plan.gateway.version} comes first"
-        for number, (part, each) in enumerate(zip(plan.server_names, replica_plans(plan), strict=True), start=1):
-            yield f"REPLICA_{number}", f"http://NODE:{each.server.port}, the node of {part} (squeue)"
+        for number, unit in enumerate(plan.servers, start=1):
+            yield f"REPLICA_{number}", f"http://NODE:{unit.plan.server.port}, the node of {unit.name} (squeue)"
     else:
         source, models = plan.model.checkpoint.source, f", with the checkpoint at models/{plan.model.name}"
         staged = f" (`deploy stage {plan.profile}`)" if source == "hub" else ""
