@@ -38,7 +38,7 @@ def download(plan: Plan, directory: Path, *, allow_mismatch: bool = False) -> Ve
     return _warn_mismatches(verified)
 
 
-def _verify_options(plan: Plan, *, allow_mismatch: bool = False) -> VerifyOptions:
+def _verify_options(plan: Plan, *, allow_mismatch: bool) -> VerifyOptions:
     layer = plan.model.mtp_layer if needs_mtp(plan) else None
     return VerifyOptions(
         layer=layer, revision=None, sizes={}, sglang=plan.engine.version, allow_mismatch=allow_mismatch
@@ -56,7 +56,6 @@ def stage_remote(
     plan: Plan,
     directory: str,
     host: str,
-    environ: Mapping[str, str] = os.environ,
     *,
     allow_mismatch: bool = False,
     mirror: Path | None = None,
@@ -68,11 +67,11 @@ def stage_remote(
     """
     if plan.model.checkpoint.source == "generated":
         raise UsageError(f"cannot stage `{plan.model.name}`: its checkpoint is generated on its host")
-    return _verify_remote(plan, directory, host, hub_of(environ), allow_mismatch=allow_mismatch, mirror=mirror)
+    return _verify_remote(plan, directory, host, hub_of(os.environ), allow_mismatch=allow_mismatch, mirror=mirror)
 
 
 def _verify_remote(
-    plan: Plan, directory: str, host: str, hub: Hub | None, *, allow_mismatch: bool = False, mirror: Path | None = None
+    plan: Plan, directory: str, host: str, hub: Hub | None, *, allow_mismatch: bool, mirror: Path | None
 ) -> VerifiedCheckpoint:
     """Verify a checkpoint on a remote host; with a `hub` download missing files first."""
     if hub is not None:
@@ -124,16 +123,11 @@ def ensure_staged(plan: Plan, directory: Path, *, allowed: bool) -> VerifiedChec
 
 
 def ensure_staged_remote(
-    plan: Plan,
-    directory: str,
-    host: str,
-    *,
-    allowed: bool,
-    mirror: Path | None = None,
+    plan: Plan, directory: str, host: str, *, allowed: bool, mirror: Path | None
 ) -> VerifiedCheckpoint:
     """Verify the plan's checkpoint on a remote host; if `allowed`, stage it. Raises as `stage_remote`."""
     try:
-        return _verify_remote(plan, directory, host, None, mirror=mirror)
+        return _verify_remote(plan, directory, host, None, allow_mismatch=False, mirror=mirror)
     except (CheckpointModifiedError, CheckpointMismatchError):
         raise
     except CheckpointError:

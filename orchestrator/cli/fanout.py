@@ -168,7 +168,7 @@ def _say_lines(node: Node, program: subprocesses.Program) -> None:
         info(f"{node.label}: {line}")
 
 
-def outcome_table(results: Iterable[HostResult], *, width: int | None = None) -> str:
+def outcome_table(results: Iterable[HostResult], *, width: int | None) -> str:
     """Return the results as a table."""
     rows = [(each.node.label, _outcome(each.code), format_duration(each.seconds)) for each in results]
     return table(("node", "outcome", "took"), rows, width=width)

@@ -62,9 +62,7 @@ class CacheTiers:
         size = f"{self.ratio:g} x the device's pool" if self.kv_bytes is None else f"{self.kv_bytes / 1e9:g} GB a rank"
         return f"host memory {size}{f', storage {self.storage}' if self.storage else ''}, {self.write_policy}"
 
-    def host_pool(
-        self, *, token_bytes: float, index_bytes: float, tokens: int | None, state_bytes: int = 0
-    ) -> HostTier:
+    def host_pool(self, *, token_bytes: float, index_bytes: float, tokens: int | None, state_bytes: int) -> HostTier:
         """Return the tier on the host.
 
         A token takes `token_bytes` on a rank of the device, keys of an indexer included; `index_bytes` are theirs. A

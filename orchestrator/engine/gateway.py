@@ -158,7 +158,7 @@ def worker_words(servers: Sequence[str]) -> tuple[str, ...]:
     return ("--worker-urls", *servers)
 
 
-def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str = LAUNCHER) -> tuple[str, ...]:
+def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str) -> tuple[str, ...]:
     """Return the whole command line of a gateway."""
     argv = [python, launcher, "--host", launch.host, "--port", str(launch.port)]
     if launch.pods is None:

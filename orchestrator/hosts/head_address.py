@@ -134,7 +134,7 @@ def _reached(host: str, argv: Sequence[str]) -> dict[str, Interface]:
     return found
 
 
-def _no_python(host: str, details: str = "") -> HostError:
+def _no_python(host: str, details: str) -> HostError:
     hint = f"`ssh {SshHost.parse(host).address} python3 --version` must work without a prompt, with Python 3.8 or newer"
     return HostError(f"cannot check the network of {host}", hint=hint, details=details)
 

@@ -79,7 +79,7 @@ def build_table(plan: Plan, sources: RowSources, home: Home, *, upstream: bool) 
     pins = read_pins()
     rows = [*Store.of(home, plan, commit).measured(), *image_rows]
     if upstream:
-        path = upstream_file(pins.upstream, home.kernels / "upstream", alternative=", or use `--no-upstream`")
+        path = upstream_file(pins.upstream, home.kernels / "upstream")
         source = f"aiter {pins.upstream.commit[:12]} {pins.upstream.name}"
         found = read_tables([path], origin=RowOrigin.UPSTREAM)
         rows += [replace(row, location=f"{source}:{row.location.rpartition(':')[2]}") for row in found]

@@ -112,9 +112,7 @@ class UpstreamKeys:
     tokens: int
 
 
-def builtin_rows(
-    plan: Plan, tokens_by_shape: Mapping[Shape, tuple[int, ...]], moe: Moe | None = None
-) -> tuple[TunedRow, ...]:
+def builtin_rows(plan: Plan, tokens_by_shape: Mapping[Shape, tuple[int, ...]], moe: Moe | None) -> tuple[TunedRow, ...]:
     """Return placeholder rows, without kernels, for aiter's own keys that the plan's server may look up."""
     return tuple(
         _placeholder(key_of(plan, shape, token=token), RowOrigin.IMAGE, "aiter's own tables")

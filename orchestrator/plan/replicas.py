@@ -24,7 +24,7 @@ _PORT_STEP: Final = (
 )
 
 
-def planned_gateway(profile: "Profile", *, one_node: bool = True, same_port: bool = False) -> Gateway | None:
+def planned_gateway(profile: "Profile", *, one_node: bool, same_port: bool) -> Gateway | None:
     """Plan the gateway of a profile with several replicas; defaults become explicit options with their reason."""
     count = server_count(profile)
     if count == 1:

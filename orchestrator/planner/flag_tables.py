@@ -46,7 +46,7 @@ def table_path(version: str, home: Home) -> Path:
     return home.root / EntryKind.FLAGS.file(version)
 
 
-def flag_table(version: str, folder: Path, home: Home, *, python: Path | None = None) -> str:
+def flag_table(version: str, folder: Path, home: Home, *, python: Path | None) -> str:
     """Return the flag table of the package `sglang` in `folder`, as text. Raises BuildError if its parser fails."""
     requirements = data_root() / "images" / _REQUIREMENTS
     python = python or ensure_venv(requirements, home=home, progress=Progress()).python

@@ -138,7 +138,7 @@ def test_incomplete_remote_checkpoint_is_reported_with_host(
 
 def bring(far: str, tmp_path: Path, *, allowed: bool = True) -> VerifiedCheckpoint:
     """As an `up` does on its way."""
-    return staging.ensure_staged_remote(PLAN, str(tmp_path / "glm"), far, allowed=allowed)
+    return staging.ensure_staged_remote(PLAN, str(tmp_path / "glm"), far, allowed=allowed, mirror=None)
 
 
 def test_up_downloads_only_missing_remote_checkpoint(

@@ -282,7 +282,7 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
     return budget_exhausted(trials, sweep, confirmed=confirmed, kept=sweep.repeats)
 
 
-def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0, kept: int = 0) -> str:
+def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float, kept: int = 0) -> str:
     """Return the reason why no further run fits into hours or cost, with `kept` runs reserved; "" if one fits."""
     budget, cost = sweep.request.budget, sweep.usd_per_hour
     ran = sum(trial.ran for trial in trials)

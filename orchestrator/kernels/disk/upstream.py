@@ -17,13 +17,10 @@ _NO_ENCODING: Final = {"Accept-Encoding": "identity"}
 _MAX_BYTES: Final = 64 << 20  # many times the size of aiter's tables and programs
 
 
-def upstream_file(
-    pin: PinnedFile, folder: Path, *, alternative: str = "", transport: httpx.BaseTransport | None = None
-) -> Path:
+def upstream_file(pin: PinnedFile, folder: Path, *, transport: httpx.BaseTransport | None = None) -> Path:
     """Return the path of the file below `folder`, downloaded if missing.
 
-    `alternative` ends the hint of an error. Raises KernelsError if the download fails or its checksum differs, without
-    writing a file.
+    Raises KernelsError if the download fails or its checksum differs, without writing a file.
     """
     path = folder / FileName(f"{pin.commit[:12]}-{pin.name}")
     if path.is_file() and _digest(path.read_bytes()) == pin.sha256:
@@ -31,7 +28,7 @@ def upstream_file(
     try:
         content = _get(pin.address, transport)
     except httpx.HTTPError as error:
-        hint = f"try again; without internet: copy the file to `{path}`{alternative}"
+        hint = f"try again; without internet: copy the file to `{path}`, or use `--no-upstream`"
         raise KernelsError(f"cannot download `{pin.name}`: {error}", location=pin.address, hint=hint) from error
     if (digest := _digest(content)) != pin.sha256:
         raise KernelsError(

@@ -162,7 +162,7 @@ def _needs_of(plan: Plan) -> ContainerRequirements:
     return replace(needs, devices=(*needs.devices, "/dev/infiniband")) if rdma else needs
 
 
-def container_name(name: str, part: str = "") -> str:
+def container_name(name: str, part: str) -> str:
     """Return the container name of the server `name`, with a prefix to avoid conflicts with other containers.
 
     `part` names a replica. It follows two dashes, which no server name contains.

@@ -17,9 +17,7 @@ _BESIDE: Final = 5.0  # seconds between two calls of `beside`
 _STANDS: Final = 5.0  # seconds after which a reason is reliable: the first one is often not the scheduler's
 
 
-def wait_for_node(
-    number: str, *, limit: float | None, hint: str = "", beside: Callable[[], object] = lambda: None
-) -> Job:
+def wait_for_node(number: str, *, limit: float | None, hint: str, beside: Callable[[], object]) -> Job:
     """Wait, reporting the reason, until a job is running or has run.
 
     `hint` is another way to get a node; `beside` is called every few seconds. Raises StartError if the job can never

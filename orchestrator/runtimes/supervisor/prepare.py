@@ -191,9 +191,7 @@ def _started_by(python: str, command: Command) -> Command:
     return replace(command, argv=(python, *command.argv[1:]))
 
 
-def commanded(
-    artifacts: Artifacts, home: Home, command: Callable[[Plan], Command], host: str | None = None
-) -> Artifacts:
+def commanded(artifacts: Artifacts, home: Home, command: Callable[[Plan], Command], host: str | None) -> Artifacts:
     """Return the artifacts with final commands: the server's, or those of each replica and the gateway.
 
     Raises BuildError if the gateway's virtual environment cannot be made.
