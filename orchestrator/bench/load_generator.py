@@ -196,23 +196,14 @@ class _Sender:
     ) -> None:
         self._finished += 1
         self._load.on_end(self._finished)
-        if self._finished > self._load.warmup_requests:
-            self.records.add(self._record(index, planned, times, response, usage))
-        elif self._measures:
-            self.measured_from = times[2]
-            self._load.on_measured()
-
-    def _record(
-        self,
-        index: int,
-        planned: PlannedRequest,
-        times: tuple[float, float, float],
-        response: StreamedResponse,
-        usage: Usage | None,
-    ) -> RequestRecord:
+        if self._finished <= self._load.warmup_requests:
+            if self._measures:
+                self.measured_from = times[2]
+                self._load.on_measured()
+            return
         failure, example = response.failure or (None, "")
         scheduled, started, ended = (each - self.measured_from for each in times)
-        return RequestRecord(
+        record = RequestRecord(
             index=index,
             scheduled_s=scheduled,
             started_s=started,
@@ -229,6 +220,7 @@ class _Sender:
             position=planned.position,
             is_subagent=planned.is_subagent,
         )
+        self.records.add(record)
 
 
 def _complete(counts: Sequence[int | None]) -> "array[int]":

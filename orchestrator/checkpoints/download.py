@@ -53,23 +53,16 @@ def stage_checkpoint(
     listing = list_files(model.checkpoint.path, model.checkpoint.revision, hub)
     ignore_sigpipe()
     directory.mkdir(parents=True, exist_ok=True)
-    _download(directory, listing, hub, lambda seen: _check_progress(seen, directory, model, listing, progress))
+    config, path = listing.files.get(CONFIG), directory / CONFIG
+
+    def show_and_check(seen: DownloadProgress) -> None:  # a config that does not match ends the download
+        progress(seen)
+        if config is not None and path.is_file() and path.stat().st_size == config.size:
+            require_profile_match(directory, model)
+
+    _download(directory, listing, hub, show_and_check)
     sizes = {name: file.size for name, file in listing.files.items()}
     return verify_fresh(directory, model, replace(options, revision=listing.commit, sizes=sizes))
-
-
-def _check_progress(
-    seen: DownloadProgress,
-    directory: Path,
-    model: Model,
-    listing: Listing,
-    progress: Callable[[DownloadProgress], None],
-) -> None:
-    """Show the progress; abort if the downloaded config does not match the profile."""
-    progress(seen)
-    config, path = listing.files.get(CONFIG), directory / CONFIG
-    if config is not None and path.is_file() and path.stat().st_size == config.size:
-        require_profile_match(directory, model)
 
 
 def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[DownloadProgress], None]) -> None:
