@@ -239,7 +239,7 @@ def _send(**message: object) -> None:
         os._exit(1)
 
 
-def _home() -> Path:
+def _deploy_home() -> Path:
     """Return the tool's home on this host, as `orchestrator.core.paths` does."""
     data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")  # noqa: PTH111
     return Path(os.environ.get("DEPLOY_HOME") or os.path.join(data, "deploy"))  # noqa: PTH118
@@ -278,7 +278,7 @@ def main() -> None:
     """Run the request in the first line of stdin; save the receipt in the second."""
     request = json.loads(sys.stdin.readline())
     try:
-        directory = path_named_in(_home(), request["directory"])
+        directory = path_named_in(_deploy_home(), request["directory"])
         if request["files"]:
             _stage(request, directory)
         elif not directory.is_dir():

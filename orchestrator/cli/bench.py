@@ -37,7 +37,7 @@ from orchestrator.core.console import Progress, note, print_data
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.servers.servers import name_at, open_servers
+from orchestrator.servers.servers import open_servers, resolve_server_name
 from orchestrator.servers.targets import server_target, url_target
 
 ApiOption: TypeAlias = Annotated[str, typer.Option(metavar="completions|generate", help="API to send requests to")]
@@ -172,7 +172,7 @@ class _OfUrl(NamedTuple):
 
 def _run(target: str, options: BenchOptions, behind: _OfUrl, host: str | None, *, json: bool) -> None:
     """Find the target, measure it, and show the result."""
-    target = name_at(target, Home.from_environment(), *behind, host)
+    target = resolve_server_name(target, Home.from_environment(), *behind, host)
     of_url = {f"--{option.replace('_', '-')}": value for option, value in behind._asdict().items()}
     require_kind(target, url=is_url(target), of_url=of_url, of_server={"--host": host})
     with ExitStack() as stack:

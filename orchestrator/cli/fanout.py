@@ -158,12 +158,12 @@ def _start(node: Node, words: Sequence[str]) -> _Running:
     output = tempfile.TemporaryFile()  # noqa: SIM115 - read after the program has ended
     argv = subprocesses.python_module_argv("orchestrator", *words, "--host", node.url)
     program = subprocesses.start(argv, env=environ, output=output, errors=subprocesses.PIPE, tied=True)
-    reader = threading.Thread(target=_say_lines, args=(node, program), daemon=True)
+    reader = threading.Thread(target=_print_lines, args=(node, program), daemon=True)
     start_thread_without_signals(reader)
     return _Running(node=node, program=program, output=output, reader=reader)
 
 
-def _say_lines(node: Node, program: subprocesses.Program) -> None:
+def _print_lines(node: Node, program: subprocesses.Program) -> None:
     for line in program.lines():
         info(f"{node.label}: {line}")
 

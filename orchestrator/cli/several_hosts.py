@@ -21,7 +21,9 @@ from orchestrator.core.console import info, print_data, print_json, terminal_wid
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.streams import ignore_sigpipe
 
-SEVERAL: Final = frozenset({"up", "preflight", "stage", "build", "status", "smoke", "down", "diagnose", "prune"})
+MULTI_HOST_COMMANDS: Final = frozenset(
+    {"up", "preflight", "stage", "build", "status", "smoke", "down", "diagnose", "prune"}
+)
 _READING: Final = frozenset({"preflight", "status", "diagnose"})  # those of `SEVERAL` that change nothing
 _HOST: Final = "--host"
 _OF_ALL: Final = ("--baseline", "--save-baseline")  # options for all hosts together
@@ -52,11 +54,11 @@ def several_hosts(hosts: Sequence[str]) -> bool:
     return False
 
 
-def nodes_of(verb: str, hosts: Sequence[str]) -> tuple[Node, ...]:
+def require_hosts_accepted(verb: str, hosts: Sequence[str]) -> tuple[Node, ...]:
     """Return the hosts of the `--host` values. Raises UsageError, also for a command that accepts only one host."""
     nodes = parse_hosts(hosts)
-    if len(nodes) > 1 and verb not in SEVERAL:
-        known = ", ".join(sorted(SEVERAL))
+    if len(nodes) > 1 and verb not in MULTI_HOST_COMMANDS:
+        known = ", ".join(sorted(MULTI_HOST_COMMANDS))
         raise UsageError(f"`deploy {verb}` accepts one host", hint=f"commands that accept several: {known}")
     return nodes
 

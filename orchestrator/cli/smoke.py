@@ -20,7 +20,7 @@ from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.planner.planning import load
-from orchestrator.servers.servers import api_key, name_at, open_servers
+from orchestrator.servers.servers import api_key, open_servers, resolve_server_name
 from orchestrator.servers.start.verify import smoke_server, smoke_url
 from orchestrator.verify.report import SmokeReport
 
@@ -44,7 +44,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Run the smoke test against a server. A check fails if a feature of the plan is missing."""
-    target = name_at(target, Home.from_environment(), profile_, api_key_env, engine, host, strict_kernels)
+    target = resolve_server_name(target, Home.from_environment(), profile_, api_key_env, engine, host, strict_kernels)
     ours = {"--strict-kernels": strict_kernels, "--host": host}
     require_kind(
         target,

@@ -39,10 +39,10 @@ def command(
         closing(TopView(servers, name, host=host)) as view,
         nullcontext(print_data) if once or json else live_screen() as draw,
     ):
-        frame = view.look()
+        frame = view.sample()
         while not once:
             show(frame)
             sleep(interval)
-            frame = view.look()
+            frame = view.sample()
         sleep(interval)  # a rate needs two samples
-        show(view.look())
+        show(view.sample())

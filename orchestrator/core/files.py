@@ -165,7 +165,7 @@ def private_dir(path: Path) -> Path:
         status = path.stat()
         if not stat.S_ISDIR(status.st_mode):
             raise
-        _require_own(status, path)
+        _require_owner(status, path)
         if status.st_mode & 0o077 and not path.is_symlink():
             path.chmod(0o700)
     return path
@@ -173,7 +173,7 @@ def private_dir(path: Path) -> Path:
 
 def read_private(path: Path) -> bytes:
     """Read a file of this user. Raises OSError for another user's file, a link, a FIFO or device, and above 4 MiB."""
-    return _read(_open_own(path, os.O_RDONLY), path, most=_MOST)
+    return _read(_open_private_file(path, os.O_RDONLY), path, most=_MOST)
 
 
 def read_file(path: Path, *, most: int) -> bytes:
@@ -222,7 +222,7 @@ def replace_folder(fresh: Path, target: Path) -> None:
 
 def open_private(path: Path) -> BinaryIO:
     """Open a file of this user for reading. Raises OSError for another user's file, a link, a FIFO or device."""
-    return open(_open_own(path, os.O_RDONLY), "rb")
+    return open(_open_private_file(path, os.O_RDONLY), "rb")
 
 
 def open_lock(path: Path) -> FileIO:
@@ -231,19 +231,19 @@ def open_lock(path: Path) -> FileIO:
     On a disk that has become read-only, an existing lock file is opened for reading, which is enough for a lock.
     """
     try:
-        lock = _open_own(path, os.O_RDWR | os.O_CREAT)
+        lock = _open_private_file(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
-        lock = _open_own(path, os.O_RDONLY)
+        lock = _open_private_file(path, os.O_RDONLY)
     return FileIO(lock)
 
 
-def _open_own(path: Path, flags: int) -> int:
+def _open_private_file(path: Path, flags: int) -> int:
     number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         status = os.fstat(number)
-        _require_own(status, path)
+        _require_owner(status, path)
         _require_file(status, path)
     except OSError:
         os.close(number)
@@ -251,7 +251,7 @@ def _open_own(path: Path, flags: int) -> int:
     return number
 
 
-def _require_own(status: os.stat_result, path: Path) -> None:
+def _require_owner(status: os.stat_result, path: Path) -> None:
     if status.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "owned by another user", str(path))
 

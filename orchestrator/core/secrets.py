@@ -143,7 +143,7 @@ def is_secret_name(name: str) -> bool:
 
 def redact(text: str) -> str:
     """Return `text` with `[REDACTED]` in place of every known secret and everything that looks like a secret."""
-    return _replaced(text, _spans(text))
+    return _replaced(text, _secret_spans(text))
 
 
 def redact_known(text: str) -> str:
@@ -186,7 +186,7 @@ class StreamRedactor:
     def feed(self, piece: str) -> str:
         """Add a chunk; return the redacted text that may be shown now."""
         text = self._held + piece
-        spans = _spans(text)
+        spans = _secret_spans(text)
         cut = _partial_start(text)
         cut = next((start for start, end in spans if start < cut < end), cut)
         self._held = text[cut:]
@@ -217,7 +217,7 @@ def _all_spellings() -> list[str]:
     return [spelling for spellings in tuple(_known.values()) for spelling in spellings]
 
 
-def _spans(text: str) -> list[Span]:
+def _secret_spans(text: str) -> list[Span]:
     return _merged((*_known_spans(text), *_shape_spans(text)))
 
 

@@ -139,9 +139,9 @@ class _Reader:
             return None
         if len(path) >= MAX_DEPTH:
             raise ProfileError(f"nested deeper than {MAX_DEPTH} levels", location=f"{self._name}:{_line(event)}")
-        return self._mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._list(path)
+        return self._read_mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._list(path)
 
-    def _mapping(self, path: KeyPath) -> dict[str, Data]:
+    def _read_mapping(self, path: KeyPath) -> dict[str, Data]:
         data: dict[str, Data] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             line, key = _line(event), str(event.value) if isinstance(event, yaml.ScalarEvent) else None

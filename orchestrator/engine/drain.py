@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 if __package__:
-    from orchestrator.engine.liveness import key_in, send
+    from orchestrator.engine.liveness import key_in, send_request
 else:
     sys.path.append(str(Path(__file__).parent))
-    from liveness import key_in, send  # type: ignore[import-not-found, no-redef]  # the same, beside this program
+    from liveness import key_in, send_request  # type: ignore[import-not-found, no-redef]  # the same, beside this program
 
 ABORT: Final = "/abort_request"
 # The first until 0.5.20. The second answers 500 with fastapi 0.165 and --enable-metrics (0.5.14, srt/utils/common.py).
@@ -60,7 +60,9 @@ class ServerRequests:
         self._ask("POST", ABORT, json.dumps({"abort_all": True}).encode())
 
     def _ask(self, method: str, path: str, body: "bytes | None" = None) -> "tuple[int, bytes]":
-        with closing(send((self._host, self._port), method, path, body, key=self._key, seconds=_TIMEOUT)) as connection:
+        with closing(
+            send_request((self._host, self._port), method, path, body, key=self._key, seconds=_TIMEOUT)
+        ) as connection:
             try:
                 answer = connection.getresponse()
                 return answer.status, answer.read(_MOST_BYTES)
@@ -94,7 +96,7 @@ class RequestTally:
         """The requests that ended by themselves, if those left have ended by now."""
         return self._seen - self.aborted
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Count again; without an answer the last count stays."""
         try:
             now = self._requests.count()
@@ -106,7 +108,7 @@ class RequestTally:
 
     def abort(self) -> None:
         """Abort what is left."""
-        self.look()
+        self.update()
         self.aborted = self.left
         with suppress(OSError):  # the stop cuts them then
             self._requests.abort() if self.left else None
@@ -127,7 +129,7 @@ def main(port: str, seconds: str, *config: str) -> None:
     end, idle = time.monotonic() + float(seconds), 0
     while idle < _SETTLE and time.monotonic() < end:
         time.sleep(_POLL)
-        tally.look()
+        tally.update()
         idle = 0 if tally.left else idle + 1
     tally.abort()
     if tally.ended or tally.aborted:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 if __package__:
-    from orchestrator.engine.liveness import ALONE, GENERATE, HEALTH, key_in, question, send
+    from orchestrator.engine.liveness import ALONE, GENERATE, HEALTH, key_in, question, send_request
 else:
     sys.path.append(str(Path(__file__).parent))
     from liveness import (  # type: ignore[import-not-found, no-redef]
@@ -27,7 +27,7 @@ else:
         HEALTH,
         key_in,
         question,
-        send,
+        send_request,
     )
 
 HEALTH_LIMIT: Final = 25  # seconds; behind a long prefill it answers after 20 (sglang, SGLANG_HEALTH_CHECK_TIMEOUT)
@@ -44,7 +44,7 @@ def main(port: str, ranks: str, *words: str) -> str:
     key = key_in(Path(config[0]).read_text(encoding="utf-8")) if config else ""
 
     def sent(method: str, path: str, content: "bytes | None", seconds: float) -> http.client.HTTPConnection:
-        return send(("127.0.0.1", int(port)), method, path, content, key=key, seconds=seconds)
+        return send_request(("127.0.0.1", int(port)), method, path, content, key=key, seconds=seconds)
 
     try:
         with closing(sent("GET", HEALTH, None, HEALTH_LIMIT)) as connection:

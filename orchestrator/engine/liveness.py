@@ -178,7 +178,7 @@ class LivenessCheck:
             self.silent[rank] = f"it answers {status}" if status else why.decode()
 
     def _sent(self, method: str, path: str, content: bytes | None = None) -> http.client.HTTPConnection:
-        return send(("127.0.0.1", self._port), method, path, content, key=self._key, seconds=_LAST)
+        return send_request(("127.0.0.1", self._port), method, path, content, key=self._key, seconds=_LAST)
 
     def _ask(self, path: str) -> tuple[int, bytes]:
         """Return the status and content of a response; 0 and the reason without one."""
@@ -188,7 +188,7 @@ class LivenessCheck:
             return 0, _why(error).encode()
 
 
-def send(
+def send_request(
     address: tuple[str, int], method: str, path: str, content: bytes | None, *, key: str, seconds: float
 ) -> http.client.HTTPConnection:
     """Send a request, and return its connection. Raises OSError; an answer may take as many `seconds`."""

@@ -130,7 +130,7 @@ def number(data: Json, key: str) -> int:
     """Return the count at `key`, from 0 to MOST_COUNT. Raises UnexpectedResponseError."""
     value = data.get(key)
     if type(value) is not int or not 0 <= value <= MOST_COUNT:  # not isinstance: a bool is an int
-        raise _odd(key, value, "a count")
+        raise _unexpected_value(key, value, "a count")
     return value
 
 
@@ -143,7 +143,7 @@ def get_object(data: Json, key: str) -> Json:
     """Return the object at `key`. Raises UnexpectedResponseError."""
     value = data.get(key)
     if not isinstance(value, dict):
-        raise _odd(key, value, "an object")
+        raise _unexpected_value(key, value, "an object")
     return value
 
 
@@ -151,7 +151,7 @@ def get_objects(data: Json, key: str) -> list[Json]:
     """Return the list of objects at `key`. Raises UnexpectedResponseError."""
     value = data.get(key)
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise _odd(key, value, "a list of objects")
+        raise _unexpected_value(key, value, "a list of objects")
     return value
 
 
@@ -159,7 +159,7 @@ def text(data: Json, key: str) -> str:
     """Return the text at `key`. Raises UnexpectedResponseError."""
     value = data.get(key)
     if not isinstance(value, str):
-        raise _odd(key, value, "a text")
+        raise _unexpected_value(key, value, "a text")
     return value
 
 
@@ -172,7 +172,7 @@ def name(data: Json, key: str) -> str:
     """Return the name at `key`, printable and not empty. Raises UnexpectedResponseError."""
     value = text(data, key)
     if not value or not value.isprintable():
-        raise _odd(key, value, "a name")
+        raise _unexpected_value(key, value, "a name")
     return value
 
 
@@ -337,7 +337,7 @@ def token_ids(data: Json, key: str) -> tuple[int, ...]:
     """Return the list of token ids at `key`. Raises UnexpectedResponseError."""
     ids = data.get(key)
     if not isinstance(ids, list) or not all(type(each) is int and 0 <= each <= _LARGEST_ID for each in ids):
-        raise _odd(key, ids, "a list of token ids")
+        raise _unexpected_value(key, ids, "a list of token ids")
     return tuple(ids)
 
 
@@ -376,7 +376,7 @@ def setting(value: object) -> str:
     )
 
 
-def _odd(key: str, value: object, expected: str) -> UnexpectedResponseError:
+def _unexpected_value(key: str, value: object, expected: str) -> UnexpectedResponseError:
     if value is None:
         return UnexpectedResponseError(f"`{key}` is missing, expected {expected}")
     return UnexpectedResponseError(f"`{key}` is {_shown(value)}, expected {expected}")

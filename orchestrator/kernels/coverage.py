@@ -57,7 +57,7 @@ class KeyCoverage:
     buckets: tuple[Bucket, ...]
 
     @property
-    def untuned(self) -> tuple[Key, ...]:
+    def untuned_keys(self) -> tuple[Key, ...]:
         """The keys without a usable tuned kernel."""
         return tuple(bucket.key for bucket in self.buckets if not bucket.state.runs_tuned)
 
@@ -100,7 +100,7 @@ class Coverage:
     @property
     def untuned_in_workload(self) -> tuple[int, ...]:
         """The buckets of the plan's own workload without a usable tuned kernel, ascending."""
-        return tuple(sorted({key.token for key in self.untuned} & set(self.workload)))
+        return tuple(sorted({key.token for key in self.untuned_keys} & set(self.workload)))
 
     @property
     def summary(self) -> str:
@@ -111,15 +111,15 @@ class Coverage:
         return f"{self.layout}, {'; '.join(counts)}; {used}; {untuned}"
 
     @property
-    def derived(self) -> tuple[Key, ...]:
+    def derived_keys(self) -> tuple[Key, ...]:
         """The keys with a derived row, of a shape that the server is known to look up."""
         buckets = (bucket for shape in self.keys if shape.expected for bucket in shape.buckets)
         return tuple(bucket.key for bucket in buckets if bucket.state is BucketState.DERIVED)
 
     @property
-    def untuned(self) -> tuple[Key, ...]:
+    def untuned_keys(self) -> tuple[Key, ...]:
         """The keys without a usable tuned kernel, of each shape that the server may look up."""
-        return tuple(key for shape in self.keys if shape.expected is not False for key in shape.untuned)
+        return tuple(key for shape in self.keys if shape.expected is not False for key in shape.untuned_keys)
 
 
 def uses_tuned_table(plan: Plan) -> bool:
@@ -264,7 +264,7 @@ def to_output(coverage: Coverage, *, tables: str, known: bool = True) -> Coverag
         known=known,
         kernel_names_checked=coverage.names_checked,
         fusion=coverage.fusion,
-        untuned=len(coverage.untuned) if known else None,
+        untuned=len(coverage.untuned_keys) if known else None,
         workload=coverage.workload,
         untuned_in_workload=coverage.untuned_in_workload if known else None,
         keys=tuple(map(_shape_output, coverage.keys)) if known else (),

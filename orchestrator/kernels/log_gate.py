@@ -60,7 +60,7 @@ class GateReport:
         return tuple(sorted(set(self.hits) & set(self.misses)))
 
     @property
-    def untuned(self) -> str:
+    def tuner_input(self) -> str:
         """The misses as CSV input for aiter's tuner; empty without misses."""
         return write_untuned(self.misses) if self.misses else ""
 

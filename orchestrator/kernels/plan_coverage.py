@@ -65,9 +65,9 @@ class PlanCoverage:
     supports_table: bool  # whether a table can be built: for MXFP4
 
     @property
-    def untuned(self) -> int:
+    def untuned_count(self) -> int:
         """The number of untuned keys; 0 if unknown."""
-        return len(self.coverage.untuned) if self.known else 0
+        return len(self.coverage.untuned_keys) if self.known else 0
 
     def to_output(self) -> CoverageOutput:
         """Return the coverage for JSON."""
@@ -87,7 +87,7 @@ def compute_coverage(plan: Plan, sources: RowSources, home: Home) -> PlanCoverag
     The last is known for the aiter commits in the pins. The checkpoint, given or staged, decides on the fused shape;
     without one both shapes count.
     """
-    checkpoint = staged_moe(plan, sources, home)
+    checkpoint = experts_of_checkpoint(plan, sources, home)
     shapes = set(rank_shapes(plan, checkpoint.moe if checkpoint else None))
     commit = sources.aiter_commit or plan.engine.aiter_commit
     built = Store.of(home, plan, commit).table(plan)
@@ -124,7 +124,7 @@ def _known_rows(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[li
     """
     shapes = set(rank_shapes(plan, moe))
     image = base_reference(plan.engine) if plan.engine.image else None
-    shipped = Store.at(home, None, image).shipped(keep=lambda row: row.key.shape in shapes)
+    shipped = Store.at(home, None, image).image_rows(keep=lambda row: row.key.shape in shapes)
     names = [] if shipped is None else [f"tables of `{image}`, read by `deploy add engine`"]
     rows = shipped or []
     if not uses_tuned_table(plan):
@@ -137,7 +137,7 @@ def _known_rows(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[li
         built = (
             "not built yet; `deploy up PROFILE` or `deploy kernels build PROFILE` builds it with at least these rows"
         )
-        return [*Store.of(home, plan).measured(), *rows], [expand_commands(built), *names]
+        return [*Store.of(home, plan).measured_rows(), *rows], [expand_commands(built), *names]
     return [], []
 
 
@@ -192,7 +192,7 @@ def check_table(plan: Plan, table: bytes, home: Home, *, allow_untuned: bool) ->
 
     Raises KernelsError if the plan's workload has batches without a tuned kernel in it, as a start of the image would.
     """
-    covered = _coverage_of_table(plan, table, staged_moe(plan, NO_SOURCES, home))
+    covered = _coverage_of_table(plan, table, experts_of_checkpoint(plan, NO_SOURCES, home))
     note(f"tuned kernels of the table: {covered.summary}")
     if untuned := covered.untuned_in_workload:
         message = f"no tuned MoE kernel in the table for batches of {', '.join(map(str, untuned))} tokens"
@@ -217,7 +217,7 @@ def derived_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> st
 
 def derived_hint(plan: Plan, covered: PlanCoverage) -> str:
     """Return the command that measures the derived kernels of a coverage; empty if there are none."""
-    if not covered.known or not (keys := covered.coverage.derived):
+    if not covered.known or not (keys := covered.coverage.derived_keys):
         return ""
     tune = TUNE.replace("PROFILE", "PROFILE --retune-derived")
     return f"derived kernels were never measured for this key; {tune}: {_tuning_cost(plan, keys)}"
@@ -252,7 +252,11 @@ def untuned_problem(
     if not covered.known or not (untuned := covered.coverage.untuned_in_workload):
         return None
     engines = [f"`--set engine={name}`, with tuned kernels in its aiter" for name in _covering_engines(plan)]
-    ways = [f"{tune}: {_tuning_cost(plan, covered.coverage.untuned)}", *engines, *([f"`{allow}`"] if allow else [])]
+    ways = [
+        f"{tune}: {_tuning_cost(plan, covered.coverage.untuned_keys)}",
+        *engines,
+        *([f"`{allow}`"] if allow else []),
+    ]
     return Problem(
         f"no tuned MoE kernel for batches of `{plan.profile}`: {', '.join(map(str, untuned))} tokens",
         location=f"engine `{plan.engine.name}`, {_aiter_label(plan)}",
@@ -295,7 +299,7 @@ def tuning_options(plan: Plan) -> tuple[str, ...] | None:
     if not needs_table(plan) or names is None:
         return None
     found = coverage_of(plan, expected_rows(plan, read_pins().upstream_keys, names), names=names)
-    if found.derived:
+    if found.derived_keys:
         return ("--retune-derived",)
     return () if found.untuned_in_workload else None
 
@@ -324,7 +328,7 @@ def warn_mismatches(plans: Sequence[Plan], sources: RowSources, home: Home) -> N
             warn(f"{folder.name}: {mismatch.message}", hint=mismatch.hint)
 
 
-def staged_moe(plan: Plan, sources: RowSources, home: Home) -> MoeCheckpoint | None:
+def experts_of_checkpoint(plan: Plan, sources: RowSources, home: Home) -> MoeCheckpoint | None:
     """Return the experts of the given checkpoint, else of the staged one, else None."""
     folder = sources.model or checkpoint_directory(plan.model, home)
     checkpoint = Checkpoint.local(folder) if sources.model else local_checkpoint(folder)

@@ -16,7 +16,13 @@ from orchestrator.kernels.disk.pins import read_pins
 from orchestrator.kernels.disk.store import Store
 from orchestrator.kernels.disk.upstream import upstream_file
 from orchestrator.kernels.log_gate import GateReport, gate_report
-from orchestrator.kernels.plan_coverage import RowSources, needs_table, require_moe, staged_moe, tables_in_image
+from orchestrator.kernels.plan_coverage import (
+    RowSources,
+    experts_of_checkpoint,
+    needs_table,
+    require_moe,
+    tables_in_image,
+)
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import Table, assemble
 from orchestrator.kernels.triton import TRITON_HINT, TritonReport, triton_report, uses_triton_configs
@@ -77,7 +83,7 @@ def build_table(plan: Plan, sources: RowSources, home: Home, *, upstream: bool) 
         commit = shipped.aiter_commit or commit
         image_rows += shipped.rows
     pins = read_pins()
-    rows = [*Store.of(home, plan, commit).measured(), *image_rows]
+    rows = [*Store.of(home, plan, commit).measured_rows(), *image_rows]
     if upstream:
         path = upstream_file(pins.upstream, home.kernels / "upstream")
         source = f"aiter {pins.upstream.commit[:12]} {pins.upstream.name}"
@@ -85,7 +91,7 @@ def build_table(plan: Plan, sources: RowSources, home: Home, *, upstream: bool) 
         rows += [replace(row, location=f"{source}:{row.location.rpartition(':')[2]}") for row in found]
     names = pins.names_of(commit)
     table = assemble(plan, rows, names=names)
-    checkpoint = staged_moe(plan, sources, home)
+    checkpoint = experts_of_checkpoint(plan, sources, home)
     written = Store.of(home, plan).write(plan, table.rows)  # where `build` and `up` look for it
     covered = coverage_of(plan, table.rows, checkpoint=checkpoint, names=names, aiter_commit=commit)
     return BuiltTable(path=written, table=table, coverage=covered)
@@ -130,7 +136,7 @@ def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) ->
 
 def _aiter_hint(report: GateReport, run: RunDir) -> str:
     """Save the missed keys as input for the tuner; return the next commands."""
-    untuned = atomic_write(run.path / "untuned.csv", report.untuned)
+    untuned = atomic_write(run.path / "untuned.csv", report.tuner_input)
     return (
         "`deploy kernels coverage PROFILE` shows the gap, `deploy kernels build PROFILE` adds known rows, "
         f"`deploy kernels tune PROFILE` measures the others; missed keys: {untuned}"

@@ -86,14 +86,16 @@ def read_rows(lines: Iterable[str], *, name: str, origin: RowOrigin, problems: l
             if not fields:
                 continue
             try:
-                yield _row(dict(zip(header, _padded(fields, header), strict=True)), f"{name}:{reader.line_num}", origin)
+                yield _row(
+                    dict(zip(header, _pad_fields(fields, header), strict=True)), f"{name}:{reader.line_num}", origin
+                )
             except _BadCellError as error:
-                _add(problems, Problem(str(error), f"{name}:{reader.line_num}"))
+                _append_problem(problems, Problem(str(error), f"{name}:{reader.line_num}"))
     except csv.Error as error:
-        _add(problems, Problem(f"not a CSV table: {error}", f"{name}:{reader.line_num}"))
+        _append_problem(problems, Problem(f"not a CSV table: {error}", f"{name}:{reader.line_num}"))
 
 
-def _add(problems: list[Problem], problem: Problem) -> None:
+def _append_problem(problems: list[Problem], problem: Problem) -> None:
     if len(problems) < _MAX_PROBLEMS:
         problems.append(problem)
 
@@ -107,7 +109,7 @@ def _check_header(header: Sequence[str], name: str) -> list[Problem]:
     return problems
 
 
-def _padded(fields: list[str], header: Sequence[str]) -> list[str]:
+def _pad_fields(fields: list[str], header: Sequence[str]) -> list[str]:
     if len(fields) == len(header) - 1 and header[-1] == "_tag":
         return [*fields, ""]
     if len(fields) != len(header):

@@ -77,8 +77,8 @@ def _keys_to_tune(plan: Plan, sources: RowSources, home: Home, *, retune_derived
         for bucket in key.buckets
         if retune_derived and bucket.row and bucket.row.origin is RowOrigin.DERIVED
     }
-    measured = {row.key for row in store.measured() if not row.tag}
-    return tuple(sorted(({*coverage.untuned, *unmeasured}) - measured))
+    measured = {row.key for row in store.measured_rows() if not row.tag}
+    return tuple(sorted(({*coverage.untuned_keys, *unmeasured}) - measured))
 
 
 def run_tuning(tuning: Tuning, progress: Callable[[int, int], None]) -> Tuned:

@@ -59,7 +59,7 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
             unknown["checkpoint"] = redact(error.message)  # the message of a mirror may contain a token
     if runtime_class(plan.runtime).in_container and plan.engine.image_digest is None:
         try:
-            pins.append(f"engine.image_digest={_digest_of(plan)}")
+            pins.append(f"engine.image_digest={_current_image_digest(plan)}")
         except DeployError as error:
             unknown["engine.image_digest"] = redact(error.message)
     if (taken := runtime_class(plan.runtime).external_image(plan)) is not None:
@@ -71,7 +71,7 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
     return _lock(pinned, profile, pins, home, checkpoint=_listed(listing), unknown=unknown)
 
 
-def _digest_of(plan: Plan) -> str:
+def _current_image_digest(plan: Plan) -> str:
     """Return the current digest of the image's tag, from this host or its registry. Raises BuildError."""
     image = plan.engine.image or ""
     digest = (local_config(image) or Registry().config(image)).digest

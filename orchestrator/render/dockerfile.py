@@ -143,7 +143,7 @@ def _patch_step(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSourc
         title=patch.title,
         published=patch.published,
         upstream=patch.upstream.reference,
-        effect=_effect(plan, patch, use, sources),
+        effect=_describe_patch(plan, patch, use, sources),
         state=_state(plan, patch, use, sources),
         source=f"tables/{added.input}" if added and given else None,
         destination=added.destination if added else None,
@@ -152,7 +152,7 @@ def _patch_step(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSourc
     )
 
 
-def _effect(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) -> str:
+def _describe_patch(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) -> str:
     """Describe a patch in the words of the receipt: applied, upstream, applied at startup."""
     if isinstance(patch.apply, AddedFile):
         if use.input_sha256 is None:

@@ -148,7 +148,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
     overrides = request.get("overrides")
     ended, ended_at = _ending(run)
     soaked, soaked_at = _soak_of(smoke)
-    verdicts = tuple(_verdicts(smoke.get("checks")))
+    verdicts = tuple(_check_verdicts(smoke.get("checks")))
     ascending = sorted(map(_best_figures, results), key=lambda best: best.metrics[metrics.OUTPUT.key] or 0.0)
     start = RunSummary(
         name=name,
@@ -196,7 +196,7 @@ def _load(point: Point) -> str:
     return f"{point.concurrency} at a time" if point.offered_rps is None else f"{point.offered_rps:g} rps"
 
 
-def _verdicts(checks: object) -> Iterator[tuple[str, str]]:
+def _check_verdicts(checks: object) -> Iterator[tuple[str, str]]:
     for check in checks if isinstance(checks, list) else ():
         if isinstance(check, dict):
             yield str(check.get("name")), str(check.get("verdict"))

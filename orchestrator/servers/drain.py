@@ -97,7 +97,7 @@ class Drain:
 
     def _look(self) -> None:
         for tally in self._tallies.values():
-            tally.look()
+            tally.update()
 
     def abort(self) -> None:
         """Abort the requests that are left, and wait until their clients have what was generated."""

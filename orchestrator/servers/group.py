@@ -227,10 +227,12 @@ def _unless_lost(unit: Unit, lines: Iterator[str], lost: set[Unit]) -> Iterator[
 def servers_of(units: Sequence[Unit]) -> tuple[RunningServer, ...]:
     """Return units as servers, sorted by name."""
     known = sorted((RunningServer.of(unit) for unit in units), key=lambda unit: unit.name)
-    return tuple(chain.from_iterable(_of_name(list(same)) for _, same in groupby(known, key=lambda unit: unit.name)))
+    return tuple(
+        chain.from_iterable(_servers_of_name(list(same)) for _, same in groupby(known, key=lambda unit: unit.name))
+    )
 
 
-def _of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
+def _servers_of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
     """Yield the runs of one name, then the units with an unreadable record."""
     starts: dict[Path, list[RunningServer]] = {}
     for unit in units:

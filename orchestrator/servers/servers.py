@@ -228,7 +228,7 @@ def requested(run: RunDir, key: str) -> object:
     return request.get(key) if isinstance(request, dict) else None
 
 
-def name_at(target: str, home: Home, *others: object) -> str:
+def resolve_server_name(target: str, home: Home, *others: object) -> str:
     """Return the name of the server whose prefill and decode servers are behind the URL `target`, else `target`.
 
     A gateway tells the servers behind it only to whoever has its control key. With any of `others`, options that decide

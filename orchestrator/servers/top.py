@@ -245,7 +245,7 @@ class TopView:
         self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
         self._seen: tuple[str, int, int] | None = None  # problem, restarts, misses
 
-    def look(self) -> Frame:
+    def sample(self) -> Frame:
         """Take a sample of the server. Raises StartError if it is not running."""
         state, moment = self._server.require_running(), datetime.now().astimezone()
         problem = self._server.dead_processes() or self._count()

@@ -254,7 +254,7 @@ def bad_requests_rejected(client: SmokeClient) -> CheckOutcome:
         "messages of the wrong type": (endpoints.CHAT_COMPLETIONS, b'{"model": "m", "messages": "hello"}'),
         "negative max_tokens": (endpoints.COMPLETIONS, b'{"model": "m", "prompt": "hello", "max_tokens": -5}'),
     }
-    return _refused(client, sent)
+    return _rejects(client, sent)
 
 
 def overlong_prompt_rejected(client: SmokeClient) -> CheckOutcome:
@@ -267,7 +267,7 @@ def overlong_prompt_rejected(client: SmokeClient) -> CheckOutcome:
         **(own if client.is_sglang else {}),
         endpoints.COMPLETIONS: completion_body(client.target.served_name, prompt, tokens=1),
     }
-    return _refused(
+    return _rejects(
         client,
         {f"{len(prompt)} tokens to `{path}`": (path, json.dumps(body).encode()) for path, body in bodies.items()},
     )
@@ -364,7 +364,7 @@ def _wrong(question: SmokeQuestion, answer: ChatResponse) -> str:
     return f"after {answer.prompt_tokens} tokens {said!r} instead of {right!r}"
 
 
-def _refused(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> CheckOutcome:
+def _rejects(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> CheckOutcome:
     statuses = {what: client.server.post_status(path, content) for what, (path, content) in requests.items()}
     wrong = [f"{what} is answered {status}" for what, status in statuses.items() if not 400 <= status < 500]
     if wrong:

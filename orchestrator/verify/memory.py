@@ -49,7 +49,7 @@ class MemoryWatch:
     _samples: dict[str, list[int]] = field(default_factory=dict)
     _due: float = 0.0
 
-    def look(self) -> None:
+    def sample_gauges(self) -> None:
         """Read the gauges, if it is time."""
         if self.seconds < MIN_SECONDS or (now := self.clock()) < self._due:
             return

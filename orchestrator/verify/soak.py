@@ -80,7 +80,7 @@ def soak(client: SmokeClient) -> CheckOutcome:
         while not stalled and any(thread.is_alive() for thread in threads):
             time.sleep(_TICK)
             stalled = load.stalled()
-            memory.look()
+            memory.sample_gauges()
             client.show(f"soak: {time.monotonic() - began:.0f} of {seconds:.0f} s, {len(load.done)} requests")
     finally:
         load.stopped.set()

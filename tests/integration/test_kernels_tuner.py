@@ -37,7 +37,7 @@ def run(folder: Path, fault: str = "", *, total: float = 600, shutdown: float = 
 
 
 def measured(folder: Path) -> list[int]:
-    rows = Store(folder / "store").measured()
+    rows = Store(folder / "store").measured_rows()
     assert {row.origin for row in rows} <= {RowOrigin.MEASURED}
     return [row.key.token for row in rows]
 

@@ -68,7 +68,7 @@ def parse(adapter: TypeAdapter[Parsed], document: TraceDocument, *, expected: st
     raise ProfileError("invalid trace", problems=problems, hint=f"expected {expected}")
 
 
-def refuse(document: TraceDocument, message: str, *, expected: str) -> NoReturn:
+def reject_document(document: TraceDocument, message: str, *, expected: str) -> NoReturn:
     """Raise ProfileError for a document that breaks a rule of its format."""
     raise ProfileError(f"invalid trace: {message}", location=document.location, hint=f"expected {expected}")
 

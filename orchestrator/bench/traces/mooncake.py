@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
-from orchestrator.bench.traces.documents import TraceDocument, documents, parse, read_at, refuse
-from orchestrator.bench.traces.request import TraceRequest, Tree, own_blocks
+from orchestrator.bench.traces.documents import TraceDocument, documents, parse, read_at, reject_document
+from orchestrator.bench.traces.request import TraceRequest, Tree, private_block_ids
 from orchestrator.core.validation import StrictModel
 
 BLOCK_TOKENS: Final = 512
@@ -86,19 +86,19 @@ def _tree(lines: Iterable[tuple[TraceDocument, _MooncakeLine]], session: str) ->
         has_hashes = line.hash_ids is not None
         if hashed is not None and hashed != has_hashes:
             expected = "`hash_ids` in each line of a session, or in none"
-            refuse(document, "a session with and without `hash_ids`", expected=expected)
+            reject_document(document, "a session with and without `hash_ids`", expected=expected)
         hashed = has_hashes
         previous = requests[-1] if requests else None
         continues = previous is not None and line.hash_ids is None
         before = previous.input_tokens + previous.output_tokens if previous is not None and continues else 0
         tokens = before + line.input_length
         if line.hash_ids is None:
-            ids = array("Q") if continues else own_blocks(session, tokens, BLOCK_TOKENS)
+            ids = array("Q") if continues else private_block_ids(session, tokens, BLOCK_TOKENS)
         else:
             ids = array("Q", line.hash_ids)
             if (len(ids) - 1) * BLOCK_TOKENS >= tokens:
                 expected = f"at most {-(-tokens // BLOCK_TOKENS)} `hash_ids` for {tokens} tokens"
-                refuse(document, f"{len(ids)} `hash_ids`", expected=expected)
+                reject_document(document, f"{len(ids)} `hash_ids`", expected=expected)
         requests.append(
             TraceRequest(
                 session=session,

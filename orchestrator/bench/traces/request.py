@@ -31,12 +31,12 @@ class TraceRequest:
 Tree = tuple[TraceRequest, ...]  # one session with its subagents, in the order of the trace
 
 
-def first_id(name: str) -> int:
+def block_id_base(name: str) -> int:
     """Return the first of 2**62 consecutive block ids for `name`; they differ from those of another name."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 
-def own_blocks(name: str, tokens: int, block_tokens: int, *, begin: int = 0) -> "array[int]":
+def private_block_ids(name: str, tokens: int, block_tokens: int, *, begin: int = 0) -> "array[int]":
     """Return the ids of the blocks `begin` and later of a prompt of `tokens` tokens that only `name` sends."""
-    base = first_id(name)
+    base = block_id_base(name)
     return array("Q", range(base + begin, base + max(begin, -(-tokens // block_tokens))))

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, model_validator
 
-from orchestrator.bench.traces.request import TraceRequest, Tree, first_id, own_blocks
+from orchestrator.bench.traces.request import TraceRequest, Tree, block_id_base, private_block_ids
 from orchestrator.core.validation import StrictModel
 
 BLOCK_TOKENS: Final = 64
@@ -62,7 +62,7 @@ class _Session:
     def tree(self) -> Tree:
         shape, after = self._shape, tuple[int, ...]()
         for position in range(self._draw.randint(*shape.turns)):
-            last = self._add(self._name, position, after, shape.first_prompt_tokens)
+            last = self._add_request(self._name, position, after, shape.first_prompt_tokens)
             after = (last,)
             children = shape.subagents
             if children is not None and (position + 1) % children.every_turns == 0:
@@ -77,16 +77,20 @@ class _Session:
         assert children is not None  # noqa: S101 - the caller has looked
         last = parent_request
         for position in range(children.turns):
-            last = self._add(name, position, (last,), children.first_prompt_tokens, parent=self._name)
+            last = self._add_request(name, position, (last,), children.first_prompt_tokens, parent=self._name)
         return last
 
-    def _add(self, session: str, position: int, after: tuple[int, ...], first: int, parent: str | None = None) -> int:
+    def _add_request(
+        self, session: str, position: int, after: tuple[int, ...], first: int, parent: str | None = None
+    ) -> int:
         shape, think = self._shape, self._shape.think_time_s
         previous = self._requests[after[0]] if position else None
         if previous is None:
             tokens = shape.system_prompt_tokens + first
-            shared, base = shape.system_prompt_tokens // BLOCK_TOKENS, first_id(_SYSTEM)
-            ids = array("Q", range(base, base + shared)) + own_blocks(session, tokens, BLOCK_TOKENS, begin=shared)
+            shared, base = shape.system_prompt_tokens // BLOCK_TOKENS, block_id_base(_SYSTEM)
+            ids = array("Q", range(base, base + shared)) + private_block_ids(
+                session, tokens, BLOCK_TOKENS, begin=shared
+            )
         else:
             tokens, ids = previous.input_tokens + previous.output_tokens + shape.turn_tokens, array("Q")
         self._requests.append(

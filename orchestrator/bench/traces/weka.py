@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
-from orchestrator.bench.traces.documents import TraceDocument, documents, parse, refuse
-from orchestrator.bench.traces.request import TraceRequest, Tree, first_id
+from orchestrator.bench.traces.documents import TraceDocument, documents, parse, reject_document
+from orchestrator.bench.traces.request import TraceRequest, Tree, block_id_base
 from orchestrator.core.validation import StrictModel
 
 EXPECTED: Final = (
@@ -80,7 +80,7 @@ class _Builder:
     def __init__(self, document: TraceDocument, session: _WekaSession) -> None:
         self._document = document
         self._session = session
-        self._base = first_id(session.id)
+        self._base = block_id_base(session.id)
         self._requests: list[TraceRequest] = []
         self._ends: list[float] = []
 
@@ -96,7 +96,7 @@ class _Builder:
             joined = tuple(child for end, child in running if end <= entry.t)
             running = [each for each in running if each[0] > entry.t]
             after = (*(() if last is None else (last,)), *joined)
-            last = self._add(entry, entry.t, self._session.id, position, after)
+            last = self._add_request(entry, entry.t, self._session.id, position, after)
             position += 1
         return tuple(self._requests)
 
@@ -108,19 +108,19 @@ class _Builder:
             at = call.t if call.t >= entry.t else entry.t + call.t
             name = f"{self._session.id}/{entry.agent_id}"
             after = () if last is None else (last,)
-            last = self._add(call, at, name, position, after, parent=self._session.id)
+            last = self._add_request(call, at, name, position, after, parent=self._session.id)
         return last if entry.requests else None
 
     def _end_of(self, entry: _Subagent, last: int) -> float:
         return self._ends[last] if entry.duration_ms is None else entry.t + max(0.0, entry.duration_ms / 1e3)
 
-    def _add(
+    def _add_request(
         self, call: _Call, at: float, session: str, position: int, after: tuple[int, ...], parent: str | None = None
     ) -> int:
         tokens, block = call.input_length, self._session.block_size
         if (len(call.hash_ids) - 1) * block >= tokens:
             message = f"{len(call.hash_ids)} `hash_ids` at t = {call.t:g}"
-            refuse(self._document, message, expected=f"at most {-(-tokens // block)} for {tokens} tokens")
+            reject_document(self._document, message, expected=f"at most {-(-tokens // block)} for {tokens} tokens")
         delay = at - max((self._ends[each] for each in after), default=at)
         self._requests.append(
             TraceRequest(

@@ -28,9 +28,9 @@ def command(
 ) -> None:
     """Find untuned kernels in a log. Shows which keys the tuned table had."""
     report = _read_log(path)
-    if untuned and report.untuned:
+    if untuned and report.tuner_input:
         try:
-            atomic_write(untuned, report.untuned)
+            atomic_write(untuned, report.tuner_input)
         except OSError as error:
             raise UsageError(f"cannot write `{untuned}`: {error.strerror}") from error
         info(f"wrote the missed keys to `{untuned}`")

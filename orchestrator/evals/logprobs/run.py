@@ -108,7 +108,7 @@ def run_probe(
         raise SmokeError(f"`{side.name}` returns no log-probabilities: {error}", location=url) from error
     finally:
         progress.done()
-    return comparison.report(results, reference_name=reference_name), comparison.as_reference(results)
+    return comparison.report(results, reference_name=reference_name), comparison.to_reference(results)
 
 
 class _Comparison:
@@ -171,7 +171,7 @@ class _Comparison:
             faults=(*faults, *(fault for rank in ranks for fault in rank.faults)),
         )
 
-    def as_reference(self, results: tuple[RankScores | LogprobFault, ...]) -> LogprobReference:
+    def to_reference(self, results: tuple[RankScores | LogprobFault, ...]) -> LogprobReference:
         """Return the scores of the first rank as a reference."""
         first = next(result for result in results if isinstance(result, RankScores))
         text_scores = (

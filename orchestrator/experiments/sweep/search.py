@@ -206,13 +206,13 @@ class Search:
         drawn = ({knob.key: self._random.randrange(len(knob.values)) for knob in knobs} for _ in range(_MAX_LISTED))
         return next((point for point in drawn if point not in done), None)
 
-    def record_trial(self, asked: Suggestion, ended: SweepTrial) -> None:
+    def record_trial(self, suggestion: Suggestion, ended: SweepTrial) -> None:
         """Record the outcome of a trial."""
-        if asked.trial is None:
+        if suggestion.trial is None:
             return
         with defer_signals():
-            asked.trial.set_user_attr(_OUTCOME, asdict(ended))
-            self._report(asked.trial.number, ended)
+            suggestion.trial.set_user_attr(_OUTCOME, asdict(ended))
+            self._report(suggestion.trial.number, ended)
 
     def _report(self, number: int, ended: SweepTrial) -> None:
         """Report an outcome to the sampler."""

@@ -74,7 +74,7 @@ class Store:
         self._write(self._shipped, rows)
         return self._shipped
 
-    def shipped(self, *, keep: Callable[[TunedRow], bool] = lambda _: True) -> list[TunedRow] | None:
+    def image_rows(self, *, keep: Callable[[TunedRow], bool] = lambda _: True) -> list[TunedRow] | None:
         """Return the image's own rows that pass `keep`; None if the image was not read yet."""
         path = self._shipped
         return read_tables([path], origin=RowOrigin.IMAGE, keep=keep) if path.is_file() else None
@@ -91,7 +91,7 @@ class Store:
         """Return the tuner's working directory for a plan's profile."""
         return self.folder / "tuning" / RelativePath(plan.profile)
 
-    def measured(self) -> list[TunedRow]:
+    def measured_rows(self) -> list[TunedRow]:
         """Return the measured rows, each with its provenance as its location."""
         path = self._measured
         return read_tables([path], origin=RowOrigin.MEASURED) if path.is_file() else []
@@ -99,7 +99,7 @@ class Store:
     def add(self, rows: Iterable[TunedRow], provenance: RowProvenance) -> None:
         """Save newly measured rows; of rows with equal keys only the fastest."""
         new = [replace(row, origin=RowOrigin.MEASURED, location=str(provenance)) for row in rows]
-        both = [*self.measured(), *new]
+        both = [*self.measured_rows(), *new]
         gpus = dict.fromkeys((row.key.gfx, row.key.cu_num) for row in both)
         merged = [row for gfx, cu_num in gpus for row in merge(both, gfx=gfx, cu_num=cu_num)]
         self._write(self._measured, merged)

@@ -132,7 +132,7 @@ def server_state(deployment: Seen | None, view: PodView | None) -> ServerState:
         return (
             _exited("the Deployment was scaled to 0")
             if scaled
-            else _pending(_refused(deployment) or "waiting for its pod")
+            else _pending(_pod_creation_error(deployment) or "waiting for its pod")
         )
     state = _ending(view) if view.pod["metadata"].get("deletionTimestamp") else _of_pod(view)
     if view.lost is None:
@@ -156,7 +156,7 @@ def _of_pod(view: PodView) -> ServerState:
 def scheduling_problem(deployment: Seen | None, view: PodView | None) -> str:
     """Return why no pod can start without intervention; "" if no problem is known."""
     if view is None:
-        return _refused(deployment) if deployment is not None else ""
+        return _pod_creation_error(deployment) if deployment is not None else ""
     return next(_troubles(view), "")
 
 
@@ -186,7 +186,7 @@ def _held(pod: Seen) -> Iterator[str]:
             yield f"{what}: {waiting.get('message') or waiting['reason']}"
 
 
-def _refused(deployment: Seen) -> str:
+def _pod_creation_error(deployment: Seen) -> str:
     """Return why no pod was created: a quota, a policy, a limit of the namespace."""
     for condition in deployment.get("status", {}).get("conditions", ()):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
@@ -215,7 +215,7 @@ def _running(view: PodView, since: str) -> ServerState:
         return replace(_exited(detail), status=Status.UNKNOWN, restarts=view.restarts, started_at=_utc(since))
     last = view.container.get("lastState", {}).get("terminated")
     detail = (
-        f"restarted {view.restarts} times; before the last restart it {_ended(last)}{_unwell(view, last)}"
+        f"restarted {view.restarts} times; before the last restart it {_ended(last)}{_failed_probe_message(view, last)}"
         if last
         else ""
     )
@@ -248,7 +248,7 @@ def _between(view: PodView) -> ServerState:
         restarts=view.restarts,
         started_at=_utc(last["startedAt"]) if last.get("startedAt") else None,
         ended_at=_utc(last["finishedAt"]) if last.get("finishedAt") else None,
-        detail=f"it {_ended(last)}{_unwell(view, last)}, {again}",
+        detail=f"it {_ended(last)}{_failed_probe_message(view, last)}, {again}",
     )
 
 
@@ -277,7 +277,7 @@ def _ended(last: Seen) -> str:
     return f"exited with code {code}" if code is not None else "exited"
 
 
-def _unwell(view: PodView, last: Seen) -> str:
+def _failed_probe_message(view: PodView, last: Seen) -> str:
     """Return the message of the probe that ended a run of the container."""
     began, ended = str(last.get("startedAt", "")), str(last.get("finishedAt", ""))
     messages = [

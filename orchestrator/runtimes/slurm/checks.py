@@ -84,10 +84,12 @@ def allocated_nodes(environ: Mapping[str, str]) -> Sequence[FabricNode]:
     if not number:
         return ()
     names = local(("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))).stdout.split()
-    return [FabricNode(name=name, address=node_address(name), argv=partial(_on_node, number, name)) for name in names]
+    return [
+        FabricNode(name=name, address=node_address(name), argv=partial(_srun_on_node, number, name)) for name in names
+    ]
 
 
-def _on_node(number: str, node: str, argv: Sequence[str]) -> Sequence[str]:
+def _srun_on_node(number: str, node: str, argv: Sequence[str]) -> Sequence[str]:
     step = ("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--chdir=/", "--unbuffered")
     return ("srun", f"--jobid={number}", f"--nodelist={node}", *step, *argv)
 

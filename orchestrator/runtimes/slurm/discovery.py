@@ -36,7 +36,7 @@ def found_units(home: Home, name: str | None, handle_of: Callable[[JobComment, J
             live.setdefault(comment.name, {})[Path(comment.run)] = handle_of(comment, job)
     known = {name} if name is not None else {*live, *known_names(home)}
     folders = [home.runs.absolute() / FileName(each) for each in sorted(known) if NAME.match(each)]
-    return [each for folder in folders for each in _of_name(folder, live.get(folder.name, {}), handle_of)]
+    return [each for folder in folders for each in _units_of_name(folder, live.get(folder.name, {}), handle_of)]
 
 
 def forgotten(number: str) -> Job:
@@ -44,7 +44,7 @@ def forgotten(number: str) -> Job:
     return Job(id=number, state="", reason="", node="", restarts=0, exit_code=0, begins=None, ended_at=None)
 
 
-def _of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
+def _units_of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
     """Return the units of the current runs, then those with an unreadable record.
 
     Of a folder that cannot be listed, these are the units in the queue; the process runtime lists it as unreadable.

@@ -56,7 +56,9 @@ def require_accepted(
     """
     plan, question = artifacts.plan, argument_question(artifacts, files)
     try:
-        verdicts = _verdicts(question.to_json(), engine, home, next(iter(artifacts.replicas), artifacts).command.env)
+        verdicts = _check_arguments(
+            question.to_json(), engine, home, next(iter(artifacts.replicas), artifacts).command.env
+        )
         servers = dict(zip(question.argv, verdicts, strict=True))
     except (HostError, ValueError) as error:
         note(f"arguments not checked by sglang: {error}")
@@ -95,7 +97,7 @@ def _problem(refusal: ArgumentRefusal, argv: Sequence[str], plan: Plan, locate: 
     return Problem(refusal.text, ", ".join(dict.fromkeys(filter(None, map(locate, keys)))), hint)
 
 
-def _verdicts(
+def _check_arguments(
     question: str, engine: EnginePython, home: Home, env: Sequence[tuple[str, str]]
 ) -> tuple[ArgumentVerdict, ...]:
     """Return the verdicts, from the cache if it has them; a verdict `unchecked` is not cached.

@@ -81,7 +81,7 @@ class StartKernels:
         elif self.store is not None and any(self.host_ref.home.compiled_kernels.glob(f"*{SUFFIX}")):
             with _warning("cannot use the saved kernels"):
                 if self._path.is_file():
-                    self._add(read_archive(self._path), self.store)
+                    self._add_archive(read_archive(self._path), self.store)
 
     def save(self) -> None:
         """Save the kernels that a verified server has compiled. A failure is only a warning.
@@ -133,11 +133,11 @@ class StartKernels:
         driver = self._use.driver if self._knows_node else archive.receipt.driver
         _require_match(archive, replace(self._use, driver=driver))
         try:
-            self._add(archive, self.store)
+            self._add_archive(archive, self.store)
         except OSError as error:
             raise KernelsError(f"cannot unpack `{archive.path}`: {error.strerror}: `{error.filename}`") from error
 
-    def _add(self, archive: KernelArchive, store: KernelStore) -> None:
+    def _add_archive(self, archive: KernelArchive, store: KernelStore) -> None:
         if store.lack(archive):
             self.added = store.add(archive)
             note(f"compiled kernels: {self.added} files added from {archive.path}")

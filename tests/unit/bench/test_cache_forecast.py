@@ -20,7 +20,7 @@ from orchestrator.bench.result import CacheHits, EndpointFacts, EndReason, Point
 from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.traces import accesses
 from orchestrator.bench.traces.accesses import cache_accesses
-from orchestrator.bench.traces.request import TraceRequest, Tree, own_blocks
+from orchestrator.bench.traces.request import TraceRequest, Tree, private_block_ids
 from orchestrator.bench.traces.synthetic import SessionShape, Subagents, synthetic_trees
 from orchestrator.bench.workload import Workload
 from orchestrator.core.url import Address
@@ -234,7 +234,7 @@ def tree(name: str, arrival_s: float, *delays: float) -> Tree:
             arrival_s=arrival_s if not position else None,
             after=(position - 1,) if position else (),
             delay_s=delay,
-            block_ids=own_blocks(name, 64, 64),
+            block_ids=private_block_ids(name, 64, 64),
             block_tokens=64,
             input_tokens=64,
             output_tokens=50,  # a second

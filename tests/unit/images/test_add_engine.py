@@ -212,7 +212,7 @@ def test_recorded_image_tables_are_used_for_coverage(home: Home) -> None:
     found = compute_coverage(plan, RowSources(), home)
     assert found.known
     assert f"tables of `registry.example/sglang@{DIGEST}`, read by `deploy add engine`" in found.tables
-    assert [key.token for key in found.coverage.keys[0].untuned] == [1]
+    assert [key.token for key in found.coverage.keys[0].untuned_keys] == [1]
     moved = compute_coverage(
         load("mi355x-tp8", overrides=(*choice, "engine.image_digest=null")).plan, RowSources(), home
     )

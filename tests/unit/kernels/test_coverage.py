@@ -242,7 +242,7 @@ def test_fp8_coverage_of_aiter_tables_is_known(
     found = compute_coverage(plan_of(profile, *choices, f"engine.aiter_commit={commit}"), RowSources(), Home(tmp_path))
     assert found.known
     assert f"tables of aiter {commit[:12]}" in found.tables
-    assert {key.token for key in found.coverage.untuned} == {*missing}
+    assert {key.token for key in found.coverage.untuned_keys} == {*missing}
     assert "kernel names not checked" not in found.to_text()
 
 

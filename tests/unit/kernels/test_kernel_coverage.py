@@ -131,14 +131,14 @@ def test_without_checkpoint_both_keys_are_considered() -> None:
     found = coverage_of(glm_plan(), every_bucket(FUSED_TP8), names=NAMES)
     assert found.fusion.fused is None
     assert [(one.shape, one.expected) for one in found.keys] == [(FUSED_TP8, None), (UNFUSED_TP8, None)]
-    assert {key.shape for key in found.untuned} == {UNFUSED_TP8}
+    assert {key.shape for key in found.untuned_keys} == {UNFUSED_TP8}
 
 
 def test_with_checkpoint_only_looked_up_key_counts() -> None:
     rows_257 = every_bucket(FUSED_TP8)
-    assert coverage_of(glm_plan(), rows_257, checkpoint=checkpoint(), names=NAMES).untuned == ()
+    assert coverage_of(glm_plan(), rows_257, checkpoint=checkpoint(), names=NAMES).untuned_keys == ()
     unfused = coverage_of(glm_plan(), rows_257, checkpoint=checkpoint(BF16_SHARED), names=NAMES)
-    assert {key.shape for key in unfused.untuned} == {UNFUSED_TP8}
+    assert {key.shape for key in unfused.untuned_keys} == {UNFUSED_TP8}
 
 
 def test_largest_bucket_follows_prefill_chunk_size() -> None:
@@ -205,7 +205,7 @@ def test_table_is_assembled_from_all_origins() -> None:
     assert table.origins[RowOrigin.IMAGE] == 2
     assert table.origins[RowOrigin.UPSTREAM] == 15
     assert table.origins[RowOrigin.DERIVED] == 16
-    assert coverage_of(glm_plan(), table.rows, names=NAMES).untuned == ()
+    assert coverage_of(glm_plan(), table.rows, names=NAMES).untuned_keys == ()
 
 
 def test_row_with_unknown_kernel_is_rejected() -> None:

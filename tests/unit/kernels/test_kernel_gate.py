@@ -107,9 +107,9 @@ def test_log_without_lookups_is_reported() -> None:
 
 def test_misses_are_exported_for_the_tuner() -> None:
     report = gate_report([MISS.replace(" 16,", " 32,"), MISS])
-    assert [text.split(",")[:5] for text in report.untuned.splitlines()[1:]] == [
+    assert [text.split(",")[:5] for text in report.tuner_input.splitlines()[1:]] == [
         ["16", "6144", "256", "257", "9"],
         ["32", "6144", "256", "257", "9"],
     ]
-    assert gate_report([HIT]).untuned == ""
+    assert gate_report([HIT]).tuner_input == ""
     assert report.to_dict()["misses"][0]["q_type"] == "QuantType.per_1x32"  # type: ignore[index]

@@ -174,7 +174,7 @@ def test_measured_rows_keep_their_provenance(tmp_path: Path) -> None:
     second = RowProvenance(host="b", image="sha256:2", aiter_commit="9127c94a", date="2026-11-21T00:00:00Z")
     store.add(rows([line(16, us="20"), line(32, us="20")]), first)
     store.add(rows([line(16, us="30"), line(32, us="10"), line(64).replace("950,256", "942,304")]), second)
-    found = {(row.key.gfx, row.key.token): (row.origin, row.us, row.location) for row in store.measured()}
+    found = {(row.key.gfx, row.key.token): (row.origin, row.us, row.location) for row in store.measured_rows()}
     assert found == {
         ("gfx950", 16): (RowOrigin.MEASURED, 20.0, str(first)),
         ("gfx950", 32): (RowOrigin.MEASURED, 10.0, str(second)),

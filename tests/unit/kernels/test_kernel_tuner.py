@@ -98,7 +98,7 @@ def test_completed_tuning_is_stored_with_provenance(tmp_path: Path) -> None:
     run = leaving(line(16), line(32))
     tuned = tune(job(tmp_path), run=run, store=store, provenance=WHO, progress=lambda done, of: told.append((done, of)))
     assert (tuned.remaining, tuned.problems, told) == ((), (), [(2, 2)])
-    assert {(row.origin, row.location) for row in store.measured()} == {(RowOrigin.MEASURED, str(WHO))}
+    assert {(row.origin, row.location) for row in store.measured_rows()} == {(RowOrigin.MEASURED, str(WHO))}
     assert (tmp_path / "untuned.csv").read_text().count("\n") == 3
 
 
@@ -136,7 +136,7 @@ def test_interrupted_tuning_keeps_finished_rows(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         tune(job(tmp_path), run=interrupted, store=store, provenance=WHO)
-    assert [row.key.token for row in store.measured()] == [16]
+    assert [row.key.token for row in store.measured_rows()] == [16]
 
 
 def test_rows_of_killed_run_are_recovered(tmp_path: Path) -> None:

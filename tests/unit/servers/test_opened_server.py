@@ -21,7 +21,7 @@ from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers import servers as servers_module
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.servers.servers import Servers, name_at
+from orchestrator.servers.servers import Servers, resolve_server_name
 
 KEY = "k" * 32
 
@@ -99,14 +99,14 @@ def test_gateway_url_resolves_to_server_name(home: Home, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(servers_module, "open_servers", opened)
     past_run(home, 1, running=True)
-    assert name_at(pair.url, home) == pair.url
+    assert resolve_server_name(pair.url, home) == pair.url
     plan = plan_of("cpu-tiny-1p1d")
     (open_run(home, "pair", plan).path / "plan.json").write_text(plan.to_json())
-    assert name_at(pair.url, home, None, "SGLANG_KEY") == pair.url
-    assert name_at("owl", home) == "owl"
+    assert resolve_server_name(pair.url, home, None, "SGLANG_KEY") == pair.url
+    assert resolve_server_name("owl", home) == "owl"
     assert asked == []
 
     for url in (pair.url, f"{pair.url}/", f"{pair.url}/v1", "http://localhost:30000/v1/"):
-        assert name_at(url, home, None, False) == "owl"
+        assert resolve_server_name(url, home, None, False) == "owl"
     for url in (alone.url, role.url, "http://127.0.0.1:1"):
-        assert name_at(url, home) == url
+        assert resolve_server_name(url, home) == url

@@ -92,25 +92,25 @@ def looking(server: Scripted, home: Path) -> top.TopView:
 def test_rates_are_computed_between_two_samples(server: Scripted, tmp_path: Path) -> None:
     view = looking(server, tmp_path)
     server.counters = exported(requests=10, prompt=1000, output=500, cached=0, verified=100, used=0, room=4000)
-    first = view.look()
+    first = view.sample()
     server.at = 10.0
     server.counters = exported(
         requests=30, prompt=3000, output=1520, cached=500, verified=350, used=1000, room=4000, running=3, queued=2
     )
-    found = view.look().activity
+    found = view.sample().activity
     assert first.activity.window_s == 0
     assert (found.window_s, found.requests_per_s, found.input_tokens_per_s) == (10, 2.0, 200.0)
     assert (found.output_tokens_per_s, found.running, found.queued) == (102.0, 3, 2)
     assert (found.cache_hit_rate, found.kv_cache_usage, found.kv_tokens) == (0.25, 0.25, 4000)
     assert found.accept_length == (1020 - 20) / 250  # the first token of a request comes from its prefill
-    assert "102/s" in view.look().to_text()
+    assert "102/s" in view.sample().to_text()
 
 
 def test_rates_cover_the_last_minute(server: Scripted, tmp_path: Path) -> None:
     view = looking(server, tmp_path)
     for second in range(0, 201, 10):
         server.at, server.counters = float(second), exported(requests=second, output=1)
-        found = view.look().activity
+        found = view.sample().activity
     assert found.window_s == 60
     assert found.requests_per_s == 1.0
 
@@ -120,9 +120,9 @@ def test_missing_triton_configurations_count_on_cuda(server: Scripted, tmp_path:
     (tmp_path / "plan.json").write_text(load("h200-glm-mtp").plan.to_json())
     view = looking(server, tmp_path)
     server.counters = exported(output=1)
-    assert view.look().kernel_misses == 0
+    assert view.sample().kernel_misses == 0
     server.log = LOG_OF_AN_H200.read_text().splitlines()
-    found = view.look()
+    found = view.sample()
     assert found.kernel_misses == 1
     assert [event.what for event in found.events] == ["1 more MoE keys without a tuned kernel"]
 
@@ -131,17 +131,17 @@ def test_state_changes_are_events(server: Scripted, tmp_path: Path) -> None:
     (tmp_path / "processes.json").write_text(json.dumps({"processes": ["rank TP0", "rank TP1"]}))
     view = looking(server, tmp_path)
     server.counters = exported(output=1)
-    assert view.look().events == ()
+    assert view.sample().events == ()
     server.counters = NoResponseError("http://x/metrics: no answer within 5 s")
-    silent = view.look()
+    silent = view.sample()
     assert "UNHEALTHY: http://x/metrics: no answer within 5 s" in silent.to_text()
     server.processes = ("sglang::scheduler_TP0",)
-    assert view.look().problem == "rank TP1 has ended while the server runs"
-    view.look()
+    assert view.sample().problem == "rank TP1 has ended while the server runs"
+    view.sample()
     server.processes = ("sglang::scheduler_TP0", "sglang::scheduler_TP1")
     server.counters, server.restarts = exported(output=1), 1
     server.log = [MISS.format(tokens=8), MISS.format(tokens=8), MISS.format(tokens=16)]
-    found = view.look()
+    found = view.sample()
     assert found.kernel_misses == 2
     assert [event.what for event in found.events] == [
         "http://x/metrics: no answer within 5 s",
@@ -172,7 +172,7 @@ def test_local_gpus_are_hidden_for_cluster_servers(
     elsewhere = replace(owl, found=replace(owl.found, runtime=runtime))
     monkeypatch.setattr(server, "open", lambda _: elsewhere)
     server.counters = exported(requests=0)
-    assert len(looking(server, tmp_path).look().gpus) == shown
+    assert len(looking(server, tmp_path).sample().gpus) == shown
 
 
 @pytest.mark.parametrize(("watts", "columns"), [(700.0, ["GPU", "VRAM", "power"]), (None, ["GPU", "VRAM"])])

@@ -22,7 +22,7 @@ from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.record import JobComment
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.servers.group import ServerGroup
-from orchestrator.servers.servers import Servers, name_at
+from orchestrator.servers.servers import Servers, resolve_server_name
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_unreadable_directory_does_not_hide_other_servers(
 
 def test_run_lookup_skips_unreadable_directory(home: Home, owl: RunDir) -> None:
     assert find_run(home, owl.path.name) == owl
-    assert name_at("http://127.0.0.1:1", home) == "http://127.0.0.1:1"
+    assert resolve_server_name("http://127.0.0.1:1", home) == "http://127.0.0.1:1"
 
 
 def test_slurm_jobs_in_unreadable_directories_are_listed(

@@ -25,7 +25,7 @@ def watched(
     )
     watch = MemoryWatch((gauge,), seconds, cached_tokens=1 << 20, host_bytes=host_bytes, clock=lambda: now[0])
     while now[0] < seconds:
-        watch.look()
+        watch.sample_gauges()
         now[0] += 0.5
     return watch
 
@@ -90,6 +90,6 @@ def test_unwatched_memory_is_reported_with_reason() -> None:
     ]
     unread = MemoryGauge(name="GPU memory", unwatched="the slurm runtime starts servers on other hosts")
     watch = MemoryWatch((unread,), SECONDS, cached_tokens=0)
-    watch.look()
+    watch.sample_gauges()
     assert list(watch.shown()) == ["GPU memory not watched: the slurm runtime starts servers on other hosts"]
     assert list(watch.faults()) == []
