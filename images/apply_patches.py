@@ -135,10 +135,10 @@ def patched_texts(root: Path, diff: str, *, back: bool = False) -> dict[Path, st
         for line, *sides in hunks:
             old, new = (side.replace("\n", "\r\n") if "\r\n" in text else side for side in sides)
             old, new = (new, old) if back else (old, new)
-            places = [hit.start() for hit in re.finditer("^" + re.escape(old), text, re.MULTILINE)]
-            if len(places) != 1:
-                raise Refusal(_misfit(path, line, old, text, len(places)))
-            text = text[: places[0]] + new + text[places[0] + len(old) :]
+            matches = [hit.start() for hit in re.finditer("^" + re.escape(old), text, re.MULTILINE)]
+            if len(matches) != 1:
+                raise Refusal(_misfit(path, line, old, text, len(matches)))
+            text = text[: matches[0]] + new + text[matches[0] + len(old) :]
         texts[path.resolve()] = text
     return texts
 
@@ -284,8 +284,8 @@ def verify(manifest: list[Patch], roots: Roots, receipt: dict[str, Any]) -> None
 def installed(package: str) -> Path | None:
     """Return the directory of a package as Python would import it, without an import; None if there is none."""
     spec = importlib.util.find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]).resolve() if places else None
+    matches = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(matches[0]).resolve() if matches else None
 
 
 def _verify_files(patch: str, files: list[dict[str, str]]) -> None:
@@ -333,13 +333,13 @@ def _recorded(arguments: argparse.Namespace, manifest: list[Patch]) -> dict[str,
 def main() -> None:
     """Run one verb and print its result as JSON."""
     arguments = _arguments()
-    roots = {name: place for name in ("sglang", "aiter") if (place := installed(name))}
+    roots = {name: path for name in ("sglang", "aiter") if (path := installed(name))}
     if arguments.verb == "find":
         print(json.dumps({name: describe(root) for name, root in roots.items()}))
         return
     text = sys.stdin.read() if arguments.manifest == "-" else Path(arguments.manifest).read_text(encoding="utf-8")
     manifest: list[Patch] = json.loads(text)
-    roots |= {name: Path(place) for name, _, place in (item.partition("=") for item in arguments.root)}
+    roots |= {name: Path(path) for name, _, path in (item.partition("=") for item in arguments.root)}
     if arguments.verb == "check":
         found = [(patch["id"], *state_of(patch, roots)) for patch in manifest]
         print(json.dumps([{"id": name, "state": state, "evidence": lines} for name, state, lines in found], indent=2))

@@ -153,8 +153,8 @@ def load(request: Mapping[str, Any]) -> ModuleType:
     pretend(request)
     # 0.5.14 and 0.5.16 install their own stub of triton if it is missing (`sglang/_triton_stub.py`).
     spec = importlib.util.find_spec("sglang")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    stubbed = {"triton"} if any(Path(place, "_triton_stub.py").is_file() for place in places) else set()
+    locations = list(spec.submodule_search_locations or ()) if spec else []
+    stubbed = {"triton"} if any(Path(location, "_triton_stub.py").is_file() for location in locations) else set()
     sys.meta_path.append(_EmptyFinder(_OPTIONAL - stubbed))
     if platform != "cpu":
         with contextlib.suppress(ImportError):
@@ -205,8 +205,8 @@ class Judge:
             if option not in _FILES or not _is_path(value) or path.exists():
                 continue
             if beside is None or not path.is_relative_to(beside):
-                said = {"kind": "FileNotFoundError", "message": f"`{value}` does not exist", "place": "", "line": ""}
-                return {**said, "options": [option.removeprefix("--")]}
+                text = {"kind": "FileNotFoundError", "message": f"`{value}` does not exist", "place": "", "line": ""}
+                return {**text, "options": [option.removeprefix("--")]}
         return None
 
     def _raised(self, argv: Sequence[str], *, parse_only: bool = False) -> BaseException | None:
@@ -229,13 +229,13 @@ class Judge:
         return None
 
     def _refusal(self, argv: Sequence[str], error: BaseException, *, parse_only: bool = False) -> dict[str, object]:
-        place, line = _place(error.__traceback__)
+        location, line = _place(error.__traceback__)
         message = self._text(error)
         if isinstance(error, ParserError):
             kind, options = "argparse", [option for option, _ in _each_left_out(argv) if _names(message, option)]
         else:
             kind, options = type(error).__name__, self._culprits(argv, error, parse_only=parse_only)
-        refusal = {"kind": kind, "message": message, "place": place, "line": line, "options": options}
+        refusal = {"kind": kind, "message": message, "place": location, "line": line, "options": options}
         return {"refused": refusal}
 
     def _culprits(self, argv: Sequence[str], error: BaseException, *, parse_only: bool) -> list[str]:
@@ -331,17 +331,17 @@ def first_step(question: Path, verdict: Path) -> int:
     """Check before a server starts; return REFUSED, and write the file `verdict`, if sglang rejects a command line."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            said = answer(json.loads(question.read_text(encoding="utf-8")))
+            text = answer(json.loads(question.read_text(encoding="utf-8")))
     except Exception as error:  # noqa: BLE001 - the start of the server shows the error
         print(f"arguments not checked by sglang: {error!r}", file=sys.stderr)
         return 0
-    print(json.dumps(said), file=sys.stderr)
-    if not any("refused" in each for each in said["verdicts"]):
+    print(json.dumps(text), file=sys.stderr)
+    if not any("refused" in item for item in text["verdicts"]):
         return 0
-    for each in said["verdicts"]:
-        if "refused" in each:
-            each["refused"]["message"] = each["refused"]["message"][:_MESSAGE]
-    verdict.write_text(json.dumps(said), encoding="utf-8")
+    for entry in text["verdicts"]:
+        if "refused" in entry:
+            entry["refused"]["message"] = entry["refused"]["message"][:_MESSAGE]
+    verdict.write_text(json.dumps(text), encoding="utf-8")
     return REFUSED
 
 

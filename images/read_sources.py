@@ -55,8 +55,8 @@ class Reading(NamedTuple):
 
 def find(root: Path, name: str) -> Path | None:
     """Return the file of a probe: a path below `root`, or for a bare name the only file of that name below `root`."""
-    places = [root / name] if "/" in name else sorted(root.rglob(name), reverse=True)
-    files = {place.resolve(): place for place in places if place.is_file()}
+    candidates = [root / name] if "/" in name else sorted(root.rglob(name), reverse=True)
+    files = {candidate.resolve(): candidate for candidate in candidates if candidate.is_file()}
     if len(files) > 1:
         raise Refusal(f"`{name}` exists in {len(files)} places below {root}")
     return next(iter(files.values()), None)
@@ -77,9 +77,9 @@ def encoded(text: str) -> bytes:
 
 def sought(probe: dict[str, Any]) -> str:
     """Return a readable description of what a probe searches for."""
-    given = f", given {', '.join(probe['defines'])}" if probe.get("defines") else ""
+    suffix = f", given {', '.join(probe['defines'])}" if probe.get("defines") else ""
     left_out = f"{probe['left_out']} (left out)" if probe.get("left_out") else ""
-    return " and ".join(part for part in (probe.get("match"), left_out) if part) + given
+    return " and ".join(part for part in (probe.get("match"), left_out) if part) + suffix
 
 
 def match(root: Path, probe: dict[str, Any]) -> str | None:
@@ -131,9 +131,9 @@ def canonical(text: str) -> Reading:
         tree = ast.parse(encoded(text))
         plain = ast.unparse(tree)
         written = ast.parse(plain)
-    ours, given = ([node for node in ast.walk(one) if isinstance(node, ast.stmt)] for one in (written, tree))
+    ours, suffix = ([node for node in ast.walk(one) if isinstance(node, ast.stmt)] for one in (written, tree))
     lines: dict[int, int] = {}
-    for new, old in zip(ours, given, strict=True):
+    for new, old in zip(ours, suffix, strict=True):
         lines.setdefault(new.lineno, old.lineno)
     return Reading(plain, plain, plain, lines)
 

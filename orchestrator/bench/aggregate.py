@@ -214,13 +214,13 @@ class _Values(Sequence[float]):
         while len(self._counts) > _MAX_DIFFERENT:
             self._bits = self._bits - 1 if self._bits else _MAX_BITS
             counts, self._counts = self._counts, Counter()
-            for each, count in counts.items():
-                self._counts[self._rounded(each)] += count
+            for item, count in counts.items():
+                self._counts[self._rounded(item)] += count
 
     def distribution(self) -> Distribution:
         """Return the distribution of at least one value."""
         self._ascending = sorted(self._counts)
-        self._ends = list(accumulate(self._counts[each] for each in self._ascending))
+        self._ends = list(accumulate(self._counts[item] for item in self._ascending))
         p50, p90, p95, p99 = (percentile(self, share) for share in (0.50, 0.90, 0.95, 0.99))
         mean = self._sum / self._count
         return Distribution(count=self._count, mean=mean, p50=p50, p90=p90, p95=p95, p99=p99, max=self._max)

@@ -116,8 +116,8 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
         Connections(Address.from_url(url), key=request.key, clock=clock) for url in (request.url, *request.replica_urls)
     )
     with _cancel_on_signals(), ExitStack() as stack:
-        for each in (connections, *replicas):
-            stack.callback(each.close)
+        for replica in (connections, *replicas):
+            stack.callback(replica.close)
         progress("discovering the endpoint", "")
         try:
             endpoint = await discover(

@@ -125,10 +125,10 @@ class _Sender:
         if len(requests) == 1:
             await self._play_one(session, 0, loop.time())
             return
-        waits = [len(each.after) for each in requests]
+        waits = [len(request.after) for request in requests]
         followers: list[list[int]] = [[] for _ in requests]
-        for index, each in enumerate(requests):
-            for before in each.after:
+        for index, item in enumerate(requests):
+            for before in item.after:
                 followers[before].append(index)
 
         async def play_from(index: int) -> None:
@@ -140,7 +140,7 @@ class _Sender:
                     group.create_task(play_from(follower))
 
         async with asyncio.TaskGroup() as group:
-            firsts = ((each.arrival_s or 0.0, index) for index, each in enumerate(requests) if not each.after)
+            firsts = ((request.arrival_s or 0.0, index) for index, request in enumerate(requests) if not request.after)
             for arrival, first in sorted(firsts):
                 if await self.wait_until(self.start + arrival - _AHEAD_S):
                     group.create_task(play_from(first))
@@ -202,7 +202,7 @@ class _Sender:
                 self._load.on_measured()
             return
         failure, example = response.failure or (None, "")
-        scheduled, started, ended = (each - self.measured_from for each in times)
+        scheduled, started, ended = (time - self.measured_from for time in times)
         record = RequestRecord(
             index=index,
             scheduled_s=scheduled,
@@ -225,7 +225,7 @@ class _Sender:
 
 def _complete(counts: Sequence[int | None]) -> "array[int]":
     """Return cumulative counts; none if one is missing."""
-    found = array("i", [each for each in counts if each is not None])
+    found = array("i", [count for count in counts if count is not None])
     return found if len(found) == len(counts) else array("i")
 
 
@@ -304,7 +304,7 @@ async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[No
 
 def _leaves(error: Exception) -> list[Exception]:
     if isinstance(error, ExceptionGroup):
-        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+        return [leaf for exception in error.exceptions for leaf in _leaves(exception)]
     return [error]
 
 

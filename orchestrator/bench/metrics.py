@@ -344,7 +344,7 @@ def result_text(result: BenchResult) -> str:
 
 def forecast_text(forecast: CacheForecast) -> str:
     """Return the forecast in one line."""
-    needed = " or ".join(f"{each.tokens:,} for {share(each.share)}" for each in forecast.sizes[-3:])
+    needed = " or ".join(f"{size.tokens:,} for {share(size.share)}" for size in forecast.sizes[-3:])
     text = f"achievable from the prefix cache: {share(forecast.unlimited_share)} of the prompt tokens"
     if forecast.sampled_share is not None:
         text += f", estimated from {share(forecast.sampled_share)} of the blocks"

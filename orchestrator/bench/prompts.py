@@ -102,7 +102,7 @@ def _words(workload: Workload, label: str, index: int, count: int, words: Words)
             left, at = left - passage[1], at + 1
     drawn = _random_words(workload, f"{label}/{index}", max(left, 0) + _OPENING_WORDS)
     single = [words.single[word % len(words.single)] for word in drawn][: max(count, 0)]
-    return "".join(f" {each}" for each in (*single[:_OPENING_WORDS], *passages, *single[_OPENING_WORDS:]))
+    return "".join(f" {passage}" for passage in (*single[:_OPENING_WORDS], *passages, *single[_OPENING_WORDS:]))
 
 
 def _json_text(text: str) -> bytes:

@@ -197,7 +197,9 @@ class Reproduce(StrictModel):
 
     def baseline_of(self, suite: str) -> Ablation | None:
         """Return the baseline whose scores of a suite can be measured, or None."""
-        return next((each for each in self.ablations if each.is_baseline and suite in each.suites), None)
+        return next(
+            (ablation for ablation in self.ablations if ablation.is_baseline and suite in ablation.suites), None
+        )
 
     def ablation_of(self, server: str | None) -> Ablation | None:
         """Return the ablation with this server name, or None."""

@@ -60,7 +60,7 @@ class RecordFile(Collection[RequestRecord]):
         return self._count
 
     def __contains__(self, record: object) -> bool:
-        return any(each == record for each in self)
+        return any(item == record for item in self)
 
     def __iter__(self) -> Iterator[RequestRecord]:
         offset = 0

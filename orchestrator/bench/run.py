@@ -232,17 +232,17 @@ def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workloa
         update["speeds"] = tuple(sorted(set(changes.speeds)))
     if changes.request_rates is not None:
         update |= {"request_rates": tuple(sorted(set(changes.request_rates))), "ramp": None}
-    kept = workload.model_dump(exclude_unset=True)
+    settings = workload.model_dump(exclude_unset=True)
     if changes.concurrency is not None and workload.trace is not None:
         update |= {"load": "closed"}
-        kept.pop("speeds", None)
+        settings.pop("speeds", None)
     if changes.requests is not None:
         update |= {"duration_s": None}  # `duration_s` takes precedence over `requests`
     if (ttft_p95_s := update.pop("ttft_p95_s", None)) is not None:
         update["slo"] = workload.slo.model_copy(update={"ttft_p95_s": ttft_p95_s})
     limits = {"requests"} - workload.model_fields_set if workload.has_sessions else set()  # without it, all are sent
     changed = {key: value for key, value in update.items() if getattr(workload, key) != value or key in limits}
-    return _validate_workload({**kept, **changed}), tuple(
+    return _validate_workload({**settings, **changed}), tuple(
         sorted(changed.keys() & {"requests", "duration_s", "slo", "max_context", "max_think_time_s", "concurrency"})
     )
 

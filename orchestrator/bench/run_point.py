@@ -75,7 +75,7 @@ class PointRunner:
         replicas, pinned, ranks = self._replicas
         self.progress(f"{label}: warm-up", f"{len(prefixes)} prefixes on {replicas} replica(s)")
         planned = PlannedRequest(input_tokens=self.workload.input_tokens, output_tokens=self.workload.output_tokens)
-        await self._warm(planned, [(each.fragments, rank) for each in prefixes for rank in ranks])
+        await self._warm(planned, [(prefix.fragments, rank) for prefix in prefixes for rank in ranks])
         target = f"each of {replicas} replicas ({pinned})" if pinned else "the only known replica"
         if replicas > 1 and not pinned:
             target = f"one of {replicas} replicas, chosen by the server"
@@ -111,8 +111,8 @@ class PointRunner:
         def sessions(of: int | None) -> list[SinglePrompt]:
             chosen = (prompt for prompt, rank in prompts if rank == of)
             return [
-                SinglePrompt(planned, self.endpoint.request(each, self.workload, tokens=planned.output_tokens, rank=of))
-                for each in chosen
+                SinglePrompt(planned, self.endpoint.request(item, self.workload, tokens=planned.output_tokens, rank=of))
+                for item in chosen
             ]
 
         loads = (
@@ -200,9 +200,9 @@ class PointRunner:
         return await _collect_cooperatively(
             SinglePrompt(
                 planned if times is None else replace(planned, arrival_s=times[index]),
-                self.endpoint.request(each.fragments, self.workload),
+                self.endpoint.request(item.fragments, self.workload),
             )
-            for index, each in enumerate(drawn)
+            for index, item in enumerate(drawn)
         )
 
     def _load(self, sessions: Iterable[PlannedSession], activity: str, count: int) -> PlannedLoad:
@@ -278,7 +278,7 @@ class _Window:
             reading = await self._endpoint.metrics()
             if reading is None:
                 return
-            self.gauges.append({each: reading.get(each) for each in (Metric.QUEUED, Metric.RUNNING)})
+            self.gauges.append({item: reading.get(item) for item in (Metric.QUEUED, Metric.RUNNING)})
 
     def close(self) -> None:
         for task in self._tasks:

@@ -78,10 +78,10 @@ def _limited(trees: Iterator[Tree], workload: Workload) -> Iterator[Tree]:
     most = workload.requests if "requests" in workload.model_fields_set else None
     sent = 0
     for tree in trees:
-        kept = tree if workload.max_context is None else without_long(tree, workload.max_context)
-        if kept:
-            yield kept
-        sent += len(kept)
+        selected = tree if workload.max_context is None else without_long(tree, workload.max_context)
+        if selected:
+            yield selected
+        sent += len(selected)
         if most is not None and sent >= most:
             return
 
@@ -100,23 +100,23 @@ def _from_zero(trees: Iterator[Tree], trace: str) -> Iterator[Tree]:
             )
         last = first
         yield tuple(
-            each if each.arrival_s is None else replace(each, arrival_s=each.arrival_s - begin) for each in tree
+            item if item.arrival_s is None else replace(item, arrival_s=item.arrival_s - begin) for item in tree
         )
 
 
 def without_long(tree: Tree, max_context: int) -> Tree:
     """Return the tree without requests of more tokens, later ones of their sessions, and the subagents of these."""
-    kept: dict[int, TraceRequest] = {}
+    selected: dict[int, TraceRequest] = {}
     ended: set[str] = set()
-    places: dict[int, int] = {}
+    new_index: dict[int, int] = {}
     for index, request in enumerate(tree):
-        orphan = request.position == 0 and bool(request.after) and request.after[0] not in kept
+        orphan = request.position == 0 and bool(request.after) and request.after[0] not in selected
         if request.session in ended or orphan or request.input_tokens + request.output_tokens > max_context:
             ended.add(request.session)
             continue
-        places[index] = len(kept)
-        kept[index] = replace(request, after=tuple(places[each] for each in request.after if each in kept))
-    return tuple(kept.values())
+        new_index[index] = len(selected)
+        selected[index] = replace(request, after=tuple(new_index[item] for item in request.after if item in selected))
+    return tuple(selected.values())
 
 
 class SessionTokens:
@@ -173,7 +173,7 @@ class TreeSession:
 
         `build` makes a request from token ids (the inside of a JSON array), its plan, and the name of the session.
         """
-        continued = {(each.session, each.position - 1) for each in tree if each.continues}
+        continued = {(item.session, item.position - 1) for item in tree if item.continues}
         self._tree = tree
         self._tokens = tokens
         self._build = build
@@ -181,7 +181,7 @@ class TreeSession:
         self._prompts: dict[int, bytes] = {}
         planned = map(plan, tree)
         self.requests: Sequence[PlannedRequest] = tuple(
-            replace(each, keeps_answer=(each.session, each.position) in continued) for each in planned
+            replace(item, keeps_answer=(item.session, item.position) in continued) for item in planned
         )
 
     def build(self, index: int) -> Request:

@@ -60,7 +60,7 @@ async def count_words(endpoint: Endpoint, text: str, *, timeout_s: float) -> Wor
     return Words(
         first_tokens=first,
         single=single,
-        passages=tuple((each, length - first) for each, length in zip(passages, lengths, strict=True)),
+        passages=tuple((passage, length - first) for passage, length in zip(passages, lengths, strict=True)),
     )
 
 

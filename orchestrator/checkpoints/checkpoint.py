@@ -88,7 +88,7 @@ class Checkpoint:
         tokenizer = self._config(TOKENIZER_CONFIG)
         template = tokenizer.data.get("chat_template") if tokenizer is not None else None
         if isinstance(template, list):  # named templates, as `{name, template}`
-            named = {str(each.get("name")): each.get("template") for each in template if isinstance(each, dict)}
+            named = {str(item.get("name")): item.get("template") for item in template if isinstance(item, dict)}
             template = named.get("tool_use", named.get("default"))
         return template if isinstance(template, str) else ""
 

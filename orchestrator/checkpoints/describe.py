@@ -157,8 +157,8 @@ class _FactReader:
         shards = self.summary.shards
         if not self.summary.has_shards:
             if not self.summary.weight_bytes:
-                why = f"{INDEX} has no `metadata.total_size`, and no file with weights is present"
-                self._report_missing("weights_size", f"cannot read `weights_size`: {why}", "BYTES")
+                reason = f"{INDEX} has no `metadata.total_size`, and no file with weights is present"
+                self._report_missing("weights_size", f"cannot read `weights_size`: {reason}", "BYTES")
                 return None
             return ConfigFact(value=self.summary.weight_bytes, source=f"{INDEX}: metadata.total_size")
         files = f"{shards} files that {INDEX} names" if shards > 1 else "one file"

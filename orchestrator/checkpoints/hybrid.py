@@ -65,7 +65,7 @@ def _mamba(config: CheckpointConfig, _: int) -> Facts:
     """Read Mamba (nemotron_h.py): some layers have neither attention nor a state."""
     text = config.text
     found: object = text.get("layers_block_type") or text.get("hybrid_override_pattern")
-    kinds = [str(each) for each in found] if isinstance(found, list | str) else []
+    kinds = [str(item) for item in found] if isinstance(found, list | str) else []
     attention = sum(kind in {"*", "attention"} for kind in kinds)
     if not attention:
         raise MissingKeyError("layers_block_type")
@@ -95,10 +95,10 @@ def _compressed(config: CheckpointConfig, layers: int) -> Facts:
         raise MissingKeyError("compress_ratios")
     ratios = ratios[:layers]
     if isinstance(sources, list) and sources:
-        kept = [ratios[layer] for layer in sources if type(layer) is int and 0 <= layer < len(ratios)]
-        counts = {f"ratio_{each}": kept.count(each) for each in (1, 2)}
+        selected = [ratios[layer] for layer in sources if type(layer) is int and 0 <= layer < len(ratios)]
+        counts = {f"ratio_{item}": selected.count(item) for item in (1, 2)}
     else:
-        counts = {f"ratio_{each}": ratios.count(each) for each in (4, 128)}
+        counts = {f"ratio_{item}": ratios.count(item) for item in (4, 128)}
     if not all(counts.values()):
         raise MissingKeyError("compress_ratios")
     section = {
@@ -120,7 +120,7 @@ def _blocks(config: CheckpointConfig, _: int) -> Facts:
         raise MissingKeyError("sparse_attention_freq")
     return {
         "kv_cache.index_head_dim": _fact(_number(section, "sparse_index_dim"), "sparse_index_dim"),
-        "kv_cache.index_layers": _fact(sum(each != 0 for each in which), "sparse_attention_freq"),
+        "kv_cache.index_layers": _fact(sum(item != 0 for item in which), "sparse_attention_freq"),
     }
 
 

@@ -142,7 +142,9 @@ class RemoteDownload:
                 error.message,
                 location=error.location.replace(local, remote),
                 hint=hint,
-                problems=tuple(replace(each, location=each.location.replace(local, remote)) for each in error.problems),
+                problems=tuple(
+                    replace(problem, location=problem.location.replace(local, remote)) for problem in error.problems
+                ),
             ) from error
 
     @property

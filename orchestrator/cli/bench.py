@@ -194,7 +194,7 @@ def _measure(target: BenchTarget, options: BenchOptions) -> tuple[BenchResult, P
     """Measure with a progress line; a result that cannot be written goes to standard output."""
     try:
         with Progress() as progress:
-            return bench(target, options, lambda text, far: progress.update(text, transient=far))
+            return bench(target, options, lambda text, remote: progress.update(text, transient=remote))
     except ResultWriteError as error:
         _show(error.result, json=True)
         raise BenchError(

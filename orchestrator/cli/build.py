@@ -79,10 +79,10 @@ def command(
     """
     if push and tag is None:
         raise UsageError("`--push` needs `--tag`", hint="for example `--tag registry/name:tag`")
-    given = named_files("--input", input_)
+    input_files = named_files("--input", input_)
     home = Home.from_environment()
     plan, inputs = plan_to_build(
-        profile, set_ or (), home, base=base_image, given=given, allow_untuned=allow_untuned, host=host
+        profile, set_ or (), home, base=base_image, given=input_files, allow_untuned=allow_untuned, host=host
     )
     host_ref = resolve_host_ref(plan.runtime, home, host)
     artifacts, docker = render_artifacts(plan, inputs), find_docker(host_ref.remote or host)

@@ -173,4 +173,4 @@ def group_text(words: str) -> str | None:
 
 def listed_below(group: str) -> Iterator[tuple[str, str, str]]:
     """Return the visible commands of a group."""
-    return (each for each in commands_below(group) if f"{group} {each[1]}".lstrip() not in HIDDEN)
+    return (item for item in commands_below(group) if f"{group} {item[1]}".lstrip() not in HIDDEN)

@@ -89,8 +89,8 @@ def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterat
                 detail = "" if ended else state.detail
                 seen = filter(None, [dead_processes(runtime, found[0]), detail])
                 yield chain(runtime.logs(found[0], follow=False), seen), ended.message if ended else ""
-            elif (kept := saved_log(servers, subject)) is not None:
-                yield kept, ""
+            elif (saved := saved_log(servers, subject)) is not None:
+                yield saved, ""
             else:
                 raise UsageError(
                     f"no log file or server `{subject}` found",

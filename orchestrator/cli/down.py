@@ -64,8 +64,8 @@ def command(
 def _interrupted(servers: Servers, name: str | None, ended: Sequence[str]) -> Interrupted:
     """Return the error of an interrupted stop, which names the stopped and the running servers."""
     alive = {Status.PENDING, Status.RUNNING, Status.UNKNOWN}
-    found = (each for each in servers.find(name) if servers.runtime(each).state(each).status in alive)
-    left = sorted({each.name for each in found} - set(ended))
+    found = (item for item in servers.find(name) if servers.runtime(item).state(item).status in alive)
+    left = sorted({item.name for item in found} - set(ended))
     if not left:
         return Interrupted("interrupted", hint=f"`{name}` is not running" if name else "no server is left running")
     stop = f"deploy down {left[0]}" if name is not None or len(left) == 1 else "deploy down --all"

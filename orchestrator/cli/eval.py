@@ -94,12 +94,12 @@ def command(
     is `gpqa_diamond.csv`. `tau2` is run by its own program: without `--simulations` its commands are printed.
     """
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
-    home, said = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
+    home, text = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
     request = EvalPlan(
         target=target,
         baseline=baseline,
         options=EvalOptions(
-            suite=suite, limit=limit, dataset=dataset, command=said, output=output, resume=resume, max_tokens=max_tokens
+            suite=suite, limit=limit, dataset=dataset, command=text, output=output, resume=resume, max_tokens=max_tokens
         ),
         seeds=seeds,
         simulations=simulations,
@@ -122,12 +122,12 @@ def command(
 
 def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
     if json:
-        suites = tuple(each.to_output() for each in scored)
+        suites = tuple(item.to_output() for item in scored)
         OUTPUT.show(ScoresOutput(suites=suites) if several else suites[0])
-    for each in scored:
-        for line in () if json else each.lines():
+    for entry in scored:
+        for line in () if json else entry.lines():
             print_data(line)
-        note(f"wrote the result to `{each.file}`")
+        note(f"wrote the result to `{entry.file}`")
     if several:
         note(f"next: `deploy report {scored[0].file.parent}`")
 
@@ -137,7 +137,7 @@ def _preview(expected: EvalForecast, *, asked: bool, sized: bool) -> None:
     if expected.suites and (asked or expected.pace.tok_s is not None):
         (print_data if asked else info)(expected.to_table())
     if sized:
-        for each in expected.suites:
-            note(each.detects)
+        for suite in expected.suites:
+            note(suite.detects)
     for term in expected.terms:
         note(term)

@@ -81,8 +81,8 @@ def _run(command: Callable[[], object]) -> None:
 
 def _require_output() -> None:
     """Raise OutputError if a command succeeded but could not write its result."""
-    if why := lost_output():
-        raise OutputError(f"cannot write the result to standard output: {why}")
+    if reason := lost_output():
+        raise OutputError(f"cannot write the result to standard output: {reason}")
 
 
 def _answer(ctrl_c: _Handler, others: _Handler) -> None:
@@ -125,14 +125,14 @@ def _of_the_machine(error: OSError) -> HostError:
             f"cannot write a temporary file: {error.strerror}",
             hint="free disk space there, or set TMPDIR to a directory where you may write",
         )
-    place = str(error.filename2 or error.filename or "")
-    variable = _variable_for(place)
+    location = str(error.filename2 or error.filename or "")
+    variable = _variable_for(location)
     hint = f"set {variable} to a directory where you may write" if variable else "choose another directory"
-    hint = f"free disk space, or {hint}" if place else ""
+    hint = f"free disk space, or {hint}" if location else ""
     if error.errno in _IN_THE_WAY:
         hint = f"move the existing file or directory away, or set {variable or 'DEPLOY_HOME'} to another directory"
     what = "cannot write: " if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS} else ""
-    return HostError(f"{what}{error.strerror or error}", location=place, hint=hint)
+    return HostError(f"{what}{error.strerror or error}", location=location, hint=hint)
 
 
 def _variable_for(place: str) -> str:

@@ -27,8 +27,8 @@ def fabric_of_hosts(results: Sequence[HostResult], params: Mapping[str, Any]) ->
 
     `params` are the parameters of the command. Nothing is measured if the GPUs of a host are busy.
     """
-    hosts = {each.node.label: each.node.url for each in results}
-    busy = [each.node.label for each in results if _vram_in_use(each)]
+    hosts = {result.node.label: result.node.url for result in results}
+    busy = [result.node.label for result in results if _vram_in_use(result)]
     try:
         overrides = overridden(params["set_"], runtime=params["runtime"])
         plan = load(params["profile"], overrides=overrides).plan
@@ -44,7 +44,9 @@ def _vram_in_use(result: HostResult) -> bool:
     """Return whether the preflight report of a host, text or JSON, says that its VRAM is in use."""
     report = result.data
     if isinstance(report, dict):
-        return any((each["check"], each["level"]) == (VRAM_IN_USE, "fail") for each in report.get("findings", ()))
+        return any(
+            (finding["check"], finding["level"]) == (VRAM_IN_USE, "fail") for finding in report.get("findings", ())
+        )
     return re.search(rf"^fail +{VRAM_IN_USE} ", result.output, re.MULTILINE) is not None
 
 
@@ -68,8 +70,8 @@ def fabric_of_cluster(plan: Plan, home: Home, baseline: Path | None, save: Path 
 def _failed(error: DeployError) -> tuple[Finding, ...]:
     """Return an error as findings: the other checks have findings of their own, which are shown, too."""
     return tuple(
-        fail("fabric", f"{each.location}: {each.message}".removeprefix(": "), _NEEDED, each.hint or error.hint)
-        for each in error.problems_or_self()
+        fail("fabric", f"{item.location}: {item.message}".removeprefix(": "), _NEEDED, item.hint or error.hint)
+        for item in error.problems_or_self()
     )
 
 

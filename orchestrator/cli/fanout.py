@@ -74,10 +74,10 @@ def parse_hosts(words: Iterable[str]) -> tuple[Node, ...]:
 
 def require_machine(word: str, *, location: str = "") -> None:
     """Raise UsageError, with the nearest valid form, for a word that is not the URL of a host."""
-    scheme, given, rest = word.partition("://")
-    if given and scheme in _SCHEMES:
+    scheme, requested, rest = word.partition("://")
+    if requested and scheme in _SCHEMES:
         return
-    if not given:
+    if not requested:
         scheme, rest = ("unix" if word.startswith("/") else "ssh"), word
     meant = f"{closest_match(scheme, _SCHEMES) or 'ssh'}://{rest}"
     raise UsageError(f"`{word}` is not the URL of a host", location=location, hint=f"did you mean `{meant}`?")
@@ -92,8 +92,8 @@ def _urls(word: str) -> Iterator[str]:
     try:
         lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise UsageError(f"cannot read `{path}`: {why}", hint="write one host per line: ssh://user@node") from error
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise UsageError(f"cannot read `{path}`: {reason}", hint="write one host per line: ssh://user@node") from error
     if not any(lines):
         raise UsageError(f"no host found in `{path}`", hint="write one host per line: ssh://user@node")
     for number, line in enumerate(lines, start=1):
@@ -138,17 +138,17 @@ def run_on_hosts(
                 with defer_signals():  # a started program must be registered, so that Ctrl-C reaches it
                     running.append(_start(waiting[0], words(waiting[0])))
                     waiting.pop(0)
-            for each in tuple(running):
-                if (code := each.program.code) is not None:
-                    running.remove(each)
-                    done[each.node] = each.result(code)
+            for item in tuple(running):
+                if (code := item.program.code) is not None:
+                    running.remove(item)
+                    done[item.node] = item.result(code)
             time.sleep(_LOOK)
     except BaseException:
         with defer_signals():
-            for each in running:
-                each.program.send(signal.SIGTERM)
-            for each in running:
-                each.result(each.program.wait())
+            for item in running:
+                item.program.send(signal.SIGTERM)
+            for item in running:
+                item.result(item.program.wait())
         raise
     return tuple(done[node] for node in nodes)
 
@@ -170,7 +170,7 @@ def _print_lines(node: Node, program: subprocesses.Program) -> None:
 
 def outcome_table(results: Iterable[HostResult], *, width: int | None) -> str:
     """Return the results as a table."""
-    rows = [(each.node.label, _outcome(each.code), format_duration(each.seconds)) for each in results]
+    rows = [(result.node.label, _outcome(result.code), format_duration(result.seconds)) for result in results]
     return table(("node", "outcome", "took"), rows, width=width)
 
 

@@ -59,8 +59,8 @@ def command(
     config = asked_config(image, Home.from_environment(), Registry(), host)
     receipt = receipt_in(config.labels, image)
     if json:
-        shown = ImageOutput(digest=config.digest or None, environment=config.engine_env)
-        OUTPUT.show(BuiltImageOutput(**fields_of(shown), **fields_of(receipt)) if receipt else shown)
+        output = ImageOutput(digest=config.digest or None, environment=config.engine_env)
+        OUTPUT.show(BuiltImageOutput(**fields_of(output), **fields_of(receipt)) if receipt else output)
         return
     print_data(table(["variable", "value"], config.engine_env.items(), width=terminal_width()))
     if receipt is None:

@@ -46,5 +46,5 @@ def command(
         OUTPUT.show(WrittenLock(lock=path, unknown=dict(found.unknown)))
         return
     info(f"wrote {path}")
-    for what, why in found.unknown.items():
-        note(f"the lockfile does not pin `{what}`: {why}")
+    for what, reason in found.unknown.items():
+        note(f"the lockfile does not pin `{what}`: {reason}")

@@ -26,10 +26,10 @@ def command(
 ) -> None:
     """Show or follow the log of a server. Secrets are removed; a stopped server's last log is shown."""
     moment = parse_since(since, datetime.now().astimezone()) if since is not None else None
-    shown = False
+    printed = False
     with open_servers(Home.from_environment(), host) as servers:
         for line in log_lines(servers, name, follow=follow, last=lines, since=moment):
             print_data(line, colors=True)
-            shown = True
-    if moment is not None and not shown:
+            printed = True
+    if moment is not None and not printed:
         note(f"no line since {moment:%Y-%m-%d %H:%M:%S}, by the times in the log")

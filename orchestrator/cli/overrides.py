@@ -16,12 +16,16 @@ def overridden(
 
 def name_options(error: DeployError, *, revision: str | None, runtime: str | None) -> None:
     """Make the locations and hints of an error name the options that were given instead of `--set`."""
-    given = {"--set model.checkpoint.revision": revision and "--revision", "--set runtime": runtime and "--runtime"}
-    error.location = given.get(error.location) or error.location
+    option_of = {"--set model.checkpoint.revision": revision and "--revision", "--set runtime": runtime and "--runtime"}
+    error.location = option_of.get(error.location) or error.location
     error.hint = _option_of(error.hint, runtime)
     error.problems = tuple(
-        replace(each, location=given.get(each.location) or each.location, hint=_option_of(each.hint, runtime))
-        for each in error.problems
+        replace(
+            problem,
+            location=option_of.get(problem.location) or problem.location,
+            hint=_option_of(problem.hint, runtime),
+        )
+        for problem in error.problems
     )
 
 

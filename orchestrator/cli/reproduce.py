@@ -154,11 +154,11 @@ def command(
     todo = _estimates(remaining_steps(planned.steps, state.done))
     if running is None:
         _look(planned, host, covered=dry_run, tune=tune)
-    told = [*planned.skipped, *_unmeasured(planned, bill, name), *_gated(planned, dataset)]
+    notes = [*planned.skipped, *_unmeasured(planned, bill, name), *_gated(planned, dataset)]
     if dry_run and json:
-        OUTPUT.show(bill.to_output(todo, told))
+        OUTPUT.show(bill.to_output(todo, notes))
         return
-    _show(told, bill, todo, dry_run=dry_run)
+    _show(notes, bill, todo, dry_run=dry_run)
     if not dry_run:
         _run(planned, state, host, keep=keep_failed or running is not None, dataset=dataset)
         note(f"wrote `{directory / 'report.html'}`")

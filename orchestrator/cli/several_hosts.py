@@ -86,9 +86,9 @@ def on_each(
     words = _words(verb, args, params, place)
     results = run_on_hosts(nodes, words, parallel=params.get("parallel"))
     as_json = params.get("json")
-    for each in () if as_json else results:
-        for line in each.output.splitlines():
-            print_data(f"{each.node.label}: {line}")
+    for item in () if as_json else results:
+        for line in item.output.splitlines():
+            print_data(f"{item.node.label}: {line}")
     report = None
     if verb == "preflight":
         from orchestrator.cli.fabric import fabric_of_hosts  # noqa: PLC0415 - slow, and for one command
@@ -96,13 +96,13 @@ def on_each(
         report = fabric_of_hosts(results, params)
     if as_json:
         fabric = {"fabric": report.to_dict()} if report else {}
-        print_json({**{each.node.label: each.data for each in results}, **fabric})
+        print_json({**{result.node.label: result.data for result in results}, **fabric})
     elif report:
         print_data(report.to_text(width=terminal_width()))
     info(outcome_table(results, width=terminal_width(sys.stderr)))
     if report and not report.ready:
-        sys.exit(max(HostError.exit_code, *(each.exit_code for each in results)))
-    sys.exit(max(each.exit_code for each in results))
+        sys.exit(max(HostError.exit_code, *(result.exit_code for result in results)))
+    sys.exit(max(result.exit_code for result in results))
 
 
 def _words(
@@ -110,12 +110,12 @@ def _words(
 ) -> Callable[[Node], list[str]]:
     """Return the words of the command for one host: a server's name gets the label of the host."""
     if verb == "preflight":
-        kept = [
+        options = [
             word
             for word, before in zip(args, ["", *args], strict=False)
             if not {word.partition("=")[0], before} & {*_OF_ALL}
         ]
-        return lambda _: [verb, *kept]
+        return lambda _: [verb, *options]
     name = params.get("name") or params.get("target") or params.get("subject")
     if name and "://" in name:
         raise UsageError(f"`{name}` already names its host", hint="use `--host` with the name of a server")

@@ -41,15 +41,15 @@ def command(
     With `--host` that host downloads it. The host needs Python 3.8 and nothing else.
     """
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
-    if (far := resolve_host_ref(plan.runtime, home, host).remote) is not None:
+    if (remote := resolve_host_ref(plan.runtime, home, host).remote) is not None:
         there = str(directory or remote_directory(plan))
-        verified = staging.stage_remote(plan, there, far, allow_mismatch=allow_mismatch)
+        verified = staging.stage_remote(plan, there, remote, allow_mismatch=allow_mismatch)
     else:
         target = (directory or checkpoint_directory(plan.model, home)).absolute()
         verified = staging.download(plan, target, allow_mismatch=allow_mismatch)
     if json:
         OUTPUT.show(verified)
         return
-    info(f"{f'{far}: ' if far else ''}{verified.directory} is complete: {verified}")
+    info(f"{f'{remote}: ' if remote else ''}{verified.directory} is complete: {verified}")
     if directory is not None and plan.model.checkpoint.source == "hub":
         note(f"to serve it: `--set model.checkpoint.source=local --set model.checkpoint.path={verified.directory}`")

@@ -77,42 +77,42 @@ class ProfileCommand(TyperCommand):
 
     def invoke(self, ctx: "Context") -> object:
         """Invoke as click does; save the invocation for commands in messages."""
-        given = ctx.params
-        overrides = overridden(given.get("set_"), revision=given.get("revision"), runtime=given.get("runtime"))
+        params = ctx.params
+        overrides = overridden(params.get("set_"), revision=params.get("revision"), runtime=params.get("runtime"))
         root, verb = ctx.find_root().command, ctx.command_path.partition(" ")[2]
-        host = given.get("host")
+        host = params.get("host")
         host = host[0] if isinstance(host, list) and host else host or None
-        set_own = partial(set_invocation, given.get("profile"), overrides, takes=partial(takes, root))
+        set_own = partial(set_invocation, params.get("profile"), overrides, takes=partial(takes, root))
         set_own(host)
         if verb in NEVER_ENDED_BY_SIGPIPE:
             ignore_sigpipe()
         if _NODES in ctx.meta:
             nodes, verb, args = ctx.meta[_NODES]
-            if is_one_server(verb, given):
-                given["host"] = [node.url for node in nodes]
+            if is_one_server(verb, params):
+                params["host"] = [node.url for node in nodes]
                 set_own(nodes[0].url)
             else:
-                on_each(nodes, verb, args, given, place=lambda name: self._place_of(name, args, ctx))
+                on_each(nodes, verb, args, params, place=lambda name: self._place_of(name, args, ctx))
         try:
             return super().invoke(ctx)
         except DeployError as error:
-            name_options(error, revision=given.get("revision"), runtime=given.get("runtime"))
+            name_options(error, revision=params.get("revision"), runtime=params.get("runtime"))
             raise
         except KeyboardInterrupt as error:
             if verb in ENDED_BY_HAND:
                 raise
             message, hint = INTERRUPTED.get(verb, ("interrupted", ""))
-            left = left_running(given["target"]) if given.get("target") else "nothing is left running"
+            left = left_running(params["target"]) if params.get("target") else "nothing is left running"
             raise Interrupted(message, hint=hint or left) from error
 
     def _place_of(self, name: str, args: Sequence[str], ctx: "Context") -> int:
         """Return the index of the word that is this argument, not the value of an option."""
-        arguments = {each.name for each in self.params if each.param_type_name == "argument"}
-        for place, word in enumerate(args):
+        arguments = {param.name for param in self.params if param.param_type_name == "argument"}
+        for index, word in enumerate(args):
             if word == name:
-                given, _, _ = self.make_parser(ctx).parse_args([*args[:place], _MARK, *args[place + 1 :]])
-                if any(given.get(each) == _MARK for each in arguments):
-                    return place
+                params, _, _ = self.make_parser(ctx).parse_args([*args[:index], _MARK, *args[index + 1 :]])
+                if any(params.get(argument) == _MARK for argument in arguments):
+                    return index
         raise ValueError(f"no argument is `{name}`")
 
     def collect_usage_pieces(self, ctx: "Context") -> list[str]:
@@ -122,7 +122,7 @@ class ProfileCommand(TyperCommand):
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Write arguments without their type, then options."""
         for title, kind in (("Arguments", "argument"), ("Options", "option")):
-            records = (each.get_help_record(ctx) for each in self.get_params(ctx) if each.param_type_name == kind)
+            records = (param.get_help_record(ctx) for param in self.get_params(ctx) if param.param_type_name == kind)
             if rows := [(_TYPE.sub("", record[0]), record[1]) for record in records if record]:
                 with formatter.section(title):
                     formatter.write_dl(rows)
@@ -134,7 +134,7 @@ def takes(root: "Command", words: str, option: str) -> bool:
     for word in words.split():
         if isinstance(command, TyperGroup):
             command = command.commands.get(word)
-    return command is not None and any(option in each.opts for each in command.params)
+    return command is not None and any(option in param.opts for param in command.params)
 
 
 class LazyCommands(Mapping[str, "Command"]):
@@ -175,7 +175,7 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: "Context") -> "list[Parameter]":
         """Return the parameters without `--install-completion`, which would edit files of the shell."""
-        return [each for each in super().get_params(ctx) if each.name != "install_completion"]
+        return [param for param in super().get_params(ctx) if param.name != "install_completion"]
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Parse as click does, with a hint in each error."""
@@ -200,7 +200,7 @@ class Group(TyperGroup):
 
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002
         """Write the commands by section."""
-        for section, commands in groupby(listed_below(self._words), key=lambda each: each[0]):
+        for section, commands in groupby(listed_below(self._words), key=lambda item: item[0]):
             with formatter.section(section):
                 formatter.write_dl([(word, text) for _, word, text in commands])
 
@@ -215,25 +215,25 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
     except Misused as error:
         if ctx.resilient_parsing:
             raise  # while the shell completes a line
-        said, _, more = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
+        message, _, more = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
         option = getattr(error, "option_name", None) or ""
         renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
         own = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1, cutoff=_NEAR_OPTION)
         near = f"did you mean `{own[0]}`?" if own else ""
         help_ = f"`{ctx.command_path} -h` shows what it takes"
-        said = ": ".join(_begun_small(part) for part in said.partition(" (Possible")[0].split(": "))
+        message = ": ".join(_begun_small(part) for part in message.partition(" (Possible")[0].split(": "))
         if renamed:
             near = f"did you mean `{renamed}`?"
         elif not own and (key := get_close_matches(option, PROFILE_KEYS, n=1, cutoff=_NEAR_KEY)):
             near = _key_hint(ctx.command, PROFILE_KEYS[key[0]])
-        raise UsageError(said, hint=near or _begun_small(more) or help_) from error
+        raise UsageError(message, hint=near or _begun_small(more) or help_) from error
 
 
 def _key_hint(command: "Command", key: str) -> str:
     """Return how the value of a profile's key is given to this command, or to another one."""
-    if any("--set" in each.opts for each in command.params):
+    if any("--set" in param.opts for param in command.params):
         return f"`--set {key}=VALUE`"
-    if key == "server.port" and any("URL" in (getattr(each, "metavar", "") or "") for each in command.params[:1]):
+    if key == "server.port" and any("URL" in (getattr(param, "metavar", "") or "") for param in command.params[:1]):
         return "give a URL, which has the port, instead of a name: `http://127.0.0.1:30000`"
     return f"`{key}` of the profile sets it, when the server starts"
 

@@ -184,7 +184,7 @@ def _show_preview(found: Preview, output: Path | None, *, json: bool) -> None:
     if json:
         if output is not None:
             write_rendered(output, found.files)
-        shown = PreviewOutput(
+        result = PreviewOutput(
             name=found.name,
             profile=found.plan.profile,
             digest=found.plan.digest,
@@ -193,7 +193,7 @@ def _show_preview(found: Preview, output: Path | None, *, json: bool) -> None:
             plan=found.plan,
             files=file_outputs(found.files, output),
         )
-        OUTPUT.show(shown)
+        OUTPUT.show(result)
         return
     print_data(steps_table(found.steps))
     found.report()

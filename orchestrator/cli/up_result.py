@@ -30,8 +30,8 @@ class ServerOutput:
     @staticmethod
     def fields(server: RunningServer) -> dict[str, Any]:
         """Return the values of the fields."""
-        replicas = tuple(ServerOutput(**ServerOutput.fields(each)) for each in server.replicas)
-        return {each.name: getattr(server, each.name) for each in fields(ServerOutput)} | {"replicas": replicas}
+        replicas = tuple(ServerOutput(**ServerOutput.fields(replica)) for replica in server.replicas)
+        return {field.name: getattr(server, field.name) for field in fields(ServerOutput)} | {"replicas": replicas}
 
 
 @dataclass(frozen=True, kw_only=True)

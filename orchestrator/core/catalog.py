@@ -113,7 +113,7 @@ class Catalog:
 
 def _is_entry(root: Path, path: Path) -> bool:
     """Return whether `path`, below `root`, exists. Raises ProfileError if it is no file, or is too large."""
-    for folder in (each for each in path.parents if each.is_relative_to(root)):
+    for folder in (parent for parent in path.parents if parent.is_relative_to(root)):
         if os.path.lexists(folder) and not folder.is_dir():
             raise ProfileError(f"`{folder}` is not a directory", hint=_AWAY)
     if not os.path.lexists(path):

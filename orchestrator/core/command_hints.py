@@ -58,7 +58,9 @@ def hints_for(profile: str, overrides: Sequence[str]) -> Iterator[None]:
 
 def profile_words(name: str) -> str:
     """Return the profile and `--set` of a command on the user's profile, or on `name` if the user named none."""
-    return shlex.join([_asked.profile or name, *(word for each in _asked.overrides for word in ("--set", each))])
+    return shlex.join(
+        [_asked.profile or name, *(word for override in _asked.overrides for word in ("--set", override))]
+    )
 
 
 def expand_commands(text: str) -> str:

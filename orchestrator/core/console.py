@@ -133,8 +133,8 @@ class ErrorOutput:
     @classmethod
     def of(cls, error: DeployError) -> "ErrorOutput":
         """Return an error as data, with the commands in its hints expanded."""
-        each = (Problem(error.message, error.location, error.hint), *error.problems)
-        own, *problems = (replace(p, location=expand_commands(p.location), hint=expand_commands(p.hint)) for p in each)
+        item = (Problem(error.message, error.location, error.hint), *error.problems)
+        own, *problems = (replace(p, location=expand_commands(p.location), hint=expand_commands(p.hint)) for p in item)
         return cls(
             error=ErrorDetails(**vars(own), problems=tuple(problems), details=error.details, exit_code=error.exit_code)
         )

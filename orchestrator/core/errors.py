@@ -229,7 +229,7 @@ def require_all(message: str, checks: Iterable[Callable[[], object]], error: Dep
         except (UsageError, ProfileError) as found:
             errors.append(found)
     errors += [error] if error else []
-    problems = tuple(dict.fromkeys(problem for each in errors for problem in each.problems_or_self()))
+    problems = tuple(dict.fromkeys(problem for error in errors for problem in error.problems_or_self()))
     if errors and problems == errors[-1].problems_or_self():
         raise errors[-1]
     if errors:

@@ -76,7 +76,7 @@ def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None
 
 def write_stamped(path: Path, content: bytes, *, mode: int, time_ns: int) -> None:
     """Write a new file with its time, in directories that only this user can read. Raises OSError if it exists."""
-    for folder in reversed([each for each in path.parents if not each.exists()]):
+    for folder in reversed([parent for parent in path.parents if not parent.exists()]):
         folder.mkdir(mode=0o700, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with naming(path), os.fdopen(os.open(path, flags, mode), "wb") as file:
@@ -92,7 +92,7 @@ def add_missing(fresh: Path, target: Path) -> int:
         move(fresh, target)
         return count
     if fresh.is_dir() and target.is_dir():
-        return sum(add_missing(each, target / each.name) for each in sorted(fresh.iterdir()))
+        return sum(add_missing(path, target / path.name) for path in sorted(fresh.iterdir()))
     return 0
 
 

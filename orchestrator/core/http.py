@@ -47,9 +47,9 @@ class Deadline:
         self._shut()
 
     def _shut(self) -> None:
-        for each in self._sockets:
+        for item in self._sockets:
             with suppress(OSError):  # already closed
-                each.shutdown(socket.SHUT_RDWR)
+                item.shutdown(socket.SHUT_RDWR)
 
 
 def iter_capped(answer: httpx.Response, most: int) -> Iterator[bytes]:

@@ -33,29 +33,29 @@ class JsonOutput(Generic[Value]):
 
     def data(self, value: Value) -> Any:  # noqa: ANN401 - JSON
         """Return a value as plain data, with the declared fields."""
-        form: Any = next(each for each in self.forms if isinstance(value, getattr(each, "__origin__", each)))
+        form: Any = next(form for form in self.forms if isinstance(value, getattr(form, "__origin__", form)))
         return type_adapter(form).dump_python(value, by_alias=True, exclude_none=self.omits_null, warnings=False)
 
     @cached_property
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of the document, or of each line; it includes the form of an error."""
-        forms = [(each, "serialization", type_adapter(each)) for each in (*self.forms, ErrorOutput)]
+        forms = [(form, "serialization", type_adapter(form)) for form in (*self.forms, ErrorOutput)]
         found, shared = TypeAdapter.json_schemas(forms)  # type: ignore[arg-type]
-        definitions = {name: self._required(each) for name, each in shared["$defs"].items()}
+        definitions = {name: self._required(item) for name, item in shared["$defs"].items()}
         return {"$schema": DRAFT, "anyOf": [*found.values()], "$defs": definitions}
 
     def _required(self, definition: dict[str, Any]) -> dict[str, Any]:
         """Require each field of a class that is always printed; drop the titles, which repeat the names."""
         if "properties" not in definition:
             return definition
-        fields = {name: {**each} for name, each in definition["properties"].items()}
-        for each in fields.values():
-            each.pop("title", None)
-            each.pop("default", None)
-        required = [name for name, each in fields.items() if not (self.omits_null and _NULL in each.get("anyOf", ()))]
+        fields = {name: {**item} for name, item in definition["properties"].items()}
+        for entry in fields.values():
+            entry.pop("title", None)
+            entry.pop("default", None)
+        required = [name for name, field in fields.items() if not (self.omits_null and _NULL in field.get("anyOf", ()))]
         return {**definition, "properties": fields, "required": required}
 
 
 def fields_of(value: "DataclassInstance") -> dict[str, Any]:
     """Return the fields of a dataclass by name, as they are: to create an output that has more."""
-    return {each.name: getattr(value, each.name) for each in fields(value)}
+    return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -57,11 +57,11 @@ class Home:
         which determine the commands that are run.
         """
         root = _root(environ)
-        there = next(path for path in (root, *root.parents) if os.path.lexists(path))
-        if not there.is_dir():
-            what = "a link to nothing" if there.is_symlink() else "not a directory"
-            raise HostError(f"`{there}` is {what}", hint=_ELSEWHERE)
-        if there == root:
+        ancestor = next(path for path in (root, *root.parents) if os.path.lexists(path))
+        if not ancestor.is_dir():
+            what = "a link to nothing" if ancestor.is_symlink() else "not a directory"
+            raise HostError(f"`{ancestor}` is {what}", hint=_ELSEWHERE)
+        if ancestor == root:
             _require_ours(root, root.stat())
         return cls(root)
 

@@ -121,7 +121,7 @@ def tokens(program: str) -> frozenset[str]:
         with suppress(OSError):
             if program.encode() in (folder / "cmdline").read_bytes() and folder.stat().st_uid == os.geteuid():
                 environ = (folder / "environ").read_bytes().split(b"\0")
-                found |= {os.fsdecode(each.removeprefix(name)) for each in environ if each.startswith(name)}
+                found |= {os.fsdecode(item.removeprefix(name)) for item in environ if item.startswith(name)}
     return frozenset(found)
 
 

@@ -136,10 +136,10 @@ class RelativePath(str):
             (text.startswith("-"), "it reads as an option"),
             (".." in segments, "it leads out of its directory"),
             ("" in segments or "." in segments, "it is not normalized"),
-            (any(each != each.strip() for each in segments), "a name in it begins or ends with a space"),
+            (any(segment != segment.strip() for segment in segments), "a name in it begins or ends with a space"),
             (_length(text) > cls._max_path, "it is too long"),
             (max(map(_length, segments)) > cls._max_segment, "a name in it is too long"),
-            (any(each.lower() in cls._reserved for each in segments), "that folder is reserved"),
+            (any(segment.lower() in cls._reserved for segment in segments), "that folder is reserved"),
         )
         return next((reason for refused, reason in checks if refused), "")
 
@@ -231,8 +231,8 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except shutil.Error as error:
-        _, target, why = error.args[0][0]
-        raise OSError(errno.EIO, f"cannot copy: {why}", str(target)) from error
+        _, target, reason = error.args[0][0]
+        raise OSError(errno.EIO, f"cannot copy: {reason}", str(target)) from error
     except OSError as error:
         if error.filename is not None:
             raise

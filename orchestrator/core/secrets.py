@@ -162,7 +162,7 @@ def redact_data(data: object) -> object:
         return redact(str(data))
     if isinstance(data, Mapping):
         return {key: redact_data(value) for key, value in data.items()}
-    return [redact_data(each) for each in data] if isinstance(data, list | tuple) else data
+    return [redact_data(item) for item in data] if isinstance(data, list | tuple) else data
 
 
 def excerpt(text: str | bytes, most: int) -> str:
@@ -267,4 +267,4 @@ def _partial_start(text: str) -> int:
     spellings = _all_spellings()
     longest = max(map(len, spellings), default=0)
     starts = range(max(len(text) - longest, 0), len(text))
-    return next((at for at in starts if any(each.startswith(text[at:]) for each in spellings)), len(text))
+    return next((at for at in starts if any(spelling.startswith(text[at:]) for spelling in spellings)), len(text))

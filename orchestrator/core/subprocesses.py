@@ -170,9 +170,9 @@ class Program:
 
     def end(self, number: signal.Signals, *, grace: float = 0.0) -> None:
         """Send a signal to the process group; kill the group after `grace` seconds."""
-        for each in (number, signal.SIGKILL):
+        for item in (number, signal.SIGKILL):
             try:
-                os.killpg(self._process.pid, each)
+                os.killpg(self._process.pid, item)
             except ProcessLookupError:
                 break
             self.wait_for(grace)
@@ -203,13 +203,13 @@ def start(
 
     Raises ProgramMissingError if there is no such program, OSError if it cannot be executed.
     """
-    with _readable(stdin) as given:
+    with _readable(stdin) as requested:
         try:
             process = subprocess.Popen(
                 list(argv),
                 cwd=cwd,
                 env=_environment(env),
-                stdin=given,
+                stdin=requested,
                 stdout=output,
                 stderr=errors if errors is not None else (subprocess.STDOUT if output is not None else None),
                 start_new_session=not tied,
@@ -313,8 +313,10 @@ def run_attached(argv: Sequence[str], **environ: str) -> int:
 
 def _environment(changes: Mapping[str, str | None] | None) -> dict[str, str]:
     """Return this process's environment without secrets and with `changes`; a variable that is None is removed."""
-    kept = {name: value for name, value in os.environ.items() if name not in HUB_TOKENS and not is_known(value.strip())}
-    both = {**kept, **(changes or {})}
+    environ = {
+        name: value for name, value in os.environ.items() if name not in HUB_TOKENS and not is_known(value.strip())
+    }
+    both = {**environ, **(changes or {})}
     return {name: value for name, value in both.items() if value is not None}
 
 

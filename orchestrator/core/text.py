@@ -41,7 +41,7 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
 
 def gb(size: float) -> str:
     """Return a number of bytes as `62.5 GB`, in MB or kB if it is less than one of the next unit."""
-    divisor, unit = next((each for each in _UNITS if abs(size) >= each[0]), (1, "B"))
+    divisor, unit = next((unit for unit in _UNITS if abs(size) >= unit[0]), (1, "B"))
     return f"{size / divisor:.{int(divisor > 1)}f} {unit}"
 
 

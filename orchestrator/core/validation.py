@@ -261,8 +261,8 @@ def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
     """
     if details["type"] == "string_pattern_mismatch":
         *above, name = [step for step in details["loc"] if isinstance(step, str)]
-        said = _known_keys(kind, above).get(name) if kind else None
-        return said or f"it matches `{details['ctx']['pattern']}`"
+        successor = _known_keys(kind, above).get(name) if kind else None
+        return successor or f"it matches `{details['ctx']['pattern']}`"
     quoted = details["input"].strip("'\"") if isinstance(details["input"], str) else ""
     if (number := _NUMBER.get(details["type"])) and number.fullmatch(quoted):
         return "without quotes it is a number"
@@ -280,10 +280,10 @@ def _known_keys(kind: type[BaseModel], parents: Sequence[int | str]) -> dict[str
     """
     kinds = {kind}
     for step in parents:
-        fields = [field for each in kinds if (field := each.model_fields.get(str(step)))]
+        fields = [field for kind in kinds if (field := kind.model_fields.get(str(step)))]
         if fields:
             kinds = {inner for field in fields for inner in _models_in(field.annotation)}
-    return {field.alias or name: field.description for each in kinds for name, field in each.model_fields.items()}
+    return {field.alias or name: field.description for kind in kinds for name, field in kind.model_fields.items()}
 
 
 def _models_in(annotation: object) -> Iterator[type[BaseModel]]:

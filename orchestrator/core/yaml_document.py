@@ -56,11 +56,11 @@ def read_document(text: str, name: str) -> Document:
         data = reader.document()
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark, error.problem
-        place = f":{mark.line + 1}" if mark else ""
+        suffix = f":{mark.line + 1}" if mark else ""
         line = text.split("\n")[mark.line] if mark and mark.line <= text.count("\n") else ""
         if mark and line[mark.column :].startswith("\t"):
-            problem, place = "a tab where YAML needs spaces", f"{place}:{mark.column + 1}"
-        raise ProfileError(f"invalid YAML: {problem}", location=f"{name}{place}") from error
+            problem, suffix = "a tab where YAML needs spaces", f"{suffix}:{mark.column + 1}"
+        raise ProfileError(f"invalid YAML: {problem}", location=f"{name}{suffix}") from error
     except yaml.reader.ReaderError as error:
         raise ProfileError(f"not text: {error.reason}", location=name) from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a lone surrogate, an escape beyond Unicode

@@ -78,8 +78,8 @@ class _Search:
                 continue
             line = lines[index]
             if kind not in judged:
-                told = [] if echoes_user_input(line) else [(each, each.says(line)) for each in concerned[kind]]
-                judged[kind] = [(each, said) for each, said in told if each.numbered or any(said)]
+                matched = [] if echoes_user_input(line) else [(item, item.says(line)) for item in concerned[kind]]
+                judged[kind] = [(item, matches) for item, matches in matched if item.numbered or any(matches)]
             for watch, of_kind in judged[kind]:
                 said = watch.says(line) if watch.numbered else of_kind
                 if any(said):
@@ -109,7 +109,7 @@ def diagnose(lines: Iterable[str]) -> Diagnosis:
         tail.extend(line[:_MAX_LINE_CHARACTERS] for line in last_lines(batch, TAIL_LINES))
     matches = [Match(signature=w.signature, count=w.count, evidence=tuple(w.evidence)) for w in watches if w.count]
     if any(found.signature.id == OTHER_ENGINE for found in matches):
-        matches = [each for found in matches if (each := found.of_another_engine()) is not None]
+        matches = [item for found in matches if (item := found.of_another_engine()) is not None]
     return Diagnosis(
         matches=tuple(sorted(matches, key=Match.order)),
         lines=total,

@@ -166,7 +166,7 @@ def parsers_of(architecture: str, model_type: str, template: str) -> tuple[Parse
     parser whose tokens the tokenizer lacks (0.5.16, constrained/reasoner_grammar_backend.py:246).
     """
     known = (parser for name in (architecture, model_type) for parser in _PARSERS.get(name, ()))
-    found = {each.flag: each for each in known if not template or _SPOKEN_OF[each.flag] in template}
+    found = {item.flag: item for item in known if not template or _SPOKEN_OF[item.flag] in template}
     for flag, rules in _TEMPLATES.items():
         for texts, value in rules:
             if all(text in template for text in texts):

@@ -91,7 +91,7 @@ def reported_tiers(settings: Mapping[str, object]) -> CacheTiers | None:
     if settings.get("enable_hierarchical_cache") is not True:
         return None
     size, ratio, policy, storage = (
-        settings.get(f"hicache_{each}") for each in ("size", "ratio", "write_policy", "storage_backend")
+        settings.get(f"hicache_{item}") for item in ("size", "ratio", "write_policy", "storage_backend")
     )
     return CacheTiers(
         kv_bytes=int(size * 1e9) if isinstance(size, int | float) and size > 0 else None,

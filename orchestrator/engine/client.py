@@ -50,7 +50,7 @@ class Timeouts:
 
     def within(self, seconds: float) -> "Timeouts":
         """Return these limits, each capped at `seconds`."""
-        connect, silence, whole = (min(each, seconds) for each in (self.connect, self.idle, self.total))
+        connect, silence, whole = (min(item, seconds) for item in (self.connect, self.idle, self.total))
         return Timeouts(connect=connect, idle=silence, total=whole)
 
 
@@ -113,12 +113,12 @@ class EngineClient:
         with defer_signals():
             from tenacity import Retrying, retry_if_not_result, stop_after_attempt  # noqa: PLC0415 - see `poll_until`
 
-        asked = Retrying(
+        attempts = Retrying(
             stop=stop_after_attempt(tries),
             retry=retry_if_not_result(lambda status: status == httpx.codes.OK),
             retry_error_callback=lambda state: state.outcome and state.outcome.result(),
         )
-        status: int = asked(self._status, "GET", HEALTH, limits=HEALTH_LIMITS.within(within))
+        status: int = attempts(self._status, "GET", HEALTH, limits=HEALTH_LIMITS.within(within))
         return status
 
     def models(self, *, within: float = inf) -> dict[str, int | None]:
@@ -271,14 +271,14 @@ def _require_ok(response: httpx.Response) -> None:
     """
     if response.status_code == httpx.codes.OK:
         return
-    said = b""
+    body = b""
     for data in _bounded(response, MOST_BYTES):
-        said += data
-        if len(said) >= MAX_SPELLING:  # enough to redact a key that the excerpt would cut in two
+        body += data
+        if len(body) >= MAX_SPELLING:  # enough to redact a key that the excerpt would cut in two
             break
-    shown = excerpt(said, _MOST_SAID)
+    text = excerpt(body, _MOST_SAID)
     path, code = response.request.url.path, response.status_code
     if code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
-        why = "rejected this API key" if "Authorization" in response.request.headers else "requires an API key"
-        raise UnauthorizedError(f"`{path}` {why} ({code}): {shown}")
-    raise UnexpectedResponseError(f"`{path}` answers {code}: {shown}")
+        reason = "rejected this API key" if "Authorization" in response.request.headers else "requires an API key"
+        raise UnauthorizedError(f"`{path}` {reason} ({code}): {text}")
+    raise UnexpectedResponseError(f"`{path}` answers {code}: {text}")

@@ -73,9 +73,9 @@ class ServerRequests:
 def _requests_in(content: bytes) -> int:
     """Return the running and queued requests of all ranks in an answer to one of `LOADS`. Raises UnknownLoadError."""
     try:
-        said: Any = json.loads(content)
-        ranks = said["loads"] if isinstance(said, dict) else said
-        names = ("num_reqs",) if isinstance(said, list) else ("num_running_reqs", "num_waiting_reqs")
+        data: Any = json.loads(content)
+        ranks = data["loads"] if isinstance(data, dict) else data
+        names = ("num_reqs",) if isinstance(data, list) else ("num_running_reqs", "num_waiting_reqs")
         return sum(int(rank[name]) for rank in ranks for name in names)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnknownLoadError("its load has an unknown format") from error

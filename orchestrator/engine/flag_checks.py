@@ -45,8 +45,8 @@ class GivenFlags:
 
     def text(self, name: str) -> str | None:
         """Return the first value of an option, set under any of its names; `""` for a switch, None if unset."""
-        for given, value in self.flags.items():
-            if self.table.first_name(given) == name:
+        for flag, value in self.flags.items():
+            if self.table.first_name(flag) == name:
                 return next(iter(flag_words(value)), "")
         return None
 
@@ -165,10 +165,10 @@ def _rank_port(given: GivenFlags) -> Iterator[ArgumentProblem]:
 def _numa_nodes(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Require a NUMA node for each GPU (utils/numa_utils.py:104)."""
     nodes = given.flags.get("numa-node")
-    told = len(flag_words(nodes)) if nodes is not None else 0
+    count = len(flag_words(nodes)) if nodes is not None else 0
     gpus = int(given.number("base-gpu-id") or 0) + given.ranks
-    if nodes is not None and told < gpus:
-        message = f"`--numa-node` tells the nodes of {told} GPUs, the server takes {gpus}"
+    if nodes is not None and count < gpus:
+        message = f"`--numa-node` tells the nodes of {count} GPUs, the server takes {gpus}"
         hint = "one for each GPU of the machine, or leave it out"
         yield ArgumentProblem(name="numa-node", message=message, hint=hint)
 
@@ -177,7 +177,7 @@ def _words(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Check options that the parser accepts as any text, but that sglang restricts at startup."""
     for name in ("log-level", "log-level-http"):  # utils/common.py:1371
         if (level := given.text(name)) is not None and level.lower() not in _LEVELS:
-            hint = ", ".join(f"`{each}`" for each in _LEVELS)
+            hint = ", ".join(f"`{level}`" for level in _LEVELS)
             yield ArgumentProblem(name=name, message=f"`--{name}` does not take `{level}`", hint=f"one of {hint}")
     address = given.text("dist-init-addr")  # server_args.py:7308
     if address is not None and not re.fullmatch(r".+:\d{1,5}", address):
@@ -198,10 +198,10 @@ def _mixed_chunks(given: GivenFlags) -> Iterator[ArgumentProblem]:
 
 def _senseless(given: GivenFlags) -> Iterator[ArgumentProblem]:
     """Reject options that sglang obeys, but that defeat the purpose of a profile's server."""
-    for name, (value, why) in _SENSELESS.items():
+    for name, (value, reason) in _SENSELESS.items():
         if given.text(name) == value:
             written = f"--{name} {value}".rstrip()
-            yield ArgumentProblem(name=_written(given, name), message=f"`{written}`: {why}", hint="leave it out")
+            yield ArgumentProblem(name=_written(given, name), message=f"`{written}`: {reason}", hint="leave it out")
 
 
 _SENSELESS: Final[Mapping[str, tuple[str, str]]] = {  # option: (value, reason); the value "" stands for a switch
@@ -250,7 +250,7 @@ def port_problem(port: int, version: str) -> str:
 
 
 def _written(given: GivenFlags, name: str) -> str:
-    return next((each for each in given.flags if given.table.first_name(each) == name), name)
+    return next((flag for flag in given.flags if given.table.first_name(flag) == name), name)
 
 
 def _number(word: str) -> float | None:

@@ -117,7 +117,7 @@ class FlagTable:
         spec = self.flags.get(self.first_name(name))
         if spec is not None and spec.help:
             return spec.help
-        if any(each.help for each in self.flags.values()):
+        if any(flag.help for flag in self.flags.values()):
             return f"the parser of sglang {self.version} prints no help for it"
         return f"the flag table has no help; `deploy add engine {self.version} --flags-only` rewrites it"
 
@@ -193,8 +193,8 @@ def flag_problems(name: str, value: FlagValue, table: FlagTable, location: str) 
 def value_problems(option: str, value: FlagValue, spec: FlagSpec, location: str) -> Iterator[Problem]:
     """Yield the problems that a parser finds in the value of a known option; messages call it `option`."""
     if expected := _expected(value, spec):
-        shown = str(list(flag_words(value))) if isinstance(value, list | tuple) else str(value)
-        yield Problem(f"{option} takes {expected}, found `{shown}`", location)
+        text = str(list(flag_words(value))) if isinstance(value, list | tuple) else str(value)
+        yield Problem(f"{option} takes {expected}, found `{text}`", location)
         return
     for word in flag_words(value):
         if not _is_read(word, spec.type):

@@ -16,7 +16,7 @@ from orchestrator.engine.responses import Json, get_objects
 UNKNOWN: Final = "unknown"  # the name of an engine that the endpoint does not tell
 # By engine: the options that a hint names. The key is `owned_by` in `/v1/models`, too.
 _OPTIONS: Final[Mapping[str, Mapping[Meaning, str]]] = {
-    "sglang": {each: str(each) for each in Meaning},
+    "sglang": {item: str(item) for item in Meaning},
     "vllm": {Meaning.CACHED_TOKENS_REPORT: "enable-prompt-tokens-details", Meaning.CONTEXT: "max-model-len"},
     "atom": {Meaning.CONTEXT: "max-model-len"},
 }

@@ -114,7 +114,7 @@ def gateway_problems(name: str, value: FlagValue, location: str) -> Iterator[Pro
         yield Problem(f"`gateway.{name}` cannot be set", location, f"set `{_RESERVED[name]}` instead")
     elif (spec := OPTIONS.get(name)) is None:
         near = closest_match(name, OPTIONS)
-        hint = f"did you mean `{near}`?" if near else f"one of {', '.join(f'`{each}`' for each in sorted(OPTIONS))}"
+        hint = f"did you mean `{near}`?" if near else f"one of {', '.join(f'`{option}`' for option in sorted(OPTIONS))}"
         yield Problem(f"the gateway has no option `{name}`", location, hint)
     else:
         yield from value_problems(f"`--{name}` of the gateway", value, spec, location)
@@ -202,14 +202,14 @@ def parse_workers(answer: Json) -> tuple[GatewayWorker, ...]:
     try:
         return tuple(
             GatewayWorker(
-                identity=str(each["id"]),
-                url=str(each["url"]),
-                ready=each["status"] == "ready",
-                requests=int(each["load"]),
-                role=role if (role := each.get("worker_type")) in ROLES else "",
-                model=str(each.get("model_id") or ""),
+                identity=str(item["id"]),
+                url=str(item["url"]),
+                ready=item["status"] == "ready",
+                requests=int(item["load"]),
+                role=role if (role := item.get("worker_type")) in ROLES else "",
+                model=str(item.get("model_id") or ""),
             )
-            for each in answer["workers"]
+            for item in answer["workers"]
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UnexpectedResponseError(f"`{WORKERS}` does not list workers as expected: {error!r}") from error

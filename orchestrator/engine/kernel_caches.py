@@ -79,8 +79,8 @@ def kernel_folders(
 
 def is_kernel_file(folder: KernelFolder, path: str) -> bool:
     """Return whether a file, by its path below the folder, belongs to a finished kernel."""
-    if any(fnmatchcase(part, each) for part in path.split("/") for each in _UNFINISHED):
+    if any(fnmatchcase(part, item) for part in path.split("/") for item in _UNFINISHED):
         return False
-    if any(fnmatchcase(path, each) for each in folder.never):
+    if any(fnmatchcase(path, item) for item in folder.never):
         return False
-    return any(fnmatchcase(path, each) for each in folder.only)
+    return any(fnmatchcase(path, item) for item in folder.only)

@@ -152,9 +152,9 @@ class LivenessCheck:
         """Wait `seconds` for responses, at most until the end of the check."""
         end = min(time.monotonic() + seconds, self._end)
         while self._asked and (left := end - time.monotonic()) > 0:
-            answered = {each.sock: rank for rank, each in self._asked.items()}
-            for each in select.select([*answered], [], [], left)[0]:
-                self._take(answered[each])
+            answered = {item.sock: rank for rank, item in self._asked.items()}
+            for entry in select.select([*answered], [], [], left)[0]:
+                self._take(answered[entry])
 
     def is_healthy(self) -> bool:
         """Return whether `/health` answers 200; the server queries its ranks in turn, and one response is enough."""
@@ -171,11 +171,11 @@ class LivenessCheck:
             connection.close()
 
     def _take(self, rank: int) -> None:
-        status, why = _answer(self._asked.pop(rank), within=_LAST)
+        status, reason = _answer(self._asked.pop(rank), within=_LAST)
         if status == http.client.OK or status in REJECTED:
             del self.silent[rank]
         else:
-            self.silent[rank] = f"it answers {status}" if status else why.decode()
+            self.silent[rank] = f"it answers {status}" if status else reason.decode()
 
     def _sent(self, method: str, path: str, content: bytes | None = None) -> http.client.HTTPConnection:
         return send_request(("127.0.0.1", self._port), method, path, content, key=self._key, seconds=_LAST)
@@ -236,17 +236,17 @@ def unresponsive_ranks(check: LivenessCheck, saved: Path) -> dict[int, str]:
         return check.silent
     with suppress(OSError):
         saved.write_text(json.dumps(asdict(work)), encoding="utf-8")
-    return {rank: why for rank, why in check.silent.items() if not makes_progress(rank, before, work)}
+    return {rank: reason for rank, reason in check.silent.items() if not makes_progress(rank, before, work)}
 
 
 def _saved(file: Path) -> RankProgress | None:
     """Read the counters that the previous check saved; None if there are none."""
     try:
-        said = json.loads(file.read_bytes())
+        data = json.loads(file.read_bytes())
         done, decoded = (
-            {int(rank): float(count) for rank, count in said[each].items()} for each in ("done", "decoded")
+            {int(rank): float(count) for rank, count in data[item].items()} for item in ("done", "decoded")
         )
-        return RankProgress(done=done, decoded=decoded, emitted=said["emitted"])
+        return RankProgress(done=done, decoded=decoded, emitted=data["emitted"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -254,8 +254,8 @@ def _saved(file: Path) -> RankProgress | None:
 def key_in(config: str) -> str:
     """Return the API key in the text of sglang's `--config` file, JSON or YAML; "" if there is none."""
     try:
-        said = json.loads(config)
-        return str(said.get("api-key", "")) if isinstance(said, dict) else ""
+        data = json.loads(config)
+        return str(data.get("api-key", "")) if isinstance(data, dict) else ""
     except ValueError:
         found = _CONFIG_KEY.search(config)
         return found[2] if found else ""
@@ -270,7 +270,7 @@ def main(words: Sequence[str]) -> str:
         silent = unresponsive_ranks(check, Path(_STATE_DIR, f"deploy-life-{port}.json"))
     finally:
         check.close()
-    return "; ".join(f"rank {rank} makes no progress: {why}" for rank, why in sorted(silent.items()))
+    return "; ".join(f"rank {rank} makes no progress: {reason}" for rank, reason in sorted(silent.items()))
 
 
 if __name__ == "__main__":

@@ -175,10 +175,12 @@ class StartupLogParser:
 
 def _telling(of_lines: bytes) -> dict[bytes, _Says]:
     """Return the meaning of each line in `of_lines` (lower case, digits masked) that needs more than being kept."""
-    said = {
-        kind: _says(kind.decode(errors="replace")) for each in _TELLTALES for kind in lines_containing(each, of_lines)
+    kinds = {
+        kind: _says(kind.decode(errors="replace"))
+        for telltale in _TELLTALES
+        for kind in lines_containing(telltale, of_lines)
     }
-    return {kind: says for kind, says in said.items() if says is not None}
+    return {kind: says for kind, says in kinds.items() if says is not None}
 
 
 def _says(kind: str) -> _Says | None:

@@ -50,15 +50,15 @@ def read_scored(data: Json, ids: tuple[int, ...], *, start: int, tokens: int, to
 
     Raises UnexpectedResponseError if the response has another format or covers other tokens.
     """
-    meta, said = get_object(data, "meta_info"), token_ids(data, "output_ids")
+    meta, text = get_object(data, "meta_info"), token_ids(data, "output_ids")
     if meta.get("finish_reason") is not None:
         finished(optional_text(get_object(meta, "finish_reason"), "type"))
-    if len(said) != tokens:
-        raise UnexpectedResponseError(f"`{GENERATE}` generated {len(said)} tokens, {tokens} were requested")
+    if len(text) != tokens:
+        raise UnexpectedResponseError(f"`{GENERATE}` generated {len(text)} tokens, {tokens} were requested")
     return ScoredPrompt(
         prompt=_likelihoods(meta, "input", ids[start:], skipped=1, top=top),
-        said_ids=said,
-        said=_likelihoods(meta, "output", said, skipped=0, top=top),
+        said_ids=text,
+        said=_likelihoods(meta, "output", text, skipped=0, top=top),
         cached_tokens=number(meta, "cached_tokens"),
     )
 
@@ -75,12 +75,14 @@ def _likelihoods(meta: Json, which: str, ids: tuple[int, ...], *, skipped: int, 
     (managers/scheduler_components/logprob_result_processor.py:53, 0.5.14 to 0.5.23).
     """
     own, ranked = _rows(meta, f"{which}_token_logprobs", ids), _rows(meta, f"{which}_top_logprobs", ids)
-    scores = [_entry(row, f"{which} token {place}") for place, row in enumerate(own) if place >= skipped]
-    if any(token not in (asked, 0) for (token, _), asked in zip(scores, ids[skipped:], strict=True)):
+    scores = [_entry(row, f"{which} token {position}") for position, row in enumerate(own) if position >= skipped]
+    if any(token not in (prompt_id, 0) for (token, _), prompt_id in zip(scores, ids[skipped:], strict=True)):
         raise UnexpectedResponseError(f"the log-probabilities of `{GENERATE}` are for other tokens than its {which}")
     return TokenLogprobs(
         actual=tuple(score for _, score in scores),
-        top=tuple(_ranked(row, f"{which} token {place}", top) for place, row in enumerate(ranked) if place >= skipped),
+        top=tuple(
+            _ranked(row, f"{which} token {position}", top) for position, row in enumerate(ranked) if position >= skipped
+        ),
     )
 
 
@@ -96,7 +98,7 @@ def _rows(meta: Json, key: str, ids: tuple[int, ...]) -> list[Any]:
 def _ranked(row: object, position: str, top: int) -> Ranked:
     if not isinstance(row, list) or len(row) != top:
         raise UnexpectedResponseError(f"`{GENERATE}` did not return the {top} likeliest tokens at {position}")
-    return tuple(_entry(each, position) for each in row)
+    return tuple(_entry(item, position) for item in row)
 
 
 def _entry(row: object, position: str) -> tuple[int, float]:

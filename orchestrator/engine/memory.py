@@ -187,10 +187,10 @@ def _with_windows(needs: KvCacheSpec, windows: SlidingWindow) -> TokenBytes:
     """Return the bytes of a token in full layers, plus its share of the window pool (pool_configurator.py:93)."""
     if isinstance(needs.attention, MlaCache):
         raise TypeError("a latent has no sliding windows here")
-    each = needs.attention.bytes(needs.element, ranks=needs.ranks)
-    full, share = needs.layers - windows.layers, windows.ratio * each * windows.layers
+    item = needs.attention.bytes(needs.element, ranks=needs.ranks)
+    full, share = needs.layers - windows.layers, windows.ratio * item * windows.layers
     counted = full + (needs.draft_layers if Version(needs.version) >= _COUNTS_WINDOW_DRAFTS else 0)
-    return TokenBytes(planned=each * counted + share, held=each * (full + needs.draft_layers) + share)
+    return TokenBytes(planned=item * counted + share, held=item * (full + needs.draft_layers) + share)
 
 
 def cache_type(kind: str | None, *, sparse: bool, arch: str, dtype: str | None) -> tuple[str, int] | None:

@@ -120,8 +120,8 @@ class CompressedCache:
     def token_bytes(self, *, drafts: int) -> float:
         """Return the bytes of a token (model_executor/pool_configurator.py, `DSV4PoolConfigurator`)."""
         index = self.index_head_dim + self.index_head_dim // 128 * 4
-        each = {4: (self.row + index) / 4, 128: self.row / 128}
-        return sum(each[ratio] * layers for ratio, layers in self.ratios.items()) * _inflation(self.layers, drafts)
+        item = {4: (self.row + index) / 4, 128: self.row / 128}
+        return sum(item[ratio] * layers for ratio, layers in self.ratios.items()) * _inflation(self.layers, drafts)
 
     def requests(self, *, running: int, drafts: int) -> RequestMemory:
         """Return the memory of the running requests."""
@@ -172,9 +172,9 @@ class SourceCache:
     def token_bytes(self, *, drafts: int) -> float:
         """Return the bytes of a token (`_get_bytes_per_full_token`); keys of the indexer are FP4."""
         entry = self.row + self.index_head_dim // 2 + self.index_head_dim // 32
-        kept = sum(entry / tokens * layers for tokens, layers in self.sources.items())
+        state_bytes = sum(entry / tokens * layers for tokens, layers in self.sources.items())
         share = self.ratio or 0.0
-        return (kept + share * self.window_row * self.layers) * _inflation(self.layers, drafts)
+        return (state_bytes + share * self.window_row * self.layers) * _inflation(self.layers, drafts)
 
     def requests(self, *, running: int, drafts: int) -> RequestMemory:
         """Return the memory of the running requests."""
@@ -189,9 +189,9 @@ class SourceCache:
 
     def _window_tokens(self, running: int, drafts: int) -> int:
         """Return the tokens of windows (`compute_swa_request_cap`; `_resolve_swa_cap_tokens` for the prefix cache)."""
-        each = self.window + _EVICTION * max(drafts, 1) + DSV4_PAGE + (2 * drafts if drafts else DSV4_PAGE)
-        kept = 4 * running * (self.window + DSV4_PAGE)
-        return -(-(each * running + 2 * self.chunk + DSV4_PAGE + kept) // DSV4_PAGE) * DSV4_PAGE
+        item = self.window + _EVICTION * max(drafts, 1) + DSV4_PAGE + (2 * drafts if drafts else DSV4_PAGE)
+        state_bytes = 4 * running * (self.window + DSV4_PAGE)
+        return -(-(item * running + 2 * self.chunk + DSV4_PAGE + state_bytes) // DSV4_PAGE) * DSV4_PAGE
 
 
 def _inflation(layers: int, drafts: int) -> float:

@@ -121,7 +121,7 @@ def read_object(content: bytes | bytearray, *, path: str) -> Json:
 def read_list(content: bytes | bytearray, *, path: str) -> list[Json]:
     """Parse a list of JSON objects. Raises UnexpectedResponseError."""
     data = read_json(content, path=path)
-    if not isinstance(data, list) or not all(isinstance(each, dict) for each in data):
+    if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
         raise UnexpectedResponseError(f"the response of `{path}` is not a list of JSON objects")
     return data
 
@@ -150,7 +150,7 @@ def get_object(data: Json, key: str) -> Json:
 def get_objects(data: Json, key: str) -> list[Json]:
     """Return the list of objects at `key`. Raises UnexpectedResponseError."""
     value = data.get(key)
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise _unexpected_value(key, value, "a list of objects")
     return value
 
@@ -203,7 +203,7 @@ def read_server_info(data: Json) -> ServerInfo | None:
         page_size=page,
         replicas=replicas,
         reports_cache=data.get("enable_cache_report") is True,
-        speculative=" ".join(setting(data.get(f"speculative_{each}")) for each in _SPECULATIVE) if speculates else None,
+        speculative=" ".join(setting(data.get(f"speculative_{item}")) for item in _SPECULATIVE) if speculates else None,
         cache_tokens=cache,
         kept_tokens=cache if cache is None or tiers is None else tiers.reach(cache),
         prompt_tokens=limit - 1 if limit else None,
@@ -229,7 +229,7 @@ def read_generated(data: Json) -> GenerateResponse:
     meta, ids = get_object(data, "meta_info"), data.get("output_ids")
     if meta.get("finish_reason") is not None:
         finished(optional_text(get_object(meta, "finish_reason"), "type"))
-    if not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
+    if not isinstance(ids, list) or not all(type(item) is int and item >= 0 for item in ids):
         raise UnexpectedResponseError(f"`output_ids` of `{GENERATE}` are not token ids: {_shown(ids)}")
     return GenerateResponse(
         ids=tuple(ids),
@@ -336,7 +336,7 @@ def read_token_ids(content: bytes | bytearray) -> tuple[int, ...]:
 def token_ids(data: Json, key: str) -> tuple[int, ...]:
     """Return the list of token ids at `key`. Raises UnexpectedResponseError."""
     ids = data.get(key)
-    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each <= _LARGEST_ID for each in ids):
+    if not isinstance(ids, list) or not all(type(item) is int and 0 <= item <= _LARGEST_ID for item in ids):
         raise _unexpected_value(key, ids, "a list of token ids")
     return tuple(ids)
 
@@ -386,5 +386,5 @@ def _shown(value: object) -> str:
     """Return a value for a message; for a list or an object only its size."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    shown = excerpt(ascii(value), _SHOWN + 1)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+    text = excerpt(ascii(value), _SHOWN + 1)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -126,52 +126,52 @@ def serving_facts(
     architecture: str = "",
 ) -> ServingFacts:
     """Return the meaning of `flags` for a model on a platform; an invalid value counts as unset."""
-    given = _Given(flags)
+    reader = _Given(flags)
     deepseek_v4 = architecture.startswith("DeepseekV4")
     page = DSV4_PAGE if deepseek_v4 else 1  # 0.5.20, 0.5.21, arg_groups/model_overrides/deepseek_v4.py
-    window_ratio = given.number("swa-full-tokens-ratio")
-    chunk, drafts = given.count("chunked-prefill-size"), _drafts(given)
-    whole = given.number("chunked-prefill-size") == -1
-    grammar = given.text("grammar-backend")
-    batch = given.count("cuda-graph-max-bs-decode") or given.count("cuda-graph-max-bs")
+    window_ratio = reader.number("swa-full-tokens-ratio")
+    chunk, drafts = reader.count("chunked-prefill-size"), _drafts(reader)
+    whole = reader.number("chunked-prefill-size") == -1
+    grammar = reader.text("grammar-backend")
+    batch = reader.count("cuda-graph-max-bs-decode") or reader.count("cuda-graph-max-bs")
     return ServingFacts(
-        context=given.count("context-length") or context_length,
-        running_set=given.count("max-running-requests"),
+        context=reader.count("context-length") or context_length,
+        running_set=reader.count("max-running-requests"),
         running_default=_OF_DEEPSEEK_V4 if deepseek_v4 else _BESIDE_DRAFTS if drafts is not None else None,
         prefill_chunk=chunk,
-        prefill_batch=given.count("max-prefill-tokens") or _WHOLE_PREFILL if whole else chunk,
-        cache_tokens=given.count("max-total-tokens"),
-        kv_dtype=given.text("kv-cache-dtype"),
-        dtype=given.text("dtype"),
-        page=DSA_PAGE if sparse_attention else given.count("page-size") or page,
-        memory_fraction=given.number("mem-fraction-static"),
-        graph_batch=0 if given.has("disable-cuda-graph") else batch,
-        window_ratio=_window_ratio(given),
-        window_pool_option=_window_pool_option(given),
+        prefill_batch=reader.count("max-prefill-tokens") or _WHOLE_PREFILL if whole else chunk,
+        cache_tokens=reader.count("max-total-tokens"),
+        kv_dtype=reader.text("kv-cache-dtype"),
+        dtype=reader.text("dtype"),
+        page=DSA_PAGE if sparse_attention else reader.count("page-size") or page,
+        memory_fraction=reader.number("mem-fraction-static"),
+        graph_batch=0 if reader.has("disable-cuda-graph") else batch,
+        window_ratio=_window_ratio(reader),
+        window_pool_option=_window_pool_option(reader),
         # 0.5.21, model_executor/pool_configurator.py, `_resolve_swa_cap_tokens`
         source_windows=window_ratio or (_SOURCE_WINDOWS if whole else None),
-        source_window_option=next((f"`{each}`" for each in _SIZE_SOURCE_WINDOWS if given.has(each)), ""),
-        sparse_backends=(given.text("dsa-prefill-backend"), given.text("dsa-decode-backend")),
+        source_window_option=next((f"`{window}`" for window in _SIZE_SOURCE_WINDOWS if reader.has(window)), ""),
+        sparse_backends=(reader.text("dsa-prefill-backend"), reader.text("dsa-decode-backend")),
         drafts=drafts,
-        prefix_cache=not given.has("disable-radix-cache"),
-        plain_cache=not any(given.has(name) for name in _HOST_CACHES) and given.text("disaggregation-mode") is None,
-        states=_states(given),
-        cached_tokens_report=given.has("enable-cache-report"),
-        metrics=given.has("enable-metrics"),
+        prefix_cache=not reader.has("disable-radix-cache"),
+        plain_cache=not any(reader.has(name) for name in _HOST_CACHES) and reader.text("disaggregation-mode") is None,
+        states=_states(reader),
+        cached_tokens_report=reader.has("enable-cache-report"),
+        metrics=reader.has("enable-metrics"),
         # On a CPU the default backend crashes the scheduler, so only an explicit backend counts.
         grammar=grammar != "none" and (grammar is not None or platform != "cpu"),
-        reasoning_parser=given.text("reasoning-parser"),
-        tool_parser=given.text("tool-call-parser"),
-        expert_fusion=_expert_fusion(given),
-        fusion_vetoes=tuple(_fusion_vetoes(given)),
-        stages=given.count("pp-size") or 1,
-        first_gpu=given.count("base-gpu-id") or 0,
-        gpu_step=given.count("gpu-id-step") or 1,
-        tiers=_tiers(given),
+        reasoning_parser=reader.text("reasoning-parser"),
+        tool_parser=reader.text("tool-call-parser"),
+        expert_fusion=_expert_fusion(reader),
+        fusion_vetoes=tuple(_fusion_vetoes(reader)),
+        stages=reader.count("pp-size") or 1,
+        first_gpu=reader.count("base-gpu-id") or 0,
+        gpu_step=reader.count("gpu-id-step") or 1,
+        tiers=_tiers(reader),
         head_option=next((name for name in flags if _ALIASES.get(name, name) == Meaning.HEAD), ""),
-        binds_memory=given.has("numa-node"),
+        binds_memory=reader.has("numa-node"),
         ports=tuple(_ports(flags)),
-        bootstrap_port=given.count(BOOTSTRAP_PORT),
+        bootstrap_port=reader.count(BOOTSTRAP_PORT),
         paths=tuple(word for name in flags if name.endswith(("-path", "-paths")) for word in flag_words(flags[name])),
     )
 

@@ -108,9 +108,9 @@ def effective_items(groups: Sequence[Sequence[Fraction | float]]) -> float:
     Several answers to one question are not independent, so the variance between questions counts (clustered sample,
     Korn and Graubard 1998, Survey Methodology 24:193). Without variance it is the number of questions.
     """
-    shares = [list(map(float, each)) for each in groups]
+    shares = [list(map(float, group)) for group in groups]
     share = fmean(map(fmean, shares))
-    variance = sum(pvariance(each) / len(each) for each in shares) / len(shares) ** 2
+    variance = sum(pvariance(share) / len(share) for share in shares) / len(shares) ** 2
     return share * (1 - share) / variance if variance > 0 else float(sum(map(len, groups)))
 
 

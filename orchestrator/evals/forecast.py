@@ -53,17 +53,17 @@ class EvalForecast:
         """Return the suites as a table."""
         rows = [
             (
-                each.suite,
-                f"{each.questions:,}{f' x {each.seeds} seeds' if each.seeds > 1 else ''}",
-                f"{each.max_tokens:,}",
-                *_cells(each.about_s, each.cost),
+                suite.suite,
+                f"{suite.questions:,}{f' x {suite.seeds} seeds' if suite.seeds > 1 else ''}",
+                f"{suite.max_tokens:,}",
+                *_cells(suite.about_s, suite.cost),
             )
-            for each in self.suites
+            for suite in self.suites
         ]
-        known = [each for each in self.suites if each.about_s is not None]
+        known = [suite for suite in self.suites if suite.about_s is not None]
         if len(known) > 1:
-            costs = [each.cost for each in known if each.cost is not None]
-            seconds = sum(each.about_s or 0 for each in known)
+            costs = [item.cost for item in known if item.cost is not None]
+            seconds = sum(item.about_s or 0 for item in known)
             rows.append(("total", "", "", *_cells(seconds, sum(costs) if costs else None)))
         return table(("suite", "questions", "maximum tokens", "about", f"about {self.currency}"), rows)
 
@@ -91,7 +91,7 @@ def forecast(
     bill = CostEstimate.for_gpus(node.name if node else "", node.gpus if node else 0, plain, currency)
     suites = []
     for run in runs:
-        seconds, full = (each and each * sides for each in (run.seconds(pace), replace(run, limit=None).seconds(pace)))
+        seconds, full = (item and item * sides for item in (run.seconds(pace), replace(run, limit=None).seconds(pace)))
         expected = expected_score(run.suite.name, saved_baselines.get(run.suite.name))
         tells = describe_sensitivity(run.suite, limit=run.limit, expected=expected, seeds=run.seeds)
         suites.append(
@@ -172,8 +172,8 @@ def find_pace(plan: Plan | None, results: Path) -> EvalPace:
     """Return the measured throughput of a plan, else the published one of its layout."""
     if plan is None:
         return EvalPace(tok_s=None, source="the plan of the server is unknown")
-    measured = [each for each in results_under(results) if each.run.provenance.plan_digest == plan.digest]
-    rates = [(metrics.OUTPUT.value_of(point) or 0.0, each) for each in measured for point in each.points]
+    measured = [result for result in results_under(results) if result.run.provenance.plan_digest == plan.digest]
+    rates = [(metrics.OUTPUT.value_of(point) or 0.0, item) for item in measured for point in item.points]
     if rates and (best := max(rates, key=lambda pair: pair[0]))[0] > 0:
         return EvalPace(tok_s=best[0], source=f"measured: best of `{best[1].run.workload_name}` below `{results}`")
     known = (published_pace(plan, table) for table in entries_of_kind(load_all_published(), Published))

@@ -55,8 +55,8 @@ class SignificanceTest:
         if self.significant:
             return f"{'better' if self.difference > 0 else 'worse'}: {tested}"
         needed = f"; this difference needs about {self.items_needed:,} questions per side" if self.items_needed else ""
-        shown = f"{self.items} items detect {self.detectable:.3f} or more{needed}"
-        return f"not significant at this sample size: {tested}; {shown}"
+        text = f"{self.items} items detect {self.detectable:.3f} or more{needed}"
+        return f"not significant at this sample size: {tested}; {text}"
 
 
 def wilson(share: float, items: float) -> Interval:
@@ -92,10 +92,10 @@ def paired_interval(groups: Sequence[Sequence[Fraction]]) -> Interval:
     """
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     middle = variance = 0.0
-    for each in groups:
-        total, change = len(each) + 2, float(sum(each))
+    for group in groups:
+        total, change = len(group) + 2, float(sum(group))
         middle += change / total / len(groups)
-        squares = float(sum(share * share for share in each)) + 1
+        squares = float(sum(share * share for share in group)) + 1
         variance += (squares - change**2 / total) / (total * len(groups)) ** 2
     half = z * math.sqrt(variance)
     return Interval(low=max(-1.0, middle - half), high=min(1.0, middle + half))
@@ -108,14 +108,14 @@ def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
     question it is the exact McNemar test. All choices of signs are counted; beyond `_MAX_STEPS` the normal
     approximation is used.
     """
-    weights = [Fraction(math.lcm(*map(len, groups)), len(each)) for each in groups]
-    shares = [share * weight for each, weight in zip(groups, weights, strict=True) for share in each if share]
+    weights = [Fraction(math.lcm(*map(len, groups)), len(group)) for group in groups]
+    shares = [share * weight for group, weight in zip(groups, weights, strict=True) for share in group if share]
     if not shares:
         return 1.0
     unit = math.lcm(*(share.denominator for share in shares))
     whole = [int(share * unit) for share in shares]
     unit = math.gcd(*whole)
-    sizes, observed = [abs(each) // unit for each in whole], abs(sum(whole)) // unit
+    sizes, observed = [abs(item) // unit for item in whole], abs(sum(whole)) // unit
     if sum(sizes) > _MAX_STEPS:
         return 2 * NormalDist().cdf(-observed / math.sqrt(sum(size * size for size in sizes)))
     # Subset sums by dynamic programming in one integer: slot i has `width` bytes and counts the subsets with sum i.
@@ -205,4 +205,4 @@ def compare_results(baseline: EvalResult, candidate: EvalResult) -> Significance
 
 def _times(answers: Mapping[QuestionKey, tuple[bool, ...]]) -> dict[QuestionKey, int]:
     """Return the number of answers to each question."""
-    return {question: len(each) for question, each in answers.items()}
+    return {question: len(answer) for question, answer in answers.items()}

@@ -110,8 +110,10 @@ def read_simulations(folder: Path, name: str, command: str, *, require_name: boo
     files = _files(folder, name, compared=require_name)
     found = [_read(file) for file in files]
     _require_one_evaluation(files, found)
-    simulations = [(run.info.environment_info.domain_name, each) for run in found for each in run.simulations]
-    ran = [(domain, each) for domain, each in simulations if each.termination_reason != _NEVER_RAN]
+    simulations = [
+        (run.info.environment_info.domain_name, simulation) for run in found for simulation in run.simulations
+    ]
+    ran = [(domain, simulation) for domain, simulation in simulations if simulation.termination_reason != _NEVER_RAN]
     if not ran:
         raise BenchError("no tau2 simulation was run", location=str(folder))
     info = found[0].info
@@ -125,8 +127,8 @@ def read_simulations(folder: Path, name: str, command: str, *, require_name: boo
         harness=f"tau2-bench {info.git_commit[:7]}",
         command=command,
         items=tuple(
-            AnsweredQuestion(id=each.task_id, correct=_succeeded(each), seed=each.trial, group=domain)
-            for domain, each in sorted(ran, key=lambda pair: (pair[0], pair[1].task_id, pair[1].trial or 0))
+            AnsweredQuestion(id=item.task_id, correct=_succeeded(item), seed=item.trial, group=domain)
+            for domain, item in sorted(ran, key=lambda pair: (pair[0], pair[1].task_id, pair[1].trial or 0))
         ),
     )
     return Tau2Runs(result=result, skipped=len(simulations) - len(ran))
@@ -178,7 +180,7 @@ def _require_one_evaluation(files: Sequence[Path], found: Sequence[_Results]) ->
         if (other := by_domain.setdefault(domain, file)) != file:
             hint = "specify the file of one run"
             raise BenchError(f"several runs of `{domain}` found", location=f"{other}, {file}", hint=hint)
-        trials = Counter((each.task_id, each.trial) for each in run.simulations)
+        trials = Counter((simulation.task_id, simulation.trial) for simulation in run.simulations)
         (task, trial), count = trials.most_common(1)[0] if trials else (("", 0), 0)
         if count > 1:
             raise BenchError(f"duplicate tau2 simulation: task `{task}`, trial {trial}", location=str(file))

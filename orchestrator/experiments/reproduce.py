@@ -150,9 +150,13 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
     staged = [ablation.name for ablation, plan in _baselines(published, request) if request.has_checkpoint(plan)]
     ablations = [known[name] for name in dict.fromkeys((*request.ablations, *staged))]
     for run in _runs(published, request.profile):
-        if not run.workloads and not request.evals and run.server not in {each.full_server for each in ablations}:
+        if (
+            not run.workloads
+            and not request.evals
+            and run.server not in {ablation.full_server for ablation in ablations}
+        ):
             continue
-        compared = (suite for each in ablations if each.full_server == run.server for suite in each.suites)
+        compared = (suite for ablation in ablations if ablation.full_server == run.server for suite in ablation.suites)
         yield _server(run, request, suites=tuple(dict.fromkeys((*(run.suites if request.evals else ()), *compared))))
     for ablation in ablations:
         yield _server(ablation, request, suites=ablation.suites)

@@ -37,8 +37,10 @@ def _of_context(environ: Mapping[str, str]) -> str | None:
     name = environ.get("DOCKER_CONTEXT") or _current_context(environ)
     if name in {None, "", "default"}:
         return None
-    told = run_or_127(["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", str(name)], timeout=10)
-    return told.stdout.strip() or None if told.ok else None
+    result = run_or_127(
+        ["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", str(name)], timeout=10
+    )
+    return result.stdout.strip() or None if result.ok else None
 
 
 def _current_context(environ: Mapping[str, str]) -> str | None:

@@ -93,7 +93,7 @@ class Fabric:
     def network(self) -> Network | None:
         """The kind of the NICs; None if it is unknown."""
         vendors = {nic.vendor for nic in self.all_nics}
-        return next((each for each in self.networks.values() if {each.pci_vendor} == vendors), None)
+        return next((network for network in self.networks.values() if {network.pci_vendor} == vendors), None)
 
 
 def read_fabric_nics(plan: Plan, runners: Mapping[str, Runner]) -> dict[str, dict[str, Nic]]:
@@ -113,7 +113,7 @@ def _of_fabric(plan: Plan, nics: Sequence[Nic]) -> Iterator[Nic]:
 
 
 def _named_nics(plan: Plan) -> str:
-    return next((each.value for each in plan.env if each.name == "NCCL_IB_HCA"), "")
+    return next((item.value for item in plan.env if item.name == "NCCL_IB_HCA"), "")
 
 
 def _is_named(nic: Nic, variable: str) -> bool:
@@ -182,8 +182,8 @@ def nics_agree(fabric: Fabric) -> Iterator[Finding]:
         yield fail("nics", "; ".join(down), needed, "`rdma link show` there; check the cable and the switch's port")
     rates = sorted({nic.gbits for nic in fabric.all_nics if nic.active})
     if len(rates) > 1:
-        shown = " and ".join(f"{rate} Gb/s" for rate in rates)
-        yield warn("nics", shown, "one rate on all nodes", "`rdma link show`, `ethtool` on each node")
+        text = " and ".join(f"{rate} Gb/s" for rate in rates)
+        yield warn("nics", text, "one rate on all nodes", "`rdma link show`, `ethtool` on each node")
     if not lacking and not down:
         kind = f", {fabric.network.description}" if fabric.network else ""
         yield replace(info("nics", f"{', '.join(names)}{kind}", needed), hint=_network_hint(fabric))
@@ -192,9 +192,9 @@ def nics_agree(fabric: Fabric) -> Iterator[Finding]:
 def _network_hint(fabric: Fabric) -> str:
     """Return the option that names the kind of the NICs, if the plan has nothing of the environment that it needs."""
     found, plan = fabric.network, fabric.plan
-    if not found or plan.hardware.vendor != "amd" or {*found.rccl_env} & {each.name for each in plan.env}:
+    if not found or plan.hardware.vendor != "amd" or {*found.rccl_env} & {item.name for item in plan.env}:
         return ""
-    name = next(name for name, each in fabric.networks.items() if each is found)
+    name = next(name for name, network in fabric.networks.items() if network is found)
     return f"`--set hardware.network={name}` sets the environment of the ranks for these NICs" if found.rccl_env else ""
 
 
@@ -203,23 +203,23 @@ def gid_rows(plan: Plan, found: Mapping[str, Mapping[str, Nic]]) -> Iterator[Fin
 
     A port without a link is left out, unless all ports are.
     """
-    every = [(node, nic) for node, each in found.items() for nic in each.values() if nic.is_roce]
+    every = [(node, nic) for node, item in found.items() for nic in item.values() if nic.is_roce]
     nics = [(node, nic) for node, nic in every if nic.active] or every
     needed = "RoCE v2 with an IPv4 or global IPv6 address on every NIC"
     if missing := [f"{nic.name} on {node}" for node, nic in nics if not nic.gid_indexes]:
         hint = "give the NIC's interface an address; `rdma link show` names the interface"
         yield fail("gid", f"none: {', '.join(missing)}", needed, hint)
     elif nics:
-        rows = {node: sorted({str(nic.gid_indexes[0]) for each, nic in nics if each == node}) for node, _ in nics}
-        shown = "; ".join(f"index {', '.join(indexes)} on {node}" for node, indexes in rows.items())
+        rows = {node: sorted({str(nic.gid_indexes[0]) for item, nic in nics if item == node}) for node, _ in nics}
+        text = "; ".join(f"index {', '.join(indexes)} on {node}" for node, indexes in rows.items())
         common = [str(row) for row in nics[0][1].gid_indexes if all(row in nic.gid_indexes for _, nic in nics)]
-        given = {each.name: each.value for each in plan.env if each.name in _GID_VARIABLES}
-        for name, value in given.items():
+        variables = {item.name: item.value for item in plan.env if item.name in _GID_VARIABLES}
+        for name, value in variables.items():
             if value not in (*common, _GID_VARIABLES[name]):
                 right = common[0] if common else _GID_VARIABLES[name]
-                yield fail("gid", f"{shown}; the plan has {name}={value}", needed, f"`--set env.{name}={right}`")
+                yield fail("gid", f"{text}; the plan has {name}={value}", needed, f"`--set env.{name}={right}`")
                 return
-        yield info("gid", shown, needed)
+        yield info("gid", text, needed)
 
 
 def gid_of_transfer(subject: CheckContext) -> Iterator[Finding]:
@@ -232,9 +232,9 @@ def gid_of_transfer(subject: CheckContext) -> Iterator[Finding]:
 def firmware(fabric: Fabric) -> Iterator[Finding]:
     """Check that all NICs have the same firmware, a version that is known to work, and that of the baseline."""
     versions = sorted({nic.firmware for nic in fabric.all_nics})
-    shown, network, now = ", ".join(versions), fabric.network, fabric.firmware
+    text, network, now = ", ".join(versions), fabric.network, fabric.firmware
     recorded = fabric.baseline.firmware if fabric.baseline else {}
-    before = {version for name, each in recorded.items() if now.get(name, each) != each for version in each}
+    before = {version for name, item in recorded.items() if now.get(name, item) != item for version in item}
     if len(versions) > 1:
         nodes = "; ".join(
             f"{node}: {', '.join(sorted({nic.firmware for nic in nics.values()}))}"
@@ -243,16 +243,16 @@ def firmware(fabric: Fabric) -> Iterator[Finding]:
         yield warn("nic firmware", nodes, "one version on all nodes", "update the NICs with the older version")
     elif network and not network.is_good(versions[0]):
         needed = f"{' or '.join(network.firmware)} or newer ({network.firmware_source})"
-        yield warn("nic firmware", shown, needed, "update the firmware of the NICs")
+        yield warn("nic firmware", text, needed, "update the firmware of the NICs")
     elif before:
         yield warn(
             "nic firmware",
-            shown,
+            text,
             f"{', '.join(sorted(before))}, as in the baseline",
             _RECORD,
         )
     else:
-        yield info("nic firmware", shown, "one version on all nodes")
+        yield info("nic firmware", text, "one version on all nodes")
 
 
 def write_bandwidth(fabric: Fabric) -> Iterator[Finding]:
@@ -267,8 +267,8 @@ def write_bandwidth(fabric: Fabric) -> Iterator[Finding]:
     try:
         for server, client, other, nic in pairs:
             progress.update(f"ib_write_bw: {nic.name} from {client.name} to {server.name}")
-            figure = write_gbits(server, client, (other, nic))
-            fabric.write[nic.name] = min(figure, fabric.write.get(nic.name, figure))
+            metric = write_gbits(server, client, (other, nic))
+            fabric.write[nic.name] = min(metric, fabric.write.get(nic.name, metric))
     except NotMeasuredError as error:
         fabric.write.clear()  # the lowest of all pairs of nodes is unknown
         yield _not_measured(check, error, needed, "`ib_write_bw` by hand; check PFC, MTU and routes")
@@ -291,13 +291,13 @@ def all_reduce(fabric: Fabric) -> Iterator[Finding]:
         return
     progress.update("all-reduce over all nodes")
     try:
-        figures = all_reduce_gbytes(fabric.plan, fabric.nodes, fabric.python)
+        values = all_reduce_gbytes(fabric.plan, fabric.nodes, fabric.python)
     except NotMeasuredError as error:
         yield _not_measured(check, error, needed, "`--set env.NCCL_DEBUG=INFO` shows which network was chosen")
         return
     finally:
         progress.done()
-    fabric.reduced.update({str(size): figure for size, figure in figures.items()})
+    fabric.reduced.update({str(size): metric for size, metric in values.items()})
     expected = fabric.baseline.all_reduce_gbytes if fabric.baseline else None
     if fabric.baseline and fabric.baseline.ranks != fabric.ranks:
         found = f"{_shown(fabric.reduced, 'GB/s')}, of {fabric.ranks} ranks"
@@ -314,14 +314,14 @@ def _not_measured(check: str, error: NotMeasuredError, needed: str, hint: str) -
 
 
 def _shown(figures: Mapping[str, float], unit: str) -> str:
-    return ", ".join(f"{name} {figure:.4g}" for name, figure in figures.items()) + f" {unit}"
+    return ", ".join(f"{name} {metric:.4g}" for name, metric in figures.items()) + f" {unit}"
 
 
 def _judged(
     check: str, found: Mapping[str, float], expected: Mapping[str, float] | None, unit: str, sample: Sample | None
 ) -> Finding:
     """Return how the figures compare with the baseline; without one, with the published sample, which is no limit."""
-    shown, needed = _shown(found, unit), f"{SHARE:.0%} of the baseline"
+    text, needed = _shown(found, unit), f"{SHARE:.0%} of the baseline"
     low = [
         f"{name} {found[name]:.4g} of {before:.4g}"
         for name, before in (expected or {}).items()
@@ -332,9 +332,9 @@ def _judged(
         only += [f"{name} not in the baseline" for name in found if name not in expected]
         if low or only:
             quiet = "run it on a quiet fabric; then compare link, firmware and PCIe of these NICs"
-            first = f"{', '.join(low)} {unit}" if low else shown
+            first = f"{', '.join(low)} {unit}" if low else text
             return warn(check, "; ".join([first, *only]), needed, quiet if low else _RECORD)
-        return info(check, shown, needed)
+        return info(check, text, needed)
     if sample:
-        return info(check, shown, f"no baseline; {sample.value:g} {unit} elsewhere ({sample.source})")
-    return info(check, shown, "no baseline: `--save-baseline FILE` records it")
+        return info(check, text, f"no baseline; {sample.value:g} {unit} elsewhere ({sample.source})")
+    return info(check, text, "no baseline: `--save-baseline FILE` records it")

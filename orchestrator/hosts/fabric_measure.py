@@ -65,13 +65,13 @@ def write_gbits(server: FabricNode, client: FabricNode, nics: tuple[Nic, Nic]) -
         return (*_BOUNDED, "sh", "-c", _CLIENT, "sh", *argv, server.address) if index else (*_BOUNDED, *argv)
 
     pair = (server, client)
-    said = run_together([node.argv(argv_of(index)) for index, node in enumerate(pair)], timeout=_PATIENCE)
-    for node, done in zip(pair, said, strict=True):
+    results = run_together([node.argv(argv_of(index)) for index, node in enumerate(pair)], timeout=_PATIENCE)
+    for node, done in zip(pair, results, strict=True):
         if done.code == _MISSING:
             raise NotMeasuredError(f"no `ib_write_bw` on {node.name}", install=_PERFTEST)
-    found = re.search(rf"^ *{_SIZE} +\d+ +[\d.]+ +([\d.]+) ", said[1].stdout, re.MULTILINE)
+    found = re.search(rf"^ *{_SIZE} +\d+ +[\d.]+ +([\d.]+) ", results[1].stdout, re.MULTILINE)
     if found is None:
-        raise NotMeasuredError(f"{nics[1].name} from {client.name} to {server.name}: {_last_line(said[1])}")
+        raise NotMeasuredError(f"{nics[1].name} from {client.name} to {server.name}: {_last_line(results[1])}")
     return float(found[1])
 
 
@@ -86,18 +86,18 @@ def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[
     words = (*_BOUNDED, *python, "-c", source)
     argvs = [(*words, str(index), str(len(nodes)), nodes[0].address, *last) for index in range(len(nodes))]
     argvs_here = [node.argv(argv) for node, argv in zip(nodes, argvs, strict=True)]
-    said = run_together(argvs_here, timeout=_PATIENCE)
-    if without := [node.name for node, done in zip(nodes, said, strict=True) if _NO_IMAGE in done.stderr]:
+    results = run_together(argvs_here, timeout=_PATIENCE)
+    if without := [node.name for node, done in zip(nodes, results, strict=True) if _NO_IMAGE in done.stderr]:
         # All other nodes wait for these ranks until their own limit.
         install = "`deploy build`, or `docker pull` on each node"
         raise NotMeasuredError(f"no image on {', '.join(without)}", install=install)
-    for node, done in zip(nodes, said, strict=True):
+    for node, done in zip(nodes, results, strict=True):
         if not done.ok:
             raise NotMeasuredError(f"{node.name}: {_last_line(done)}")
-    found = re.findall(r"^(\d+) ([\d.]+)$", said[0].stdout, re.MULTILINE)
+    found = re.findall(r"^(\d+) ([\d.]+)$", results[0].stdout, re.MULTILINE)
     if not found:
         raise NotMeasuredError(f"no figure from {nodes[0].name}")
-    return {int(size): float(figure) for size, figure in found}
+    return {int(size): float(metric) for size, metric in found}
 
 
 def _last_line(done: CompletedProgram) -> str:
@@ -106,5 +106,5 @@ def _last_line(done: CompletedProgram) -> str:
         for line in (*done.stdout.splitlines(), *done.stderr.splitlines())
         if line.strip(" -*") and "--help" not in line
     ]
-    said = lines[-1].strip()[:200] if lines else "no output"
-    return f"no answer within {_LIMIT} s" if done.code == _TOO_LATE else said
+    results = lines[-1].strip()[:200] if lines else "no output"
+    return f"no answer within {_LIMIT} s" if done.code == _TOO_LATE else results

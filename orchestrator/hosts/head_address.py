@@ -91,23 +91,25 @@ def rank_network(first: str, others: Sequence[str]) -> RankNetwork:
     word = secrets.token_hex(8)
     with tempfile.TemporaryFile() as stderr, ssh_start(first, [*_PYTHON, _LISTEN, word], stderr) as listener:
         port, own = _listening(listener, first, stderr)
-        known = list(dict.fromkeys(each for each in (*_ssh_addresses(first), *own) if ":" not in each))
+        known = list(
+            dict.fromkeys(ssh_address for ssh_address in (*_ssh_addresses(first), *own) if ":" not in ssh_address)
+        )
         if not known:
             hint = f"add an IPv4 address to its network; `ssh {SshHost.parse(first).address} hostname -I` shows them"
             raise HostError(f"{first} has no known IPv4 address, which other ranks need", hint=hint)
         reached = {host: _reached(host, [port, word, *known]) for host in (first, *others)}
         listener.end(signal.SIGTERM)
     for address in known:
-        if all(address in each for each in reached.values()):
-            interfaces = tuple(each[address] for each in reached.values())
+        if all(address in item for item in reached.values()):
+            interfaces = tuple(item[address] for item in reached.values())
             return RankNetwork(address=address, interfaces=interfaces)
-    blind = next((host for host, each in reached.items() if not each), None)
-    shown = ", ".join(known)
+    blind = next((host for host, item in reached.items() if not item), None)
+    names = ", ".join(known)
     raise HostError(
-        f"cannot reach {first} from {blind} at {shown}"
+        f"cannot reach {first} from {blind} at {names}"
         if blind
-        else f"{first} has no address that all hosts reach: {shown}",
-        details="" if blind else "\n".join(f"  {host} reaches {', '.join(each)}" for host, each in reached.items()),
+        else f"{first} has no address that all hosts reach: {names}",
+        details="" if blind else "\n".join(f"  {host} reaches {', '.join(item)}" for host, item in reached.items()),
         hint="the hosts need a network without a firewall between them: the ranks of a server use any port",
     )
 

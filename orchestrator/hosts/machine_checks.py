@@ -28,9 +28,9 @@ def devices(subject: CheckContext) -> Iterator[Finding]:
     found = subject.machine.devices
     listed = ", ".join(f"{device.path} ({device.group} {device.gid})" for device in found[:2])
     more = f" and {len(found) - 2} more" if len(found) > 2 else ""
-    there = any(device.path == "/dev/kfd" for device in found) and len(found) > 1
+    has_kfd = any(device.path == "/dev/kfd" for device in found) and len(found) > 1
     needed = "/dev/kfd and /dev/dri/renderD*"
-    yield info_if(there, fail, "devices", listed + more or "none", needed, "`sudo modprobe amdgpu`")
+    yield info_if(has_kfd, fail, "devices", listed + more or "none", needed, "`sudo modprobe amdgpu`")
 
 
 def memory(subject: CheckContext) -> Iterator[Finding]:
@@ -40,9 +40,9 @@ def memory(subject: CheckContext) -> Iterator[Finding]:
         return
     copies = plan.replicas * (1 if plan.layout.dp_attention else plan.layout.dp)
     needed = plan.model.weight_bytes * copies
-    shown = f"{gib(found.available)} available of {gib(found.total)}"
+    text = f"{gib(found.available)} available of {gib(found.total)}"
     level, hint = fail if needed > found.total else warn, "choose a smaller model or quantization, or another host"
-    yield info_if(needed <= found.available, level, "memory", shown, f"{gib(needed)} for the weights", hint)
+    yield info_if(needed <= found.available, level, "memory", text, f"{gib(needed)} for the weights", hint)
 
 
 def shared_memory(subject: CheckContext) -> Iterator[Finding]:
@@ -104,10 +104,10 @@ def numa_balancing(subject: CheckContext) -> Iterator[Finding]:
 
 def kernel_options(subject: CheckContext) -> Iterator[Finding]:
     """Check for `iommu=pt` and `pci=realloc=off` on the kernel command line (sglang docs, amd_gpu.mdx)."""
-    given = subject.machine.kernel_options
-    if subject.plan.hardware.vendor != "amd" or not given:
+    options = subject.machine.kernel_options
+    if subject.plan.hardware.vendor != "amd" or not options:
         return
-    missing = [option for option in ("iommu=pt", "pci=realloc=off") if option not in given]
+    missing = [option for option in ("iommu=pt", "pci=realloc=off") if option not in options]
     hint = f"add `{' '.join(missing)}` to GRUB_CMDLINE_LINUX, `sudo update-grub`, reboot"
     needed = "iommu=pt pci=realloc=off"
     found = f"without {' '.join(missing)}" if missing else needed
@@ -141,10 +141,10 @@ def disk_space(subject: CheckContext) -> Iterator[Finding]:
     spaces, disks = subject.access.spaces, subject.machine.disks
     known = [space for space in spaces if space.directory in disks]
     for device in dict.fromkeys(disks[space.directory].device for space in known):
-        here = [space for space in known if disks[space.directory].device == device]
-        disk, needed = disks[here[0].directory], sum(space.size for space in here)
+        same_device = [space for space in known if disks[space.directory].device == device]
+        disk, needed = disks[same_device[0].directory], sum(space.size for space in same_device)
         found = f"{gib(disk.free)} free on {disk.mount}"
-        text = f"{gib(needed)} for {' and '.join(space.purpose for space in here)}"
+        text = f"{gib(needed)} for {' and '.join(space.purpose for space in same_device)}"
         hint = "free up space, or point `DEPLOY_HOME` at a larger disk"
         yield info_if(disk.free >= needed, fail, "disk", found, text, hint)
 
@@ -223,10 +223,10 @@ def binds_cpus(plan: Plan, *, contained: bool) -> bool:
 
     Without that variable, only the ROCm image turns it on (sglang docker/rocm.Dockerfile).
     """
-    given = {variable.name: variable.value for variable in plan.env}.get("SGLANG_SET_CPU_AFFINITY")
-    if given is None:
+    options = {variable.name: variable.value for variable in plan.env}.get("SGLANG_SET_CPU_AFFINITY")
+    if options is None:
         return plan.engine.platform == "rocm" and contained
-    return given.lower() in {"1", "true"}
+    return options.lower() in {"1", "true"}
 
 
 def bound_cpus(gpu: int, tp: int, cores: int, cpus: int) -> frozenset[int]:
@@ -234,9 +234,9 @@ def bound_cpus(gpu: int, tp: int, cores: int, cpus: int) -> frozenset[int]:
 
     The set is empty if there are fewer cores than ranks: psutil then binds the rank to all allowed CPUs.
     """
-    each = cores // tp
-    first = gpu * each % cores
-    lower = frozenset(range(first, first + each))
+    item = cores // tp
+    first = gpu * item % cores
+    lower = frozenset(range(first, first + item))
     return lower | {cpu + cores for cpu in lower} if cpus != cores else lower
 
 

@@ -82,8 +82,8 @@ def ssh_runner(url: str) -> Callable[[Sequence[str]], CompletedProgram]:
 
     ssh never asks for a password. Raises UsageError if `url` is not a valid ssh URL.
     """
-    far = SshHost.parse(url)
-    return lambda argv: run_or_127([*_ssh(far), quote(argv)], timeout=150)
+    host = SshHost.parse(url)
+    return lambda argv: run_or_127([*_ssh(host), quote(argv)], timeout=150)
 
 
 def ssh_argv(url: str, argv: Sequence[str]) -> list[str]:
@@ -93,10 +93,10 @@ def ssh_argv(url: str, argv: Sequence[str]) -> list[str]:
 
 def ssh_hostname(url: str) -> str:
     """Return the name or address to which ssh connects for a URL, by the user's configuration."""
-    far = SshHost.parse(url)
-    shown = run_or_127(_ssh(far, None, "-G"), timeout=20).stdout
-    found = re.search(r"^hostname (\S+)$", shown, re.MULTILINE)
-    return found[1] if found else far.address.rpartition("@")[2]
+    host = SshHost.parse(url)
+    options = run_or_127(_ssh(host, None, "-G"), timeout=20).stdout
+    found = re.search(r"^hostname (\S+)$", options, re.MULTILINE)
+    return found[1] if found else host.address.rpartition("@")[2]
 
 
 def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
@@ -105,9 +105,9 @@ def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
     The connection ends with this process; the remote program has to exit when its connection closes. Error output, also
     that of ssh, goes to `errors`. Raises UsageError if `url` is no valid ssh URL, HostError if `ssh` is not installed.
     """
-    far = SshHost.parse(url)
+    host = SshHost.parse(url)
     try:
-        return start([*_ssh(far, None, *_ALIVE), quote(argv)], stdin=PIPE, output=PIPE, errors=errors, tied=True)
+        return start([*_ssh(host, None, *_ALIVE), quote(argv)], stdin=PIPE, output=PIPE, errors=errors, tied=True)
     except ProgramMissingError as error:
         raise _no_ssh() from error
 
@@ -158,12 +158,12 @@ class Tunnel:
             _close(program, temporary)
             raise
         if home is None:
-            said = (folder / "stderr").read_text().strip()
+            errors = (folder / "stderr").read_text().strip()
             _close(program, temporary)
             raise HostError(
                 f"cannot connect to `{far.address}` with ssh",
                 hint=f"`ssh {far.address} true` must work without a prompt: key, agent, known host",
-                details=f"  {said}",
+                details=f"  {errors}",
             )
         return cls(program, far=far, temporary=temporary, home=home)
 

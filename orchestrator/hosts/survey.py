@@ -75,9 +75,9 @@ def survey(runner: Runner, sections: Mapping[str, str], *, directories: Sequence
     result = runner(("sh", "-c", script(commands)))
     found = parse(result.stdout)
     if not result.ok or not found:
-        said = (result.stderr or result.stdout).strip().splitlines()
+        lines = (result.stderr or result.stdout).strip().splitlines()
         raise HostError(
-            "cannot inspect the host" + (f": {said[-1]}" if said else ""),
+            "cannot inspect the host" + (f": {lines[-1]}" if lines else ""),
             hint="run `sh -c true` on that host the same way and read its output",
         )
     return Survey(found)

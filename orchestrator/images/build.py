@@ -135,7 +135,7 @@ def add_layer(docker: DockerCli, image: BuiltImage, content: bytes, *, tag: str,
         name = "layer.tar"
         files = {"Dockerfile": f"FROM {image.tag}\nADD {name} /\n".encode(), name: content}
         context = BuildContext(
-            files=tuple(RenderedFile(path=path, content=each, executable=False) for path, each in files.items())
+            files=tuple(RenderedFile(path=path, content=file, executable=False) for path, file in files.items())
         )
         _run_build(docker, ["build", "--tag", tag, "--label", label, "-"], archive(context), image=image.tag)
     return found_image(docker, tag)

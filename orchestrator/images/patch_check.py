@@ -163,15 +163,15 @@ def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
 def wheel_version(wheel: Path) -> str | None:
     """Return the version that a wheel of sglang contains; None if it has none. Raises UsageError if it is no wheel."""
     with _opened(wheel) as archive:
-        said = archive.read("sglang/_version.py").decode() if "sglang/_version.py" in archive.namelist() else ""
-    named = _VERSION_LINE.search(said)
+        text = archive.read("sglang/_version.py").decode() if "sglang/_version.py" in archive.namelist() else ""
+    named = _VERSION_LINE.search(text)
     return named and named[1]
 
 
 def _no_wheel(version: str, said: str) -> UsageError:
     """Return the error for a failed download: the most similar version if this one is missing, else pip's output."""
     listed = _VERSIONS.search(said)
-    known = [each for each in listed[1].split(", ") if each != "none"] if listed else []
+    known = [item for item in listed[1].split(", ") if item != "none"] if listed else []
     if known:
         hint = f"{did_you_mean(version, known)} Or name a wheel file"
         return UsageError(f"the package index has no sglang {version}", hint=hint)

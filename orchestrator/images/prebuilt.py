@@ -88,7 +88,7 @@ def _reference(docker: DockerCli, image: str) -> str | None:
         return None
     if digest:
         return f"{repository(name)}@{digest}"
-    known = [each for each in known_digests(docker, image) if each.startswith(f"{repository(image)}@")]
+    known = [digest for digest in known_digests(docker, image) if digest.startswith(f"{repository(image)}@")]
     return known[0] if known and local_id != image else local_id
 
 

@@ -81,7 +81,7 @@ class KeyCoverage:
 
     def _counts(self, always: Collection[BucketState]) -> str:
         states = [bucket.state for bucket in self.buckets]
-        return ", ".join(f"{states.count(each)} {each}" for each in BucketState if each in states or each in always)
+        return ", ".join(f"{states.count(item)} {item}" for item in BucketState if item in states or item in always)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ class GateReport:
     def to_output(self) -> "GateOutput":
         """Return the report for JSON."""
         keys = (self.hits, self.misses, self.inconsistent, self.other_quantizations)
-        hits, misses, inconsistent, others = (tuple(key.cells() for key in each) for each in keys)
+        hits, misses, inconsistent, others = (tuple(key.cells() for key in item) for item in keys)
         return GateOutput(
             has_lookups=self.has_lookups,
             hits=hits,

@@ -25,20 +25,20 @@ def monitoring_files(server: MonitoredServer) -> tuple[RenderedFile, ...]:
         texts[f"{name}.monitor.yml"] = _objects(server, server.pods, rules.groups)
     if server.targets:
         whole = "`prometheus --config.file prometheus.yml` watches all that stand beside it"
-        said = (f"what is recorded of `{name}`, and its alerts", *skipped_rules(server))
+        notes = (f"what is recorded of `{name}`, and its alerts", *skipped_rules(server))
         texts |= {
             "prometheus.yml": dump_yaml(_scrape(), whole),
             f"{name}.targets.yml": dump_yaml(_targets(server), f"where `{name}` is scraped"),
-            f"{name}.rules.yml": dump_yaml({"groups": rules.groups}, *said),
+            f"{name}.rules.yml": dump_yaml({"groups": rules.groups}, *notes),
         }
     return tuple(RenderedFile(path=path, content=texts[path].encode(), executable=False) for path in sorted(texts))
 
 
 def _dashboard(server: MonitoredServer, recorded: frozenset[str]) -> str:
     """Return the Grafana dashboard as JSON, without unrecorded series and without empty panels."""
-    shown = json.loads(rendered("dashboard.json.j2", server))
+    dashboard = json.loads(rendered("dashboard.json.j2", server))
     panels: list[dict[str, Any]] = []
-    for panel in shown["panels"]:
+    for panel in dashboard["panels"]:
         panel["targets"] = [
             target for target in panel["targets"] if recorded.issuperset(RECORDED.findall(target["expr"]))
         ]
@@ -49,7 +49,7 @@ def _dashboard(server: MonitoredServer, recorded: frozenset[str]) -> str:
             panel["id"] = len(panels) + 1
             panel["gridPos"] = {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT}
             panels.append(panel)
-    return json.dumps({**shown, "panels": panels}, indent=2) + "\n"
+    return json.dumps({**dashboard, "panels": panels}, indent=2) + "\n"
 
 
 def _objects(server: MonitoredServer, pods: PodTargets, groups: list[dict[str, Any]]) -> str:

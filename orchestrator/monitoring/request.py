@@ -38,7 +38,7 @@ class MonitoringRequest:
 def monitored(request: MonitoringRequest, home: Home) -> MonitoredServer:
     """Resolve the server to monitor. Raises UsageError, StartError and ProfileError."""
     catalog = Catalog.of(home)
-    given = _given(request.expected)
+    expected = _given(request.expected)
     if request.name is None:
         if request.profile is None:
             raise UsageError(
@@ -65,7 +65,7 @@ def monitored(request: MonitoringRequest, home: Home) -> MonitoredServer:
         pods=pods,
         gpu_target=_address("--gpu-exporter", request.gpu_exporter),
         exported=table.metrics,
-        expected={**_of_workload(request.workload or workload, catalog), **given},
+        expected={**_of_workload(request.workload or workload, catalog), **expected},
     )
 
 
@@ -76,8 +76,8 @@ def _reached(
     kind = runtime_class(plan.runtime)
     pods = kind.monitoring_targets(plan, name)
     if plan.gateway is not None and not kind.is_local and pods is None:
-        why = f"`{name}` is {plan.replicas} servers, each on the node that it was given"
-        raise UsageError(why, hint=f"`deploy status {name} --json` tells where they are; scrape those addresses")
+        reason = f"`{name}` is {plan.replicas} servers, each on the node that it was given"
+        raise UsageError(reason, hint=f"`deploy status {name} --json` tells where they are; scrape those addresses")
     if request.target is None and not kind.is_local and pods is None:
         hint = "set the address of its node or Service with `--target HOST:PORT`"
         raise UsageError(f"the address of `{name}` in its cluster is unknown", hint=hint)
@@ -88,12 +88,12 @@ def _reached(
         target = _address("--target", request.target)
         return pods, ((target,) if target else () if pods else (urlsplit(plan.server.url).netloc,)), None
     if request.target is not None:
-        why = "which its gateway alone reaches" if pods else "which listen on their machine alone"
+        reason = "which its gateway alone reaches" if pods else "which listen on their machine alone"
         hint = "leave it out: the operator finds their pods" if pods else "leave it out, and run Prometheus there"
-        raise UsageError(f"`--target` is one address, and `{name}` is {plan.replicas} servers, {why}", hint=hint)
+        raise UsageError(f"`--target` is one address, and `{name}` is {plan.replicas} servers, {reason}", hint=hint)
     if pods is not None:
         return pods, (), None
-    targets = tuple(urlsplit(each.server.url).netloc for each in replica_plans(plan))
+    targets = tuple(urlsplit(replica_plan.server.url).netloc for replica_plan in replica_plans(plan))
     return None, targets, f"{LOOPBACK}:{plan.gateway.metrics_port}"
 
 
@@ -113,9 +113,9 @@ def _started(request: MonitoringRequest, home: Home, catalog: Catalog) -> tuple[
 
 def _asked(run: RunDir, catalog: Catalog) -> LoadedProfile | None:
     """Return the profile of a run; None, with a note, if the profile is no longer valid."""
-    asked = read_request(run)
+    up_request = read_request(run)
     try:
-        return read_profile(asked.profile, overrides=asked.overrides, catalog=catalog) if asked else None
+        return read_profile(up_request.profile, overrides=up_request.overrides, catalog=catalog) if up_request else None
     except ProfileError as error:
         note(f"no limits of a load: {error.problems_or_self()[0].message}")
         return None

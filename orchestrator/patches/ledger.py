@@ -112,5 +112,5 @@ def _misplaced(patch: Patch, document: Document, locations: Mapping[str, str], f
             f"patch `{patch.id}` is in a folder with another name", location, f"rename the folder to `{patch.id}`"
         )
     if isinstance(patch.apply, Diff) and not (folder / RelativePath(patch.apply.file)).is_file():
-        shown = document.name.removesuffix("patch.yaml") + patch.apply.file
-        yield Problem(f"patch `{patch.id}` names a diff that does not exist", shown)
+        label = document.name.removesuffix("patch.yaml") + patch.apply.file
+        yield Problem(f"patch `{patch.id}` names a diff that does not exist", label)

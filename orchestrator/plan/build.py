@@ -90,12 +90,14 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
     plan = with_fusion_flag(plan, facts.experts)
     by_role = {
         role: as_role(
-            with_fusion_flag(_assemble(name, profile=each, merged=merged, context=context, facts=facts), facts.experts),
+            with_fusion_flag(
+                _assemble(name, profile=server, merged=merged, context=context, facts=facts), facts.experts
+            ),
             role,
             profile,
             env=plan.env,
         )
-        for role, each in servers.items()
+        for role, server in servers.items()
     }
     plan = replace(
         plan,
@@ -105,14 +107,14 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
     plans, accepted = tuple(by_role.values()) or (plan,), profile.allow_known_issues
     blocked = [
         problem
-        for each in plans
-        for problem in blocking_issues(context.known_issues.blocked, each, allowed=accepted, location=merged.location)
+        for plan in plans
+        for problem in blocking_issues(context.known_issues.blocked, plan, allowed=accepted, location=merged.location)
     ]
     _require_no_problems(name, blocked)
     reports = context.known_issues
 
     def issues(entries: Sequence[KnownIssue]) -> tuple[PlanWarning, ...]:
-        return tuple(dict.fromkeys(issue for each in plans for issue in matching_issues(entries, each)))
+        return tuple(dict.fromkeys(issue for plan in plans for issue in matching_issues(entries, plan)))
 
     return replace(
         plan,

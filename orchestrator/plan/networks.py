@@ -42,14 +42,14 @@ class Network(StrictModel):
     def is_good(self, firmware: str) -> bool:
         """Return whether a firmware is at least the oldest good version with its major version, if one is known."""
         version = _version(firmware)
-        known = [_version(each) for each in self.firmware]
-        same = [each for each in known if each[:1] == version[:1]]
+        known = [_version(item) for item in self.firmware]
+        same = [item for item in known if item[:1] == version[:1]]
         return not known or version >= min(same or known)
 
 
 def ranks_use_rdma(plan: Plan) -> bool:
     """Return whether ranks on several nodes use RDMA; NCCL_IB_DISABLE=1 selects TCP (NCCL 2.27 documentation)."""
-    return len(plan.gpus) > 0 and not any(each.name == NO_RDMA and each.value == "1" for each in plan.env)
+    return len(plan.gpus) > 0 and not any(item.name == NO_RDMA and item.value == "1" for item in plan.env)
 
 
 def transfer_uses_rdma(plan: Plan) -> bool:
@@ -61,7 +61,7 @@ def network_env(profile: "Profile", networks: Mapping[str, Network]) -> Iterator
     """Yield the variables that the networks of a profile need: of ranks on several nodes, and of transfers."""
     layout, hardware = profile.layout, profile.hardware
     roles = (role.nodes for role in (layout.prefill, layout.decode) if role)
-    nodes = max(layout.nodes.value, *(each.value for each in roles if each), 1)  # the roles share their environment
+    nodes = max(layout.nodes.value, *(role.value for role in roles if role), 1)  # the roles share their environment
     if hardware.network and nodes > 1 and hardware.vendor == "amd":
         yield from _variables(networks[hardware.network].rccl_env)
     if layout.transfer:

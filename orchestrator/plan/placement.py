@@ -75,18 +75,20 @@ def replicas_run_on_one_node(context: "RuleContext") -> Iterator[Problem]:
 
 def max_nodes(context: "RuleContext") -> int:
     """Return the nodes of a server, with roles of the one that has most."""
-    return max(each.layout.nodes.value for each in (context.profile, *role_profiles(context.profile).values()))
+    return max(
+        role_profile.layout.nodes.value for role_profile in (context.profile, *role_profiles(context.profile).values())
+    )
 
 
 def fits_node(context: "RuleContext") -> Iterator[Problem]:
     """Check that the replicas, or the servers of the roles, fit on one node."""
     profile, facts = context.profile, context.serving
-    roles = [(role_count(profile, name), name, each) for name, each in role_profiles(profile).items()]
+    roles = [(role_count(profile, name), name, role_profile) for name, role_profile in role_profiles(profile).items()]
     count, gpus = profile.replicas, gpus_per_replica(profile)
-    whole = sum(number * gpus_per_replica(each) for number, _, each in roles) or count * gpus
+    whole = sum(number * gpus_per_replica(role) for number, _, role in roles) or count * gpus
     used = facts.first_gpu + (whole - 1) * facts.gpu_step + 1
     if (count > 1 or roles) and profile.hardware.vendor != "cpu" and used > profile.hardware.gpus:
-        shares = " and ".join(f"{number} {name} of {gpus_per_replica(each)}" for number, name, each in roles)
+        shares = " and ".join(f"{number} {name} of {gpus_per_replica(role)}" for number, name, role in roles)
         yield Problem(
             f"{shares or f'{count} replicas of {gpus}'} GPUs need {used} GPUs; the node has {profile.hardware.gpus}",
             context.location("layout" if roles else "replicas"),

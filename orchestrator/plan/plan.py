@@ -360,7 +360,7 @@ class Plan:
         """Return the name of a server behind the gateway in a sentence: `replica 1 of 2`, `prefill 1 of 1`."""
         name = self.server_names[number - 1]
         kind = name.rpartition("-")[0]
-        return f"{name.replace('-', ' ')} of {sum(each.startswith(kind) for each in self.server_names)}"
+        return f"{name.replace('-', ' ')} of {sum(server_name.startswith(kind) for server_name in self.server_names)}"
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data for JSON."""

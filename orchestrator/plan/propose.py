@@ -61,12 +61,14 @@ def _cache_size(memory: Memory | None, cache: KvCache) -> str:
 
 def common_problems(attempts: Sequence[LayoutAttempt]) -> tuple[Problem, ...]:
     """Return the problems of every layout, which no other size solves."""
-    return tuple(problem for problem in attempts[0].problems if all(problem in each.problems for each in attempts))
+    return tuple(
+        problem for problem in attempts[0].problems if all(problem in attempt.problems for attempt in attempts)
+    )
 
 
 def longest_context(attempts: Iterable[LayoutAttempt]) -> int:
     """Return the tokens of the longest request that any of these layouts holds."""
-    caches = [each.capacity.cache for each in attempts if each.capacity and not each.problems]
+    caches = [attempt.capacity.cache for attempt in attempts if attempt.capacity and not attempt.problems]
     return max((cache.tokens or 0 for cache in caches if cache is not None), default=0)
 
 
@@ -76,10 +78,10 @@ def require_host_memory(model: ModelSection, capacity: Capacity, available: int,
     per_token, tokens = (cache.actual_token_bytes, cache.tokens or 0) if cache else (0, 0)
     if (needed := weights + tokens * per_token) <= available:
         return
-    figures = f"{gb(weights)} of weights and {gb(tokens * per_token)} of cache for {tokens:,} tokens"
+    values = f"{gb(weights)} of weights and {gb(tokens * per_token)} of cache for {tokens:,} tokens"
     raise DoesNotFitError(
         f"`{name}` does not fit into the memory of this host",
-        problems=[Problem(f"{figures} need {gb(needed)}; {gb(available)} are available")],
+        problems=[Problem(f"{values} need {gb(needed)}; {gb(available)} are available")],
         hint="use another host, or a checkpoint with a smaller quantization",
         longest=max(int((available - weights) / per_token), 0) if per_token else 0,
     )

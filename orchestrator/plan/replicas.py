@@ -138,7 +138,7 @@ def _with_flag(flags: Iterable[Flag], flag: tuple[str, FlagValue], source: str) 
     """Yield the flags, sorted, with one added or replaced."""
     name, value = flag
     added = Flag(name=name, values=flag_words(value), origin=Origin.INFERRED, source=source)
-    known = {each.name: each for each in flags} | {name: added}
+    known = {flag.name: flag for flag in flags} | {name: added}
     yield from (known[name] for name in sorted(known))
 
 
@@ -155,7 +155,7 @@ def _role_plans(plan: Plan, gateway: Gateway) -> Iterator[Plan]:
                 source = f"`layout`: the GPUs of {role.role} {number + 1} of {role.count}"
                 flags = _with_flag(flags, (Meaning.FIRST_GPU.value, first), source)
             server = replace(plan.server, host=LOOPBACK, port=next(ports))
-            each = replace(
+            item = replace(
                 plan,
                 replicas=1,
                 gateway=None,
@@ -166,5 +166,5 @@ def _role_plans(plan: Plan, gateway: Gateway) -> Iterator[Plan]:
                 flags=tuple(flags),
                 host_cache_bytes=role.host_cache_bytes,
             )
-            yield each
-            first = each.gpus[-1] + plan.serving.gpu_step if each.gpus else first
+            yield item
+            first = item.gpus[-1] + plan.serving.gpu_step if item.gpus else first

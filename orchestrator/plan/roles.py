@@ -145,5 +145,5 @@ def _prefixes_find_their_server(context: "RuleContext") -> Iterator[Problem]:
         yield Problem(
             f"policy `{value}` sends a prefix to any of {prefill.replicas} prefill servers, which compute it again",
             context.location("gateway", key),
-            f"set `gateway.{key}` to {', '.join(f'`{each}`' for each in PREFIX_AFFINE)}",
+            f"set `gateway.{key}` to {', '.join(f'`{item}`' for item in PREFIX_AFFINE)}",
         )

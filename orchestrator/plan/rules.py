@@ -178,11 +178,11 @@ def weights_fit(context: RuleContext) -> Iterator[Problem]:
 
 def _larger_fraction(context: RuleContext, *, least: float, safe: float) -> str:
     """Return the hint that makes room for weights and, if possible, a request of the profile's context."""
-    name, asked = Meaning.MEMORY_FRACTION, min(context.serving.context, context.serving.cache_tokens or math.inf)
+    name, requested = Meaning.MEMORY_FRACTION, min(context.serving.context, context.serving.cache_tokens or math.inf)
     fraction, tokens = fraction_for_context(context.profile, context.serving, context.capacity) or (None, 0)
     if fraction is None:
         return f"raise `{name}` above {least:.2f}, to at most {safe:g}"
-    if tokens + context.serving.page > asked:
+    if tokens + context.serving.page > requested:
         return f"raise `{name}` to at least {fraction:g}, at most {safe:g}"
     return f"raise `layout.tp`, or set `{name}` to {safe:g} and `flags.{Meaning.CONTEXT}` to {tokens:,} or less"
 

@@ -40,8 +40,8 @@ def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
     from orchestrator.plan.replicas import replica_plans  # noqa: PLC0415 - see above
 
     servers = tuple(
-        UnitPlan(name=name, role=each.role, number=int(name.rpartition("-")[2]), plan=each)
-        for name, each in zip(plan.server_names, replica_plans(plan), strict=True)
+        UnitPlan(name=name, role=replica_plan.role, number=int(name.rpartition("-")[2]), plan=replica_plan)
+        for name, replica_plan in zip(plan.server_names, replica_plans(plan), strict=True)
     )
     gateway = UnitPlan(name="gateway", role=Role.GATEWAY, number=1, plan=plan)
     return servers if plan.gateway is None else (*servers, gateway)

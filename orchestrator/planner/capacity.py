@@ -22,7 +22,7 @@ def capacity_table(found: Capacity, *, storage: str | None = None, outlook: Tier
             *_tiers(found, storage),
             *_served(found.load_fit),
             *_outlook(outlook, has_tier=found.host is not None),
-            *(("not computed", "", why) for why in found.unknown),
+            *(("not computed", "", reason) for reason in found.unknown),
         ],
     )
 
@@ -102,12 +102,12 @@ def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
     replicas = "one replica" if found.replicas == 1 else f"{found.replicas} replicas of {found.gpus} GPUs"
     yield "tokens per replica", f"{cache.tokens:,}", f"pages of {cache.page}; {replicas}"
     if cache.windows is not None:
-        kept = f"{cache.windows.layers} layers keep a request's last {cache.windows.window:,}"
+        text = f"{cache.windows.layers} layers keep a request's last {cache.windows.window:,}"
         ratio = f"`{Meaning.WINDOW_RATIO}` {cache.windows.ratio:g}"
-        yield "tokens of windows", f"{cache.window_tokens:,}", f"{kept}; {ratio}"
+        yield "tokens of windows", f"{cache.window_tokens:,}", f"{text}; {ratio}"
     if cache.requests is not None:
-        kept = f"{cache.requests.per_request / 1e6:.1f} MB each, {gb(cache.requests.bytes)} in all"
-        yield "requests with a state", f"{cache.requests.requests:,}", f"{kept}; no token is counted in it"
+        text = f"{cache.requests.per_request / 1e6:.1f} MB each, {gb(cache.requests.bytes)} in all"
+        yield "requests with a state", f"{cache.requests.requests:,}", f"{text}; no token is counted in it"
     yield "concurrent longest contexts", f"{cache.full_contexts:g}", "in a replica"
 
 
@@ -130,9 +130,9 @@ def _outlook(outlook: TierOutlook | None, *, has_tier: bool) -> Iterator[tuple[s
     subject = "the cache tier helps" if has_tier else "a cache tier would help"
     yield subject, "yes" if outlook.helps else "no", outlook.reason
     costs = outlook.costs
-    each = f"{costs.retrieve:g} to retrieve, {costs.store:g} to store, {costs.recompute:g} to compute"
+    item = f"{costs.retrieve:g} to retrieve, {costs.store:g} to store, {costs.recompute:g} to compute"
     if has_tier or outlook.host_hits:
-        yield "saved per prompt token", f"{outlook.saved_us:g} µs", f"µs a token: {each}; {costs.source}"
+        yield "saved per prompt token", f"{outlook.saved_us:g} µs", f"µs a token: {item}; {costs.source}"
 
 
 def _token_from(cache: KvCache) -> str:
@@ -148,5 +148,5 @@ def _served(served: LoadFit | None) -> Iterator[tuple[str, str, str]]:
     if served is None:
         return
     limit = "no limit is set" if served.running is None else f"at most {served.running} run"
-    each = f"`{served.load}`, {served.tokens:,} tokens each, plus {served.shared_tokens:,} shared; {limit}"
-    yield "concurrent requests", "unknown" if served.concurrent is None else f"{served.concurrent:,}", each
+    item = f"`{served.load}`, {served.tokens:,} tokens each, plus {served.shared_tokens:,} shared; {limit}"
+    yield "concurrent requests", "unknown" if served.concurrent is None else f"{served.concurrent:,}", item

@@ -32,7 +32,7 @@ def rental_files(
     `tool` is the package of `deploy` to install there; None is refused. The server listens on all addresses, with an
     API key. It runs from the engine's own image, or from a virtual environment if the engine has a requirements file.
     """
-    entries = (value for key, _, value in (each.partition("=") for each in overrides) if key in _PARTS)
+    entries = (value for key, _, value in (override.partition("=") for override in overrides) if key in _PARTS)
     load_asked = cache(partial(load, profile, overrides=overrides, catalog=Catalog.of(home)))
     require_all(
         f"cannot rent a machine for profile `{profile}`",
@@ -42,9 +42,9 @@ def rental_files(
             lambda: _refuse_unfit(load_asked()),
         ),
     )
-    asked = load_asked()
-    there = (*overrides, *_there(asked.plan))
-    plan = load(profile, overrides=there, catalog=Catalog.of(home)).plan
+    credentials = load_asked()
+    remote_overrides = (*overrides, *_there(credentials.plan))
+    plan = load(profile, overrides=remote_overrides, catalog=Catalog.of(home)).plan
     package = _require_package(broker, tool)
     brought = {**_own_files(home), **_own_tool(package)}
     secrets = [plan.server.api_key_env or KEY, *([HUB_TOKEN] if plan.model.gated else [])]
@@ -52,12 +52,12 @@ def rental_files(
     load_seconds = plan.model.weight_bytes / (DOWNLOAD_MB_S * 1e6) + startup_seconds(plan)
     rental = CloudTask(
         plan=plan,
-        up_argv=["deploy", "up", profile, *(word for override in there for word in ("--set", override))],
+        up_argv=["deploy", "up", profile, *(word for override in remote_overrides for word in ("--set", override))],
         tool=next(iter(_own_tool(package)), package),
         files=brought,
         image=image,
         secrets=secrets,
-        offers=asked.profile.hardware.offers,
+        offers=credentials.profile.hardware.offers,
         disk_bytes=plan.model.weight_bytes + IMAGE_BYTES,
         ready_seconds=load_seconds + STEP_SECONDS["kernels"] + (PULL if image else 0.0),
     )
@@ -103,18 +103,18 @@ def _refuse_unfit(asked: ResolvedProfile) -> None:
 
     On the rented machine `deploy watch` watches one server.
     """
-    plan, place, problems = asked.plan, asked.composed.location, []
+    plan, location, problems = asked.plan, asked.composed.location, []
     if plan.hardware.vendor != "cpu" and plan.hardware.gpu_product is None:
         hint = "`--set hardware.gpu_product=MI355X`, as the broker's catalog has it"
-        problems.append(Problem("the hardware has no `gpu_product`", place(("hardware",)), hint))
+        problems.append(Problem("the hardware has no `gpu_product`", location(("hardware",)), hint))
     if plan.model.checkpoint.source == "local":
         hint = "a rented machine downloads it: set `model.checkpoint.source=hub` and a repository as its `path`"
         problems.append(
-            Problem(f"`{plan.model.checkpoint.path}` is a local path", place(("model", "checkpoint", "path")), hint)
+            Problem(f"`{plan.model.checkpoint.path}` is a local path", location(("model", "checkpoint", "path")), hint)
         )
     if plan.gateway is not None:
         hint = "`--set replicas=1`; for more machines, set `replicas` or scaling in the broker's service file"
-        problems.append(Problem(f"a rented machine runs 1 replica, not {plan.replicas}", place(("replicas",)), hint))
+        problems.append(Problem(f"a rented machine runs 1 replica, not {plan.replicas}", location(("replicas",)), hint))
     if problems:
         raise ProfileError(f"cannot rent a machine for profile `{plan.profile}`", problems=problems)
 
@@ -122,8 +122,8 @@ def _refuse_unfit(asked: ResolvedProfile) -> None:
 def _own_files(home: Home) -> Mapping[str, str]:
     """Return the folders of the user's profiles, patches and templates, by their path on the rented machine."""
     own = Catalog((home.root,))
-    said = ".json"  # answers of registries are cached beside the user's templates
-    kinds = [kind for kind in EntryKind if any(not name.endswith(said) for name in own.names(kind))]
+    suffix = ".json"  # answers of registries are cached beside the user's templates
+    kinds = [kind for kind in EntryKind if any(not name.endswith(suffix) for name in own.names(kind))]
     folders = sorted({kind.value.partition("/")[0] for kind in kinds})
     return {f"{_HOME_THERE}/{name}": str((home.root / FileName(name)).resolve()) for name in folders}
 
@@ -133,9 +133,9 @@ def _own_tool(tool: str) -> Mapping[str, str]:
 
     Raises UsageError for anything else: a package index could give another project's package of that name.
     """
-    here = Path(tool)
-    if here.exists():
-        return {f"{_BROUGHT}/{here.resolve().name}": str(here.resolve())}
+    path = Path(tool)
+    if path.exists():
+        return {f"{_BROUGHT}/{path.resolve().name}": str(path.resolve())}
     if "://" not in tool:
         raise UsageError(f"`--package {tool}` is not a file, directory or URL", hint="`--package .` in a clone")
     return {}

@@ -63,7 +63,7 @@ def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Expla
                 yield from _walk(inner, (*path, key), loaded)
         return
     if path == _QUESTIONS and isinstance(value, list):
-        yield from (_question(item, (*path, place), loaded) for place, item in enumerate(value))
+        yield from (_question(item, (*path, index), loaded) for index, item in enumerate(value))
         return
     if is_setting(path):
         setting = value if isinstance(value, dict) else {"value": value, "origin": Origin.USER.value}

@@ -93,14 +93,14 @@ def catalog_listing(catalog: Catalog) -> CatalogListing:
 
 def chosen_profiles(found: CatalogListing, *, hardware: str | None, model: str | None) -> CatalogListing:
     """Keep only the profiles for a node's hardware, and for models with a text in their name."""
-    kept = (
-        each
-        for each in found.profiles
-        if isinstance(each, ProfileEntry)
-        and hardware in {None, each.hardware}
-        and (model or "").lower() in each.model.lower()
+    selected = (
+        profile
+        for profile in found.profiles
+        if isinstance(profile, ProfileEntry)
+        and hardware in {None, profile.hardware}
+        and (model or "").lower() in profile.model.lower()
     )
-    return CatalogListing(profiles=tuple(kept), hardware=(), models=(), engines=())
+    return CatalogListing(profiles=tuple(selected), hardware=(), models=(), engines=())
 
 
 def tables(
@@ -144,7 +144,7 @@ def _entry(name: str, describe: Callable[[str, Catalog], Entry], catalog: Catalo
     try:
         return describe(name, catalog)
     except ProfileError as error:
-        problems = tuple(f"{each.message} ({each.location})" for each in error.problems_or_self())
+        problems = tuple(f"{item.message} ({item.location})" for item in error.problems_or_self())
         return InvalidEntry(name=name, problems=problems)
 
 

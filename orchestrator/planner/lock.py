@@ -150,7 +150,7 @@ def inputs_changed_since(run: Path, plan: Plan, home: Home) -> Iterator[str]:
     except ProfileError:
         return
     for locked_then, now in ((then.patches, _patches(plan, home)), (then.files, _files(plan, home))):
-        yield from (each.key for each in differences([locked_then, now]))
+        yield from (difference.key for difference in differences([locked_then, now]))
 
 
 def _patches(plan: Plan, home: Home) -> dict[str, str]:
@@ -182,16 +182,16 @@ def input_copies(plan: Plan, home: Home) -> tuple[RenderedFile, ...]:
     """Return copies of a plan's catalog files for a run directory, to repeat the run after the files change."""
     found = _made_from(plan, home).items()
     paths = ((f"{_INPUTS}/{EntryKind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in found)
-    return tuple(RenderedFile(path=place, content=path.read_bytes(), executable=False) for place, path in paths)
+    return tuple(RenderedFile(path=relative, content=path.read_bytes(), executable=False) for relative, path in paths)
 
 
 def home_of_run(run: Path, home: Home) -> Home:
     """Return a home with the input files of a run, if all of them match its lock; otherwise `home`."""
     try:
         then, _ = load_lock(run / LOCK_FILE)
-        kept = {name: run / _INPUTS / EntryKind.IMAGE_FILE.file(name) for name in then.files}
+        copies = {name: run / _INPUTS / EntryKind.IMAGE_FILE.file(name) for name in then.files}
         same = all(
-            hashlib.sha256(read_file(kept[name], most=_MAX_BYTES)).hexdigest() == digest
+            hashlib.sha256(read_file(copies[name], most=_MAX_BYTES)).hexdigest() == digest
             for name, digest in then.files.items()
         )
     except (ProfileError, OSError):
@@ -269,9 +269,9 @@ class LockSource(ProfileSource):
             (BuildError, built),
             (CheckpointError, tuple(_other_weights(lock, document, plan, home))),
         ]
-        problems = [problem for _, each in found for problem in each]
+        problems = [problem for _, item in found for problem in item]
         if problems:
-            kind = next(kind for kind, each in found if each)
+            kind = next(kind for kind, item in found if item)
             hint = f"`deploy lock {profile_words(plan.profile)}` writes a lock of the current inputs"
             raise kind(f"the plan or its inputs have changed since `{self.path.name}`", problems=problems, hint=hint)
         return plan
@@ -299,9 +299,9 @@ def _other_weights(lock: Lock, document: Document, plan: Plan, home: Home) -> It
     commit = lock.checkpoint.get(COMMIT, "")
     if receipt.revision not in (None, commit):
         yield from drift(document, "checkpoint", {COMMIT: commit}, {COMMIT: str(receipt.revision)})
-    here = file_stamps(directory)
-    for path, said in lock.checkpoint.items():
-        size = said.partition(" ")[0]
-        if path != COMMIT and path in here and str(here[path][0]) != size:
-            message = f"`{path}` has {here[path][0]} bytes on disk and {size} in the lock"
+    stamps = file_stamps(directory)
+    for path, stamp in lock.checkpoint.items():
+        size = stamp.partition(" ")[0]
+        if path != COMMIT and path in stamps and str(stamps[path][0]) != size:
+            message = f"`{path}` has {stamps[path][0]} bytes on disk and {size} in the lock"
             yield Problem(message, document.location(("checkpoint", path)))

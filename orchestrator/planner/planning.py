@@ -120,11 +120,11 @@ class LoadedProfile:
 
     def note_deprecated(self) -> None:
         """Print a note for each deprecated option that the profile sets."""
-        given = tuple(name for name, setting in self.profile.flags.items() if setting.value is not False)
-        for name, successor in self.table.deprecated(given).items():
+        set_flags = tuple(name for name, setting in self.profile.flags.items() if setting.value is not False)
+        for name, successor in self.table.deprecated(set_flags).items():
             instead = f": use `{successor}`" if successor else ""
-            place = self.composed.location(("flags", name))
-            note(f"`--{name}` is deprecated in sglang {self.profile.engine.version}{instead} ({place})")
+            location = self.composed.location(("flags", name))
+            note(f"`--{name}` is deprecated in sglang {self.profile.engine.version}{instead} ({location})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,12 +200,12 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalog: Catalog |
     Raises ProfileError with every problem and its location.
     """
     catalog = catalog or Catalog.from_environment()
-    given = tuple(Override.parse(text) for text in overrides)
+    set_flags = tuple(Override.parse(text) for text in overrides)
     path = _profile_path(name, catalog)
     if not NAME.match(path.stem):
         hint = "rename it: lower-case letters and digits, separated by single `.`, `_` or `-`"
         raise ProfileError(f"invalid profile name `{path.stem}`", location=str(path), hint=hint)
-    return _composed(path, _layers(path, read_file(path, catalog.shown(path)), catalog), given, catalog)
+    return _composed(path, _layers(path, read_file(path, catalog.shown(path)), catalog), set_flags, catalog)
 
 
 def read_draft(text: str, path: Path, catalog: Catalog) -> LoadedProfile:
@@ -266,19 +266,19 @@ def _layers(path: Path, document: Document, catalog: Catalog) -> dict[Path, Docu
         base = document.data.get(EXTENDS)
         if base is None:
             return layers
-        place = document.location((EXTENDS,))
+        location = document.location((EXTENDS,))
         if not isinstance(base, str):
             raise ProfileError(
                 "`extends` does not contain a name",
-                location=place,
+                location=location,
                 hint="`extends: NAME`; `deploy profiles` lists the names",
             )
         if base in names:
-            raise ProfileError(f"circular `extends`: profile `{base}` extends itself", location=place)
+            raise ProfileError(f"circular `extends`: profile `{base}` extends itself", location=location)
         found = _extended(base, path.parent, catalog)
         if found is None:
             hint = did_you_mean(base, catalog.names(EntryKind.PROFILE))
-            raise ProfileError(f"no profile `{base}` found to extend", location=place, hint=hint)
+            raise ProfileError(f"no profile `{base}` found to extend", location=location, hint=hint)
         names.append(base)
         path, document = found, read_file(found, catalog.shown(found))
 
@@ -358,8 +358,8 @@ def _part_files(
         try:
             files[part] = _part_file(part, choice.file, folder, catalog)
         except ProfileError as error:
-            place = choice.by.location((part, USE)) if choice.by else f"--set {part}"
-            problems.append(Problem(error.message, place, error.hint))
+            location = choice.by.location((part, USE)) if choice.by else f"--set {part}"
+            problems.append(Problem(error.message, location, error.hint))
     if problems:
         last = [*layers.values()][-1]
         raise ProfileError(f"`{last.name}` refers to catalog entries that do not exist", problems=problems)

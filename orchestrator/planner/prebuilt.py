@@ -64,9 +64,9 @@ def newest_image(image: str, docker: DockerCli) -> PrebuiltImage | None:
 
     If the registry does not answer, it may need a login, which docker has: the image is pulled again.
     """
-    here = find_local(docker, image)
-    if here is None or not may_move(docker, image):
-        return here or known_image(image, None)
+    image_config = find_local(docker, image)
+    if image_config is None or not may_move(docker, image):
+        return image_config or known_image(image, None)
     try:
         config = _REGISTRY.config(image)
     except BuildError:

@@ -95,7 +95,7 @@ def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
 
 def cost(source: Source) -> str:
     """Return the estimated time and memory as text."""
-    low, high = (source.size / 1e9 * each / 3600 for each in _CORE_SECONDS)
+    low, high = (source.size / 1e9 * core_second / 3600 for core_second in _CORE_SECONDS)
     return (
         f"{gb(source.size)} in {len(source.shards)} shards: about {low:.1f} to {high:.1f} core-hours and "
         f"{gb(worker_memory(source))} of memory per worker (estimates)"
@@ -230,13 +230,13 @@ def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: 
     """Return the number of workers: as requested, else one per core as far as memory allows. Raises HostError."""
     one, free = worker_memory(source), available_memory()
     fit = math.inf if free is None else free // one
-    said = f"a worker needs about {gb(one)} of memory, and {gb(free or 0)} are free"
+    text = f"a worker needs about {gb(one)} of memory, and {gb(free or 0)} are free"
     if request.workers is not None:
         if request.workers > fit:
-            warn(said)
+            warn(text)
         return min(request.workers, left)
     if fit < 1:
-        raise HostError(said, hint="free up memory; `--workers 1` starts anyway")
+        raise HostError(text, hint="free up memory; `--workers 1` starts anyway")
     return int(min(cores, left, fit))
 
 
@@ -294,6 +294,6 @@ def _added_model(target: Path, name: str, home: Home) -> CatalogFile | None:
     try:
         return add_model(str(target), home, name=name)
     except DeployError as error:
-        asked = [found[0] for problem in error.problems if (found := _ASKED.search(problem.hint))]
-        warn(error.message, hint=f"`{' '.join(['deploy add model', str(target), *asked])}`")
+        required = [found[0] for problem in error.problems if (found := _ASKED.search(problem.hint))]
+        warn(error.message, hint=f"`{' '.join(['deploy add model', str(target), *required])}`")
         return None

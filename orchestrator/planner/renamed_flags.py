@@ -25,11 +25,11 @@ def rename_flags(composed: MergedProfile, table: FlagTable, catalog: Catalog) ->
     The returned table knows the flags that sglang removed without a successor.
     """
     _note_dp_option(composed, table)
-    given = composed.data.get(_FLAGS)
-    unknown = [name for name in given if name not in table.flags] if isinstance(given, dict) else []
-    if not isinstance(given, dict) or not unknown:
+    old_flags = composed.data.get(_FLAGS)
+    unknown = [name for name in old_flags if name not in table.flags] if isinstance(old_flags, dict) else []
+    if not isinstance(old_flags, dict) or not unknown:
         return composed, table
-    flags, places, removed = dict(given), dict(composed.locations), {}
+    flags, locations, removed = dict(old_flags), dict(composed.locations), {}
     for name in unknown:
         last, successor = _successor(name, table, catalog)
         new, _, value = successor.partition("=")
@@ -38,10 +38,12 @@ def rename_flags(composed: MergedProfile, table: FlagTable, catalog: Catalog) ->
         if new not in table.flags or new in flags or (value and not _is_on(flags[name])):
             continue
         flags[new] = _with_value(flags.pop(name), value)
-        places |= dict(_moved(composed, name, new))
-        place = composed.location((_FLAGS, name))
-        note(f"`--{name}` is `--{new}{f' {value}' if value else ''}` in sglang {table.version} ({place})")
-    return replace(composed, data={**composed.data, _FLAGS: flags}, locations=places), replace(table, removed=removed)
+        locations |= dict(_moved(composed, name, new))
+        location = composed.location((_FLAGS, name))
+        note(f"`--{name}` is `--{new}{f' {value}' if value else ''}` in sglang {table.version} ({location})")
+    return replace(composed, data={**composed.data, _FLAGS: flags}, locations=locations), replace(
+        table, removed=removed
+    )
 
 
 def _note_dp_option(composed: MergedProfile, table: FlagTable) -> None:
@@ -53,7 +55,7 @@ def _note_dp_option(composed: MergedProfile, table: FlagTable) -> None:
 
 def _successor(name: str, table: FlagTable, catalog: Catalog) -> tuple[str, str]:
     """Return the newest older version that has the option, and the successor that it names; empty if there is none."""
-    older = sorted((Version(each), each) for each in catalog.names(EntryKind.FLAGS))
+    older = sorted((Version(name), name) for name in catalog.names(EntryKind.FLAGS))
     for version, text in reversed(older):
         if version >= Version(table.version):
             continue
@@ -78,6 +80,6 @@ def _with_value(setting: Data, value: str) -> Data:
 
 
 def _moved(composed: MergedProfile, name: str, new: str) -> Iterator[tuple[KeyPath, str]]:
-    for path, place in composed.locations.items():
+    for path, location in composed.locations.items():
         if path[:2] == (_FLAGS, name):
-            yield (_FLAGS, new, *path[2:]), place
+            yield (_FLAGS, new, *path[2:]), location

@@ -196,22 +196,22 @@ def run_source(run: RunDir, home: Home) -> RunSource:
     Raises StartError if the plan cannot be read or was edited, or with every input that no longer exists.
     """
     require_version(run)
-    plan, place = read_plan(run), str(run.path / "plan.json")
+    plan, location = read_plan(run), str(run.path / "plan.json")
     if plan is None:
         raise StartError(
             "cannot read the plan of this run: it is damaged",
-            location=place,
+            location=location,
             hint="`deploy up PROFILE` starts the current profile",
         )
     if not run.digest or not plan.digest.startswith(run.digest):
         raise StartError(
             f"the plan has changed since the start: its digest begins with `{plan.digest[:8]}`",
-            location=place,
+            location=location,
             hint="the name of a run directory has the time and the plan's digest; `deploy up PROFILE` starts a profile",
         )
     inputs: dict[str, bytes] = {}
     if gone := tuple(_missing_inputs(plan, run, home, inputs)):
-        raise StartError(f"cannot repeat run `{run.path.name}` exactly", location=place, problems=gone)
+        raise StartError(f"cannot repeat run `{run.path.name}` exactly", location=location, problems=gone)
     return RunSource(run=run, plan=plan, home=home, inputs=inputs)
 
 

@@ -82,7 +82,7 @@ def _engine(plan: Plan, image: ImageConfig | None) -> _Rows:
     yield "image", f"{name}{f' ({_short(digest)})' if digest else ''}, {kind}"
     if image is None:
         yield "", "its environment is unknown: `deploy inspect` with its name reads it"
-    elif variables := [str(each) for each in image_variables(plan, image)]:
+    elif variables := [str(image_variable) for image_variable in image_variables(plan, image)]:
         yield "", f"it sets {', '.join(variables)}"
 
 

@@ -42,8 +42,8 @@ def _part(part: str, definitions: dict[str, Any]) -> dict[str, Any]:
     own = KINDS[part].model_json_schema()
     for name, definition in own.pop("$defs").items():
         definitions.setdefault(name, definition)
-    for key, said in own["properties"].items():
-        for section in () if key in SHARED else _sections(said):
+    for key, property_schema in own["properties"].items():
+        for section in () if key in SHARED else _sections(property_schema):
             definitions[section].pop("required", None)
     use = {
         "type": "string",
@@ -65,9 +65,9 @@ def _sections(said: Mapping[str, Any]) -> Iterator[str]:
     Mappings in a list are excluded: the list is replaced as a whole.
     """
     nested = said.get("additionalProperties")
-    for each in (said, *said.get("anyOf", ()), *([nested] if isinstance(nested, dict) else [])):
-        if "$ref" in each:
-            yield str(each["$ref"]).removeprefix("#/$defs/")
+    for item in (said, *said.get("anyOf", ()), *([nested] if isinstance(nested, dict) else [])):
+        if "$ref" in item:
+            yield str(item["$ref"]).removeprefix("#/$defs/")
 
 
 def _used(schema: Mapping[str, object]) -> dict[str, object]:

@@ -48,12 +48,14 @@ class MergedProfile:
 
     def location(self, path: KeyPath) -> str:
         """Return the location of a key path, of its nearest parent, or else of a key inside it."""
-        asked = path
+        requested = path
         while path and path not in self.locations:
             path = path[:-1]
         if path in self.locations:
             return self.locations[path]
-        return next((place for known, place in self.locations.items() if known[: len(asked)] == asked), "")
+        return next(
+            (location for known, location in self.locations.items() if known[: len(requested)] == requested), ""
+        )
 
     def from_command_line(self, path: KeyPath) -> bool:
         """Return whether a command-line option, not a file, sets the key path."""
@@ -128,11 +130,11 @@ def _choice(part: str, profiles: Sequence[Document], overrides: Sequence[Overrid
 
 def _chosen(part: str, profile: Document, below: EntryChoice) -> EntryChoice:
     """Return the choice after one more layer: a name replaces it, a mapping overrides the lower layers."""
-    said = profile.data[part]
-    if not isinstance(said, dict):
-        return EntryChoice(_file(part, said, profile.location((part,))), profile, ())
-    if USE in said:
-        return EntryChoice(_file(part, said[USE], profile.location((part, USE))), profile, (profile,))
+    section = profile.data[part]
+    if not isinstance(section, dict):
+        return EntryChoice(_file(part, section, profile.location((part,))), profile, ())
+    if USE in section:
+        return EntryChoice(_file(part, section[USE], profile.location((part, USE))), profile, (profile,))
     return replace(below, over=(*below.over, profile))
 
 
@@ -157,29 +159,29 @@ def merge_layers(
     `profiles` are the layers of the profile itself, base first.
     """
     data: dict[str, Data] = {}
-    places: dict[KeyPath, str] = {}
+    locations: dict[KeyPath, str] = {}
     overlaid: dict[KeyPath, str] = {}
     names = dict(names)
     for part, choice in choices.items():
         if part in parts:
-            _layer(data, places, _entries(part, parts[part], parts[part].data))
+            _layer(data, locations, _entries(part, parts[part], parts[part].data))
         for profile in choice.over:
-            with _image_replaced(data, places, names):
+            with _image_replaced(data, locations, names):
                 left_out = {USE, _SOURCE} if part in parts else {USE}  # a file has a source of its own
-                said = {key: value for key, value in _mapping(part, profile).items() if key not in left_out}
-                _layer(data, places, _entries(part, profile, said, part))
+                section = {key: value for key, value in _mapping(part, profile).items() if key not in left_out}
+                _layer(data, locations, _entries(part, profile, section, part))
             if part in parts:
                 source = str(_mapping(part, profile).get(_SOURCE) or "")
                 overlaid |= dict.fromkeys(_facts(part, profile), source)
     for profile in profiles:
         own = {key: value for key, value in profile.data.items() if key not in {*PARTS, EXTENDS}}
-        _layer(data, places, [((key,), value, profile, (key,)) for key, value in own.items()])
-    with _image_replaced(data, places, names):
+        _layer(data, locations, [((key,), value, profile, (key,)) for key, value in own.items()])
+    with _image_replaced(data, locations, names):
         for override in overrides:
-            _apply_override(data, places, override)
+            _apply_override(data, locations, override)
     for part in PARTS:
-        places.setdefault((part,), _naming(part, profiles).location((part,)))
-    return MergedProfile(data, places, names, overlaid)
+        locations.setdefault((part,), _naming(part, profiles).location((part,)))
+    return MergedProfile(data, locations, names, overlaid)
 
 
 @contextmanager
@@ -189,14 +191,14 @@ def _image_replaced(data: dict[str, Data], places: dict[KeyPath, str], names: di
     Facts that the block sets again are kept.
     """
     paths = [(_IMAGE[0], key) for key in _OF_AN_IMAGE]
-    before, said = _value(data, _IMAGE), {path: places.get(path) for path in paths}
+    before, section = _value(data, _IMAGE), {path: places.get(path) for path in paths}
     yield
     image = _value(data, _IMAGE)
     if before is None or image == before:
         return
     names["engine"] = str(image)
     for path in paths:
-        if places.get(path) == said[path]:
+        if places.get(path) == section[path]:
             _forget(places, path, _parent(data, path).pop(path[-1], None))
 
 
@@ -222,8 +224,8 @@ def _entries(part: str, document: Document, said: Mapping[str, Data], *inside: s
 
 
 def _facts(part: str, profile: Document) -> Iterator[KeyPath]:
-    said = _mapping(part, profile)
-    return _leaves((part,), {key: value for key, value in said.items() if key not in {USE, _SOURCE, *SHARED}})
+    section = _mapping(part, profile)
+    return _leaves((part,), {key: value for key, value in section.items() if key not in {USE, _SOURCE, *SHARED}})
 
 
 def _leaves(path: KeyPath, value: Data) -> Iterator[KeyPath]:
@@ -235,8 +237,8 @@ def _leaves(path: KeyPath, value: Data) -> Iterator[KeyPath]:
 
 
 def _mapping(part: str, profile: Document) -> Mapping[str, Data]:
-    said = profile.data[part]
-    return said if isinstance(said, dict) else {}
+    section = profile.data[part]
+    return section if isinstance(section, dict) else {}
 
 
 def _layer(data: dict[str, Data], places: dict[KeyPath, str], entries: Iterable[Entry]) -> None:
@@ -303,16 +305,16 @@ def _apply_override(data: dict[str, Data], places: dict[KeyPath, str], override:
     path: KeyPath = override.path
     if path[0] in PARTS and path[1:] in {(), (USE,)}:
         return  # the override selected the file, see `select_entries`
-    place = f"{_OPTION}{'.'.join(override.path)}"
+    location = f"{_OPTION}{'.'.join(override.path)}"
     if path[0] in PARTS and path[1:] == (_SOURCE,):
         hint = "what `--set` says is yours, and is shown as yours"
-        raise ProfileError("the source of a file's facts is not set", location=place, hint=hint)
+        raise ProfileError("the source of a file's facts is not set", location=location, hint=hint)
     value = override.value
     depth = next((depth for depth in range(2, len(path) + 1) if is_setting(path[:depth])), None)
     if depth is not None and (value is not None or len(path) > depth):
         path = path[:depth]
         value = _of_user(data, override, path)
-    _merge(data, places, path, value, _Placer(Document(place, {}, {}), len(path), ()))
+    _merge(data, places, path, value, _Placer(Document(location, {}, {}), len(path), ()))
 
 
 def _of_user(data: Mapping[str, Data], override: Override, path: KeyPath) -> Data:

@@ -28,7 +28,7 @@ def yaml_text(head: Sequence[str], lines: Sequence[YamlLine]) -> str:
 
 def _sections(lines: Sequence[YamlLine]) -> Iterator[str]:
     section = ""
-    for line in sorted(lines, key=lambda each: _first(each, lines)):
+    for line in sorted(lines, key=lambda item: _first(item, lines)):
         holder = ".".join(line.path[:-1])
         if holder and holder != section:
             yield f"{holder}:"
@@ -44,7 +44,7 @@ def _sections(lines: Sequence[YamlLine]) -> Iterator[str]:
 
 def _first(line: YamlLine, lines: Sequence[YamlLine]) -> int:
     """Return the index at which the section of a line begins, so that no section begins twice."""
-    return next(at for at, each in enumerate(lines) if each.path[:1] == line.path[:1])
+    return next(at for at, item in enumerate(lines) if item.path[:1] == line.path[:1])
 
 
 def _key(text: str) -> str:

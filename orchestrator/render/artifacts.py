@@ -151,9 +151,11 @@ def _workers(plan: Plan) -> tuple[str, ...]:
     """Return the gateway's options for its workers: equal servers, or those of each role."""
     servers = replica_plans(plan)
     if not plan.roles:
-        return worker_words([each.server.url for each in servers])
+        return worker_words([server.server.url for server in servers])
     ports = [port for role in plan.roles for port in role.bootstrap_ports]
-    urls = {role: [each.server.url for each in servers if each.role is role] for role in (Role.PREFILL, Role.DECODE)}
+    urls = {
+        role: [server.server.url for server in servers if server.role is role] for role in (Role.PREFILL, Role.DECODE)
+    }
     return tuple(gateway_words(zip(urls[Role.PREFILL], ports, strict=True), urls[Role.DECODE]))
 
 

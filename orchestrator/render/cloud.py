@@ -70,7 +70,7 @@ class CloudTask:
 
 def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
     """Return the files for `sky launch` and `sky serve up`."""
-    plan, given = rental.plan, " ".join(f"--secret {name}" for name in rental.secrets)
+    plan, secret_options = rental.plan, " ".join(f"--secret {name}" for name in rental.secrets)
     hardware = plan.hardware
     resources: dict[str, object] = {"cpus": f"{_CPUS}+"}
     if hardware.gpu_product is not None:
@@ -91,9 +91,11 @@ def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
     probe = {"path": endpoints.HEALTH, "initial_delay_seconds": round(_SLACK * rental.ready_seconds)}
     service = {**task, "service": {"readiness_probe": probe, "replicas": 1}}
     return (
-        _file("skypilot-task.yaml", task, f"sky launch --cluster {rental.name} {given} skypilot-task.yaml"),
+        _file("skypilot-task.yaml", task, f"sky launch --cluster {rental.name} {secret_options} skypilot-task.yaml"),
         _file(
-            "skypilot-service.yaml", service, f"sky serve up --service-name {rental.name} {given} skypilot-service.yaml"
+            "skypilot-service.yaml",
+            service,
+            f"sky serve up --service-name {rental.name} {secret_options} skypilot-service.yaml",
         ),
     )
 
@@ -111,7 +113,11 @@ def dstack(rental: CloudTask) -> tuple[RenderedFile, ...]:
         **({"image": rental.image} if rental.image is not None else {}),
         "env": list(rental.secrets),
         "fleets": [rental.name],
-        **({"files": [f"{here}:{there}" for there, here in rental.files.items()]} if rental.files else {}),
+        **(
+            {"files": [f"{local_path}:{remote_path}" for remote_path, local_path in rental.files.items()]}
+            if rental.files
+            else {}
+        ),
         "commands": ["set -eu", *rental.setup_commands, *rental.run_commands],
         "resources": resources,
     }

@@ -96,8 +96,8 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
     try:
         dockerfile = render_template(sources.template, values, filters=filters, keep_trailing_newline=True)
     except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-        why = f"template `{plan.engine.dockerfile}` cannot be rendered: {error}"
-        raise BuildError(why, location=f"engine {plan.engine.name}") from error
+        reason = f"template `{plan.engine.dockerfile}` cannot be rendered: {error}"
+        raise BuildError(reason, location=f"engine {plan.engine.name}") from error
     texts = {"Dockerfile": dockerfile + _gateway_instructions(plan), "patches/manifest.json": _manifest(plan, sources)}
     contents = {path: text.encode() for path, text in texts.items()}
     contents |= {f"patches/{name}": program for name, program in sources.programs.items()}
@@ -137,7 +137,7 @@ def _patch_steps(plan: Plan, sources: ImageSources) -> tuple[PatchStep, ...]:
 
 def _patch_step(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) -> PatchStep:
     added = patch.apply if isinstance(patch.apply, AddedFile) else None
-    given = added is not None and use.input_sha256 is not None
+    has_input = added is not None and use.input_sha256 is not None
     return PatchStep(
         id=patch.id,
         title=patch.title,
@@ -145,9 +145,9 @@ def _patch_step(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSourc
         upstream=patch.upstream.reference,
         effect=_describe_patch(plan, patch, use, sources),
         state=_state(plan, patch, use, sources),
-        source=f"tables/{added.input}" if added and given else None,
+        source=f"tables/{added.input}" if added and has_input else None,
         destination=added.destination if added else None,
-        missing=added is not None and not given,
+        missing=added is not None and not has_input,
         env=patch_env((patch,), (use,)),
     )
 
@@ -161,10 +161,10 @@ def _describe_patch(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageS
         return f"Applied by this step: a table, sha256 {use.input_sha256}{covers}."
     if not use.expected:
         version = plan.engine.version
-        why = f"Does not apply to sglang {version}"
+        reason = f"Does not apply to sglang {version}"
         if _is_upstream(plan, patch):
-            why = f"Upstream since sglang {patch.upstream.released}, and this image has {version}"
-        return f"{why}: this step checks that in the sources."
+            reason = f"Upstream since sglang {patch.upstream.released}, and this image has {version}"
+        return f"{reason}: this step checks that in the sources."
     if isinstance(patch.apply, Diff):
         return f"Applied by this step, if the sources of sglang {plan.engine.version} need it."
     return "Applied at startup by `deploy up`, if this step finds that the sources need it."
@@ -213,10 +213,10 @@ def repository(reference: str) -> str:
 
 def _tables(plan: Plan, sources: ImageSources) -> list[tuple[str, str, bytes]]:
     """Return (path in the context, path in the image, content) of each file that the plan's patches add."""
-    given = {use.id for use in plan.patches if use.input_sha256 is not None}
+    has_input = {use.id for use in plan.patches if use.input_sha256 is not None}
     tables = []
     for patch in sources.patches:
-        if patch.id in given and isinstance(patch.apply, AddedFile):
+        if patch.id in has_input and isinstance(patch.apply, AddedFile):
             content = sources.inputs.get(patch.apply.input)
             if content is None:
                 raise BuildError(f"patch `{patch.id}` was planned with a `{patch.apply.input}` that is not given now")

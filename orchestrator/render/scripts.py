@@ -89,8 +89,8 @@ def gateway_script(artifacts: Artifacts) -> str:
 def _addressed(plan: Plan, text: str) -> str:
     """Replace the URL of each replica by a shell variable, because its node is unknown until the replica starts."""
     for number, replica in enumerate(replica_plans(plan), start=1):
-        asked = f"its URL, as http://NODE:{replica.server.port}"
-        text = text.replace(f" {replica.server.url}", f' "${{REPLICA_{number}:?{asked}}}"')
+        prompt = f"its URL, as http://NODE:{replica.server.port}"
+        text = text.replace(f" {replica.server.url}", f' "${{REPLICA_{number}:?{prompt}}}"')
     return text
 
 

@@ -18,7 +18,7 @@ _LONGEST: Final = 14  # characters of a name in a plot; the legend has the full 
 
 def line_charts(report: Report) -> tuple[Chart, ...]:
     """Return the plots: throughput against speed per user, then six metrics against the offered rate."""
-    limits = sorted({limit for each in report.comparisons if (limit := each.ttft_limit_s) is not None})
+    limits = sorted({limit for comparison in report.comparisons if (limit := comparison.ttft_limit_s) is not None})
     return (
         _frontier(report),
         Chart(
@@ -78,14 +78,14 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
 def _frontier(report: Report) -> Chart:
     """Return the plot of throughput per GPU against speed per user; per node if a result has no GPU count."""
     drawn = _drawn(report)
-    rows = [row for each, _ in drawn for row in each.rows]
+    rows = [row for item, _ in drawn for row in item.rows]
     output = [row for row in rows if row.of(metrics.OUTPUT).measured is not None]
     per_gpu = all(row.of(metrics.OUTPUT_PER_GPU).measured is not None for row in output)
-    figure, unit = (metrics.OUTPUT_PER_GPU, "a GPU") if per_gpu else (metrics.OUTPUT, "the node")
+    metric, unit = (metrics.OUTPUT_PER_GPU, "a GPU") if per_gpu else (metrics.OUTPUT, "the node")
     lines = tuple(
         Line(label=_short(comparison, report), points=points, color=index, tags=tags)
         for comparison, index in drawn
-        for points, tags in [_spots(comparison.rows, figure)]
+        for points, tags in [_spots(comparison.rows, metric)]
         if points
     )
     return Chart(
@@ -158,15 +158,15 @@ def layout_bar(row: LayoutRow) -> Bar:
 def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
     """Return the published series, if a result has its workload, and one series per drawn result."""
     drawn = _drawn(report)
-    rates = report.published.rates if report.published and any(_is_published(each, report) for each, _ in drawn) else ()
+    rates = report.published.rates if report.published and any(_is_published(item, report) for item, _ in drawn) else ()
     said = ((line.rate_rps, _published(line, measured, report.published_usd_per_hour)) for line in rates)
     table = tuple((rate, value) for rate, value in said if value is not None)
     series = [Line(label="published", points=table, color=None)]
     for comparison, index in drawn:
         points = tuple(
-            (row.rate_rps, figure)
+            (row.rate_rps, metric)
             for row in comparison.rows
-            if row.rate_rps is not None and (figure := row.of(measured).measured) is not None
+            if row.rate_rps is not None and (metric := row.of(measured).measured) is not None
         )
         series.append(Line(label=_short(comparison, report), points=points, color=index))
     return tuple(line for line in series if line.points)
@@ -175,7 +175,7 @@ def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
 def _drawn(report: Report) -> list[tuple[Comparison, int]]:
     """Return results with their index; only those of the published workload, if there are any."""
     every = [(comparison, index) for index, comparison in enumerate(report.comparisons)]
-    return [each for each in every if _is_published(each[0], report)] or every
+    return [item for item in every if _is_published(item[0], report)] or every
 
 
 def _is_published(comparison: Comparison, report: Report) -> bool:

@@ -329,13 +329,13 @@ def _row(
 ) -> RateRow:
     published = line.model_dump() if line else {}
     found = {
-        figure.key: terms.compare(
-            figure.value_of(point) if point else None,
-            published.get(figure.key),
-            higher_is_better=figure.higher_is_better,
-            exact=figure.exact,
+        metric.key: terms.compare(
+            metric.value_of(point) if point else None,
+            published.get(metric.key),
+            higher_is_better=metric.higher_is_better,
+            exact=metric.exact,
         )
-        for figure in metrics.METRICS
+        for metric in metrics.METRICS
     }
     found[metrics.OUTPUT.key] = _against_load(found[metrics.OUTPUT.key], load_tok_s, terms.tolerance)
     return RateRow(

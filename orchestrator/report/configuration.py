@@ -26,8 +26,8 @@ _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Image": ("image", "engine.image"),
     "Kernel tables": ("patched.*moe-table",),
     "Cache tiers": (_TIERS,),
-    "Quantization": ("model.quantization", *(f"flags.{each}" for each in SUBJECTS["quantization"])),
-    "Speculation": ("endpoint.speculative", *(f"flags.{each}" for each in SUBJECTS["speculation"])),
+    "Quantization": ("model.quantization", *(f"flags.{subject}" for subject in SUBJECTS["quantization"])),
+    "Speculation": ("endpoint.speculative", *(f"flags.{subject}" for subject in SUBJECTS["speculation"])),
 }
 _SHOWN: Final = 5  # rows; the other values are folded
 _DIGEST: Final = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}")
@@ -73,13 +73,13 @@ def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
 
     Beside an endpoint without a plan, the settings of a plan are counted and not listed: nothing is known to differ.
     """
-    planned = [each.result.run.provenance.plan is not None for each in comparisons]
+    planned = [comparison.result.run.provenance.plan is not None for comparison in comparisons]
     if len({*planned}) <= 1:
-        return differences([told(each) for each in comparisons])
-    sides = [_reported_settings(each) for each in comparisons]
+        return differences([told(comparison) for comparison in comparisons])
+    sides = [_reported_settings(comparison) for comparison in comparisons]
     shared = set.intersection(*({*side} for side in sides)) | {"hardware", "layout"}
     listed = [{key: value for key, value in side.items() if key in shared} for side in sides]
-    counts = [sum(key.startswith(("flags.", "env.")) for key in told(each)) for each in comparisons]
+    counts = [sum(key.startswith(("flags.", "env.")) for key in told(comparison)) for comparison in comparisons]
     known = [f"{count} known" if own else "unknown" for count, own in zip(counts, planned, strict=True)]
     return differences([{**side, "settings": count} for side, count in zip(listed, known, strict=True)])
 
@@ -87,21 +87,21 @@ def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
 def grouped(found: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
     """Return the most important groups of differences, one row each, and the others, if they are too many to show."""
     groups: dict[str, list[tuple[str, Difference]]] = {name: [] for name in _GROUPS}
-    for each in found:
-        matches = ((name, pat) for name, pats in _GROUPS.items() for pat in pats if fnmatchcase(each.key, pat))
+    for entry in found:
+        matches = ((name, pat) for name, pats in _GROUPS.items() for pat in pats if fnmatchcase(entry.key, pat))
         if (match := next(matches, None)) is not None:
-            groups[match[0]].append(("" if match[1] == each.key else f"{each.key.rpartition('.')[2]} ", each))
+            groups[match[0]].append(("" if match[1] == entry.key else f"{entry.key.rpartition('.')[2]} ", entry))
     first = {name: members for name, members in groups.items() if members}
     first = dict(islice(first.items(), _SHOWN))
-    shown = {each.key for members in first.values() for _, each in members}
+    keys = {member.key for members in first.values() for _, member in members}
     rows = tuple(Difference(key=name, values=_joined(members)) for name, members in first.items())
-    others = tuple(each for each in found if each.key not in shown)
+    others = tuple(item for item in found if item.key not in keys)
     return (rows, others) if len(rows) + len(others) > _SHOWN else ((*rows, *others), ())
 
 
 def _joined(members: Sequence[tuple[str, Difference]]) -> tuple[str, ...]:
     sides = range(len(members[0][1].values))
-    texts = (", ".join(f"{name}{each.values[at]}" for name, each in members if each.values[at]) for at in sides)
+    texts = (", ".join(f"{name}{member.values[at]}" for name, member in members if member.values[at]) for at in sides)
     return tuple(_DIGEST.sub(r"\1…", text) for text in texts)
 
 
@@ -113,8 +113,8 @@ def told(comparison: Comparison) -> dict[str, str]:
 
 
 def _telling(values: Mapping[str, str]) -> dict[str, str]:
-    said = (*DERIVED, *_NAMES)
-    return {key: value for key, value in values.items() if not key.startswith(said) and not key.endswith(".reason")}
+    names = (*DERIVED, *_NAMES)
+    return {key: value for key, value in values.items() if not key.startswith(names) and not key.endswith(".reason")}
 
 
 def _reported_settings(comparison: Comparison) -> dict[str, str]:
@@ -204,16 +204,16 @@ def flat_known(data: Mapping[str, object]) -> dict[str, str]:
 def _found(host: Mapping[str, object] | None) -> dict[str, str]:
     """Return the preflight findings that can affect a measurement, by check."""
     findings = (host or {}).get("findings")
-    found = [each for each in findings if isinstance(each, dict)] if isinstance(findings, list) else []
-    told = {str(each["check"]): str(each.get("value", "")) for each in found if each.get("check") in _HOST_CHECKS}
-    return {check: text.removesuffix(FROM_RECEIPT) for check, text in told.items()}
+    found = [finding for finding in findings if isinstance(finding, dict)] if isinstance(findings, list) else []
+    values = {str(item["check"]): str(item.get("value", "")) for item in found if item.get("check") in _HOST_CHECKS}
+    return {check: text.removesuffix(FROM_RECEIPT) for check, text in values.items()}
 
 
 def _states(receipt: Mapping[str, object] | None) -> dict[str, str]:
     """Return the state of each patch by its name."""
     patches = (receipt or {}).get("patches")
-    found = [each for each in patches if isinstance(each, dict)] if isinstance(patches, list) else []
-    return {str(each["id"]): str(each.get("state", "")) for each in found if "id" in each}
+    found = [patch for patch in patches if isinstance(patch, dict)] if isinstance(patches, list) else []
+    return {str(item["id"]): str(item.get("state", "")) for item in found if "id" in item}
 
 
 def facts_of(comparisons: tuple[Comparison, ...]) -> tuple[Fact, ...]:

@@ -150,12 +150,12 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
     """Compare two sides; a group that only one side has is reported as unknown, not as a difference."""
     one_sided = [group for group in (*_OBSERVED, "layout") if a.knows(group) != b.knows(group)]
     found = differences([_comparable(side, one_sided) for side in (a, b)])
-    values = [DifferentValue(area=_area(each.key), key=each.key, a=each.values[0], b=each.values[1]) for each in found]
+    values = [DifferentValue(area=_area(item.key), key=item.key, a=item.values[0], b=item.values[1]) for item in found]
     values.sort(key=lambda value: _ORDER.index(value.area))
     reasons: dict[tuple[str, str], list[str]] = {}
-    for each in values:
-        reasons.setdefault((a.reason(each.key), b.reason(each.key)), []).append(each.key)
-    told = tuple(
+    for entry in values:
+        reasons.setdefault((a.reason(entry.key), b.reason(entry.key)), []).append(entry.key)
+    lines = tuple(
         DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
     )
     compared = _last_of_each_workload(a.results, b.results)
@@ -166,9 +166,9 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
         a=a.label,
         b=b.label,
         differences=tuple(values),
-        reasons=told,
+        reasons=lines,
         metrics=tuple(_figures(compared)),
-        same_configuration=bool(compared) and all(each.one_configuration for each in compared.values()),
+        same_configuration=bool(compared) and all(item.one_configuration for item in compared.values()),
         unknown=tuple(unknown),
     )
 
@@ -177,13 +177,20 @@ def diff_text(found: DiffOutput, *, width: int | None = None) -> str:
     """Format the differences for a terminal."""
     parts = [f"A: {found.a}\nB: {found.b}"]
     if found.differences:
-        rows = [(each.area, each.key, each.a or "-", each.b or "-") for each in found.differences]
+        rows = [
+            (difference.area, difference.key, difference.a or "-", difference.b or "-")
+            for difference in found.differences
+        ]
         parts.append(table(("in", "differs", "A", "B"), rows, width=width))
     else:
         parts.append("no differences in what both sides record")
-    parts += ["\n".join(line for each in found.reasons for line in _reason_lines(each, width))] if found.reasons else []
+    parts += (
+        ["\n".join(line for reason in found.reasons for line in _reason_lines(reason, width))] if found.reasons else []
+    )
     if found.metrics:
-        figure_rows = [(each.workload, each.load, each.metric, each.a, each.b, each.change) for each in found.metrics]
+        figure_rows = [
+            (metric.workload, metric.load, metric.metric, metric.a, metric.b, metric.change) for metric in found.metrics
+        ]
         parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), figure_rows, width=width))
         parts.append(_explanation(found))
     parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
@@ -209,17 +216,17 @@ def _explanation(found: DiffOutput) -> str:
     """Tell the noise of the metrics, and which of the known differences can have caused their changes."""
     if found.same_configuration:
         return ONE_CONFIGURATION
-    causes = [each.key for each in found.differences if each.area in _CAUSES]
-    if any(each.area == "load" for each in found.differences):
+    causes = [difference.key for difference in found.differences if difference.area in _CAUSES]
+    if any(difference.area == "load" for difference in found.differences):
         return f"{ONE_RUN_EACH}\nThe loads differ, so the metrics are not comparable, whatever else differs."
     noise = f"{ONE_RUN_EACH} `deploy compare` accepts several."
     if not causes:
         return noise
     if len(causes) == 1:
         return f"{noise}\nOnly `{causes[0]}` can explain differences beyond noise."
-    shown = ", ".join(f"`{key}`" for key in causes[:_MOST_NAMED]) + (", …" if len(causes) > _MOST_NAMED else "")
+    names = ", ".join(f"`{key}`" for key in causes[:_MOST_NAMED]) + (", …" if len(causes) > _MOST_NAMED else "")
     return (
-        f"{noise}\n{len(causes)} differences can explain the metrics ({shown}): measure with only one of them changed."
+        f"{noise}\n{len(causes)} differences can explain the metrics ({names}): measure with only one of them changed."
     )
 
 
@@ -251,9 +258,11 @@ def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
     found = {}
     for section in ("flags", "env"):
         settings = plan.get(section)
-        for each in settings if isinstance(settings, list | tuple) else ():
-            if isinstance(each, dict) and each.get("origin"):
-                found[f"{section}.{each.get('name')}"] = _behind(str(each["origin"]), str(each.get("source", "")))
+        for setting in settings if isinstance(settings, list | tuple) else ():
+            if isinstance(setting, dict) and setting.get("origin"):
+                found[f"{section}.{setting.get('name')}"] = _behind(
+                    str(setting["origin"]), str(setting.get("source", ""))
+                )
     return found
 
 
@@ -329,13 +338,13 @@ def _last_of_each_workload(a: Sequence[BenchResult], b: Sequence[BenchResult]) -
 def _figures(compared: Mapping[str, SideBySide]) -> Iterator[DifferentMetric]:
     for workload, sides in compared.items():
         for row in sides.rows:
-            figure, (one, other) = metrics.BY_KEY[row.metric], row.estimates
+            metric, (one, other) = metrics.BY_KEY[row.metric], row.estimates
             changed = row.changes[1]
             yield DifferentMetric(
                 workload=workload,
                 load=row.load,
-                metric=figure.title,
-                a=estimate_text(figure, one),
-                b=estimate_text(figure, other),
+                metric=metric.title,
+                a=estimate_text(metric, one),
+                b=estimate_text(metric, other),
                 change=change_text(changed) if changed is not None else "",
             )

@@ -84,14 +84,14 @@ def build_report(
     """Build a report from results and published measurements."""
     comparisons = with_names(tuple(compare(result, published, prices) for result in results), details.directories)
     together = side_by_side(comparisons)
-    said = published.evals if published else ()
+    notes = published.evals if published else ()
     references = entries_of_kind(everything, Reference) if published else ()
     firsts = {side.runs[0] for side in together.groups}
-    evals = (*map(published_eval, said), *(row for pair in details.evals for row in measured_evals(published, *pair)))
-    told = headline(comparisons, together, references, published=published is not None)
+    evals = (*map(published_eval, notes), *(row for pair in details.evals for row in measured_evals(published, *pair)))
+    sentences = headline(comparisons, together, references, published=published is not None)
     return Report(
         title=details.title or title_of(comparisons, published.title if published else None),
-        headline=told if comparisons else tuple(_scores(evals)),
+        headline=sentences if comparisons else tuple(_scores(evals)),
         published=published,
         comparisons=comparisons,
         facts=facts_of(comparisons),
@@ -112,8 +112,8 @@ def _scores(rows: Sequence[EvalRow]) -> Iterator[str]:
     """Yield one sentence per measured score, in a report without benchmark results."""
     for row in rows:
         if row.measured:
-            told = row.judgment.sentence if row.judgment else "not comparable"
-            yield f"{row.title}: {row.candidate:.4f}, against {row.baseline:.4f} ({row.baseline_label}): {told}."
+            sentences = row.judgment.sentence if row.judgment else "not comparable"
+            yield f"{row.title}: {row.candidate:.4f}, against {row.baseline:.4f} ({row.baseline_label}): {sentences}."
 
 
 def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Iterator[AblationRow]:
@@ -125,12 +125,12 @@ def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Ite
             if without is None or whole is None:
                 continue
             with_it = _answers(whole)
-            for figure, value in _answers(without).items():
-                if value and (other := with_it.get(figure)):
+            for metric, value in _answers(without).items():
+                if value and (other := with_it.get(metric)):
                     yield AblationRow(
                         name=ablation.name,
                         claim=ablation.claim,
-                        metric=figure,
+                        metric=metric,
                         without_feature=value,
                         with_feature=other,
                     )

@@ -69,25 +69,25 @@ class Costs:
 
 def costs_of(comparisons: tuple[Comparison, ...], prices: PriceBook, power: NodePower) -> Costs | None:
     """Return the table of costs; None without a knee in any result, or without both price and power."""
-    found = tuple(each for each in comparisons if _tok_s(each) is not None)
+    found = tuple(comparison for comparison in comparisons if _tok_s(comparison) is not None)
     rows = tuple(row for row in _rows(found, prices, power) if any(value is not None for value in row.values))
     if not rows:
         return None
     inputs = tuple(dict.fromkeys(_inputs(found, prices, power)))
-    return Costs(labels=tuple(each.label for each in found), rows=rows, inputs=inputs)
+    return Costs(labels=tuple(item.label for item in found), rows=rows, inputs=inputs)
 
 
 def _rows(found: tuple[Comparison, ...], prices: PriceBook, power: NodePower) -> Iterator[CostRow]:
     """Yield the rows; a rented or owned node is paid for all hours and used in a share of them."""
-    rented, owned = [_rent(each) for each in found], [_ownership(each, prices) for each in found]
+    rented, owned = [_rent(item) for item in found], [_ownership(item, prices) for item in found]
     for paid, hourly in (("rented", rented), ("owned", owned)):
         for share in UTILIZATIONS:
-            used = [each / share if each else None for each in hourly]
+            used = [item / share if item else None for item in hourly]
             name = f"{paid}, {share:.0%} of the hours used"
             yield CostRow(name=name, unit=_PER_TOKENS.format("USD"), values=_per_million(found, used))
-    electricity = _per_million(found, [_electricity(each, power) for each in found])
+    electricity = _per_million(found, [_electricity(item, power) for item in found])
     yield CostRow(name="electricity alone", unit=_PER_TOKENS.format(power.currency), values=electricity)
-    per_watt = tuple(_per_watt(each, power) for each in found)
+    per_watt = tuple(_per_watt(item, power) for item in found)
     yield CostRow(name="output tok/s per watt of the node", unit="", values=per_watt)
 
 
@@ -97,7 +97,7 @@ def _tok_s(comparison: Comparison) -> float | None:
 
 def _per_million(found: tuple[Comparison, ...], hourly: Sequence[float | None]) -> tuple[float | None, ...]:
     """Return the price of a million output tokens of each result, at its price of a used hour."""
-    return tuple(metrics.usd_per_million_tokens(price, _tok_s(each)) for each, price in zip(found, hourly, strict=True))
+    return tuple(metrics.usd_per_million_tokens(price, _tok_s(item)) for item, price in zip(found, hourly, strict=True))
 
 
 def _rent(comparison: Comparison) -> float | None:
@@ -127,16 +127,16 @@ def _per_watt(comparison: Comparison, power: NodePower) -> float | None:
 
 
 def _inputs(found: tuple[Comparison, ...], prices: PriceBook, power: NodePower) -> Iterator[str]:
-    for each in found:
-        gpu = each.result.run.provenance.gpu
-        if _rent(each):
-            yield f"rented: ${each.usd_per_gpu_hour:.2f} per GPU-hour, given"
+    for item in found:
+        gpu = item.result.run.provenance.gpu
+        if _rent(item):
+            yield f"rented: ${item.usd_per_gpu_hour:.2f} per GPU-hour, given"
         price, source = prices.published_price_of(gpu)
-        if price and _ownership(each, prices):
+        if price and _ownership(item, prices):
             yield f"owned: ${price:.2f} per {gpu}-hour, {source}; the source defines what it includes"
-        if (watts := power.watts_of(each)) is not None:
+        if (watts := power.watts_of(item)) is not None:
             yield f"power of the {gpu or 'unknown'} node: {watts:g} W, given"
-            if (hourly := _electricity(each, power)) is not None:
+            if (hourly := _electricity(item, power)) is not None:
                 a_kwh, an_hour = (f"{amount} {power.currency}" for amount in (f"{power.per_kwh:g}", f"{hourly:.2f}"))
                 yield f"electricity: {a_kwh} a kWh, PUE {power.pue:g}, given: {an_hour} an hour"
     yield "throughput: output tok/s at the knee; unused hours cost the same and earn nothing"

@@ -44,10 +44,10 @@ def with_names(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]
     found = []
     for index, comparison in enumerate(comparisons):
         label = comparison.result.run.label or (directories[index] if directories else "")
-        each = replace(comparison, name=label or comparison.name)
-        key = (each.label, each.result.run.workload_name)
+        item = replace(comparison, name=label or comparison.name)
+        key = (item.label, item.result.run.workload_name)
         seen[key] = seen.get(key, 0) + 1
-        found.append(replace(each, name=f"{each.name} ({seen[key]})") if seen[key] > 1 else each)
+        found.append(replace(item, name=f"{item.name} ({seen[key]})") if seen[key] > 1 else item)
     return tuple(found)
 
 
@@ -60,24 +60,24 @@ def headline(
     """
     own = [_own_side(side, comparisons, side_by_side) for side in side_by_side.groups]
     judged = [comparison for comparison in comparisons if comparison.comparable]
-    told = tuple(verdict(side_by_side, comparisons))
+    describe = tuple(verdict(side_by_side, comparisons))
     if not published:
-        return (*told, *without_verdict(side_by_side, comparisons), *own)
+        return (*describe, *without_verdict(side_by_side, comparisons), *own)
     sentences = [_sentence(comparison, references) for comparison in judged] or own
     if not (forbidden := len(comparisons) - len(judged)):
-        return (*told, *sentences)
+        return (*describe, *sentences)
     of = f"{forbidden} of {len(comparisons)} results" if len(comparisons) > 1 else "The result"
-    return (*told, f"{of} must not be compared with the publication.", *sentences)
+    return (*describe, f"{of} must not be compared with the publication.", *sentences)
 
 
 def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:
-    figure, unit = comparison.knee_rps, "rps at the knee"
+    metric, unit = comparison.knee_rps, "rps at the knee"
     if comparison.single_stream_tok_s is not None:
-        figure, unit = comparison.single_stream_tok_s, "tok/s in a single stream"
-    if figure is None or figure.measured is None:
+        metric, unit = comparison.single_stream_tok_s, "tok/s in a single stream"
+    if metric is None or metric.measured is None:
         return f"{comparison.label}: {comparison.without_knee}."
-    beside = f" beside {figure.published:.4g} published: {figure.agreement}" if figure.published is not None else ""
-    return f"{comparison.label}: {figure.measured:.4g} {unit}{beside}{_accepted_text(comparison, references)}."
+    beside = f" beside {metric.published:.4g} published: {metric.agreement}" if metric.published is not None else ""
+    return f"{comparison.label}: {metric.measured:.4g} {unit}{beside}{_accepted_text(comparison, references)}."
 
 
 def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], together: SideBySide) -> str:
@@ -87,16 +87,16 @@ def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], tog
         noise = "; one run, so the noise is unknown" if len(comparisons) == 1 and members[0].best else ""
         return f"{side.label}, {side.workload}: {_found(members[0])}{_accepted_text(members[0], ())}{noise}."
     of = f"{side.label}, {side.workload}"
-    knees = sorted({each.result.knee_rps for each in members if each.result.knee_rps is not None})
+    knees = sorted({member.result.knee_rps for member in members if member.result.knee_rps is not None})
     if not knees:
         return f"{of}: no sustained rate found in any of them."
-    least = "" if all(each.knee_reached for each in members) else "at least "
+    least = "" if all(member.knee_reached for member in members) else "at least "
     between = f"{knees[0]:g} to {_requests(knees[-1])}" if len(knees) > 1 else _requests(knees[0])
-    place, load = together.groups.index(side), f"{metrics.plain(knees[0])} rps"
-    at = {row.metric: row.estimates[place] for row in together.rows if row.load == load}
-    ttft, tok_s = (estimate_text(figure, at.get(figure.key)) for figure in (metrics.TTFT_P95, metrics.OUTPUT))
-    there = f"at {load}" if len(knees) > 1 else "there"
-    return f"{of}: sustains {least}{between}; {there} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
+    column, load = together.groups.index(side), f"{metrics.plain(knees[0])} rps"
+    at = {row.metric: row.estimates[column] for row in together.rows if row.load == load}
+    ttft, tok_s = (estimate_text(metric, at.get(metric.key)) for metric in (metrics.TTFT_P95, metrics.OUTPUT))
+    measured_at_load = f"at {load}" if len(knees) > 1 else "there"
+    return f"{of}: sustains {least}{between}; {measured_at_load} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
 
 
 def _requests(rate_rps: float) -> str:
@@ -121,7 +121,7 @@ def _found(comparison: Comparison) -> str:
 
 
 def _two_figures(row: RateRow) -> str:
-    ttft, tok_s = (figure.text(row.of(figure).measured) for figure in (metrics.TTFT_P95, metrics.OUTPUT))
+    ttft, tok_s = (metric.text(row.of(metric).measured) for metric in (metrics.TTFT_P95, metrics.OUTPUT))
     return f"{tok_s} output tok/s per node, TTFT p95 {ttft} s"
 
 
@@ -132,26 +132,30 @@ def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterat
     hit rate off its target is what other cache tiers are for.
     """
     names = _names(together, comparisons)
-    tiers = {tiers_of(each.result.run.provenance) for each in comparisons}
+    tiers = {tiers_of(comparison.result.run.provenance) for comparison in comparisons}
     expected = {IssueKind.CACHE_HIT_RATE_OFF_TARGET} if len(tiers) > 1 else set[IssueKind]()
     kinds = [
         {reason.kind for run in side.runs for reason in comparisons[run].reasons} - expected for side in together.groups
     ]
     output = [row for row in together.rows if row.metric == metrics.OUTPUT.key]
-    measured = [place for place in range(1, len(names)) if any(row.changes[place] for row in output)]
-    judged = [0, *(place for place in measured if kinds[place] == kinds[0])]
+    measured = [index for index in range(1, len(names)) if any(row.changes[index] for row in output)]
+    judged = [0, *(index for index in measured if kinds[index] == kinds[0])]
     if judged[1:]:
-        load = max(reversed(output), key=lambda row: sum(row.changes[place] is not None for place in judged)).load
+        load = max(reversed(output), key=lambda row: sum(row.changes[index] is not None for index in judged)).load
         at = {row.metric: row for row in together.rows if row.load == load}
-        told = _differing if together.one_configuration else _better
-        there = [place for place in judged if at[metrics.OUTPUT.key].estimates[place]]
-        yield f"At {load}, {told(at, there, names)}{_cached(at, there, names)}."
-        yield from (f"No verdict on {names[place]}: not measured at {load}." for place in judged if place not in there)
-    for place in measured:
-        if kinds[place] != kinds[0]:
-            apart = {names[at]: ", ".join(sorted(kinds[at] - kinds[other])) for at, other in ((place, 0), (0, place))}
+        sentences = _differing if together.one_configuration else _better
+        measured_at_load = [index for index in judged if at[metrics.OUTPUT.key].estimates[index]]
+        yield f"At {load}, {sentences(at, measured_at_load, names)}{_cached(at, measured_at_load, names)}."
+        yield from (
+            f"No verdict on {names[index]}: not measured at {load}."
+            for index in judged
+            if index not in measured_at_load
+        )
+    for column in measured:
+        if kinds[column] != kinds[0]:
+            apart = {names[at]: ", ".join(sorted(kinds[at] - kinds[other])) for at, other in ((column, 0), (0, column))}
             issues = " and ".join(f"{name} is NOT COMPARABLE ({only})" for name, only in apart.items() if only)
-            yield f"No verdict on {names[place]} and {names[0]}: {issues}."
+            yield f"No verdict on {names[column]} and {names[0]}: {issues}."
 
 
 def without_verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
@@ -159,16 +163,16 @@ def without_verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -
     names = _names(together, comparisons)
     output = [row for row in together.rows if row.metric == metrics.OUTPUT.key]
     firsts = [comparisons[side.runs[0]] for side in together.groups]
-    for place in range(1, len(names)):
-        if any(row.changes[place] for row in output):
+    for index in range(1, len(names)):
+        if any(row.changes[index] for row in output):
             continue
-        why = "no load has a throughput in both"
-        if not same_load(firsts[0], firsts[place]):
-            clients = {firsts[each].result.run.client for each in (0, place)}
-            why = "their workloads differ" if len(clients) == 1 else "two programs sent their load"
-        elif any(row.estimates[0] and row.estimates[place] for row in output):
-            why = f"{names[0]} has 0 {metrics.OUTPUT.inline_title}"
-        yield f"No verdict on {names[place]} and {names[0]}: {why}."
+        reason = "no load has a throughput in both"
+        if not same_load(firsts[0], firsts[index]):
+            clients = {firsts[item].result.run.client for item in (0, index)}
+            reason = "their workloads differ" if len(clients) == 1 else "two programs sent their load"
+        elif any(row.estimates[0] and row.estimates[index] for row in output):
+            reason = f"{names[0]} has 0 {metrics.OUTPUT.inline_title}"
+        yield f"No verdict on {names[index]} and {names[0]}: {reason}."
 
 
 def _names(together: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:
@@ -186,13 +190,13 @@ def _better(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> s
     """Compare the best configuration of each metric with the second best, then with the others."""
     found: dict[str, list[str]] = {}
     noise_known = True
-    for figure in _JUDGED:
-        row = at.get(figure.key)
-        estimates = [(each, place) for place in judged if row and (each := row.estimates[place])]
-        ranked = sorted(estimates, key=lambda pair: pair[0].mean, reverse=figure.higher_is_better)
+    for metric in _JUDGED:
+        row = at.get(metric.key)
+        estimates = [(item, index) for index in judged if row and (item := row.estimates[index])]
+        ranked = sorted(estimates, key=lambda pair: pair[0].mean, reverse=metric.higher_is_better)
         if len(ranked) < 2 or (moved := change(ranked[1][0], ranked[0][0])) is None:
             continue
-        best, second = (names[place] for _, place in ranked[:2])
+        best, second = (names[index] for _, index in ranked[:2])
         both = f"{best} and {second}"
         noise_known = noise_known and moved.is_significant is not None
         others: list[tuple[Estimate, int]] = []
@@ -203,28 +207,28 @@ def _better(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> s
         else:
             beyond = " by more than the noise" if moved.is_significant else ""
             relation, others = f"{best} is better than {second}{beyond}", ranked[2:]
-        text = f"{figure.inline_title} {change_text(moved)}"
-        for other, place in others:
+        text = f"{metric.inline_title} {change_text(moved)}"
+        for other, column in others:
             more = change(other, ranked[0][0])
-            text += f" and against {names[place]} {change_text(more)}" if more else ""
+            text += f" and against {names[column]} {change_text(more)}" if more else ""
         found.setdefault(relation, []).append(text)
-    told = "; ".join(f"{relation}: {', '.join(figures)}" for relation, figures in found.items())
-    return told if noise_known else f"{told}; the noise is unknown, with one run each"
+    sentences = "; ".join(f"{relation}: {', '.join(values)}" for relation, values in found.items())
+    return sentences if noise_known else f"{sentences}; the noise is unknown, with one run each"
 
 
 def _differing(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
     """Tell the noise, from two runs of one configuration."""
-    moved = ((figure, at[figure.key].changes[1]) for figure in _JUDGED if figure.key in at)
-    shown = ", ".join(f"{figure.inline_title} {change_text(each)}" for figure, each in moved if each is not None)
-    both = " and ".join(names[place] for place in judged)
-    return f"{both} have the same configuration and differ by the noise, or by what no result records: {shown}"
+    moved = ((metric, at[metric.key].changes[1]) for metric in _JUDGED if metric.key in at)
+    text = ", ".join(f"{metric.inline_title} {change_text(item)}" for metric, item in moved if item is not None)
+    both = " and ".join(names[index] for index in judged)
+    return f"{both} have the same configuration and differ by the noise, or by what no result records: {text}"
 
 
 def _cached(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
     """Name the share of prompt tokens from the prefix cache, if it differs or only some sides report it."""
     if (row := at.get(metrics.CACHED.key)) is None:
         return ""
-    shares = {names[place]: estimate_text(metrics.CACHED, row.estimates[place], "not reported") for place in judged}
+    shares = {names[index]: estimate_text(metrics.CACHED, row.estimates[index], "not reported") for index in judged}
     return "" if len({*shares.values()}) == 1 else f"; from cache {', '.join(f'{n} {s}' for n, s in shares.items())}"
 
 

@@ -45,9 +45,13 @@ class BestMetrics:
     comparable: bool
 
     def __str__(self) -> str:
-        shown = (f"{each.name} {each.with_unit(value)}" for each in _BEST_METRICS if (value := self.metrics[each.key]))
+        texts = (
+            f"{best_metric.name} {best_metric.with_unit(value)}"
+            for best_metric in _BEST_METRICS
+            if (value := self.metrics[best_metric.key])
+        )
         marked = "" if self.comparable else ", NOT COMPARABLE"
-        return f"{self.workload}: {', '.join(shown)} at {self.load}{marked}"
+        return f"{self.workload}: {', '.join(texts)} at {self.load}{marked}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +84,8 @@ def history(servers: Servers, name: str | None, measured: Sequence[BenchResult])
     """
     if name is None:
         found = runs_by_name(servers.home)
-        for each in sorted({*known_names(servers.home)} - found.keys()):
-            warn(f"cannot list the runs of `{each}`", hint=f"`deploy status {each}` says why")
+        for item in sorted({*known_names(servers.home)} - found.keys()):
+            warn(f"cannot list the runs of `{item}`", hint=f"`deploy status {item}` says why")
         runs = tuple(chain.from_iterable(found.values()))
     else:
         require_name(name)
@@ -163,7 +167,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
         soaked_at=soaked_at,
         failed=tuple(check for check, verdict in verdicts if verdict == _FAILED),
         kernels=_counted(run.read("kernels.json")),
-        best=tuple({figures.workload: figures for figures in ascending}.values()),
+        best=tuple({values.workload: values for values in ascending}.values()),
         status="",
         ended=ended,
         ended_at=ended_at,
@@ -187,7 +191,7 @@ def _best_figures(result: BenchResult) -> BestMetrics:
     return BestMetrics(
         workload=result.run.workload_name,
         load=_load(best),
-        metrics={figure.key: figure.value_of(best) for figure in _BEST_METRICS},
+        metrics={metric.key: metric.value_of(best) for metric in _BEST_METRICS},
         comparable=result.comparable,
     )
 
@@ -215,8 +219,8 @@ def _counted(gate: Mapping[str, object]) -> dict[str, int]:
 
 
 def _ending(run: RunDir) -> tuple[str, str | None]:
-    kept = run.read(EXIT_FILE)
-    how, at = kept.get("how"), kept.get("ended_at")
+    exit_record = run.read(EXIT_FILE)
+    how, at = exit_record.get("how"), exit_record.get("ended_at")
     if not isinstance(how, str):
         state = saved_state(run)
         how, at = (state.detail, state.ended_at) if state else ("", None)

@@ -37,9 +37,9 @@ def layouts_of(
     last = {(line.system, line.layout): index for index, line in enumerate(published.layouts)}
     for index, line in enumerate(published.layouts):
         rows.append(_published_layout(line, published, prices))
-        here = [row for row in measured if last.get(_match(row, published)) == index]
-        rows += here
-        measured = [row for row in measured if row not in here]
+        matching = [row for row in measured if last.get(_match(row, published)) == index]
+        rows += matching
+        measured = [row for row in measured if row not in matching]
     return (*rows, *measured)
 
 
@@ -62,7 +62,7 @@ def _published_layout(line: PublishedLayout, published: Published, prices: Price
         rate_rps=line.rate_rps,
         tok_s=line.output_tok_s,
         change=None,
-        metrics=dict.fromkeys(figure.key for figure in _FIGURES)
+        metrics=dict.fromkeys(metric.key for metric in _FIGURES)
         | {
             metrics.TTFT_P95.key: row.ttft_p95_s if row and row.output_tok_s == line.output_tok_s else None,
             metrics.USD.key: metrics.usd_per_million_tokens(hourly(line.system, prices), line.output_tok_s),
@@ -91,7 +91,7 @@ def _measured_layout(index: int, comparison: Comparison, published: Published | 
         rate_rps=best.rate_rps,
         tok_s=tok_s,
         change=None,
-        metrics={figure.key: best.of(figure).measured for figure in _FIGURES},
+        metrics={metric.key: best.of(metric).measured for metric in _FIGURES},
         note="" if comparison.comparable else "not comparable",
     )
     if published is None:

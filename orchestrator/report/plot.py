@@ -237,16 +237,16 @@ def _spots(line: Line, across: _Scale, upward: _Scale) -> Markup:
     tags = line.tags or ("",) * len(line.points)
     for (x, y), values, tag in zip(_places(line, across, upward), line.points, tags, strict=True):
         exact = f"{tag}{': ' if tag else ''}{_exact(values[0])} → {_exact(values[1])}"
-        told, tip = f"{line.label}, {exact}", f"{_short(line.label)}, {exact}"
+        text, tip = f"{line.label}, {exact}", f"{_short(line.label)}, {exact}"
         if line.style == "dots":
-            drawn += Markup("<g>{}<title>{}</title></g>").format(_marker("dot", x, y), told)
+            drawn += Markup("<g>{}<title>{}</title></g>").format(_marker("dot", x, y), text)
             continue
         left = max(min(x, WIDTH - _TIP_CHAR * len(tip)), 0.0)
         top = y + 22 if y < _TOP + 14 else y - 11
         drawn += Markup(
             '<g class="spot" tabindex="0" role="img" aria-label="{}">'
             '<circle class="hit" cx="{:.1f}" cy="{:.1f}" r="10"/>{}{}</g>'
-        ).format(told, x, y, _marker(_shape(line), x, y), _text(left, top, tip, "tip"))
+        ).format(text, x, y, _marker(_shape(line), x, y), _text(left, top, tip, "tip"))
     return Markup('<g class="series {}">{}</g>').format(_css(line), drawn)
 
 
@@ -255,8 +255,8 @@ def _exact(value: float) -> str:
 
 
 def _tags(line: Line, across: _Scale, upward: _Scale) -> Markup:
-    places = zip(_places(line, across, upward), line.tags, strict=True)
-    return Markup("").join(_tag(x, y, tag, across) for (x, y), tag in places)
+    points = zip(_places(line, across, upward), line.tags, strict=True)
+    return Markup("").join(_tag(x, y, tag, across) for (x, y), tag in points)
 
 
 def _tag(x: float, y: float, tag: str, across: _Scale) -> Markup:

@@ -36,7 +36,7 @@ def render_html(report: Report) -> str:
     """Render a report as one self-contained HTML page."""
     template = environment(markdown=False).get_template("report.html.j2")
     charts = _drawn([chart for chart in line_charts(report) if chart.lines or report.published])
-    times = [(each, _drawn(over_time_charts(each))) for each in report.timelines]
+    times = [(timeline, _drawn(over_time_charts(timeline))) for timeline in report.timelines]
     layouts = tuple(map(layout_bar, report.layouts))
     bars = bar_chart("layouts", "Best output throughput by layout", layouts) if layouts else ""
     return printable(template.render(report=report, charts=charts, times=times, bars=bars, **_shown(report)))
@@ -58,31 +58,34 @@ def _shown(report: Report) -> dict[str, object]:
     Metrics without any measured value are omitted unless the report has published metrics.
     """
     rows = [row for comparison in report.comparisons for row in comparison.rows]
-    known = {each.key for each in metrics.METRICS if any(row.of(each).measured is not None for row in rows)}
-    places = {
+    known = {metric.key for metric in metrics.METRICS if any(row.of(metric).measured is not None for row in rows)}
+    columns_by_name = {
         "by_rate": metrics.DisplayIn.RATE,
         "by_wait": metrics.DisplayIn.WAIT,
         "by_layout": metrics.DisplayIn.LAYOUT,
         "cards": metrics.DisplayIn.CARD,
     }
-    shown: dict[str, object] = {
+    context: dict[str, object] = {
         name: [
-            figure
-            for figure in metrics.metrics_for(place)
-            if (report.published and not figure.if_measured) or figure.key in known
+            metric
+            for metric in metrics.metrics_for(index)
+            if (report.published and not metric.if_measured) or metric.key in known
         ]
-        for name, place in places.items()
+        for name, index in columns_by_name.items()
     }
     firsts = [side.runs[0] for side in report.side_by_side.groups]
-    apart = [replace(each, values=tuple(each.values[first] for first in firsts)) for each in report.differences]
-    important, others = grouped([each for each in apart if len({*each.values}) > 1])
+    apart = [
+        replace(difference, values=tuple(difference.values[first] for first in firsts))
+        for difference in report.differences
+    ]
+    important, others = grouped([item for item in apart if len({*item.values}) > 1])
     return {
-        **shown,
+        **context,
         "sides": [(side, report.comparisons[side.runs[0]], side.runs[0]) for side in report.side_by_side.groups],
         "important": important,
         "others": others,
         "unset": "not known"
-        if any(each.result.run.provenance.plan is None for each in report.comparisons)
+        if any(comparison.result.run.provenance.plan is None for comparison in report.comparisons)
         else "not set",
     }
 
@@ -120,8 +123,8 @@ def environment(*, markdown: bool) -> Environment:
         "plain": metrics.plain,
         "change": change,
         "pretty": pretty,
-        "pairs": lambda found: [(each.key, each.values) for each in found],
-        "of_sides": lambda facts, sides: [(each.name, [each.values[at] for _, _, at in sides]) for each in facts],
+        "pairs": lambda found: [(item.key, item.values) for item in found],
+        "of_sides": lambda facts, sides: [(fact.name, [fact.values[at] for _, _, at in sides]) for fact in facts],
         "load": load,
         "cost": cost,
         "agreement_class": agreement_class,
@@ -154,7 +157,7 @@ def not_comparable(report: Report) -> list[tuple[list[str], tuple[ComparabilityI
 def known_in(columns: list[ReportMetric], comparison: Comparison, published: object) -> list[ReportMetric]:
     """Return the metrics with a measured value; all of them if the report has published metrics to compare with."""
     rows = comparison.rows
-    return [each for each in columns if published or any(row.of(each).measured is not None for row in rows)]
+    return [column for column in columns if published or any(row.of(column).measured is not None for row in rows)]
 
 
 def beside(row: RateRow, figure: ReportMetric, comparison: Comparison) -> str:
@@ -183,7 +186,7 @@ def remarks(comparison: Comparison) -> list[str]:
     """Return the notes on single rows: implausible published values, and reasons for a rate that is not sustained."""
     found = []
     for row in comparison.rows:
-        found += [f"{row.load}: {figure.note}" for figure in row.metrics.values() if figure.note]
+        found += [f"{row.load}: {metric.note}" for metric in row.metrics.values() if metric.note]
         verdict = "was not sustained" if row.sustained is False else "was not judged"
         found += [f"{row.load} {verdict}: {reason}" for reason in row.not_sustained_because]
         found += [f"{row.load}: {row.capped}"] if row.capped else []
@@ -218,8 +221,8 @@ def escaped(value: object) -> object:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     pieces = _SPANS.split(" ".join(value.split()))
-    shown = (piece if _SPAN.fullmatch(piece) else _MARKUP.sub(_escape, piece) for piece in pieces)
-    return Markup("".join(shown))  # noqa: S704 - escaped above
+    context = (piece if _SPAN.fullmatch(piece) else _MARKUP.sub(_escape, piece) for piece in pieces)
+    return Markup("".join(context))  # noqa: S704 - escaped above
 
 
 def code(text: str) -> Markup:

@@ -53,7 +53,7 @@ class SideBySide:
     @property
     def shared(self) -> tuple[SideRow, ...]:
         """The rows with values from several configurations or runs."""
-        return tuple(row for row in self.rows if sum(each.runs for each in row.estimates if each) > 1)
+        return tuple(row for row in self.rows if sum(estimate.runs for estimate in row.estimates if estimate) > 1)
 
     @property
     def noise(self) -> str:
@@ -65,7 +65,7 @@ class SideBySide:
             return (
                 f"{ONE_CONFIGURATION if alike else _ONE_HAS_ISSUES}\nThree or more runs are one column, with intervals."
             )
-        if any(each is not None for row in self.rows for each in row.changes):
+        if any(change is not None for row in self.rows for change in row.changes):
             return ONE_RUN_EACH
         return ""
 
@@ -83,7 +83,7 @@ def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
     if alike:
         groups = {index: [index] for index in range(_PAIR)}
     members = [[comparisons[index] for index in group] for group in groups.values()]
-    sides = tuple(_side(tuple(group), each) for group, each in zip(groups.values(), members, strict=True))
+    sides = tuple(_side(tuple(group), member) for group, member in zip(groups.values(), members, strict=True))
     return SideBySide(groups=sides, rows=tuple(_rows(members)), one_configuration=alike)
 
 
@@ -97,14 +97,14 @@ def _side(runs: tuple[int, ...], members: list[Comparison]) -> ConfigurationGrou
     first = members[0]
     name, label = first.name, first.label
     if len(members) > 1:
-        name = _beginning([each.name for each in members]) or name
+        name = _beginning([member.name for member in members]) or name
         label = f"{name}, {len(members)} runs"
     return ConfigurationGroup(
         name=name,
         label=label,
         workload=first.result.run.workload_name,
         runs=runs,
-        comparable=all(each.comparable for each in members),
+        comparable=all(member.comparable for member in members),
     )
 
 
@@ -118,17 +118,17 @@ def _beginning(names: list[str]) -> str:
 
 
 def _rows(members: list[list[Comparison]]) -> Iterator[SideRow]:
-    at = [[{row.load: row for row in each.rows} for each in group] for group in members]
+    at = [[{row.load: row for row in item.rows} for item in group] for group in members]
     order = {
         row.load: (row.rate_rps or 0.0, row.concurrency or 0) for group in members for c in group for row in c.rows
     }
     loads = sorted(order, key=lambda load: order[load])
-    for figure in metrics.metrics_for(metrics.DisplayIn.COMPARE):
+    for metric in metrics.metrics_for(metrics.DisplayIn.COMPARE):
         for load in loads:
-            found = tuple(_estimate(runs, load, figure) for runs in at)
-            if any(each is not None for each in found):
-                changes = _changes(found, members) if figure.relative else (None,) * len(found)
-                yield SideRow(metric=figure.key, load=load, estimates=found, changes=changes)
+            found = tuple(_estimate(runs, load, metric) for runs in at)
+            if any(item is not None for item in found):
+                changes = _changes(found, members) if metric.relative else (None,) * len(found)
+                yield SideRow(metric=metric.key, load=load, estimates=found, changes=changes)
 
 
 def _estimate(runs: list[dict[str, RateRow]], load: str, figure: ReportMetric) -> Estimate | None:
@@ -140,8 +140,8 @@ def _changes(found: tuple[Estimate | None, ...], members: list[list[Comparison]]
     """Return the change of each estimate from the first; None for the first and for a different load."""
     base = found[0]
     return tuple(
-        change(base, other) if place and base and other and same_load(members[0][0], group[0]) else None
-        for place, (other, group) in enumerate(zip(found, members, strict=True))
+        change(base, other) if index and base and other and same_load(members[0][0], group[0]) else None
+        for index, (other, group) in enumerate(zip(found, members, strict=True))
     )
 
 

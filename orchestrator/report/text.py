@@ -43,12 +43,12 @@ def _header(index: int, side: ConfigurationGroup, report: Report) -> str:
     members = [report.comparisons[run] for run in side.runs]
     if not side.comparable:
         lines.append("   NOT COMPARABLE:")
-    reasons = (r for each in members for r in each.reasons)
+    reasons = (r for member in members for r in member.reasons)
     lines += dict.fromkeys(f"   - {r.kind}{f' at {r.point}' if r.point else ''}: {r.detail}" for r in reasons)
-    lines += dict.fromkeys(f"   {caveat}" for each in members for caveat in each.caveats)
-    found = [text for each in members if (text := _knee(each))]
+    lines += dict.fromkeys(f"   {caveat}" for member in members for caveat in member.caveats)
+    found = [text for member in members if (text := _knee(member))]
     if len({*found}) > 1:
-        found = [f"{text} ({each.name})" for each in members if (text := _knee(each))]
+        found = [f"{text} ({member.name})" for member in members if (text := _knee(member))]
     lines += dict.fromkeys(f"   {text}" for text in found)
     return "\n".join(lines)
 
@@ -73,26 +73,26 @@ def _figures(report: Report) -> Iterator[str]:
 
 def _figure_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
     """Return the table of one metric by load, with a column of published values if a result has some."""
-    figure, sides = metrics.BY_KEY[key], range(len(report.side_by_side.groups))
-    said = {
-        row.load: row.of(figure).published
-        for each in report.comparisons
-        for row in each.rows
-        if row.of(figure).published is not None
+    metric, sides = metrics.BY_KEY[key], range(len(report.side_by_side.groups))
+    labels = {
+        row.load: row.of(metric).published
+        for comparison in report.comparisons
+        for row in comparison.rows
+        if row.of(metric).published is not None
     }
-    changed = [place for place in sides if any(row.changes[place] is not None for row in rows)]
+    changed = [column for column in sides if any(row.changes[column] is not None for row in rows)]
     header = (
-        figure.title,
-        *(["published"] if said else []),
+        metric.title,
+        *(["published"] if labels else []),
         *map(_letter, sides),
-        *(f"{_letter(place)} against A" for place in changed),
+        *(f"{_letter(column)} against A" for column in changed),
     )
     lines = [
         (
             row.load,
-            *([figure.text(said.get(row.load), "-")] if said else []),
-            *(estimate_text(figure, each) for each in row.estimates),
-            *("-" if (found := row.changes[place]) is None else change_text(found) for place in changed),
+            *([metric.text(labels.get(row.load), "-")] if labels else []),
+            *(estimate_text(metric, estimate) for estimate in row.estimates),
+            *("-" if (found := row.changes[column]) is None else change_text(found) for column in changed),
         )
         for row in rows
     ]
@@ -102,11 +102,11 @@ def _figure_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
 def _differences(report: Report) -> Iterator[str]:
     """Yield the table of differences between the configurations, if there are any."""
     firsts = [side.runs[0] for side in report.side_by_side.groups]
-    rows = [(each.key, *(each.values[first] for first in firsts)) for each in report.differences]
-    told = [row for row in rows if len({*row[1:]}) > 1]
-    if told:
-        header = ("differs", *(_letter(place) for place in range(len(firsts))))
-        yield table(header, [(key, *map(_short, values)) for key, *values in told]) + "\n"
+    rows = [(difference.key, *(difference.values[first] for first in firsts)) for difference in report.differences]
+    differing = [row for row in rows if len({*row[1:]}) > 1]
+    if differing:
+        header = ("differs", *(_letter(column) for column in range(len(firsts))))
+        yield table(header, [(key, *map(_short, values)) for key, *values in differing]) + "\n"
 
 
 def _short(value: str) -> str:
@@ -116,8 +116,8 @@ def _short(value: str) -> str:
 def _layouts(report: Report) -> str:
     rows = report.layouts
     letters = {run: _letter(at) for at, side in enumerate(report.side_by_side.groups) for run in side.runs}
-    shown = metrics.metrics_for(metrics.DisplayIn.LAYOUT)
-    known = [figure for figure in shown if any(row.metrics[figure.key] is not None for row in rows)]
+    columns = metrics.metrics_for(metrics.DisplayIn.LAYOUT)
+    known = [metric for metric in columns if any(row.metrics[metric.key] is not None for row in rows)]
     lines = [
         (
             row.system,
@@ -125,9 +125,9 @@ def _layouts(report: Report) -> str:
             "published" if row.comparison is None else letters[row.comparison],
             metrics.count(row.tok_s),
             metrics.plain(row.rate_rps) if row.rate_rps is not None else "-",
-            *(figure.text(row.metrics[figure.key], "-") for figure in known),
+            *(metric.text(row.metrics[metric.key], "-") for metric in known),
         )
         for row in rows
     ]
-    header = ("system", "layout", "source", metrics.OUTPUT.title, "at rps", *(figure.title for figure in known))
+    header = ("system", "layout", "source", metrics.OUTPUT.title, "at rps", *(metric.title for metric in known))
     return table(header, lines)

@@ -39,7 +39,9 @@ def point_to_draw(result: BenchResult, rate_rps: float | None) -> Point | None:
 def timeline(of: int, point: Point, requests: Sequence[RequestTimes]) -> Timeline:
     """Return the plotted data of a point, thinned out to a number of requests that a plot can show."""
     waits = [
-        (each.scheduled_s, each.first_token_s - each.scheduled_s) for each in requests if each.first_token_s is not None
+        (request.scheduled_s, request.first_token_s - request.scheduled_s)
+        for request in requests
+        if request.first_token_s is not None
     ]
     load = f"{point.concurrency} at a time" if point.offered_rps is None else f"{metrics.plain(point.offered_rps)} rps"
     return Timeline(
@@ -47,10 +49,13 @@ def timeline(of: int, point: Point, requests: Sequence[RequestTimes]) -> Timelin
         load=load,
         requests=len(requests),
         waits=_thin_out(waits, lambda spots: {min(spots, key=_height), max(spots, key=_height)}),
-        failed=_thin_out([(each.scheduled_s, 0.0) for each in requests if each.failed], lambda spots: spots[:1]),
-        in_flight=_count((each.started_s, each.ended_s) for each in requests),
+        failed=_thin_out(
+            [(request.scheduled_s, 0.0) for request in requests if request.failed], lambda spots: spots[:1]
+        ),
+        in_flight=_count((request.started_s, request.ended_s) for request in requests),
         waiting=_count(
-            (each.started_s, each.ended_s if each.first_token_s is None else each.first_token_s) for each in requests
+            (request.started_s, request.ended_s if request.first_token_s is None else request.first_token_s)
+            for request in requests
         ),
     )
 
@@ -82,12 +87,12 @@ def _highest(counted: list[tuple[float, float]]) -> Iterator[tuple[float, float]
     """Yield the highest count of each of `_MOMENTS` equal bins, then the last count."""
     begin, end = counted[0][0], counted[-1][0]
     width = (end - begin) / _MOMENTS or 1.0
-    place, before = 0, 0.0
+    location, before = 0, 0.0
     for moment in range(_MOMENTS):
         highest = before
-        while place < len(counted) and counted[place][0] < begin + (moment + 1) * width:
-            before = counted[place][1]
+        while location < len(counted) and counted[location][0] < begin + (moment + 1) * width:
+            before = counted[location][1]
             highest = max(highest, before)
-            place += 1
+            location += 1
         yield begin + moment * width, highest
     yield end, counted[-1][1]

@@ -51,13 +51,13 @@ def find_evals(
     known = {(outcome := load_eval_result(path)).suite: outcome for path in baselines}
     named = {path.resolve() for path in baselines}
     found = []
-    for path in dict.fromkeys(path for each in directories for path in sorted(each.rglob("eval-*.json"))):
+    for path in dict.fromkeys(path for directory in directories for path in sorted(directory.rglob("eval-*.json"))):
         beside = path.parent / BASELINE_DIR / path.name
         is_beside = path.parent.name == BASELINE_DIR and (path.parent.parent / path.name).exists()
         if path.resolve() not in named and not is_beside:
             outcome = load_eval_result(path)
-            kept = load_eval_result(beside) if beside.exists() else None
-            found.append((known.get(outcome.suite, kept), outcome))
+            saved = load_eval_result(beside) if beside.exists() else None
+            found.append((known.get(outcome.suite, saved), outcome))
     return tuple(found)
 
 
@@ -131,14 +131,14 @@ def find_requests(results: Sequence[Path], rate_rps: float | None) -> dict[int, 
 
 def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:
     known = entries_of_kind(load_all_published(), Published)
-    return next((each for each in known if any(not [*mismatch_reasons(result, each)] for result in measured)), None)
+    return next((item for item in known if any(not [*mismatch_reasons(result, item)] for result in measured)), None)
 
 
 def _of_suites(evals: Sequence[tuple[EvalResult | None, EvalResult]]) -> Published | None:
     """Return the first published measurement that scores a suite without a measured baseline."""
     alone = {outcome.suite for baseline, outcome in evals if baseline is None}
     known = entries_of_kind(load_all_published(), Published)
-    return next((each for each in known if alone & {line.suite for line in each.evals}), None)
+    return next((item for item in known if alone & {line.suite for line in item.evals}), None)
 
 
 def write_report(report: Report, directory: Path) -> tuple[Path, ...]:

@@ -216,8 +216,8 @@ def _make_folder(first: Path) -> Path:
 
 def write_error(home: Home, error: OSError) -> HostError:
     """Return the error for a home that cannot be written."""
-    why = f"cannot write below `{home.root}`: {error.strerror}"
-    return HostError(why, location=str(error.filename or home.root), hint="set DEPLOY_HOME")
+    reason = f"cannot write below `{home.root}`: {error.strerror}"
+    return HostError(reason, location=str(error.filename or home.root), hint="set DEPLOY_HOME")
 
 
 def latest_run(home: Home, name: str) -> RunDir | None:
@@ -345,15 +345,15 @@ def find_run(home: Home, text: str) -> RunDir | None:
         return RunDir(Path(text).absolute())
     name, _, run = text.rpartition("/")
     candidates = runs_of(home, name) if name else chain.from_iterable(runs_by_name(home).values())
-    found = (each for each in candidates if each.path.name == run)
+    found = (candidate for candidate in candidates if candidate.path.name == run)
     return next(found, None) if _RUN.fullmatch(run) else None
 
 
 def note_request(run: RunDir) -> None:
     """Let the commands in messages repeat the profile and the overrides of the run's request."""
-    asked = run.read(REQUEST_FILE).get("request")
-    if isinstance(asked, dict) and isinstance(asked.get("overrides"), list):
-        set_profile(str(asked.get("profile")), [str(override) for override in asked["overrides"]])
+    request = run.read(REQUEST_FILE).get("request")
+    if isinstance(request, dict) and isinstance(request.get("overrides"), list):
+        set_profile(str(request.get("profile")), [str(override) for override in request["overrides"]])
 
 
 def load_lock(path: Path) -> tuple[Lock, Document]:

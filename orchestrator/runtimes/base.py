@@ -80,7 +80,7 @@ class ServerState:
         if moment is None:
             return ""
         seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(moment)).total_seconds()
-        size, unit = next((each for each in _AGES if seconds >= 2 * each[0]), (1, "s"))
+        size, unit = next((age for age in _AGES if seconds >= 2 * age[0]), (1, "s"))
         return f"{max(seconds, 0) / size:.0f} {unit}"
 
 
@@ -146,7 +146,7 @@ class HostRef:
     @property
     def nodes(self) -> tuple[HostRef, ...]:
         """The host of each rank alone, rank 0 first."""
-        return tuple(HostRef(home=self.home, remote=each) for each in (self.remote, *self.rank_hosts))
+        return tuple(HostRef(home=self.home, remote=rank_host) for rank_host in (self.remote, *self.rank_hosts))
 
 
 @dataclass(frozen=True, kw_only=True)

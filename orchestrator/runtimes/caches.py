@@ -29,10 +29,10 @@ def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
                 silent[name] = error
     if host is None:
         found += _archives(home.compiled_kernels)
-    for name, why in silent.items():
+    for name, reason in silent.items():
         if not found:
-            raise why
-        note(f"cannot query {name}: {why.message}")
+            raise reason
+        note(f"cannot query {name}: {reason.message}")
     return tuple(found)
 
 
@@ -83,8 +83,8 @@ def _prune(cache: Cache, *, dry_run: bool) -> str:
 
 def caches_text(found: Sequence[PrunedCache], *, dry_run: bool) -> str:
     """Return the removed and the kept caches with reasons and total sizes, as text."""
-    gone = [each for each in found if not each.kept_because]
-    lines = [f"`{each.location}` is kept: {each.kept_because}; {_about(each)}" for each in found if each.kept_because]
+    gone = [item for item in found if not item.kept_because]
+    lines = [f"`{item.location}` is kept: {item.kept_because}; {_about(item)}" for item in found if item.kept_because]
     lines += [f"{'would remove' if dry_run else 'removed'} `{cache.location}`: {_about(cache)}" for cache in gone]
     count = "1 cache" if len(gone) == 1 else f"{len(gone)} caches"
     return "\n".join([*lines, f"{count}, {sum(cache.size for cache in gone):,} bytes"])

@@ -34,6 +34,6 @@ def current_runs(newest_first: Iterable[RecordedRun], live: Collection[Path]) ->
         if run.folder in live or (not run.stopped and (run.replicas or not live)):
             found.append(run)
         ended = run.stopped and run.own is not None
-        if not left and (ended or any(each.own is not None for each in found)):
+        if not left and (ended or any(item.own is not None for item in found)):
             break
     return found

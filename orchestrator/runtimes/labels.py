@@ -40,5 +40,5 @@ def is_record(said: Mapping[str, str]) -> bool:
         and _URL.fullmatch(said.get(URL, "")) is not None
         and all(is_ssh_url(host) for host in said.get(RANK_HOSTS, "").split())
         and not rank_of(Path(said.get(RUN_DIR, "")))  # another rank has no record of its own
-        and all(said.get(each) and said[each].isprintable() for each in RECORD)
+        and all(said.get(item) and said[item].isprintable() for item in RECORD)
     )

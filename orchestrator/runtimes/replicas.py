@@ -87,7 +87,7 @@ def with_roles(units: Iterable[Unit]) -> tuple[Unit, ...]:
             return role_of(folder)
         return Role.GATEWAY if name in several and unit.runtime_id else unit.role
 
-    folders.sort(key=lambda each: (each[0], is_replica(each[1]), in_order(each[1]), each[2].run_dir))
+    folders.sort(key=lambda item: (item[0], is_replica(item[1]), in_order(item[1]), item[2].run_dir))
     return tuple(replace(unit, role=role(name, folder, unit)) for name, folder, unit in folders)
 
 

@@ -54,10 +54,10 @@ class Drain:
             requests = ServerRequests(address.hostname, address.port or 80, key=_key_of(engine))
             self._tallies[label] = RequestTally(requests)
         except UnknownLoadError as error:
-            why = str(error)
+            reason = str(error)
             if (variable := _key_variable(engine)) and variable not in os.environ:
-                why = f"`{variable}` is not set; export it to count them"
-            note(f"cannot count the requests of {label}: {why}")
+                reason = f"`{variable}` is not set; export it to count them"
+            note(f"cannot count the requests of {label}: {reason}")
 
     @property
     def grace(self) -> float:

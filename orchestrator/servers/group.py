@@ -42,7 +42,7 @@ class RunningServer(Unit):
     @classmethod
     def of(cls, unit: Unit) -> RunningServer:
         """Return a single unit as a server."""
-        return cls(**{each.name: getattr(unit, each.name) for each in fields(Unit)})
+        return cls(**{field.name: getattr(unit, field.name) for field in fields(Unit)})
 
     @property
     def log_dir(self) -> str:
@@ -52,7 +52,7 @@ class RunningServer(Unit):
     @property
     def unit(self) -> Unit:
         """The single unit, or the gateway."""
-        own = {each.name: getattr(self, each.name) for each in fields(Unit)}
+        own = {field.name: getattr(self, field.name) for field in fields(Unit)}
         return Unit(**{**own, "run_dir": self.log_dir})
 
     @property
@@ -78,7 +78,7 @@ class RunningServer(Unit):
     def units(self) -> tuple[Unit, ...]:
         """The single unit, or the gateway if it exists and the replicas."""
         own = (self.unit,) if self.runtime_id or not self.replicas else ()
-        return (*own, *(each.unit for each in self.replicas))
+        return (*own, *(replica.unit for replica in self.replicas))
 
     @property
     def logged(self) -> tuple[Unit, ...]:
@@ -294,7 +294,7 @@ def run_dir_of(unit: Unit) -> Path:
 
 def run_dirs(servers: Sequence[RunningServer]) -> list[Path]:
     """Return the run directories of servers and of their replicas."""
-    found = {run_dir_of(each) for server in servers for each in (server, *server.replicas)}
+    found = {run_dir_of(replica) for server in servers for replica in (server, *server.replicas)}
     return sorted(found | {Path(server.log_dir) for server in servers})
 
 

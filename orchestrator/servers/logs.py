@@ -32,7 +32,7 @@ def parse_since(text: str, now: datetime, *, option: str = "--since") -> datetim
         moment = datetime.fromisoformat(f"{now.date()}T{text}" if _CLOCK.fullmatch(text) else text)
         return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
     except ValueError as error:
-        hint = " or ".join(f"`{option} {each}`" for each in ("5m", "2h", "14:05", "2026-11-22T14:05"))
+        hint = " or ".join(f"`{option} {item}`" for item in ("5m", "2h", "14:05", "2026-11-22T14:05"))
         raise UsageError(f"`{option} {text}` is neither a time nor a duration", hint=hint) from error
 
 
@@ -58,8 +58,8 @@ def log_lines(
     `since` omits earlier lines. Raises StartError if there is no server and no log.
     """
     found = servers.find(name)
-    if not found and (kept := saved_log(servers, name, since)) is not None:
-        return iter(deque(kept, maxlen=last)) if last is not None else kept
+    if not found and (saved := saved_log(servers, name, since)) is not None:
+        return iter(deque(saved, maxlen=last)) if last is not None else saved
     server = servers.server(found[0]) if found else servers.open(name)
     runtime, handle = server.runtime, server.found
     if last is None:

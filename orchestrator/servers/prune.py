@@ -61,12 +61,12 @@ def prune(
         if name not in names:
             raise not_started(servers.home, name)
         names = (name,)
-    told: list[OldRun] = []
+    reported: list[OldRun] = []
     problems: list[Problem] = []
-    for each in names:
+    for item in names:
         try:
-            for old in _prune(servers, each, keep=keep, since=since, dry_run=dry_run):
-                told.append(old)
+            for old in _prune(servers, item, keep=keep, since=since, dry_run=dry_run):
+                reported.append(old)
                 if not old.kept_because and not dry_run:
                     _remove(Path(old.run_dir), servers.home)
         except DeployError as error:
@@ -74,10 +74,10 @@ def prune(
         except OSError as error:
             problems.append(Problem(error.strerror or str(error), str(error.filename or "")))
     if problems:
-        for old in told:
+        for old in reported:
             note(f"checked `{old.run_dir}`{f': {old.kept_because}' if old.kept_because else ''}")
         raise HostError("cannot remove all old runs", problems=problems)
-    return tuple(told)
+    return tuple(reported)
 
 
 def prune_text(found: tuple[OldRun, ...], *, dry_run: bool) -> str:
@@ -116,12 +116,12 @@ class _Found:
     @classmethod
     def of(cls, servers: Servers, name: str) -> "_Found":
         found: list[Path] = []
-        asked = set()
+        responded = set()
         for kind, runtime in servers.runtimes.items():
             with suppress(HostError):
                 found += run_dirs(runtime.find(name))
-                asked.add(kind)
-        return cls(tuple(found), frozenset(asked))
+                responded.add(kind)
+        return cls(tuple(found), frozenset(responded))
 
     def may_run(self, run: RunDir) -> str:
         """Return why the server of a run may still be running; "" if it has exited.
@@ -161,7 +161,7 @@ def _same(one: Path, other: Path) -> bool:
 
 def _size(folder: Path) -> int:
     """Return the bytes of the files below a folder. Links are not followed."""
-    return sum(os.lstat(f"{place}/{name}").st_size for place, _, names in os.walk(folder) for name in names)
+    return sum(os.lstat(f"{location}/{name}").st_size for location, _, names in os.walk(folder) for name in names)
 
 
 def _remove(run_dir: Path, home: Home) -> None:

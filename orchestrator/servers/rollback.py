@@ -89,7 +89,7 @@ def request_from(run: RunDir) -> UpRequest:
 def named_run(home: Home, text: str) -> RunDir:
     """Find a run by its directory, `NAME/RUN` or `RUN`. Raises UsageError if there is none."""
     if (run := find_run(home, text)) is None:
-        known = [f"{name}/{each.path.name}" for name, runs in runs_by_name(home).items() for each in runs[:5]]
+        known = [f"{name}/{run.path.name}" for name, runs in runs_by_name(home).items() for run in runs[:5]]
         raise UsageError(f"no run `{text}` found", hint=did_you_mean(text, known) or "`deploy history` lists them")
     return run
 

@@ -36,7 +36,7 @@ def protected_runs(home: Home, name: str) -> dict[RunDir, str]:
         (proven[0] if proven else None, "the last run that passed its smoke test"),
         (last_good_run(home, name), "`deploy rollback` returns to it"),
     ]
-    return {run: why for run, why in reversed(found) if run is not None}
+    return {run: reason for run, reason in reversed(found) if run is not None}
 
 
 def read_request(run: RunDir) -> UpRequest | None:

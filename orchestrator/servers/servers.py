@@ -162,7 +162,7 @@ class Servers:
 
     def unanswered(self) -> list[str]:
         """Return a message for each runtime that did not respond."""
-        return [f"cannot query {kind}: {why}" for kind, why in self.unreachable.items()]
+        return [f"cannot query {kind}: {reason}" for kind, reason in self.unreachable.items()]
 
     def server(self, found: RunningServer) -> Server:
         """Return a listed server with its runtime and run directory."""
@@ -178,8 +178,8 @@ class Servers:
         name = section.get("gateway") if isinstance(section, Mapping) else None
         if not isinstance(name, str) or not NAME.match(name):  # an edited plan has no gateway
             return None
-        found = self.find(name) if listed is None else (each for each in listed if each.name == name)
-        return next((each for each in found if each.replicas and each.state.status is Status.RUNNING), None)
+        found = self.find(name) if listed is None else (item for item in listed if item.name == name)
+        return next((item for item in found if item.replicas and item.state.status is Status.RUNNING), None)
 
     def runtime(self, handle: RunningServer) -> ServerGroup:
         """Return the runtime of a server."""

@@ -15,17 +15,17 @@ def save_report(run: RunDir, report: SmokeReport, *, of_start: bool = False) -> 
 
     A test without a soak keeps what is known of the last one; a failed soak removes it.
     """
-    soaks = [each for each in report.checks if each.name.endswith("soak") and each.verdict is not Verdict.SKIPPED]
+    soaks = [check for check in report.checks if check.name.endswith("soak") and check.verdict is not Verdict.SKIPPED]
     saved = run.read(SMOKE_FILE)
-    kept: dict[str, object] = {key: saved[key] for key in (SOAKED, STARTUP) if key in saved}
+    record: dict[str, object] = {key: saved[key] for key in (SOAKED, STARTUP) if key in saved}
     if of_start:
         checked = sum(check.seconds for check in report.checks)
-        kept[STARTUP] = {FIRST_SAMPLE: report.first_sample_seconds, "smoke test": checked}
+        record[STARTUP] = {FIRST_SAMPLE: report.first_sample_seconds, "smoke test": checked}
     if soaks:
         ended = datetime.now(UTC).isoformat(timespec="seconds")
         done = all(check.verdict is Verdict.PASSED for check in soaks)
-        kept[SOAKED] = {"seconds": min(check.seconds for check in soaks), "ended_at": ended} if done else None
-    run.save(SMOKE_FILE, {**report.to_dict(), **kept})
+        record[SOAKED] = {"seconds": min(check.seconds for check in soaks), "ended_at": ended} if done else None
+    run.save(SMOKE_FILE, {**report.to_dict(), **record})
 
 
 def knee_requests(run: RunDir) -> float | None:

@@ -41,7 +41,7 @@ class ServerStatus:
     @property
     def rows(self) -> "tuple[ServerStatus, ...]":
         """The server, followed by its replicas if these have different plans."""
-        return (self, *(self.replicas if len({each.plan for each in self.replicas}) > 1 else ()))
+        return (self, *(self.replicas if len({replica.plan for replica in self.replicas}) > 1 else ()))
 
 
 def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple[ServerStatus, ...]:
@@ -56,7 +56,7 @@ def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple
     listed = handles if name is None and not check_health else None  # a check needs a URL that this host reaches
     found = [(handle, servers.gateway_of(handle, listed)) for handle in handles]
     with ThreadPool(_MAX_PARALLEL) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
-        return tuple(pool.map(lambda each: _status(servers, *each, ask=check_health), found, chunksize=1))
+        return tuple(pool.map(lambda item: _status(servers, *item, ask=check_health), found, chunksize=1))
 
 
 def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, named: bool) -> None:
@@ -85,17 +85,17 @@ def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, named: b
 def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> str:
     """Return a table of servers, with a health column if any was checked."""
     found = tuple(found)
-    asked = any(server.health for server in found)
+    probed = any(server.health for server in found)
     rows = [
         (
             *(server.name, server.profile, server.runtime, _state(server)),
-            *([server.health] if asked else []),
+            *([server.health] if probed else []),
             *(server.url, server.plan[:12]),
         )
         for whole in found
         for server in whole.rows
     ]
-    health = ["health"] if asked else []
+    health = ["health"] if probed else []
     return table(
         ("name", "profile", "runtime", "status", *health, "url", "plan"),
         rows,
@@ -105,14 +105,14 @@ def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> 
 
 def _status(servers: Servers, handle: RunningServer, gateway: RunningServer | None, *, ask: bool) -> ServerStatus:
     state = handle.state
-    asked = ask and state.status is Status.RUNNING
-    looked = asked or (
+    probed = ask and state.status is Status.RUNNING
+    looked = probed or (
         handle.replicas and state.status is Status.RUNNING
     )  # the state of replicas is known from the listing
     lost = dead_processes(servers.runtime(handle), handle) if looked else ""
-    unrouted = _unrouted(handle, gateway) if asked else ""
+    unrouted = _unrouted(handle, gateway) if probed else ""
     lost = lost or unrouted
-    health = "unhealthy" if lost else _health(handle) if asked else ""
+    health = "unhealthy" if lost else _health(handle) if probed else ""
     reached = handle if gateway is None or unrouted else gateway
     whole = _told(handle, state, health=health, detail=lost or state.detail, reached=reached)
     return replace(whole, replicas=tuple(_of_replica(server, server.state) for server in handle.replicas))
@@ -120,8 +120,8 @@ def _status(servers: Servers, handle: RunningServer, gateway: RunningServer | No
 
 def _of_replica(server: RunningServer, state: ServerState) -> ServerStatus:
     start, folder = RunDir(run_dir_of(server)), Path(server.run_dir).name
-    told = _told(server, state, health="", detail=state.detail, reached=server)
-    return replace(told, name=f"{server.name}/{folder}", plan=start.digest or server.plan_digest)
+    row = _told(server, state, health="", detail=state.detail, reached=server)
+    return replace(row, name=f"{server.name}/{folder}", plan=start.digest or server.plan_digest)
 
 
 def _told(
@@ -153,8 +153,8 @@ def startup_seconds(run: RunDir) -> dict[str, float]:
     if not isinstance(stages, Mapping):
         return {}
     found = Counter[str]()  # the first sampled request of a pod is in both
-    for each in (stages, checked if isinstance(checked, Mapping) else {}):
-        found.update({str(stage): seconds for stage, seconds in each.items() if isinstance(seconds, int | float)})
+    for item in (stages, checked if isinstance(checked, Mapping) else {}):
+        found.update({str(stage): seconds for stage, seconds in item.items() if isinstance(seconds, int | float)})
     return {stage: round(seconds, 1) for stage, seconds in found.items() if seconds >= _SHOWN}
 
 

@@ -85,11 +85,11 @@ def record_result(run: RunDir | None, directory: Path) -> None:
 
 def _workload_of(server: Server, home: Home) -> str | None:
     """Return the workload of the profile that the server was started from; None if it names none or is unreadable."""
-    asked = read_request(server.run) if server.run is not None else None
-    if asked is None:
+    request = read_request(server.run) if server.run is not None else None
+    if request is None:
         return None
     with suppress(DeployError):
-        return read_profile(asked.profile, overrides=asked.overrides, catalog=Catalog.of(home)).profile.workload
+        return read_profile(request.profile, overrides=request.overrides, catalog=Catalog.of(home)).profile.workload
     return None
 
 

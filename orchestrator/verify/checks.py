@@ -91,15 +91,15 @@ def streaming_matches(client: SmokeClient) -> CheckOutcome:
     body = chat_body(client.target.served_name, QUESTION, tokens=32, ignore_eos=True)
     client.chat(body)  # fills the cache, as above
     whole, stream = client.chat(body), client.chat_stream(body)
-    shown = f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(whole.text, 60)!r}"
+    text = f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(whole.text, 60)!r}"
     if not stream.text:
-        return failed(shown)
+        return failed(text)
     if stream.pieces < 2:
         return failed(f"{whole.completion_tokens} tokens came in {stream.pieces} chunk: the response is not streamed")
     if stream.completion_tokens != whole.completion_tokens:
         return failed(f"`usage` counts {stream.completion_tokens} tokens streaming, {whole.completion_tokens} not")
     if stream.text != whole.text:
-        return differs(shown, client.target.nondeterministic)
+        return differs(text, client.target.nondeterministic)
     return passed(f"the same {len(whole.text)} characters, in {stream.pieces} chunks")
 
 
@@ -115,11 +115,11 @@ def correct_answers(client: SmokeClient) -> CheckOutcome:
         answers = [(question, client.ask(question, rank=rank)) for question in questions]
         longest = max(longest, *(answer.prompt_tokens for _, answer in answers))
         wrong.append([_wrong(*pair) for pair in answers if not is_correct(pair[0], pair[1].content)])
-    if said := [f"rank {rank}: {'; '.join(of_rank)}" for rank, of_rank in enumerate(wrong) if of_rank]:
+    if answered := [f"rank {rank}: {'; '.join(of_rank)}" for rank, of_rank in enumerate(wrong) if of_rank]:
         most = max(map(len, wrong))
         conclude = failed if most >= min(2, len(questions)) else warning
         causes = causes_of(client.target.wrong_answers, hints=True)
-        return conclude(f"{most} of {len(questions)} answers wrong; {'; '.join(said)}", causes=causes)
+        return conclude(f"{most} of {len(questions)} answers wrong; {'; '.join(answered)}", causes=causes)
     if chunk and longest <= chunk:
         return warning(
             f"all {len(questions)}, no prompt longer than a prefill chunk ({chunk} tokens): up to {longest} tokens"
@@ -138,12 +138,12 @@ def sampling_varies(client: SmokeClient) -> CheckOutcome:
     for rank in range(client.target.dp):
         # Each has a kernel of its own, and one of them has crashed at its first request (ROCm/aiter #5192).
         filters: tuple[dict[str, float], ...] = ({"top_p": 0.95}, {"top_k": 50})
-        answers = [client.generate(prompt, tokens=32, rank=rank, temperature=2.0, **each).ids for each in filters]
+        answers = [client.generate(prompt, tokens=32, rank=rank, temperature=2.0, **item).ids for item in filters]
         if answers[0] == answers[1]:
             return _not_sampled(client, f"rank {rank} returns the same 32 tokens twice at temperature 2")
         if client.target.speculative and _goes_on_greedily(client, prompt, answers[0], rank):
             return _not_sampled(client, f"rank {rank} samples only the first token at temperature 2")
-        greedy, cold, hot = (_first_tokens(client, prompt, rank, temperature=each) for each in (0.0, 0.01, 2.0))
+        greedy, cold, hot = (_first_tokens(client, prompt, rank, temperature=item) for item in (0.0, 0.01, 2.0))
         if greedy == 1 and cold >= hot > _TIED:
             return failed(f"rank {rank} begins {cold} of {_DRAWS} answers differently at temperature 0.01, {hot} at 2")
     return passed("two answers at temperature 2 differ, and answers at 0.01 vary less")
@@ -215,14 +215,14 @@ def speculative_decoding(client: SmokeClient) -> CheckOutcome:
     lengths = [client.generate(PROMPT, tokens=64, rank=rank).accept_length for rank in range(client.target.dp)]
     if None in lengths:
         return failed("the server reports no verification steps: speculation is off")
-    shown = ", ".join(f"{length:.2f}" for length in lengths)
+    text = ", ".join(f"{length:.2f}" for length in lengths)
     if any(length is not None and length <= 1 for length in lengths):
-        return failed(f"accept length {shown}: no draft is accepted")
+        return failed(f"accept length {text}: no draft is accepted")
     if (published := client.target.accept_length) is not None:
-        shown += f", published {published:.2f}"
+        text += f", published {published:.2f}"
         if any(length is not None and length - 1 < _MIN_ACCEPTED * (published - 1) for length in lengths):
-            return warning(f"accept length {shown}: drafts are rejected that others saw accepted")
-    return passed(f"accept length {shown} on one prompt")
+            return warning(f"accept length {text}: drafts are rejected that others saw accepted")
+    return passed(f"accept length {text} on one prompt")
 
 
 def structured_output(client: SmokeClient) -> CheckOutcome:
@@ -360,8 +360,8 @@ def _not_sampled(client: SmokeClient, evidence: str) -> CheckOutcome:
 
 
 def _wrong(question: SmokeQuestion, answer: ChatResponse) -> str:
-    said, right = excerpt(answer.content, 40), excerpt(question.expected, 40)
-    return f"after {answer.prompt_tokens} tokens {said!r} instead of {right!r}"
+    answered, right = excerpt(answer.content, 40), excerpt(question.expected, 40)
+    return f"after {answer.prompt_tokens} tokens {answered!r} instead of {right!r}"
 
 
 def _rejects(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> CheckOutcome:

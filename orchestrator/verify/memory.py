@@ -65,8 +65,8 @@ class MemoryWatch:
             fills = gauge.token_bytes * self.cached_tokens + (self.host_bytes if gauge.token_bytes else 0.0)
             eighths, limit = smallest(self._samples.get(gauge.name, ()), 2 * _QUARTERS), GROWTH_BYTES + fills
             if grows(least, more_than=limit) or grows_in_steps(eighths, more_than=limit):
-                figures = ", ".join(f"{each / _MIB:,.0f}" for each in least)
-                yield f"{gauge.name} keeps growing: {figures} MiB at least in the quarters of the soak"
+                values = ", ".join(f"{item / _MIB:,.0f}" for item in least)
+                yield f"{gauge.name} keeps growing: {values} MiB at least in the quarters of the soak"
 
     def shown(self) -> Iterator[str]:
         """Yield what was read of each gauge, or why nothing was."""

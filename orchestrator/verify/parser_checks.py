@@ -41,8 +41,8 @@ def tool_call_parsed(client: SmokeClient) -> CheckOutcome:
         called = ", ".join(f"`{tool}`" for tool in answer.tools)
         return passed(f"called {called}") if set(answer.tools) == {_NAME} else failed(f"called {called}, not `{_NAME}`")
     if _NAME in answer.text.replace(f"`{_NAME}`", ""):
-        said = excerpt(answer.text, 60)
-        return failed(f"`{Meaning.TOOL_PARSER}` {client.target.tool_parser} left a call in the text: {said!r}")
+        text = excerpt(answer.text, 60)
+        return failed(f"`{Meaning.TOOL_PARSER}` {client.target.tool_parser} left a call in the text: {text!r}")
     return skipped(f"the model called no tool in {tokens} tokens")
 
 

@@ -65,18 +65,18 @@ def wait_until_ready(
     """
     with (
         EngineClient(server.url, key=server.api_key, transport=transport) as client,
-        progress or Progress(clock=clock) as shown,
+        progress or Progress(clock=clock) as text,
     ):
         attempt = _Wait(server, client=client, clock=clock, end=inf if timeout is None else clock() + timeout)
 
         def meanwhile(_: object) -> None:
             doing, stage = attempt.activity(server.about)
-            shown.update(doing, stage=stage, transient=f"{attempt.elapsed:.0f} s")
+            text.update(doing, stage=stage, transient=f"{attempt.elapsed:.0f} s")
             attempt.give_up_after(silence=silence, timeout=timeout)
 
         poll_until(bool, attempt.is_ready, timeout=inf, interval=POLL_SECONDS, on_tick=meanwhile, sleep=sleep)
         seconds = attempt.elapsed
-        shown.update(f"ready after {seconds:.1f} s")
+        text.update(f"ready after {seconds:.1f} s")
     return seconds
 
 

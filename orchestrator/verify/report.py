@@ -37,9 +37,9 @@ class CheckOutcome:
     def result(self, name: str, seconds: float) -> "CheckResult":
         """Return the result of the check `name` that took `seconds`; its evidence is short and printable."""
         evidence = excerpt(" ".join(self.evidence.split()), _MOST_EVIDENCE)
-        shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in evidence)
+        text = "".join(item if item.isprintable() else ascii(item)[1:-1] for item in evidence)
         return CheckResult(
-            name=name, verdict=self.verdict, evidence=shown, seconds=round(seconds, 3), causes=self.causes
+            name=name, verdict=self.verdict, evidence=text, seconds=round(seconds, 3), causes=self.causes
         )
 
 
@@ -139,10 +139,10 @@ def compare_ids(
     `subject` begins the evidence: "two greedy answers differ".
     """
     pairs = zip_longest(first, second)  # one may be shorter: it differs from where it ends
-    place = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
-    if place is None:
+    index = next((location for location, (a, b) in enumerate(pairs) if a != b), None)
+    if index is None:
         return None
-    return differs(f"{subject} at token {place}", nondeterministic if len(first) == len(second) else ())
+    return differs(f"{subject} at token {index}", nondeterministic if len(first) == len(second) else ())
 
 
 def differs(evidence: str, nondeterministic: Sequence[PlanWarning]) -> CheckOutcome:

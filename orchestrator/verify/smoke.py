@@ -45,7 +45,7 @@ def smoke_test(
     """
     limits = Timeouts(connect=min(CONNECT_SECONDS, timeout), idle=timeout, total=timeout)
     with (
-        progress or Progress() as shown,
+        progress or Progress() as displayed,
         EngineClient(target.url, key=target.api_key, limits=limits, transport=transport) as server,
         EngineClient(target.engine_url or target.url, key=target.api_key, limits=limits, transport=transport) as behind,
     ):
@@ -55,14 +55,14 @@ def smoke_test(
             seed=time.time_ns() if seed is None else seed,
             faults=faults,
             behind=behind if target.engine_url else server,
-            show=lambda text: shown.update("smoke test", transient=text),
+            show=lambda text: displayed.update("smoke test", transient=text),
         )
         began, silent = clock(), ""
         if target.on_gpu and client.is_sglang:
-            shown.update("first sampled request")
+            displayed.update("first sampled request")
             silent = sample_ranks(target, server, client.fresh_ids(37), clock=clock)
         sampled = round(clock() - began, 3)
-        checks = tuple(_all_checks(client, silent, shown=shown, clock=clock))
+        checks = tuple(_all_checks(client, silent, shown=displayed, clock=clock))
     return SmokeReport(url=target.url, served_name=target.served_name, checks=checks, first_sample_seconds=sampled)
 
 
@@ -92,7 +92,9 @@ def sample_ranks(
         start_thread_without_signals(thread)
     for thread in threads:
         thread.join()
-    return "; ".join(f"rank {rank} does not answer a sampled request: {why}" for rank, why in answers.items() if why)
+    return "; ".join(
+        f"rank {rank} does not answer a sampled request: {reason}" for rank, reason in answers.items() if reason
+    )
 
 
 def _sampled(server: EngineClient, body: Body, *, is_gateway: bool, clock: Callable[[], float]) -> str:
@@ -111,7 +113,7 @@ def _sampled(server: EngineClient, body: Body, *, is_gateway: bool, clock: Calla
         return "" if status != httpx.codes.SERVICE_UNAVAILABLE and clock() - began < AT_ONCE_SECONDS else None
 
     limit = SAMPLE_LIMIT if is_gateway else 0.0
-    return poll_until(lambda why: why is not None, ask, timeout=limit, interval=1.0) or ""
+    return poll_until(lambda reason: reason is not None, ask, timeout=limit, interval=1.0) or ""
 
 
 def _all_checks(

@@ -26,14 +26,14 @@ def cache_tiers(client: SmokeClient) -> CheckOutcome:
     """
     if not client.target.tiers:
         return skipped("the server has no tier behind the KV cache of its device, or its prefill and decode are apart")
-    told: list[str] = []
+    notes: list[str] = []
     for tier, look in ((HOST, _from_host), (STORAGE, _from_storage)):
         if tier in client.target.tiers:
             outcome = look(client)
             if outcome.verdict != "passed":
                 return outcome
-            told.append(outcome.evidence)
-    return passed("; ".join(told))
+            notes.append(outcome.evidence)
+    return passed("; ".join(notes))
 
 
 def _from_host(client: SmokeClient) -> CheckOutcome:
@@ -89,7 +89,7 @@ def _same(client: SmokeClient, tier: str, before: GenerateResponse, after: Gener
 
 
 def _sources(answer: GenerateResponse) -> str:
-    told = [f"{count:,} from {tier}" for tier, count in answer.cached_by_source.items() if count]
+    notes = [f"{count:,} from {tier}" for tier, count in answer.cached_by_source.items() if count]
     return (
-        ", ".join(told) or f"{answer.cached_tokens:,} from an unnamed cache" if answer.cached_tokens else "none cached"
+        ", ".join(notes) or f"{answer.cached_tokens:,} from an unnamed cache" if answer.cached_tokens else "none cached"
     )

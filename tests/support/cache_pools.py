@@ -32,7 +32,7 @@ def make(folder: Path, name: str, config: Told, arguments: list[str]) -> Told:
     from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator, HybridSWAPoolConfigurator
     from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler
 
-    told: Told = {"lines": [], "pools": []}
+    text: Told = {"lines": [], "pools": []}
     directory = folder / name
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
@@ -42,19 +42,19 @@ def make(folder: Path, name: str, config: Told, arguments: list[str]) -> Told:
 
         def recorded(self: Any, available_bytes: int, page_size: int) -> Any:  # noqa: ANN401
             found = whole(self, available_bytes, page_size)
-            told.update(available=available_bytes, fitting=found.max_total_num_tokens)
-            told.update(windows=found.swa_max_total_num_tokens)
+            text.update(available=available_bytes, fitting=found.max_total_num_tokens)
+            text.update(windows=found.swa_max_total_num_tokens)
             return found
 
         configurator.calculate_pool_sizes = recorded
 
-    for each in (DefaultPoolConfigurator, HybridSWAPoolConfigurator):
-        record(each)
+    for item in (DefaultPoolConfigurator, HybridSWAPoolConfigurator):
+        record(item)
     MHATokenToKVPool._init_kv_copy_and_warmup = lambda _: None  # a Triton kernel, run once to compile it
     args = prepare_server_args(["--model-path", str(directory), *CPU, *DUMMY, *arguments])
     set_global_server_args_for_scheduler(args)
     handler = logging.Handler()
-    handler.emit = lambda record: told["lines"].append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: text["lines"].append(record.getMessage())  # type: ignore[method-assign]
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     ranks = {"gpu_id": 0, "tp_rank": 0, "moe_ep_rank": 0, "pp_rank": 0, "attn_cp_rank": 0, "moe_dp_rank": 0}
     common = {**ranks, "dp_rank": None, "nccl_port": free_port(), "server_args": args}
@@ -72,18 +72,18 @@ def make(folder: Path, name: str, config: Told, arguments: list[str]) -> Told:
         )
     for worker in workers:
         size = worker.model_runner.token_to_kv_pool.get_kv_size_bytes()
-        told["pools"].append(int(sum(size) if isinstance(size, tuple) else size))
+        text["pools"].append(int(sum(size) if isinstance(size, tuple) else size))
     held = getattr(runner, "swa_max_total_num_tokens", None)
-    return told | {"tokens": int(runner.max_total_num_tokens), "window_tokens": held}
+    return text | {"tokens": int(runner.max_total_num_tokens), "window_tokens": held}
 
 
 def answer(folder: Path, name: str, config: Told, arguments: list[str]) -> None:
     """As `make`, written down."""
     try:
-        told = make(folder, name, config, arguments)
+        text = make(folder, name, config, arguments)
     except Exception as error:  # noqa: BLE001 - its verdict
-        told = {"raised": repr(error), "where": traceback.format_exc()[-2000:]}
-    (folder / f"{name}.json").write_text(json.dumps(told))
+        text = {"raised": repr(error), "where": traceback.format_exc()[-2000:]}
+    (folder / f"{name}.json").write_text(json.dumps(text))
 
 
 if __name__ == "__main__":

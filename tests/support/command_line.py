@@ -113,8 +113,8 @@ class Running:
     def end(self, number: signal.Signals) -> tuple[int, str]:
         """Send a signal; the exit code and what was said from here on."""
         self.send(number)
-        code, _, said = self.wait()
-        return code, said
+        code, _, text = self.wait()
+        return code, text
 
     def _line(self, file: TextIO, deadline: float) -> str:
         line = ""

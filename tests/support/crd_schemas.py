@@ -13,7 +13,7 @@ _SAMPLES = Path(__file__).parents[1] / "samples"
 def _strict(schema: Any) -> Any:  # noqa: ANN401 - JSON
     """A schema that refuses fields that the API server would drop without a word."""
     if isinstance(schema, list):
-        return [_strict(each) for each in schema]
+        return [_strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     made = {key: _strict(value) for key, value in schema.items()}

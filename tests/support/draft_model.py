@@ -186,9 +186,9 @@ def carry_out(number: int, verb: str, *places: str) -> None:
     if verb == "make":
         make(Path(places[0]), places[1])
     elif verb == "load":
-        load(number, [Path(place) for place in places])
+        load(number, [Path(location) for location in places])
     else:
-        load(number, [Path(place) for place in places[1:]], drafts=False, fuse=places[0] == "on")
+        load(number, [Path(location) for location in places[1:]], drafts=False, fuse=places[0] == "on")
 
 
 def carry_out_in_forks(orders: list[list[str]]) -> None:

@@ -25,7 +25,7 @@ def run_orders(
     arguments = [word for order in orders for word in (*order, "--")][:-1]
     lines = run(environment, *arguments, sources=sources).splitlines()
     results = [json.loads(line) for line in lines if line.startswith('{"checkpoint"')]
-    return [{each["checkpoint"]: each for each in results if each["order"] == at} for at in range(len(orders))]
+    return [{result["checkpoint"]: result for result in results if result["order"] == at} for at in range(len(orders))]
 
 
 def run(environment: Venv, *arguments: str, sources: Path | None = None) -> str:

@@ -46,9 +46,9 @@ def verify_tree_greedy(
                 at = int(retrive_next_token[row, at])
             else:
                 at = int(retrive_next_sibling[row, at])
-        places = retrive_index[row, accepted]
-        predicts[places] = target_predict[row, accepted].int()
-        accept_index[row, : len(accepted)] = places
+        locations = retrive_index[row, accepted]
+        predicts[locations] = target_predict[row, accepted].int()
+        accept_index[row, : len(accepted)] = locations
         accept_token_num[row] = len(accepted) - 1
 
 
@@ -92,7 +92,7 @@ def _batch(drafted: list[int]) -> tuple[SimpleNamespace, SimpleNamespace, Simple
     """A request with a chain of drafts, the batch it is, and the target model's logits."""
     logits = torch.zeros(DRAFTS, VOCABULARY)
     logits[range(DRAFTS), ANSWERS] = 1.0
-    asked = SimpleNamespace(
+    requested = SimpleNamespace(
         draft_token=torch.tensor(drafted),
         draft_token_num=DRAFTS,
         max_tree_depth=DRAFTS,
@@ -106,13 +106,13 @@ def _batch(drafted: list[int]) -> tuple[SimpleNamespace, SimpleNamespace, Simple
     )
     mode = SimpleNamespace(is_idle=lambda: False)
     batch = SimpleNamespace(device="cpu", forward_mode=mode, seq_lens=torch.tensor([8]), sampling_info=sampling)
-    return asked, batch, SimpleNamespace(next_token_logits=logits)
+    return requested, batch, SimpleNamespace(next_token_logits=logits)
 
 
 def forked(calls: list[tuple[Callable[..., None], *tuple[object, ...]]]) -> list[int | None]:
     """Make these calls at once, each in a process that goes on from here; their exit codes."""
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=call, args=given) for call, *given in calls]
+    processes = [fork.Process(target=call, args=requested) for call, *requested in calls]
     for process in processes:
         process.start()
     for process in processes:

@@ -10,8 +10,8 @@ async def end_server(server: asyncio.Server) -> None:
     open: the warning of that fails some later test.
     """
     loop = asyncio.get_running_loop()
-    for each in server.sockets:
-        loop.remove_reader(each.fileno())
+    for socket in server.sockets:
+        loop.remove_reader(socket.fileno())
     for _ in range(5):  # turns of the loop from `accept` to the first line of the task that serves
         await asyncio.sleep(0)
     server.close()

@@ -41,7 +41,7 @@ class Answer:
 
     def texts(self) -> list[str]:
         """Each document as it is sent."""
-        return [each if isinstance(each, str) else json.dumps(each) for each in self.documents]
+        return [document if isinstance(document, str) else json.dumps(document) for document in self.documents]
 
     def body(self) -> str:
         """All of it, as the body of a response."""
@@ -233,7 +233,7 @@ class EngineApi:
         return Answer(200, [info])
 
     def _tokenize(self, body: Json) -> Answer:
-        ids = [ord(each) + self.tokenizer_shift for each in body["prompt"]]
+        ids = [ord(item) + self.tokenizer_shift for item in body["prompt"]]
         return Answer(200, [{"tokens": ids, "count": len(ids), "max_model_len": self.context}])
 
     def _generate(self, body: Json) -> Answer:
@@ -281,14 +281,14 @@ class EngineApi:
         """The OpenAI chat API."""
         prompt = _ids_of("".join(message["content"] for message in body["messages"]))
         pieces, cached = self._pieces(body, prompt)
-        said, rank = body["messages"][0]["content"], _rank_of(body)
+        output, rank = body["messages"][0]["content"], _rank_of(body)
         knows = self.wrong_rank is None or self.wrong_rank != rank
-        known = [a for q, a in self.knows.items() if said.endswith(q) and q not in self.wrong and knows]
+        known = [a for q, a in self.knows.items() if output.endswith(q) and q not in self.wrong and knows]
         if known and "response_format" not in body:
             pieces = known[:1]
         if self.calls == "as text" and "tools" in body:
             pieces = ["<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>"]
-        code = re.search(r"(.*)The code of the blue door is (\d+)\.", said)
+        code = re.search(r"(.*)The code of the blue door is (\d+)\.", output)
         if code and len(code[1].split()) < self.reads:
             pieces, known = [code[2]], ["found"]
         thinking = body.get("chat_template_kwargs", {}).get("enable_thinking")
@@ -315,8 +315,8 @@ class EngineApi:
             color = "blue" if self.breaks_schema else ["red"] if self.color_is_a_list else "red"
             return ['{"ready": true, ', f'"color": {json.dumps(color)}}}'], cached
         step = -(-len(self.echo) // len(ids)) or 1
-        told = [self.echo[at : at + step] for at in range(0, len(self.echo), step)]
-        return [*told, *_words(ids)[len(told) :]], cached
+        text = [self.echo[at : at + step] for at in range(0, len(self.echo), step)]
+        return [*text, *_words(ids)[len(text) :]], cached
 
     def _openai(
         self,
@@ -392,7 +392,7 @@ class EngineApi:
             self._prefixes = [*self._prefixes[-_KEPT:], (rank, prompt + ids)]
             for held in self._kept.values():
                 held.append((rank, prompt + ids))
-            while sum(len(each) for _, each in self._prefixes) > _POOL:
+            while sum(len(prefix) for _, prefix in self._prefixes) > _POOL:
                 self._prefixes.pop(0)
             if not self.metrics_stand_still:
                 for name, more in (("prompt", len(prompt)), ("generation", tokens), ("cached", cached)):
@@ -413,7 +413,7 @@ class EngineApi:
     def _score(self, body: Json) -> Answer:
         """Log-probabilities of prompts and of what follows them, each a function of the tokens before it."""
         prompts, rank, start = body["input_ids"], body["routed_dp_rank"] or 0, body["logprob_start_len"]
-        again = any(tuple(prompts[0][: len(each)]) == each for each in self.scored)
+        again = any(tuple(prompts[0][: len(item)]) == item for item in self.scored)
         way = "batch" if len(prompts) > 1 else "cached" if start else "again" if again else "alone"
         if self.refuses_scores(rank, way):
             raise ValueError("speculation does not support return_logprob yet.")
@@ -423,30 +423,31 @@ class EngineApi:
     def scores(self, ids: list[int], body: Json, *, rank: int = 0, way: Way = "alone") -> Json:
         """What `/generate` says of one prompt."""
         start, tokens = body["logprob_start_len"], body["sampling_params"]["max_new_tokens"]
-        said = [100 + place % 7 for place in range(tokens)]
-        whole = [*ids, *said]
+        text = [100 + location % 7 for location in range(tokens)]
+        whole = [*ids, *text]
         rows = [
-            self._scores_at(whole, place, rank, way, body["top_logprobs_num"]) for place in range(start, len(whole))
+            self._scores_at(whole, location, rank, way, body["top_logprobs_num"])
+            for location in range(start, len(whole))
         ]
         own, ranked = [row[0] for row in rows], [row[1] for row in rows]
         own[0], ranked[0] = [None, ids[start], None], None
-        asked = len(ids) - start
+        requested = len(ids) - start
         meta = {
             "finish_reason": {"type": "length", "length": tokens},
             "cached_tokens": 0 if self.cache_off else start,
-            "input_token_logprobs": own[:asked],
-            "input_top_logprobs": ranked[:asked],
-            "output_token_logprobs": own[asked:],
-            "output_top_logprobs": ranked[asked:],
+            "input_token_logprobs": own[:requested],
+            "input_top_logprobs": ranked[:requested],
+            "output_token_logprobs": own[requested:],
+            "output_top_logprobs": ranked[requested:],
         }
-        return {"text": "", "output_ids": said, "meta_info": meta}
+        return {"text": "", "output_ids": text, "meta_info": meta}
 
     def _scores_at(self, ids: list[int], place: int, rank: int, way: Way, top: int) -> tuple[list[Any], Any]:
         """The score of the token there, and the likeliest tokens: those first, so that the rest has some mass."""
         drawn = hashlib.sha256(repr(ids[max(place - 3, 0) : place + 1]).encode()).digest()[0]
         off = self.wrong_scores(place, rank, way)
         score = None if off is None else round(-2.0 - drawn / 100 - off, 6)
-        ranked = [[round(-1.0 - each - (off or 0.0) / 8, 6), (place * 7 + each) % 400, None] for each in range(top)]
+        ranked = [[round(-1.0 - index - (off or 0.0) / 8, 6), (place * 7 + index) % 400, None] for index in range(top)]
         return [score, ids[place], None], ranked
 
 
@@ -469,7 +470,7 @@ def over_httpx(api: EngineApi) -> "httpx.MockTransport":
 def _common(one: list[int], other: list[int]) -> int:
     """The length of the prefix they share."""
     pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return next((location for location, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _ids_of(prompt: object) -> list[int]:
@@ -481,7 +482,7 @@ def _rank_of(body: Json) -> int | None:
 
 
 def _words(ids: Sequence[int]) -> list[str]:
-    return [f"w{each} " for each in ids]
+    return [f"w{item} " for item in ids]
 
 
 _ROUTES: Mapping[str, Callable[[EngineApi, Json], Answer]] = {

@@ -215,8 +215,8 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
         server = Server((options["host"], int(options["port"])), api, step)
     except OSError as error:
         address = f"('{options['host']}', {options['port']})"
-        why = os.strerror(error.errno or 0).lower()
-        say(f"[Errno {error.errno}] error while attempting to bind on address {address}: {why}")
+        reason = os.strerror(error.errno or 0).lower()
+        say(f"[Errno {error.errno}] error while attempting to bind on address {address}: {reason}")
         sys.exit(1)
     if not environ.get("SCRIPTED_DEAF"):
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=end_when_idle, args=(api,)).start())

@@ -69,13 +69,13 @@ class Ended:
 
     def faults(self, *codes: int) -> Iterator[str]:
         """What no command may do, whatever is done to it: hang, show a traceback, end with another code than these."""
-        called, said = f"`{' '.join(self.words)[:200]}`", self.stderr[-1500:]
+        called, text = f"`{' '.join(self.words)[:200]}`", self.stderr[-1500:]
         if self.code is None:
-            yield f"{called} hangs: {said}"
+            yield f"{called} hangs: {text}"
         elif self.code not in codes:
-            yield f"{called} ends with {self.code}: {said}"
+            yield f"{called} ends with {self.code}: {text}"
         if "Traceback" in self.stderr or "internal error" in self.stderr:
-            yield f"{called} shows a traceback: {said}"
+            yield f"{called} shows a traceback: {text}"
 
 
 class Command:

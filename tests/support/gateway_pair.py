@@ -56,7 +56,7 @@ class Pair:
 
     def words(self, *more: str, name: str = NAME) -> list[str]:
         """What brings them up, with `more` settings."""
-        settings = (word for each in (*self.settings(), *more) for word in ("--set", each))
+        settings = (word for setting in (*self.settings(), *more) for word in ("--set", setting))
         return ["up", "cpu-tiny", "--name", name, *settings]
 
     def up(self, *settings: str, replace: bool = False) -> None:

@@ -159,10 +159,10 @@ class HostileServer:
             writer.write(OK + b"Content-Length: 0\r\n\r\n")
             return True
         streamed = f"{path} streamed" if b'"stream": true' in content else path
-        told = self._rules.get(streamed, self._rules.get(path, self._rules.get("*")))
-        if told is not None:
-            stream = told.startswith("data:")
-            made = BEHAVIORS.get(told) or (once(SSE, told.encode()) if stream else body(told.encode()))
+        text = self._rules.get(streamed, self._rules.get(path, self._rules.get("*")))
+        if text is not None:
+            stream = text.startswith("data:")
+            made = BEHAVIORS.get(text) or (once(SSE, text.encode()) if stream else body(text.encode()))
             for step in made():
                 if isinstance(step, float):
                     await asyncio.sleep(step)
@@ -172,7 +172,7 @@ class HostileServer:
                     await asyncio.sleep(0)  # the buffer takes small pieces without a pause
             return False
         answer = self._api.answer(path, content)
-        changed = replace(answer, documents=[self._changed(path, each) for each in answer.documents])
+        changed = replace(answer, documents=[self._changed(path, document) for document in answer.documents])
         sent, status = changed.body().encode(), answer.status
         if answer.stream:
             writer.write(CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(sent), sent))

@@ -33,7 +33,7 @@ def check_stdout(words: Sequence[str], stdout: str) -> None:
     if output.lines:
         documents = [json.loads(line) for line in stdout.splitlines(keepends=True) if line.endswith("\n")]
     elif several_hosts(split_hosts(words)[0]):
-        documents = [each for each in json.loads(stdout).values() if each is not None]
+        documents = [load for load in json.loads(stdout).values() if load is not None]
     else:
         documents = [json.loads(stdout)]
     for document in documents:
@@ -57,6 +57,6 @@ def _validator(output: JsonOutput[Any]) -> Draft202012Validator:
 def _closed(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The schema of a class with no other fields than those that it names."""
     for key, value in schema.items():
-        yield key, {name: dict(_closed(each)) for name, each in value.items()} if key == "$defs" else value
+        yield key, {name: dict(_closed(item)) for name, item in value.items()} if key == "$defs" else value
     if "properties" in schema:
         yield "additionalProperties", False

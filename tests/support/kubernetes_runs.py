@@ -17,9 +17,9 @@ LAST_RUN: Final = Path(os.environ.get("KUBERNETES_RUN") or ROOT / "tests" / "int
 
 def record_run(reports: Sequence[pytest.TestReport], path: Path = LAST_RUN) -> None:
     """Write the date, the commit and the number of tests, where all that ran on a real Kubernetes passed."""
-    called = [each for each in reports if MARKER in each.keywords and each.when == "call"]
-    failed = [each for each in reports if MARKER in each.keywords and each.failed]
-    passed = sum(each.passed for each in called)
+    called = [report for report in reports if MARKER in report.keywords and report.when == "call"]
+    failed = [report for report in reports if MARKER in report.keywords and report.failed]
+    passed = sum(item.passed for item in called)
     if failed or not passed:
         return
     found = {"when": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit(), "tests": passed}

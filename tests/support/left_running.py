@@ -19,14 +19,14 @@ def end_marked(test: str) -> list[str]:
     deadline = time.monotonic() + _GRACE_S
     while (left := programs_with(MARK, test)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    said = [command for _, command in left]
+    text = [command for _, command in left]
     while left:
         for pid, _ in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
         left = programs_with(MARK, test)
-    return said
+    return text
 
 
 def end_containers(home: Home) -> list[str]:

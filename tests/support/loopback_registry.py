@@ -48,8 +48,8 @@ def push(registry: str, name: str, *, config: bytes, kind: str, layers: Sequence
 
     def blob(data: bytes, kind: str) -> dict[str, object]:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        place = send("POST", f"http://{registry}/v2/{name}/blobs/uploads/", b"", kind)
-        send("PUT", f"{place}{'&' if '?' in place else '?'}digest={digest}", data, "application/octet-stream")
+        location = send("POST", f"http://{registry}/v2/{name}/blobs/uploads/", b"", kind)
+        send("PUT", f"{location}{'&' if '?' in location else '?'}digest={digest}", data, "application/octet-stream")
         return {"mediaType": kind, "digest": digest, "size": len(data)}
 
     manifest_kind = "application/vnd.oci.image.manifest.v1+json"

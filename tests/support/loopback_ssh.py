@@ -35,8 +35,8 @@ def ssh_server(
     Path("/run/sshd").mkdir(exist_ok=True)
     server = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "server")], stderr=subprocess.DEVNULL)
     try:
-        asked = ["ssh", "-p", str(port), "127.0.0.1", "true"]
-        while subprocess.run(asked, capture_output=True, check=False).returncode:
+        requested = ["ssh", "-p", str(port), "127.0.0.1", "true"]
+        while subprocess.run(requested, capture_output=True, check=False).returncode:
             assert server.poll() is None, "sshd has ended"
             time.sleep(0.05)
         yield f"ssh://127.0.0.1:{port}"

@@ -132,8 +132,8 @@ class OwnCluster:
         self.kubectl(
             "apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": about})
         )
-        said = {"capacity": room, "allocatable": room, "conditions": [ready]}
-        self._patch(f"/api/v1/nodes/{name}/status", {"status": said})
+        text = {"capacity": room, "allocatable": room, "conditions": [ready]}
+        self._patch(f"/api/v1/nodes/{name}/status", {"status": text})
         wait_for(lambda: not self._taints(name))  # the controllers take theirs away
 
     def say(self, pod: str, namespace: str = "default", **status: object) -> None:

@@ -33,8 +33,8 @@ class OwnDaemon:
         return subprocess.run(["docker", "--host", self.url, *arguments], capture_output=True, text=True, check=False)
 
     def start(self) -> None:
-        places = {"--data-root": "root", "--exec-root": "exec", "--pidfile": "pid"}
-        argv = [word for option, name in places.items() for word in (option, str(self.folder / name))]
+        locations = {"--data-root": "root", "--exec-root": "exec", "--pidfile": "pid"}
+        argv = [word for option, name in locations.items() for word in (option, str(self.folder / name))]
         argv += ["--host", self.url, "--bridge", _BRIDGE, "--iptables=false", "--ip6tables=false", *self.options]
         with (self.folder / "log").open("a") as log:
             self._process = subprocess.Popen(["dockerd", *argv], stdout=log, stderr=log)

@@ -163,7 +163,7 @@ class OwnNode:
         assert kubelet.code is None, (self.folder / "kubelet.log").read_text()[-3000:]
         nodes = [node for node in self._cluster.get("nodes") if node["metadata"]["name"] == self.name]
         conditions = nodes[0]["status"].get("conditions", []) if nodes else []
-        ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
         return ready and not nodes[0]["spec"].get("taints")
 
     def _containerd(self) -> str:
@@ -236,11 +236,11 @@ def iptables_rule(table: str, chain: str, *rule: str) -> Iterator[None]:
 
 def load_engine(node: OwnNode) -> str:
     """Give the node an image that serves real sglang, with the packages that lie beside its models; its tag."""
-    place = f"/usr/local/lib/{debian_python()}/dist-packages/engine.pth"
+    location = f"/usr/local/lib/{debian_python()}/dist-packages/engine.pth"
     paths = f"import site; site.addsitedir('/models/{PACKAGES}')\n".encode()
 
     def fill(tar: tarfile.TarFile) -> None:
-        add_file(tar, place, paths)
+        add_file(tar, location, paths)
         add_forked_ranks(tar)
 
     node.load(ENGINE_IMAGE, fill)
@@ -251,9 +251,9 @@ def models_with(node: OwnNode, name: str, **places: Path) -> Path:
     """A directory of that name for a pod's checkpoints, in which directories of this machine are shown."""
     folder = node.folder / name
     folder.mkdir()
-    for each, place in places.items():
-        (folder / each).mkdir()
-        node.show(place, folder / each)
+    for item, location in places.items():
+        (folder / item).mkdir()
+        node.show(location, folder / item)
     return folder
 
 

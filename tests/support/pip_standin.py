@@ -25,8 +25,8 @@ _DOCKERFILE = "FROM {base}\nCOPY usr /usr\nCOPY etc /etc\nCOPY wheels /opt/wheel
 def with_pip(base: str, *, docker: str = "docker") -> str:
     """The tag of `base` with this Python's own pip; made once (10 s) and found again."""
     wheels = _gateway_wheels()
-    told = f"{base}\n{_LIST.read_text()}\n{_DOCKERFILE}"
-    tag = f"deploy-standin/pip:{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    text = f"{base}\n{_LIST.read_text()}\n{_DOCKERFILE}"
+    tag = f"deploy-standin/pip:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if subprocess.run([docker, "image", "inspect", tag], capture_output=True, check=False).returncode == 0:
         return tag
     context = io.BytesIO()

@@ -37,9 +37,9 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
         layers = model.num_hidden_layers
         drafts = case["drafts"]
         algorithm = SpeculativeAlgorithm.EAGLE if drafts else SpeculativeAlgorithm.NONE
-        asked = MagicMock()
-        asked.attn_tp_size, asked.attn_dcp_size, asked.pp_size = case["tp"], 1, 1
-        asked.enable_cp_tp_group_sharing = False
+        requested = MagicMock()
+        requested.attn_tp_size, requested.attn_dcp_size, requested.pp_size = case["tp"], 1, 1
+        requested.enable_cp_tp_group_sharing = False
         memory = SimpleNamespace(
             enable_hisparse=False, enable_hierarchical_cache=False, enable_unified_cache_external_linker=False,
             disable_radix_cache=False,
@@ -59,7 +59,7 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
         )  # fmt: skip
         disagg = SimpleNamespace(disaggregation_mode="null", disaggregation_decode_extra_slots=0)
         answers = {
-            "get_parallel": asked, "get_memory": memory, "get_exec": kernel, "get_spec": spec,
+            "get_parallel": requested, "get_memory": memory, "get_exec": kernel, "get_spec": spec,
             "get_schedule": schedule, "get_disagg": disagg, "get_model": MagicMock(qsa_indexer_dtype="auto"),
         }  # fmt: skip
         import sglang.srt.mem_cache.deepseek_v4_memory_pool as v4
@@ -105,10 +105,10 @@ def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
                 + found._get_swa_fixed_bytes()
             )
             return {"token": found.bytes_per_full_token, "fixed": fixed}
-        told = {"token": float(pools.DefaultPoolConfigurator(kvc)._cell_size)}
+        text = {"token": float(pools.DefaultPoolConfigurator(kvc)._cell_size)}
         if hybrid is not None:
-            told["state"] = float(hybrid.mamba2_cache_params.mamba_cache_per_req)
-        return told
+            text["state"] = float(hybrid.mamba2_cache_params.mamba_cache_per_req)
+        return text
 
 
 def main() -> None:

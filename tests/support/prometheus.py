@@ -49,12 +49,12 @@ def firing(
     `values` are the numbers of expressions without labels at the last of these times.
     """
     samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in alerts]
-    asked = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    requested = 'count by (alertname) (ALERTS{alertstate="firing"})'
     numbers = [
         {"expr": expression, "eval_time": after[-1], "exp_samples": [{"labels": "{}", "value": value}]}
         for expression, value in (values or {}).items()
     ]
-    fires = [{"expr": asked, "eval_time": time, "exp_samples": samples} for time in after]
+    fires = [{"expr": requested, "eval_time": time, "exp_samples": samples} for time in after]
     case = {
         "interval": "15s",
         "input_series": [{"series": name, "values": scraped} for name, scraped in series.items()],

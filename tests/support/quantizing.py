@@ -28,11 +28,11 @@ class Quantizing:
 
     def end(self) -> tuple[int, str]:
         try:
-            _, said = self.process.communicate(timeout=1000)
+            _, text = self.process.communicate(timeout=1000)
         finally:
             self.process.kill()
             self.process.wait()
-        return self.process.returncode, said
+        return self.process.returncode, text
 
     def shards(self) -> list[Path]:
         return sorted(self.target.with_name(f"{self.target.name}.quantizing").glob("checkpoint/*.safetensors"))

@@ -62,12 +62,12 @@ def preferred(pids: Iterable[int]) -> Iterator[None]:
     What is measured is how exact a client is, not how long Linux lets it wait. On two cores with two other programs a
     bare sleep of 5 ms ends up to 19 ms late, in this class at most 2 ms. What they start meanwhile inherits it.
     """
-    kept = tuple(pids)
+    saved = tuple(pids)
     try:
-        _schedule(kept, os.SCHED_RR, 1)
+        _schedule(saved, os.SCHED_RR, 1)
         yield
     finally:
-        _schedule(kept, os.SCHED_OTHER, 0)
+        _schedule(saved, os.SCHED_OTHER, 0)
 
 
 def _schedule(pids: Iterable[int], policy: int, priority: int) -> None:

@@ -33,8 +33,8 @@ def main(words: list[str]) -> int:
     node = sections("mi355x-healthy")
     done = subprocess.run(["/bin/sh", *words], capture_output=True, text=True, check=False)
     for name, text, code in re.findall(r"\x1e([^\n]*)\n([^\x1e\x1f]*)\x1f(\d+)", done.stdout):
-        told = _DISK if name.startswith("disk ") else node.get(name) if name not in _LIVE else None
-        print(f"\x1e{name}\n{text if told is None else told}\x1f{code if told is None else 0}", end="")
+        output = _DISK if name.startswith("disk ") else node.get(name) if name not in _LIVE else None
+        print(f"\x1e{name}\n{text if output is None else output}\x1f{code if output is None else 0}", end="")
     return done.returncode
 
 

@@ -58,5 +58,5 @@ def _uses(process: Path, directory: Path) -> bool:
     # Its last two parts, because a mount is named by its path in its file system.
     name = f"/{directory.parent.name}/{directory.name}/"
     links = (str(link.readlink()) for link in (process / "cwd", process / "fd/1"))
-    files = ((process / each).read_text(errors="replace") for each in ("environ", "mountinfo"))
+    files = ((process / item).read_text(errors="replace") for item in ("environ", "mountinfo"))
     return any(name in f"{text}/" for text in (*links, *files))

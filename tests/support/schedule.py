@@ -68,7 +68,7 @@ def group_of(nodeid: str) -> str:
 
 def sort_longest_first(items: list[pytest.Item]) -> None:
     """Put the longest files first."""
-    order = {name: place for place, name in enumerate(LONGEST)}
+    order = {name: location for location, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
@@ -90,4 +90,4 @@ def slowest_groups(reports: Sequence[pytest.TestReport]) -> list[tuple[str, floa
     for report in reports:
         group = group_of(report.nodeid)
         seconds[group] = seconds.get(group, 0.0) + report.duration
-    return sorted(seconds.items(), key=lambda each: -each[1])
+    return sorted(seconds.items(), key=lambda item: -item[1])

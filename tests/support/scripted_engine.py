@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
         return
     from engine_process import serve
 
-    names = [(word, argv[place + 1 : place + 2]) for place, word in enumerate(argv) if word.startswith("--")]
+    names = [(word, argv[location + 1 : location + 2]) for location, word in enumerate(argv) if word.startswith("--")]
     serve({name.removeprefix("--"): "".join(value) for name, value in names}, dict(os.environ))
 
 

@@ -267,8 +267,8 @@ async def _stream(
         exchange.chunk_s.append(await _send(writer, event, split_s=answer.split_s))
     claimed = (len(prompt), total) if answer.claims is None else (answer.claims, answer.claims)
     usage = {"choices": [], "usage": _usage(*claimed, cached)}
-    asked = not native and request.get("stream_options")
-    await _send(writer, (f"data: {json.dumps(usage)}\n\n" if asked else "") + "data: [DONE]\n\n")
+    requested = not native and request.get("stream_options")
+    await _send(writer, (f"data: {json.dumps(usage)}\n\n" if requested else "") + "data: [DONE]\n\n")
     exchange.tokens, exchange.ended_s = total, time.monotonic()
     writer.write(b"0\r\n\r\n")
     return len(prompt), total

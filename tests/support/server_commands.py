@@ -32,7 +32,9 @@ def with_setting(argv: Sequence[str], setting: str) -> tuple[str, ...]:
         option, values = f"--{name}", _values(text)
         if option in words:
             at = words.index(option)
-            after = next((place for place in range(at + 1, len(words)) if words[place].startswith("--")), len(words))
+            after = next(
+                (location for location in range(at + 1, len(words)) if words[location].startswith("--")), len(words)
+            )
             del words[at:after]
         words += [] if values is None else [option, *values]
     return tuple(words)

@@ -23,14 +23,14 @@ def launch(node: Path) -> None:
     parser.add_argument("--cluster", required=True)
     parser.add_argument("--secret", action="append", default=[])
     parser.add_argument("task", type=Path)
-    given = parser.parse_args(sys.argv[2:])
-    task = yaml.safe_load(given.task.read_text())
-    assert sorted(given.secret) == sorted(task["secrets"])
+    requested = parser.parse_args(sys.argv[2:])
+    task = yaml.safe_load(requested.task.read_text())
+    assert sorted(requested.secret) == sorted(task["secrets"])
     for there, here in task.get("file_mounts", {}).items():
         target = Path(there.replace("~", str(node), 1))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(here, target, symlinks=True) if Path(here).is_dir() else shutil.copy(here, target)
-    secrets = {name: os.environ[name] for name in given.secret}
+    secrets = {name: os.environ[name] for name in requested.secret}
     network = {name: value for name, value in os.environ.items() if not name.startswith(("DEPLOY_", "PYTHON"))}
     environ = {**network, "HOME": str(node), "PATH": os.environ["NODE_PATH"], **secrets}
     subprocess.run(["bash", "-c", task["setup"]], env=environ, cwd=node, check=True)

@@ -96,7 +96,7 @@ class SlurmCluster:
         daemon.wait()
         # Another run of the tests may have a cluster with a node of this name.
         own = programs_with("SLURM_CONF", self.environ["SLURM_CONF"])
-        for pid, _ in [each for each in programs_with("SLURMD_NODENAME", name) if each in own]:
+        for pid, _ in [program for program in programs_with("SLURMD_NODENAME", name) if program in own]:
             with suppress(OSError):
                 parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
                 if Path(f"/proc/{parent}/cmdline").read_text().startswith("slurmstepd"):

@@ -213,9 +213,9 @@ def _files_of(packages: list[str]) -> list[str]:
         ["dpkg-query", "-L", *names], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     real = {str(Path(os.path.realpath(Path(path).parent)) / Path(path).name) for path in listed if path.startswith("/")}
-    kept = {path for path in real if Path(path).parent != Path("/") and not path.startswith(_LEFT_OUT)}
-    kept |= {_compiled(path) for path in kept if path.endswith(".py")}
-    return sorted(path for path in kept if Path(path).is_symlink() or Path(path).is_file())
+    saved = {path for path in real if Path(path).parent != Path("/") and not path.startswith(_LEFT_OUT)}
+    saved |= {_compiled(path) for path in saved if path.endswith(".py")}
+    return sorted(path for path in saved if Path(path).is_symlink() or Path(path).is_file())
 
 
 def _compiled(path: str) -> str:

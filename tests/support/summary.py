@@ -62,13 +62,13 @@ def excuse_for(reason: str) -> Excuse | None:
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
     """Why a test was skipped."""
-    told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return told.removeprefix("Skipped: ")
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
 
 
 def needless(skipped: Sequence[pytest.TestReport | pytest.CollectReport]) -> list[str]:
     """The skipped tests without an excuse, with their reasons."""
-    return [f"{each.nodeid}: {reason_of(each)}" for each in skipped if excuse_for(reason_of(each)) is None]
+    return [f"{item.nodeid}: {reason_of(item)}" for item in skipped if excuse_for(reason_of(item)) is None]
 
 
 def last_lines(reporter: pytest.TerminalReporter, *, seconds: float, real_servers: int) -> Iterator[str]:
@@ -76,12 +76,12 @@ def last_lines(reporter: pytest.TerminalReporter, *, seconds: float, real_server
     skipped = reporter.stats.get("skipped", [])
     failed = len(reporter.stats.get("failed", [])) + len(reporter.stats.get("error", []))
     ran = len(reporter.stats.get("passed", [])) + failed
-    reports = [each for kind in reporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
+    reports = [item for kind in reporter.stats.values() for item in kind if isinstance(item, pytest.TestReport)]
     yield f"{ran} tests run, {failed} failed, {len(skipped)} skipped"
     for reason, times in Counter(map(reason_of, skipped)).most_common():
         excuse = excuse_for(reason)
         yield f"skipped {times} ({excuse.kind if excuse else 'COULD HAVE RUN'}): {reason}"
-    if any(reason_of(each).startswith(_ON_KUBERNETES) for each in skipped):
+    if any(reason_of(item).startswith(_ON_KUBERNETES) for item in skipped):
         yield last_run()
     yield from (f"slowest {taken:6.1f} s  {group}" for group, taken in slowest_groups(reports)[:_SLOWEST])
     yield f"{real_servers} real servers started"

@@ -49,14 +49,14 @@ def run_forked(
     python: Path, programs: Mapping[Key, Program], environ: Mapping[str, str] | None = None
 ) -> Mapping[Key, "subprocess.CompletedProcess[str]"]:
     """How each of them ended, as if it had been started by itself; as many run at a time as there are cores."""
-    given = dict(os.environ if environ is None else environ)
+    requested = dict(os.environ if environ is None else environ)
 
     def ended(program: Program) -> "subprocess.CompletedProcess[str]":
         with TemporaryFile("w+") as stdin, TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
             stdin.write(program.stdin)
             stdin.seek(0)
             streams = (stdin.fileno(), stdout.fileno(), stderr.fileno())
-            code = run(str(python), program.program, program.argv, environ=given, streams=streams)
+            code = run(str(python), program.program, program.argv, environ=requested, streams=streams)
             out, errors = (stream.seek(0) or stream.read() for stream in (stdout, stderr))
             return subprocess.CompletedProcess([], code, out, errors)
 
@@ -122,12 +122,12 @@ class _Request(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         _, streams, _, _ = socket.recv_fds(self.connection, 1, 3)
-        given = json.loads(self.rfile.readline())
+        requested = json.loads(self.rfile.readline())
         if not (child := os.fork()):
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
             os.closerange(3, max(*streams, self.connection.fileno()) + 1)
-            os._exit(_carried_out(given))
+            os._exit(_carried_out(requested))
         for stream in streams:
             os.close(stream)
         ended = os.pidfd_open(child)

@@ -29,23 +29,27 @@ class TrueTimes:
 
 def from_plan(exchanges: Sequence[Exchange], *, rate_rps: float) -> TrueTimes:
     """Evenly spaced requests, counted from when each was due: the most punctual one tells when the plan began."""
-    began = min(each.arrived_s - index / rate_rps for index, each in enumerate(exchanges))
+    began = min(exchange.arrived_s - index / rate_rps for index, exchange in enumerate(exchanges))
     return _times(exchanges, [began + index / rate_rps for index in range(len(exchanges))])
 
 
 def from_arrival(exchanges: Sequence[Exchange]) -> TrueTimes:
     """Counted from when each request had come."""
-    return _times(exchanges, [each.arrived_s for each in exchanges])
+    return _times(exchanges, [exchange.arrived_s for exchange in exchanges])
 
 
 def _times(exchanges: Sequence[Exchange], begun: Sequence[float]) -> TrueTimes:
-    done = [(at, each, each.ended_s) for at, each in zip(begun, exchanges, strict=True) if each.ended_s is not None]
+    done = [
+        (at, exchange, exchange.ended_s)
+        for at, exchange in zip(begun, exchanges, strict=True)
+        if exchange.ended_s is not None
+    ]
     return TrueTimes(
         begun_s=[at for at, _, _ in done],
-        ttft_s=[each.chunk_s[0] - at for at, each, _ in done],
+        ttft_s=[item.chunk_s[0] - at for at, item, _ in done],
         e2e_s=[ended - at for at, _, ended in done],
-        tpot_s=[(ended - each.chunk_s[0]) / (each.tokens - 1) for _, each, ended in done],
-        itl_s=[b - a for _, each, _ in done for a, b in pairwise(each.chunk_s)],
+        tpot_s=[(ended - item.chunk_s[0]) / (item.tokens - 1) for _, item, ended in done],
+        itl_s=[b - a for _, item, _ in done for a, b in pairwise(item.chunk_s)],
     )
 
 
@@ -53,8 +57,8 @@ def assert_found(found: Distribution | None, true: Sequence[float]) -> None:
     """Every percentile of `found` is the true one, within 2 % or a time slice."""
     assert found is not None
     assert found.count == len(true)
-    figures = dict(_figures(true))
-    assert {name: getattr(found, name) for name in figures} == pytest.approx(figures, rel=TOLERANCE, abs=TIME_SLICE_S)
+    values = dict(_figures(true))
+    assert {name: getattr(found, name) for name in values} == pytest.approx(values, rel=TOLERANCE, abs=TIME_SLICE_S)
 
 
 def _figures(values: Sequence[float]) -> Iterator[tuple[str, float]]:

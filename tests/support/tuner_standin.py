@@ -41,24 +41,24 @@ def main() -> None:
     parser.add_argument("-o", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--fault", default="")
-    given = parser.parse_args()
-    wanted = list(csv.DictReader(given.i.open(newline="")))
+    requested = parser.parse_args()
+    wanted = list(csv.DictReader(requested.i.open(newline="")))
     done: list[dict[str, str]] = []
-    for start in range(0, len(wanted), given.batch):
-        batch = wanted[start : start + given.batch]
-        if given.fault == "fails" and start:
+    for start in range(0, len(wanted), requested.batch):
+        batch = wanted[start : start + requested.batch]
+        if requested.fault == "fails" and start:
             print("[aiter] error: no valid candidate found for ('gfx950', 256, 64)", flush=True)
             print("[aiter] \x1b[91m[Tuning not Finished]\x1b[0m some shapes are not tuned or all failed", flush=True)
             sys.exit(0)
-        if given.fault == "stops" and start:
+        if requested.fault == "stops" and start:
             time.sleep(3600)
         done += [row(one) for one in batch]
-        write(given.o, done)
-        print(f"[aiter] processed {start // given.batch + 1} batches, Processing Status ====> tuned", flush=True)
-    if given.fault == "hangs":  # a worker that ignores the polite signal, and a parent that waits for it
+        write(requested.o, done)
+        print(f"[aiter] processed {start // requested.batch + 1} batches, Processing Status ====> tuned", flush=True)
+    if requested.fault == "hangs":  # a worker that ignores the polite signal, and a parent that waits for it
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker = subprocess.Popen(["sleep", "3600"])
-        (given.o.parent / "pids").write_text(f"{os.getpid()} {worker.pid}")
+        (requested.o.parent / "pids").write_text(f"{os.getpid()} {worker.pid}")
         worker.wait()
 
 

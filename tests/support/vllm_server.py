@@ -44,7 +44,7 @@ def vllm() -> Path:
         return _KEPT / "bin"
     _KEPT.mkdir(parents=True, exist_ok=True)
     without = _KEPT / "without.txt"
-    without.write_text("".join(f'{each} ; python_version < "3"\n' for each in _UNUSED))
+    without.write_text("".join(f'{item} ; python_version < "3"\n' for item in _UNUSED))
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     env = _environ(NO_COLOR="1", **pip_settings_for_uv(listed.stdout))
     add = ["pip", "install", "--python", _KEPT, "--compile-bytecode", "--index-strategy", "unsafe-best-match"]

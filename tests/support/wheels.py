@@ -40,11 +40,11 @@ def unpacked(version: str) -> Path:
 
     It takes 3 s, and Python as long to compile what is imported, which stays here too. Nobody changes a file of it.
     """
-    kept = UNPACKED / version
-    if not kept.exists():
+    saved = UNPACKED / version
+    if not saved.exists():
         UNPACKED.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=UNPACKED) as folder:
             made = unpack(version, Path(folder, version))
             with suppress(OSError):  # another one was there first
-                made.rename(kept)
-    return kept
+                made.rename(saved)
+    return saved

@@ -184,12 +184,12 @@ def _new_log(log: Path) -> BinaryIO:
 def _read_export(out: Path, code: int) -> AiperfExport:
     """Return the summary that aiperf wrote. Raises BenchError if it failed or measured only a part."""
     log, file = out / _LOG, out / EXPORT
-    said = redact(read_file(log, most=_MAX_LOG).decode(errors="replace"))
+    output = redact(read_file(log, most=_MAX_LOG).decode(errors="replace"))
     if code or not file.is_file():
         raise BenchError(
             f"{CLIENT} failed with exit code {code}",
             location=str(log),
-            details="\n".join(line for line in last_lines(said, _TAIL) if line.strip()),
+            details="\n".join(line for line in last_lines(output, _TAIL) if line.strip()),
             hint="see its log; `bench` without `--tool` measures with the client of `deploy`",
         )
     export = parse_export(read_file(file, most=_MAX_LOG).decode(), location=str(file))

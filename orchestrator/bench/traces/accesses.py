@@ -43,8 +43,8 @@ def cache_accesses(
 def _recorded_blocks(request: TraceRequest) -> list[Block]:
     """Return the blocks of a prompt; tokens after the last id are new."""
     blocks, left = list[Block](), request.input_tokens
-    for each in request.block_ids:
-        blocks.append((each, min(request.block_tokens, left)))
+    for item in request.block_ids:
+        blocks.append((item, min(request.block_tokens, left)))
         left -= blocks[-1][1]
     return [*blocks, (None, left)] if left else blocks
 
@@ -64,7 +64,7 @@ class _RunningTree:
             for before in request.after:
                 self.followers[before].append(index)
         self._waits = [len(request.after) for request in tree]
-        self._continued = {(each.session, each.position - 1) for each in tree if each.continues}
+        self._continued = {(item.session, item.position - 1) for item in tree if item.continues}
         self._contexts: dict[str, list[Block]] = {}  # prompt and answer of the last request of a session
 
     def end(self, index: int, at: float) -> Iterator[int]:
@@ -125,7 +125,7 @@ def _in_order(
         yield found, index
         for later in found.end(index, now + found.tree[index].output_tokens * S_PER_TOKEN):
             request = found.tree[later]
-            at = max(found.ends[each] for each in request.after) + min(request.delay_s, max_delay_s)
+            at = max(found.ends[item] for item in request.after) + min(request.delay_s, max_delay_s)
             if concurrency is None and request.arrival_s is not None:
                 at = max(at, request.arrival_s)
             heappush(queue, (at, next(order), found, later))

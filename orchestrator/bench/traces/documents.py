@@ -27,8 +27,8 @@ def documents(path: Path) -> Iterator[TraceDocument]:
     """Yield the documents of a trace. Raises ProfileError for an unreadable file and for an endless line."""
     try:
         if path.is_dir():
-            for each in sorted(path.glob("*.json")):
-                yield from documents(each)
+            for item in sorted(path.glob("*.json")):
+                yield from documents(item)
             return
         with path.open("rb") as stream:
             if path.suffix == ".json":
@@ -64,7 +64,7 @@ def parse(adapter: TypeAdapter[Parsed], document: TraceDocument, *, expected: st
         return adapter.validate_json(document.content, strict=True)
     except ValidationError as error:
         found = validation_problems(error, lambda _: document.location)[:10]
-    problems = tuple(Problem(each.message, each.location) for each in found)
+    problems = tuple(Problem(item.message, item.location) for item in found)
     raise ProfileError("invalid trace", problems=problems, hint=f"expected {expected}")
 
 

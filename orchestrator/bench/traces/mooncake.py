@@ -67,7 +67,7 @@ def _with_sessions(path: Path, index: _Index) -> Iterator[Tree]:
             yield _tree([(document, line)], f"line {document.location.rpartition(':')[2]}")
         elif (found := index.pop(line.session_id, None)) is not None:
             read = (read_at(path, offset, number) for offset, number in zip(*found, strict=True))
-            yield _tree(((each, _parsed(each)) for each in read), line.session_id)
+            yield _tree(((item, _parsed(item)) for item in read), line.session_id)
 
 
 def _lines(path: Path) -> Iterator[tuple[TraceDocument, _MooncakeLine]]:

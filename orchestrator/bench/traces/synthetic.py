@@ -68,7 +68,7 @@ class _Session:
             if children is not None and (position + 1) % children.every_turns == 0:
                 after = (
                     last,
-                    *(self._subagent(f"{self._name}/{position}.{each}", last) for each in range(children.count)),
+                    *(self._subagent(f"{self._name}/{position}.{index}", last) for index in range(children.count)),
                 )
         return tuple(self._requests)
 

@@ -83,18 +83,18 @@ def count(trees: Iterator[Tree]) -> TraceTotals:
     last: float | None = 0.0
     for tree in trees:
         sessions += 1
-        subagents += sum(each.parent is not None and each.position == 0 for each in tree)
+        subagents += sum(item.parent is not None and item.position == 0 for item in tree)
         if tree[0].arrival_s is None:
             last = None
-        for each in tree:
+        for entry in tree:
             requests += 1
-            continued += each.continues
-            tokens_in += each.input_tokens
-            tokens_out += each.output_tokens
-            prompt = max(prompt, each.input_tokens)
-            whole = max(whole, each.input_tokens + each.output_tokens)
-            block = max(block, each.block_tokens)
-            last = None if last is None else max(last, each.arrival_s or 0.0)
+            continued += entry.continues
+            tokens_in += entry.input_tokens
+            tokens_out += entry.output_tokens
+            prompt = max(prompt, entry.input_tokens)
+            whole = max(whole, entry.input_tokens + entry.output_tokens)
+            block = max(block, entry.block_tokens)
+            last = None if last is None else max(last, entry.arrival_s or 0.0)
     return TraceTotals(
         requests=requests,
         sessions=sessions,

@@ -94,7 +94,7 @@ class _Builder:
                     running.append((self._end_of(entry, child), child))
                 continue
             joined = tuple(child for end, child in running if end <= entry.t)
-            running = [each for each in running if each[0] > entry.t]
+            running = [item for item in running if item[0] > entry.t]
             after = (*(() if last is None else (last,)), *joined)
             last = self._add_request(entry, entry.t, self._session.id, position, after)
             position += 1
@@ -121,7 +121,7 @@ class _Builder:
         if (len(call.hash_ids) - 1) * block >= tokens:
             message = f"{len(call.hash_ids)} `hash_ids` at t = {call.t:g}"
             reject_document(self._document, message, expected=f"at most {-(-tokens // block)} for {tokens} tokens")
-        delay = at - max((self._ends[each] for each in after), default=at)
+        delay = at - max((self._ends[item] for item in after), default=at)
         self._requests.append(
             TraceRequest(
                 session=session,
@@ -129,7 +129,7 @@ class _Builder:
                 parent=parent,
                 after=after,
                 delay_s=max(0.0, delay),
-                block_ids=array("Q", [self._base + each for each in call.hash_ids]),
+                block_ids=array("Q", [self._base + item for item in call.hash_ids]),
                 block_tokens=block,
                 input_tokens=tokens,
                 output_tokens=max(1, call.output_length),

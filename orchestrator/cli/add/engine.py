@@ -87,7 +87,7 @@ def command(
     found = add_engine(request, home)
     following = "" if dry_run else next_command(found, home)
     if json:
-        shown = EngineOutput(
+        output = EngineOutput(
             **fields_of(found.file.to_output()),
             options=found.options,
             tuned_kernels=found.tables,
@@ -95,7 +95,7 @@ def command(
             written=not dry_run,
             next=following,
         )
-        OUTPUT.show(shown)
+        OUTPUT.show(output)
     else:
         _show_engine(found, following, written=not dry_run)
 

@@ -51,9 +51,9 @@ def command(
     if host is not None and tables:
         raise UsageError("`--host` needs `--image`", hint="add `--image IMAGE`, or run the command on that host")
     plan, home = load(profile, overrides=set_ or ()).plan, Home.from_environment()
-    far = resolve_host_ref(plan.runtime, home, host).remote
-    given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)
-    built = build_table(plan, given, home, upstream=upstream)
+    remote = resolve_host_ref(plan.runtime, home, host).remote
+    sources = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=remote)
+    built = build_table(plan, sources, home, upstream=upstream)
     info(built.summary)
     if json:
         rows = {origin.value: count for origin, count in built.table.origins.items()}

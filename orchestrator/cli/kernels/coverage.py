@@ -48,25 +48,25 @@ def command(
     """Show which token counts have a tuned kernel. Exits with 9 if the server would meet an untuned one."""
     if host is not None and image is None:
         raise UsageError("`--host` needs `--image`", hint="add `--image IMAGE`, or run the command on that host")
-    home, far = Home.from_environment(), remote_host(host, environ)
-    given = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=far)
+    home, remote = Home.from_environment(), remote_host(host, environ)
+    sources = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=remote)
     plans = _plans(profile, set_ or ())
     if model is not None and has_unquantized_experts(model):
         note(f"not applicable: the routed experts of `{model}` are not quantized; aiter has no tuned table for them")
         plans = []
-    warn_mismatches(plans, given, home)
+    warn_mismatches(plans, sources, home)
     covered = []
     for plan in plans:
         with hints_for(profile or plan.profile, set_ or ()):
-            covered.append(compute_coverage(plan, given, home))
+            covered.append(compute_coverage(plan, sources, home))
     if json:
         OUTPUT.show(tuple(one.to_output() for one in covered))
     elif covered:
         print_data("\n\n".join(one.to_text() for one in covered))
     if profile is not None and plans and (text := derived_hint(plans[0], covered[0])):
         note(text)
-    if short := [one for one in covered if one.untuned]:
-        names = ", ".join(f"`{one.coverage.profile}` ({one.untuned} missing)" for one in short)
+    if short := [one for one in covered if one.untuned_count]:
+        names = ", ".join(f"`{one.coverage.profile}` ({one.untuned_count} missing)" for one in short)
         hint = "`deploy kernels build PROFILE` adds known rows, `deploy kernels tune PROFILE` measures the others"
         if not any(one.supports_table for one in short):
             hint = "aiter chooses kernels by heuristics; `deploy` tunes tables only for MXFP4"

@@ -41,9 +41,9 @@ def command(
     """
     plan = load(profile, overrides=set_ or ()).plan
     counts = _counts(tokens)
-    given = RowSources(tables=tuple(tables or ()), image=image, model=model)
+    sources = RowSources(tables=tuple(tables or ()), image=image, model=model)
     tuning = prepare_tuning(
-        plan, given, Home.from_environment(), hours=hours, retune_derived=retune_derived, tokens=counts
+        plan, sources, Home.from_environment(), hours=hours, retune_derived=retune_derived, tokens=counts
     )
     if not tuning.job.keys:
         note("nothing to tune: every key has a row")

@@ -127,8 +127,8 @@ def complete_lines(pieces: Iterable[bytes]) -> Iterator[str]:
     waiting: list[bytes] = []  # chunks of one line
     length = 0
     is_too_long = False
-    for each in pieces:
-        piece = each.replace(b"\r", b"\n")
+    for item in pieces:
+        piece = item.replace(b"\r", b"\n")
         if is_too_long:
             _, line_end, piece = piece.partition(b"\n")
             is_too_long = not line_end

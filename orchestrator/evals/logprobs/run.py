@@ -205,7 +205,7 @@ class _Comparison:
         self._progress.update("logprobs", transient="tokenizing")
         texts = probe.cut_texts(client, target, text, max_length=self._options.max_length)
         if self._reference is not None:
-            before = tuple(each.ids for each in self._reference.texts)
+            before = tuple(text.ids for text in self._reference.texts)
             if before[: len(texts)] != texts[: len(before)]:
                 hint = "write a reference with this tokenizer: `--save FILE`"
                 raise BenchError("the reference has different tokens for the same text", hint=hint)

@@ -15,8 +15,8 @@ _MAX_TRIALS: Final = 3  # trials to confirm; with many equal trials, each would 
 
 def runs_of(search: Search, trial: SweepTrial) -> tuple[float, ...]:
     """Return the value of each run of a trial; for a single objective."""
-    repeats = [each for each in search.confirmations if each.number == trial.number]
-    return (trial.values[0], *(each.values[0] for each in repeats if each.values))
+    repeats = [confirmation for confirmation in search.confirmations if confirmation.number == trial.number]
+    return (trial.values[0], *(repeat.values[0] for repeat in repeats if repeat.values))
 
 
 def middle(sweep: Sweep, search: Search, trial: SweepTrial) -> float:
@@ -24,8 +24,10 @@ def middle(sweep: Sweep, search: Search, trial: SweepTrial) -> float:
     sign = 1 if sweep.goal.higher_is_better[0] else -1
     worst = [
         -sign * math.inf
-        for each in search.confirmations
-        if each.number == trial.number and not each.values and each.outcome is not TrialOutcome.LAGGED
+        for confirmation in search.confirmations
+        if confirmation.number == trial.number
+        and not confirmation.values
+        and confirmation.outcome is not TrialOutcome.LAGGED
     ]
     return median((*runs_of(search, trial), *worst))
 
@@ -39,7 +41,7 @@ def ranked(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
 
 def confirmed(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
     """Return the best trials, including ties, among the confirmed ones; among all if none is confirmed."""
-    repeated = {each.number for each in search.confirmations}
+    repeated = {confirmation.number for confirmation in search.confirmations}
     order = ranked(sweep, search)
     order = tuple(trial for trial in order if trial.number in repeated) or order
     best = [middle(sweep, search, trial) for trial in order[:1]]
@@ -50,7 +52,7 @@ def next_to_confirm(sweep: Sweep, search: Search) -> SweepTrial | None:
     """Return the next trial to confirm: the best, then the second if it is within the runs of the best; else None."""
     if not sweep.repeats or len(sweep.goal.names) > 1:
         return None
-    counts = Counter(each.number for each in search.confirmations)
+    counts = Counter(confirmation.number for confirmation in search.confirmations)
     order = ranked(sweep, search)
     for trial in order[:2]:
         if counts[trial.number] < sweep.repeats and (len(counts) < _MAX_TRIALS or trial.number in counts):
@@ -66,9 +68,13 @@ def _is_as_good(sweep: Sweep, search: Search, best: SweepTrial, other: SweepTria
 
 def describe_runs(sweep: Sweep, search: Search, trial: SweepTrial) -> str:
     """Describe the runs of a trial: their number and values, or why they have none."""
-    failed = [each for each in search.confirmations if each.number == trial.number and not each.values]
+    failed = [
+        confirmation
+        for confirmation in search.confirmations
+        if confirmation.number == trial.number and not confirmation.values
+    ]
     runs = [sweep.goal.text((value,)) for value in runs_of(search, trial)]
-    runs += [f"{each.outcome} ({each.reason})" for each in failed]
+    runs += [f"{item.outcome} ({item.reason})" for item in failed]
     return f"{len(runs)} runs: {', '.join(runs)}" if len(runs) > 1 else "one run"
 
 

@@ -106,7 +106,7 @@ def sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ende
         values=" / ".join(sweep.goal.names),
         rows=rows,
         importances=search.importances(),
-        points=tuple(point for each in points for point in each),
+        points=tuple(point for item in points for point in item),
         notes=tuple(_notes(sweep, search, winners, results)),
         command=sweep.request.command,
     )
@@ -125,7 +125,9 @@ def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: 
         if difference := describe_difference(sweep, search, winner.trial):
             yield f"{difference}."
     listed = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "none"
-    seconds = sum(trial.seconds for trial in trials) + sum(each.seconds for each in search.confirmations)
+    seconds = sum(trial.seconds for trial in trials) + sum(
+        confirmation.seconds for confirmation in search.confirmations
+    )
     price = f", ${seconds / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
     end = f" {ended[0].upper()}{ended[1:]}." if ended else ""
     yield f"{counts.total()} trials of {sweep.space.size} points: {listed}; {format_duration(seconds)}{price}.{end}"
@@ -137,7 +139,7 @@ def _notes(
     winners: tuple[Winner, ...],
     results: dict[int, BenchResult | None],
 ) -> Iterator[str]:
-    repeated = {each.number for each in search.confirmations}
+    repeated = {confirmation.number for confirmation in search.confirmations}
     if not repeated and len(sweep.goal.names) > 1:
         yield f"{ONE_RUN_EACH[0].upper()}{ONE_RUN_EACH[1:]}"
     for trial in search.trials:
@@ -148,7 +150,9 @@ def _notes(
     if sweep.baseline_point is None:
         yield "The space lacks the profile's own values: there is no comparison with them."
     if sweep.goal.at_rps is None and (
-        open_ended := [n for n, each in results.items() if each and each.knee_rps is not None and not each.knee_reached]
+        open_ended := [
+            n for n, result in results.items() if result and result.knee_rps is not None and not result.knee_reached
+        ]
     ):
         yield f"In {len(open_ended)} trials the knee is at or above the highest rate: raise `--request-rate`."
     for winner in winners:

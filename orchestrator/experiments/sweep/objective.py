@@ -67,7 +67,7 @@ class Goal:
         """Format the values of a trial."""
         if self.objective is Objective.KNEE:
             return f"{values[0]:g}"
-        return " / ".join(each.text(value) for each, value in zip(_METRICS[self.objective], values, strict=True))
+        return " / ".join(metric.text(value) for metric, value in zip(_METRICS[self.objective], values, strict=True))
 
     def point(self, result: BenchResult) -> Point | None:
         """Return the point that provides the objective; None if it was not measured, or if there is no knee."""
@@ -89,7 +89,9 @@ class Goal:
         point = self.point(result)
         if point is None:
             reasons = [
-                f"at {each.label} requests/s: {why}" for each in result.points for why in each.not_sustained_because
+                f"at {point.label} requests/s: {reason}"
+                for point in result.points
+                for reason in point.not_sustained_because
             ]
             return "; ".join(reasons) or "no rate was sustained"
         late = point.latency is not None and point.latency.ttft_s.p95 > self.ttft_p95_s

@@ -90,8 +90,8 @@ def preview_text(sweep: Sweep, preview: SweepPreview) -> str:
     more = f" and {repeats} {'repeats' if repeats > 1 else 'repeat'} of the best (more if another is close)"
     trials = f"{count} {'trials' if count > 1 else 'trial'}{more if repeats else ''}"
     cost = "" if preview.usd is None else f", ${preview.usd:.2f}"
-    each, whole = format_duration(sweep.trial_seconds), format_duration(preview.seconds)
-    lines.append(f"budget: up to {trials}, each about {each}: {whole}{cost}; estimates")
+    item, whole = format_duration(sweep.trial_seconds), format_duration(preview.seconds)
+    lines.append(f"budget: up to {trials}, each about {item}: {whole}{cost}; estimates")
     return "\n".join(lines)
 
 
@@ -120,7 +120,7 @@ def _repeats(sweep: Sweep) -> int:
 def _seconds(sweep: Sweep, count: int) -> float:
     """Estimate the duration of the trials and of the repeats of the best, within the budget."""
     budget, hour, needed = sweep.request.budget, sweep.usd_per_hour, (count + _repeats(sweep)) * sweep.trial_seconds
-    limits = [each for each in (budget.hours, budget.usd / hour if budget.usd and hour else None) if each]
+    limits = [item for item in (budget.hours, budget.usd / hour if budget.usd and hour else None) if item]
     return max(count * sweep.trial_seconds, min([needed, *(limit * 3600 for limit in limits)]))
 
 

@@ -50,7 +50,7 @@ def measured_points(trial: SweepTrial, result: BenchResult) -> tuple[tuple[int, 
 def pareto_front(points: tuple[tuple[int, float, float], ...]) -> tuple[tuple[int, float, float], ...]:
     """Return the Pareto-optimal points, by increasing speed per user."""
     optimal: list[tuple[int, float, float]] = []
-    for point in sorted(points, key=lambda each: (-each[1], -each[2])):
+    for point in sorted(points, key=lambda item: (-item[1], -item[2])):
         if not optimal or point[2] > optimal[-1][2]:
             optimal.append(point)
     return tuple(reversed(optimal))
@@ -63,8 +63,8 @@ def pareto_chart(report: SweepReport) -> Chart:
     series = (
         (_ALL, report.points, None, "dots"),
         (_FRONT, pareto_front(report.points), 2, "line"),
-        (_OWN, tuple(each for each in report.points if each[0] in own), 1, "dots"),
-        (_BEST, tuple(each for each in report.points if each[0] in best), 0, "dots"),
+        (_OWN, tuple(point for point in report.points if point[0] in own), 1, "dots"),
+        (_BEST, tuple(point for point in report.points if point[0] in best), 0, "dots"),
     )
     lines = tuple(
         Line(
@@ -107,7 +107,7 @@ def render_sweep_markdown(report: SweepReport) -> str:
     telling = [row for row in report.rows if row.trial.reason]
     template = environment(markdown=True).get_template("sweep.md.j2")
     front, best = pareto_front(report.points), {row.trial.number for row in report.rows if row.best}
-    points = sorted({*front, *(each for each in report.points if each[0] in best)}, key=lambda each: each[1:])
+    points = sorted({*front, *(point for point in report.points if point[0] in best)}, key=lambda item: item[1:])
     return printable(template.render(report=report, points=points, front=front, best=best, telling=telling))
 
 

@@ -168,23 +168,23 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     )
     if space.size < 2:
         raise UsageError("the space has only one point", hint="add values to the space")
-    said = file or SpaceFile(flags={Meaning.RUNNING_REQUESTS.value: (None,)})
-    named = request.workload or said.workload or base.profile.workload
+    space_file = file or SpaceFile(flags={Meaning.RUNNING_REQUESTS.value: (None,)})
+    named = request.workload or space_file.workload or base.profile.workload
     if named is None:
         raise UsageError("no workload given", hint="set a workload with `-w`, or in the space or the profile")
-    at_rps = request.at_rps or said.at_rps
-    ttft = request.ttft_p95_s or said.ttft_p95_s
+    at_rps = request.at_rps or space_file.at_rps
+    ttft = request.ttft_p95_s or space_file.ttft_p95_s
     loaded = load_workload(named, catalog=catalog)
     read_text(loaded, catalog=catalog)
     parse_price(request.usd_per_gpu_hour)
     changes = WorkloadChanges(
-        request_rates=_ladder(loaded, request.request_rates or said.request_rates, at_rps),
+        request_rates=_ladder(loaded, request.request_rates or space_file.request_rates, at_rps),
         ttft_p95_s=ttft,
     )
     workload, _ = apply_changes(loaded, changes)
     usual = Objective.TOK_S if workload.load == "closed" else Objective.KNEE
     goal = Goal(
-        objective=_objective(request.objective) if request.objective else said.objective or usual,
+        objective=_objective(request.objective) if request.objective else space_file.objective or usual,
         at_rps=at_rps,
         ttft_p95_s=workload.slo.ttft_p95_s,
         closed=workload.load == "closed",
@@ -199,8 +199,8 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
         workload_named=named,
         workload=workload,
         changes=changes,
-        repeats=next(each for each in (request.repeats, said.confirm, CONFIRM) if each is not None),
-        description=said.description,
+        repeats=next(item for item in (request.repeats, space_file.confirm, CONFIRM) if item is not None),
+        description=space_file.description,
     )
     _require_sensible(sweep)
     return sweep
@@ -289,13 +289,13 @@ def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed:
     if not ran:
         return ""
     tried = sum(trial.seconds for trial in trials)
-    used, each = tried + confirmed, tried / ran
-    then = used + each
-    if budget.hours is not None and then + min(kept * each, _RESERVED * budget.hours * 3600) > budget.hours * 3600:
+    used, item = tried + confirmed, tried / ran
+    then = used + item
+    if budget.hours is not None and then + min(kept * item, _RESERVED * budget.hours * 3600) > budget.hours * 3600:
         return f"one more trial would exceed {budget.hours:g} hours: {format_duration(used)} were used"
     if budget.usd is not None and cost:
         most = budget.usd / cost * 3600
-        if then + min(kept * each, _RESERVED * most) > most:
+        if then + min(kept * item, _RESERVED * most) > most:
             return f"one more trial would exceed ${budget.usd:g}: ${used / 3600 * cost:.2f} were used"
     return ""
 

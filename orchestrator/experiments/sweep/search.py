@@ -231,7 +231,9 @@ class Search:
     def confirm(self, ended: SweepTrial) -> None:
         """Record a repeated run of a trial."""
         with defer_signals():
-            self._study.set_user_attr(_CONFIRMED, [asdict(each) for each in (*self.confirmations, ended)])
+            self._study.set_user_attr(
+                _CONFIRMED, [asdict(confirmation) for confirmation in (*self.confirmations, ended)]
+            )
 
     def best(self) -> tuple[SweepTrial, ...]:
         """Return the best trials, including ties; with several objectives the Pareto-optimal ones."""

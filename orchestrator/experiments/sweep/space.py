@@ -46,7 +46,7 @@ class NumberRange(StrictModel):
 
     def values(self) -> Iterator[int | float]:
         """Yield all values of the range."""
-        whole = all(isinstance(each, int) for each in (self.from_, self.step or 1, self.times or 1))
+        whole = all(isinstance(item, int) for item in (self.from_, self.step or 1, self.times or 1))
         for index in range(self._count()):
             value = self.from_ * self.times**index if self.times else self.from_ + index * (self.step or 1)
             yield int(value) if whole else round(float(value), 10)
@@ -238,8 +238,8 @@ def _is_left_out(value: object) -> bool:
 def search_space_from_file(file: SpaceFile, flags: Mapping[str, object] | None = None) -> SearchSpace:
     """Return the search space of a space file for a profile with these flags."""
     knobs = [SweepParameter(key=LAYOUT, values=file.layouts)] if file.layouts else []
-    for section, said in (("flags", file.flags), ("env", file.env)):
-        knobs += [SweepParameter(key=f"{section}.{key}", values=_listed(values)) for key, values in said.items()]
+    for section, settings in (("flags", file.flags), ("env", file.env)):
+        knobs += [SweepParameter(key=f"{section}.{key}", values=_listed(values)) for key, values in settings.items()]
     return SearchSpace(parameters=tuple(knobs), flags=flags or {})
 
 

@@ -125,7 +125,7 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
 
 
 def _search(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
-    while not (why := spent(search.trials, sweep, confirmed=_confirmed_seconds(search))):
+    while not (reason := spent(search.trials, sweep, confirmed=_confirmed_seconds(search))):
         suggestion = search.ask(sweep.baseline_point)
         if suggestion is None or too_many_refused(search.trials):
             return (
@@ -133,7 +133,7 @@ def _search(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
             )
         _try(sweep, search, suggestion)
         ended()
-    return why
+    return reason
 
 
 def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
@@ -141,7 +141,7 @@ def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
     while (trial := next_to_confirm(sweep, search)) is not None:
         if short := budget_exhausted(search.trials, sweep, confirmed=_confirmed_seconds(search)):
             return f"trial {trial.number} has fewer repeats than requested: {short}"
-        count = 2 + sum(each.number == trial.number for each in search.confirmations)
+        count = 2 + sum(confirmation.number == trial.number for confirmation in search.confirmations)
         line = _TrialLine(f"trial {trial.number}, run {count} of {sweep.repeats + 1}")
         suggestion = Suggestion(point=trial.point, is_baseline=trial.is_baseline, trial=None)
         pending = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), reason="", diagnosis="")
@@ -153,13 +153,13 @@ def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
 
 
 def _confirmed_seconds(search: Search) -> float:
-    return sum(each.seconds for each in search.confirmations)
+    return sum(confirmation.seconds for confirmation in search.confirmations)
 
 
 def _try(sweep: Sweep, search: Search, suggestion: Suggestion) -> None:
     number = 1 + sum(trial.outcome is not TrialOutcome.INTERRUPTED for trial in search.trials)
-    shown = ", ".join(f"{key} {value}" for key, value in sweep.space.display(suggestion.point).items())
-    line = _TrialLine(f"trial {number}: {shown}{' (the profile itself)' if suggestion.is_baseline else ''}")
+    settings = ", ".join(f"{key} {value}" for key, value in sweep.space.display(suggestion.point).items())
+    line = _TrialLine(f"trial {number}: {settings}{' (the profile itself)' if suggestion.is_baseline else ''}")
     pending = SweepTrial(
         number=number, point=suggestion.point, outcome=TrialOutcome.INTERRUPTED, is_baseline=suggestion.is_baseline
     )

@@ -92,12 +92,12 @@ def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
 
 def value_text(sweep: Sweep, trial: SweepTrial, search: Search) -> str:
     """Format the values of a trial; the median and range if it has several runs."""
-    if len(trial.values) > 1 or not any(each.number == trial.number for each in search.confirmations):
+    if len(trial.values) > 1 or not any(confirmation.number == trial.number for confirmation in search.confirmations):
         return sweep.goal.text(trial.values)
     runs, value = runs_of(search, trial), middle(sweep, search, trial)
     if len(runs) == 1 or not math.isfinite(value):
         return describe_runs(sweep, search, trial)
-    ends = " to ".join(sweep.goal.text((each,)) for each in (min(runs), max(runs)))
+    ends = " to ".join(sweep.goal.text((item,)) for item in (min(runs), max(runs)))
     return f"{sweep.goal.text((value,))} (median of {len(runs)} runs, {ends})"
 
 

@@ -142,12 +142,12 @@ def _document(name: str, section: Section, faults: list[str]) -> object:
         except json.JSONDecodeError:
             continue
     lines = section.text.strip().splitlines()
-    why = (
+    reason = (
         "did not respond within 30 s"
         if section.code == 124
         else f"printed no JSON: {lines[-1] if lines else 'nothing'}"
     )
-    faults.append(f"`{name}` {why}")
+    faults.append(f"`{name}` {reason}")
     return None
 
 

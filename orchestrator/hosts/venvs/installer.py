@@ -94,9 +94,9 @@ def _run(
 
     progress.update(f"{name}: {doing}")
     if subprocesses.follow(argv, take, cwd=cwd, env=env) != 0:
-        said = "\n".join(last)
+        text = "\n".join(last)
         message = f"cannot build {name}: {doing} failed"
-        raise BuildError(message, location=str(requirements), hint=hint(said), details=said)
+        raise BuildError(message, location=str(requirements), hint=hint(text), details=text)
 
 
 def environment_name(requirements: Path) -> str:

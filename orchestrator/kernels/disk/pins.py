@@ -80,7 +80,7 @@ class Pins(StrictModel):
         """Return the tokens by shape in the block-scaled FP8 tables of the plan's aiter and GPU; None if unknown."""
         gpu = (plan.hardware.arch, plan.hardware.compute_units)
         groups = (group for group in self.block_fp8 if _commit_in(group.commits, plan.engine.aiter_commit))
-        known = next((each for group in groups for each in group.gpus if (each.gfx, each.cu_num) == gpu), None)
+        known = next((item for group in groups for item in group.gpus if (item.gfx, item.cu_num) == gpu), None)
         tokens: dict[Shape, tuple[int, ...]] = {}
         for keys in known.keys if known else ():
             tokens[keys.shape] = (*tokens.get(keys.shape, ()), *keys.tokens)

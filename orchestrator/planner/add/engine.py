@@ -81,12 +81,12 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
     is missing or has no sglang, and for a parser that fails; ProfileError with every missing fact and the option that
     sets it. An error leaves nothing written, and neither does `dry_run`.
     """
-    given = [Override.parse(text) for text in request.overrides]
+    overrides = [Override.parse(text) for text in request.overrides]
     source = engine_source(request, home)
-    said = {".".join(each.path) for each in given}
+    keys = {".".join(item.path) for item in overrides}
     read = {line.path: line for line in source.lines()}
-    lines = _with_template(part_lines(read, given, EngineFile))
-    missing = {key: problem for key, problem in source.asked().items() if key not in said}
+    lines = _with_template(part_lines(read, overrides, EngineFile))
+    missing = {key: problem for key, problem in source.asked().items() if key not in keys}
     facts = {line.path[0]: line.value for line in lines}
     require_whole(lines, {**missing, **_contradiction(facts, source.name)}, source.name, EngineFile)
     version = str(facts["version"])

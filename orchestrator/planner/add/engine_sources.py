@@ -65,10 +65,10 @@ def engine_source(request: EngineRequest, home: Home) -> EngineSource:
         return _Image(request)
     if request.host is not None:
         raise UsageError("`--host` needs an image", hint=f"the wheel of {version} is read on this host")
-    for said in map(Override.parse, request.overrides):
-        if said.path == ("version",) and said.value != version:
-            hint = f"`deploy add engine {said.value}` reads that wheel"
-            raise UsageError(f"`version` is {said.value}, but the wheel has version {version}", hint=hint)
+    for override in map(Override.parse, request.overrides):
+        if override.path == ("version",) and override.value != version:
+            hint = f"`deploy add engine {override.value}` reads that wheel"
+            raise UsageError(f"`version` is {override.value}, but the wheel has version {version}", hint=hint)
     return _Release(replace(request, what=version), home)
 
 
@@ -89,8 +89,8 @@ class _Release:
     def wheel(self) -> Path:
         wheel = self.request.wheel or fetch_wheel(self.request.what, self.home.root / "wheels")
         if (found := wheel_version(wheel)) != self.request.what:
-            said = f"has version {found}" if found else "has no version"
-            raise UsageError(f"`{wheel}` {said}, not {self.request.what}", hint="pass the wheel's version")
+            override = f"has version {found}" if found else "has no version"
+            raise UsageError(f"`{wheel}` {override}, not {self.request.what}", hint="pass the wheel's version")
         return wheel
 
     def lines(self) -> Iterator[YamlLine]:
@@ -161,19 +161,19 @@ class _Image:
             ("source_dir", package, "location of sglang in its Python"),
         ]
         if facts.aiter is not None:
-            place = str(PurePosixPath(facts.aiter.root).parent)
-            found.append(("aiter_dir", place, "location of aiter in its Python"))
-            found.append(("aiter_commit", facts.aiter.commit, f"{place}: the HEAD of git"))
+            root = str(PurePosixPath(facts.aiter.root).parent)
+            found.append(("aiter_dir", root, "location of aiter in its Python"))
+            found.append(("aiter_commit", facts.aiter.commit, f"{root}: the HEAD of git"))
         return (YamlLine(path=(key,), value=value, comment=says) for key, value, says in found if value is not None)
 
     def asked(self) -> Mapping[str, Problem]:
-        facts, asked = self.facts, dict[str, Problem]()
+        facts, missing = self.facts, dict[str, Problem]()
         if self.version is None:
             says = (
                 f"the version of its sources is `{facts.sglang.version}`" if facts.sglang.version else "no source found"
             )
             hint = "give the release with the same options: `--set version=0.5.20`"
-            asked["version"] = Problem(f"cannot read `version`: {says}", self.name, hint)
+            missing["version"] = Problem(f"cannot read `version`: {says}", self.name, hint)
         if facts.platform is None:
             says = (
                 f"its torch has neither hip nor cuda ({facts.platform_from})"
@@ -181,8 +181,8 @@ class _Image:
                 else "no torch found"
             )
             hint = "`--set platform=rocm`, `cuda` or `cpu`"
-            asked["platform"] = Problem(f"cannot read `platform`: {says}", self.name, hint)
-        return asked
+            missing["platform"] = Problem(f"cannot read `platform`: {says}", self.name, hint)
+        return missing
 
     def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:
         return checker.check_image(self.docker, self.config.reference)
@@ -193,7 +193,7 @@ class _Image:
     def tables(self) -> ImageTables | None:
         if self.facts.aiter is None:
             return None
-        place = str(PurePosixPath(self.facts.aiter.root).parent)
-        found = read_image(self.config.reference, place, self.request.host)
+        root = str(PurePosixPath(self.facts.aiter.root).parent)
+        found = read_image(self.config.reference, root, self.request.host)
         prefix = f"{self.image} ({found.digest[:19]}) "
         return replace(found, rows=tuple(replace(row, location=prefix + row.location) for row in found.rows))

@@ -36,7 +36,7 @@ class CatalogFile:
 
     def to_output(self) -> "EntryOutput":
         """Return the entry for JSON."""
-        facts = (FactOutput(key=".".join(each.path), value=each.value, source=each.comment) for each in self.lines)
+        facts = (FactOutput(key=".".join(line.path), value=line.value, source=line.comment) for line in self.lines)
         kind = self.kind.name.lower()
         return EntryOutput(kind=kind, name=self.name, path=self.path, facts=tuple(facts), notes=self.notes)
 
@@ -118,17 +118,17 @@ def require_whole(
             inner = holder.setdefault(key, {})
             holder = inner if isinstance(inner, dict) else {}
         holder[line.path[-1]] = line.value
-    given = {".".join(line.path) for line in lines if line.comment == _GIVEN}
+    overridden = {".".join(line.path) for line in lines if line.comment == _GIVEN}
 
     def place(path: KeyPath) -> str:
         key = ".".join(map(str, path))
-        return f"{_GIVEN} {key}" if any(key.startswith(said) for said in given) else location
+        return f"{_GIVEN} {key}" if any(key.startswith(key_prefix) for key_prefix in overridden) else location
 
     problems = list(missing.values())
     try:
         validate(data, model, place=place, message="")
     except ProfileError as error:
-        problems += [each for each in error.problems if not _is_reported_missing(each, missing)]
+        problems += [problem for problem in error.problems if not _is_reported_missing(problem, missing)]
     if problems:
         kind = model.__name__.removesuffix("File").lower()
         raise ProfileError(f"cannot write the {kind}'s file: facts are missing", problems=problems)
@@ -142,7 +142,7 @@ def _is_reported_missing(problem: Problem, missing: Mapping[str, Problem]) -> bo
 
 def _shown(value: Data) -> str:
     if isinstance(value, dict):
-        return str(value["value"]) if "value" in value else ", ".join(str(each) for each in value.values())
+        return str(value["value"]) if "value" in value else ", ".join(str(item) for item in value.values())
     return f"{value:,}" if type(value) is int else flow(value)
 
 

@@ -88,7 +88,7 @@ def profile_on_host(
         host_memory=hardware.memory,
     )
     name = default_name(request, catalog)
-    similar = tuple(each for each in _profiles_of(model, hardware.name, catalog) if each != name)
+    similar = tuple(profile for profile in _profiles_of(model, hardware.name, catalog) if profile != name)
     if path := catalog.find(EntryKind.PROFILE, name):
         return HostProfile(name=name, hardware=hardware, path=path, proposal=None, similar=similar)
     try:
@@ -160,7 +160,7 @@ def command_for_node(model: str, home: Home, *, first: HostHardware | None) -> s
 
 
 def _inventory(look: Survey) -> GpuInventory | None:
-    return next((each for each in inventories(look) if each.gpus), None)
+    return next((inventory for inventory in inventories(look) if inventory.gpus), None)
 
 
 def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
@@ -169,7 +169,7 @@ def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
     Raises HostError if none or several describe them, or if the GPUs differ.
     """
     gpu = inventory.gpus[0]
-    if len({(each.arch, each.vram_bytes) for each in inventory.gpus}) > 1:
+    if len({(gpu.arch, gpu.vram_bytes) for gpu in inventory.gpus}) > 1:
         raise HostError("the GPUs of this host differ", hint="`deploy add profile --gpus N` uses N identical GPUs")
     entries = dict(_entries(inventory, gpu, catalog))
     names = sorted(
@@ -177,12 +177,12 @@ def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
     )
     if len(names) == 1:
         return names[0]
-    shown = f"{gpu.name or gpu.arch or 'unknown'}, {gib(gpu.vram_bytes or 0)}"
+    label = f"{gpu.name or gpu.arch or 'unknown'}, {gib(gpu.vram_bytes or 0)}"
     if names:
         hint = f"`deploy add profile --hardware {names[0]}`"
-        raise HostError(f"several hardware entries describe this host's GPUs ({shown}): {', '.join(names)}", hint=hint)
+        raise HostError(f"several hardware entries describe this host's GPUs ({label}): {', '.join(names)}", hint=hint)
     hint = "describe them in `$DEPLOY_HOME/profiles/hardware/NAME.yaml`"
-    raise HostError(f"no hardware entry describes this host's GPUs: {shown}", hint=hint)
+    raise HostError(f"no hardware entry describes this host's GPUs: {label}", hint=hint)
 
 
 def _entries(inventory: GpuInventory, gpu: Gpu, catalog: Catalog) -> Iterator[tuple[str, HardwareFile]]:

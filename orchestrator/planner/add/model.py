@@ -44,10 +44,10 @@ def add_model(
     directory = _directory(checkpoint)
     if directory is not None and revision is not None:
         raise UsageError("`--revision` needs a repository on the hub, not a directory", hint="omit `--revision`")
-    given = [Override.parse(text) for text in overrides]
+    parsed = [Override.parse(text) for text in overrides]
     name = name or (directory.name if directory else checkpoint.partition("/")[2]).lower()
     free_name(EntryKind.MODEL, name, home, replace=replace)
-    keys = [".".join(each.path) for each in given]
+    keys = [".".join(item.path) for item in parsed]
     if directory is not None:
         outline, section = local_summary(directory, config_only=True), {"source": "local", "path": str(directory)}
         found, gated = describe(outline, keys), False
@@ -58,12 +58,12 @@ def add_model(
         outline, listing = hub_summary(checkpoint, revision, hub_of(environ))
         found, gated = describe(outline, keys), listing.gated
         section = {"source": "hub", "path": checkpoint, "revision": listing.commit}
-    lines = _lines(name, section, found, given, gated=gated, has_shards=outline.has_shards)
+    lines = _lines(name, section, found, parsed, gated=gated, has_shards=outline.has_shards)
     require_whole(lines, found.missing, checkpoint, ModelFile)
     path = home.root / EntryKind.MODEL.file(name)
     added = CatalogFile(kind=EntryKind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
-    said = f"{name}, as `deploy add model` read its checkpoint. The comment after each fact is its source."
-    write_part(added, [said, *found.notes], ModelFile)
+    comment = f"{name}, as `deploy add model` read its checkpoint. The comment after each fact is its source."
+    write_part(added, [comment, *found.notes], ModelFile)
     return added
 
 

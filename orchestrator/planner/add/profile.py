@@ -82,7 +82,7 @@ class Proposal:
 
     def rows(self) -> Iterator[list[str]]:
         """Yield key, value and reason of each decision, as table rows."""
-        yield from ([each.key, each.value, each.reason] for each in self.decisions)
+        yield from ([decision.key, decision.value, decision.reason] for decision in self.decisions)
 
 
 @dataclass
@@ -102,15 +102,15 @@ class _Draft:
 
     def ordered(self) -> list[tuple[tuple[str, str], tuple[Data, str]]]:
         """Return the settings, section by section."""
-        return sorted(self.settings.items(), key=lambda each: _SECTIONS.index(each[0][0]))
+        return sorted(self.settings.items(), key=lambda item: _SECTIONS.index(item[0][0]))
 
     def copy(self) -> "_Draft":
         return replace(self, keys={**self.keys}, settings={**self.settings}, decisions=[*self.decisions])
 
     def text(self) -> str:
         lines = [YamlLine(path=(key,), value=value) for key, value in self.keys.items() if key != "timeouts"]
-        for (section, key), (value, why) in self.ordered():
-            setting: Data = {"value": value, "origin": Origin.INFERRED.value, "note": why}
+        for (section, key), (value, reason) in self.ordered():
+            setting: Data = {"value": value, "origin": Origin.INFERRED.value, "note": reason}
             lines.append(YamlLine(path=(section, key), value=setting))
         if isinstance(timeouts := self.keys.get("timeouts"), dict):
             lines += [YamlLine(path=("timeouts", key), value=value) for key, value in timeouts.items()]
@@ -181,10 +181,10 @@ def _free_name(name: str, home: Home, *, replace_it: bool) -> str:
 def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     """Set catalog entries, runtime and workload: as requested, from the base profile, or suitable for the hardware."""
     like = read_profile(request.base, catalog=draft.catalog) if request.base else None
-    engine, why = _engine(request, like, read_node(draft.catalog, request.hardware), draft.catalog)
-    kept = like is not None and like.composed.names["engine"] == engine
+    engine, reason = _engine(request, like, read_node(draft.catalog, request.hardware), draft.catalog)
+    same_engine = like is not None and like.composed.names["engine"] == engine
     draft.keys["description"] = ""  # set here for its position; the text depends on the layout
-    if like is not None and kept:
+    if like is not None and same_engine:
         draft.keys["runtime"] = like.profile.runtime
     elif _part(draft.catalog, "engine", engine).get("requirements"):
         draft.keys["runtime"] = "process"
@@ -197,11 +197,11 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
         draft.keys["slurm"] = {"exclusive": False}
     if like is not None:
         draft.keys["timeouts"] = dict(like.profile.timeouts.model_dump())
-    draft.decisions.append(Decision(key="engine", value=engine, reason=why))
-    why = "as requested" if request.workload else f"from `{request.base}`"
+    draft.decisions.append(Decision(key="engine", value=engine, reason=reason))
+    reason = "as requested" if request.workload else f"from `{request.base}`"
     if not workload:
-        why = "the default of `bench`; requests have no limit; `workload: NAME` sets both"
-    draft.decisions.append(Decision(key="workload", value=workload or DEFAULT_WORKLOAD, reason=why))
+        reason = "the default of `bench`; requests have no limit; `workload: NAME` sets both"
+    draft.decisions.append(Decision(key="workload", value=workload or DEFAULT_WORKLOAD, reason=reason))
     return draft
 
 
@@ -302,17 +302,17 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
             draft.decisions.append(
                 Decision(key=f"flags.{name}", value=str(found.value), reason=found.source or "the model's")
             )
-    for meaning, why in _MEASURED.items():
-        draft.settings.setdefault(("flags", meaning.value), (True, why))
+    for meaning, reason in _MEASURED.items():
+        draft.settings.setdefault(("flags", meaning.value), (True, reason))
     if request.max_context and request.max_context < model.model.context_length:
         draft.set("flags", Meaning.CONTEXT, request.max_context, "the longest request that it accepts")
 
 
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
     """Return whether the profile itself sets this key, not one of its catalog entries."""
-    place = like.composed.location((section, name)).rpartition(":")[0]
+    location = like.composed.location((section, name)).rpartition(":")[0]
     parts = [like.catalog.find(kind, like.composed.names[part]) for part, kind in _PARTS.items()]
-    return place not in {like.catalog.shown(path) for path in parts if path is not None}
+    return location not in {like.catalog.shown(path) for path in parts if path is not None}
 
 
 def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttempt]:
@@ -325,8 +325,8 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
     valid = draft.valid()
     memory = valid.capacity.memory
     if memory is not None and memory.safe_fraction > 0:
-        why = f"leaves activations and graphs {gb(memory.activation_bytes)}; an estimate"
-        draft.set("flags", Meaning.MEMORY_FRACTION, memory.safe_fraction, why)
+        reason = f"leaves activations and graphs {gb(memory.activation_bytes)}; an estimate"
+        draft.set("flags", Meaning.MEMORY_FRACTION, memory.safe_fraction, reason)
         valid = draft.valid()
     if memory is None:
         capped = (valid.capacity.context, "one request of full length; sglang would take all memory of the host")
@@ -364,8 +364,8 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], context: int, capaci
     else:
         why = f"the fewest GPUs whose cache holds {context:,} tokens: {cache.tokens:,}"
     draft.set("layout", "tp", tried[-1].tp, why)
-    for each in tried[:-1]:
-        draft.decisions.append(Decision(key=f"tp {each.tp}", value="too small", reason=shortfall(each, context)))
+    for item in tried[:-1]:
+        draft.decisions.append(Decision(key=f"tp {item.tp}", value="too small", reason=shortfall(item, context)))
     drafts = not draft.keys.get("model") or any(Tie.DRAFTS in ties(key) for _, key in draft.settings)
     if not drafts and (layer := draft.valid().profile.model.mtp_layer) is not None:
         why = f"layer {layer} can draft; to use it, `--base` a profile with speculative decoding"
@@ -374,22 +374,22 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], context: int, capaci
 
 def _decided(draft: _Draft) -> Iterator[Decision]:
     anew = {f"{section}.{key}" for section, key in draft.settings}
-    for (section, key), (value, why) in draft.ordered():
-        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        yield Decision(key=f"{section}.{key}", value=shown.lower() if value is True else shown, reason=why)
-    yield from (each for each in draft.decisions if each.key not in anew)
+    for (section, key), (value, reason) in draft.ordered():
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield Decision(key=f"{section}.{key}", value=text.lower() if value is True else text, reason=reason)
+    yield from (decision for decision in draft.decisions if decision.key not in anew)
 
 
 def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], context: int) -> ProfileError:
     if common := common_problems(tried):
         message = f"cannot plan a profile of `{request.model}` on `{request.hardware}`"
-        return ProfileError(message, problems=[Problem(each.message, hint=each.hint) for each in common])
+        return ProfileError(message, problems=[Problem(item.message, hint=item.hint) for item in common])
     hint, most = "choose other hardware, or a checkpoint with a smaller quantization", longest_context(tried)
     if most:
         hint = f"limit requests to {most} tokens with `--max-context {most}`; or choose other hardware"
     return DoesNotFitError(
         f"`{request.model}` does not fit on `{request.hardware}`",
-        problems=[Problem(f"tp {each.tp}: {shortfall(each, context)}") for each in tried],
+        problems=[Problem(f"tp {item.tp}: {shortfall(item, context)}") for item in tried],
         hint=hint,
         longest=most,
     )

@@ -24,11 +24,11 @@ _VERSION: Final = ("timeout", "10", "docker", "version", "--format", "{{.Server.
 
 def daemon(subject: CheckContext) -> Iterator[Finding]:
     """Check that a Docker daemon answers."""
-    said = subject.access.runner(_VERSION)
-    text = (said.stdout + said.stderr).strip()
-    if said.code == _MISSING:
+    result = subject.access.runner(_VERSION)
+    text = (result.stdout + result.stderr).strip()
+    if result.code == _MISSING:
         yield fail("docker", "not installed", "a daemon", "`sudo apt-get install docker.io`, or docs.docker.com/engine")
-    elif not said.ok:
+    elif not result.ok:
         yield fail("docker", text.rpartition(": ")[2] or "no answer", "a daemon", "`sudo systemctl start docker`")
     else:
         yield info("docker", text, "a daemon")
@@ -57,14 +57,14 @@ def _not_queried(subject: CheckContext, name: str, error: str) -> Finding:
     plan, runner, hint = subject.plan, subject.access.runner, f"see what `docker manifest inspect {name}` prints"
     if not plan.prebuilt_image and runner(("docker", "image", "inspect", base_reference(plan.engine))).ok:
         return info("image", "there", name)  # by its digest; its tag was never pulled
-    why = error.rpartition(": ")[2]  # Go puts the cause last
+    reason = error.rpartition(": ")[2]  # Go puts the cause last
     if _DENIED.search(error):
         others = () if plan.prebuilt_image or plan.engine.image_digest else plan.engine.image_fallbacks
         login = f"`docker login`, if it is private; {hint}"
         return (warn if others else fail)("image", "denied by its registry, or no such image", name, login)
     if _UNREACHABLE.search(error) and not "".join(runner(_OTHER_WAY).stdout.split()):
-        return fail("image", f"not on this host, and its registry is unreachable: {why}", name, hint)
-    return warn("image", f"cannot query the registry: {why}", name, hint)
+        return fail("image", f"not on this host, and its registry is unreachable: {reason}", name, hint)
+    return warn("image", f"cannot query the registry: {reason}", name, hint)
 
 
 def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Finding:
@@ -98,10 +98,10 @@ def rdma(subject: CheckContext) -> Iterator[Finding]:
         "--volume=/dev/infiniband:/dev/infiniband",
         "--entrypoint=ibv_devices",
     )
-    said = subject.access.runner(("docker", "run", *options, name))
-    if not said.ok:
-        yield info("rdma", f"{', '.join(nics)}; not compared: {_last_line(said)}", expected)
-    elif missing := [nic for nic in nics if nic not in said.stdout.split()]:
+    result = subject.access.runner(("docker", "run", *options, name))
+    if not result.ok:
+        yield info("rdma", f"{', '.join(nics)}; not compared: {_last_line(result)}", expected)
+    elif missing := [nic for nic in nics if nic not in result.stdout.split()]:
         hint = "use an image with the RDMA provider libraries (rdma-core) of this host's driver"
         yield fail("rdma", f"`{name}` does not see {', '.join(missing)}", expected, hint)
     else:
@@ -122,7 +122,7 @@ def engine_python(plan: Plan, _home: Home) -> Sequence[str]:
         "--ulimit=memlock=-1",
         *gpus,
     )
-    variables = [f"{each.name}={each.value}" for each in plan.env]
+    variables = [f"{item.name}={item.value}" for item in plan.env]
     return ("docker", "run", *options, "--entrypoint=env", name, *variables, "python3")
 
 
@@ -141,20 +141,20 @@ def image_digests(runner: Runner, reference: str) -> frozenset[str]:
 
     Empty for a reference that does not exist. Raises OSError if neither the host nor the registry can be queried.
     """
-    here = runner(("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", reference))
-    if here.ok:
-        named = parse_json(here.stdout) or []
+    local = runner(("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", reference))
+    if local.ok:
+        named = parse_json(local.stdout) or []
         return frozenset(digest.rpartition("@")[2] for digest in named) or frozenset({"built on this host"})
-    there = runner(("docker", "manifest", "inspect", "--verbose", reference))
-    if there.ok:
+    remote = runner(("docker", "manifest", "inspect", "--verbose", reference))
+    if remote.ok:
         try:
-            found = parse_json(there.stdout)
+            found = parse_json(remote.stdout)
             return frozenset(entry["Descriptor"]["digest"] for entry in (found if isinstance(found, list) else [found]))
         except (ValueError, KeyError, TypeError) as error:
             raise OSError("cannot parse the output of `docker manifest inspect`") from error
-    if any(word in there.stderr for word in ("no such manifest", "manifest unknown", "not found: manifest")):
+    if any(word in remote.stderr for word in ("no such manifest", "manifest unknown", "not found: manifest")):
         return frozenset()
-    raise OSError(_last_line(there))
+    raise OSError(_last_line(remote))
 
 
 def _last_line(result: CompletedProgram) -> str:

@@ -116,9 +116,9 @@ def ranked(artifacts: Artifacts, rank: int) -> Artifacts:
     Without an interface, Gloo gives other ranks the address of the host's own name (torch 2.13, `createDefaultDevice`
     of ProcessGroupGloo.cpp), which is 127.0.1.1 on Debian.
     """
-    given = spec_of(artifacts)
-    argv = rank_argv(artifacts.command.argv, rank=rank, head=given.head_address)
-    address, interface = given.interfaces[rank] if given.interfaces else ("", "")
+    spec = spec_of(artifacts)
+    argv = rank_argv(artifacts.command.argv, rank=rank, head=spec.head_address)
+    address, interface = spec.interfaces[rank] if spec.interfaces else ("", "")
     found = {HOST_ADDRESS: address, _GLOO_INTERFACE: interface}
     env = {name: value for name, value in found.items() if value} | dict(artifacts.command.env)  # the plan's wins
     return replace(artifacts, command=replace(artifacts.command, argv=argv, env=tuple(env.items())))

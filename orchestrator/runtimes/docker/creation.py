@@ -35,8 +35,8 @@ def start_on(
             container = _create(host, artifacts, name, labels=labels, secrets=secrets)
             container.start()
         except docker.errors.APIError as error:
-            said = str(error.explanation or error)
-            raise start_error(said, artifacts, host=host.url, port_holder=host.port_holder) from error
+            text = str(error.explanation or error)
+            raise start_error(text, artifacts, host=host.url, port_holder=host.port_holder) from error
     return container
 
 
@@ -80,7 +80,7 @@ def _is_rank_without_head(found: Mapping[str, str], labels: Mapping[str, str]) -
 
     A start finds and stops that rank 0 first, with the name locked. On another host of rank 0 a server may still run.
     """
-    if RANK not in labels or any(found.get(each) != labels[each] for each in (RANK, HEAD)):
+    if RANK not in labels or any(found.get(item) != labels[item] for item in (RANK, HEAD)):
         return False
     earlier = Path(found.get(RUN_DIR, ""))
     return earlier.is_dir() and earlier.resolve().parent == Path(labels[RUN_DIR]).resolve().parent

@@ -163,7 +163,7 @@ def _facts(
         "image": spec.image,
         "capabilities": ", ".join(spec.needs.cap_add),
         "limit": limit,
-        "asked": next((f" to {each.hard}" for each in spec.needs.ulimits if each.name == limit), ""),
+        "asked": next((f" to {ulimit.hard}" for ulimit in spec.needs.ulimits if ulimit.name == limit), ""),
         "taken": taken,
         "by": f" by {holder}" if holder else "",
         "server": (groups.get("name") or "").removeprefix("deploy-").partition("--")[0],

@@ -109,7 +109,7 @@ class DockerRuntime(Runtime):
         part = replica_name(run_dir)
         if (part or artifacts.plan.gateway is not None) and not may_coexist(run_dir, self.find(name)):
             raise NameTakenError(f"server `{name}` already exists", hint=f"`deploy down {name}` stops it")
-        given = split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
+        delivery = split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
         starter = f"{process_identity(os.getpid())}/{uuid.uuid4()}"
         common, hosts = {STARTER: starter, RUN_DIR: str(run_dir)}, (self._host, *map(self._host_at, spec.rank_hosts))
         labels = container_labels(artifacts.plan, name, part) | common
@@ -120,9 +120,9 @@ class DockerRuntime(Runtime):
                 called = container_name(name, rank_name(rank))
                 others = {RANK: f"{name}/{rank}", HEAD: self._host.url} | common
                 with naming_host(hosts[rank].url):
-                    start_on(hosts[rank], ranked(artifacts, rank), called, others, given)
+                    start_on(hosts[rank], ranked(artifacts, rank), called, others, delivery)
             with naming_host(self._host.url if spec.rank_hosts else ""):
-                container = start_on(self._host, ranked(artifacts, 0), container_name(name, part), labels, given)
+                container = start_on(self._host, ranked(artifacts, 0), container_name(name, part), labels, delivery)
             with self._host.errors():
                 return self._unit(container, labels)
         except BaseException:  # also Ctrl-C: no record would mention these containers
@@ -201,10 +201,10 @@ class DockerRuntime(Runtime):
             return None
         try:
             with self._host.errors():
-                told: Any = container.stats(stream=False, one_shot=True)
+                stats: Any = container.stats(stream=False, one_shot=True)
         except docker.errors.APIError:  # the container is not running
             return None
-        counted = told["memory_stats"].get("stats", {})
+        counted = stats["memory_stats"].get("stats", {})
         anonymous = counted.get("anon", counted.get("total_rss", 0))
         return anonymous + counted.get("shmem", counted.get("total_shmem", 0)) or None
 

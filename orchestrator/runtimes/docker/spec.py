@@ -34,7 +34,7 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
     Raises BuildError, PatchError, and BuildError if the images of two ranks have different patches.
     """
     several = bool(host_ref.rank_hosts)
-    prepared, *others = [_prepare_on(artifacts, each, str(each.remote) if several else "") for each in host_ref.nodes]
+    prepared, *others = [_prepare_on(artifacts, node, str(node.remote) if several else "") for node in host_ref.nodes]
     for host, other in zip(host_ref.rank_hosts, others, strict=True):
         if (other.artifacts, other.not_needed) != (prepared.artifacts, prepared.not_needed):
             raise BuildError(

@@ -43,7 +43,7 @@ def state_of_ranks(ranks: Sequence[tuple[str, ServerState]]) -> ServerState:
             alive.append(f"{rank}: {state.detail}")
     if not ended:
         return replace(first, detail="; ".join(alive))
-    rank, state = min(ended, key=lambda each: each[1].ended_at or "")
+    rank, state = min(ended, key=lambda item: item[1].ended_at or "")
     reason = "its container was removed" if state.status is Status.NOT_FOUND else state.detail
     detail = "; ".join([f"{rank} ended first: {reason}", *alive])
     return replace(state, status=Status.EXITED, started_at=first.started_at, detail=detail)

@@ -23,7 +23,7 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
     try:
         version = cluster.json("get", "--raw", "/version").get("gitVersion", "")
         yield info("cluster", str(version), "a cluster that responds")
-        if any(each.layout.nodes > 1 for each in replica_plans(plan)):
+        if any(replica_plan.layout.nodes > 1 for replica_plan in replica_plans(plan)):
             yield _leader_worker_set(cluster, plan)
         yield from _rights(cluster, plan)
         yield from _nodes(cluster, plan)
@@ -62,10 +62,10 @@ def _rights(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
 def _pod_security(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
     """Yield a finding if the namespace's own label admits only pods of a stricter level."""
     labels = cluster.json("get", "namespace", cluster.namespace)["metadata"].get("labels", {})
-    enforced, (level, why) = labels.get(_ENFORCED), required_level(plan)
+    enforced, (level, reason) = labels.get(_ENFORCED), required_level(plan)
     if enforced in LEVELS and LEVELS.index(enforced) > LEVELS.index(level):
         change = cluster.shown("label", "namespace", cluster.namespace, f"{_ENFORCED}={level}", "--overwrite")
-        yield fail("pod security", f"the namespace admits {enforced}", f"{level}: {why}", change)
+        yield fail("pod security", f"the namespace admits {enforced}", f"{level}: {reason}", change)
 
 
 def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
@@ -75,16 +75,18 @@ def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
         nodes = cluster.json("get", "nodes", *(["--selector", selector] if selector else []))["items"]
     except HostError:  # without the permission to list nodes
         return
-    asked = Counter(gpus_asked(each) for each in replica_plans(plan) for _ in range(each.layout.nodes))
-    resource, most = max(asked)
+    requested = Counter(
+        gpus_asked(replica_plan) for replica_plan in replica_plans(plan) for _ in range(replica_plan.layout.nodes)
+    )
+    resource, most = max(requested)
     free = [int(node["status"].get("allocatable", {}).get(resource, 0)) for node in nodes]
     fitting = sum(gpus >= most for gpus in free)
     needed = " and ".join(
         (f"{count} {resource} on one node" if count else "a node") + (f", {times} times" if times > 1 else "")
-        for (_, count), times in asked.items()
+        for (_, count), times in requested.items()
     )
     found = f"{fitting} of {len(nodes)} nodes" + (f" with `{selector}`" if selector else "")
-    enough = fitting > 0 and _all_fit(free, sorted((count for _, count in asked.elements()), reverse=True))
+    enough = fitting > 0 and _all_fit(free, sorted((count for _, count in requested.elements()), reverse=True))
     hint = f"{cluster.shown('describe', 'nodes')} shows their device plugin, labels and taints"
     yield info_if(enough, warn, "nodes", found, needed, hint)
 

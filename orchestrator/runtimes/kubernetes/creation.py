@@ -24,16 +24,16 @@ def objects_of_start(
 ) -> Iterator[Manifest]:
     """Yield the objects to apply: the rendered manifests, and the Secret, which no manifest contains."""
     plan = artifacts.plan
-    given = split_secrets(secrets, api_key_env=plan.server.api_key_env)
-    if given.config is not None and cluster_of(plan).api_key_secret is None:
+    delivery = split_secrets(secrets, api_key_env=plan.server.api_key_env)
+    if delivery.config is not None and cluster_of(plan).api_key_secret is None:
         about = metadata(plan, name, secret_name(plan, name))
-        data = {CONFIG: given.config.reveal()}
+        data = {CONFIG: delivery.config.reveal()}
         yield {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
-    for each in objects_of(artifacts, image_of_pods(artifacts).reference, name, seat.part):
-        if each["apiVersion"] == "policy/v1" and not seat.cluster.ask("get", "--raw", "/apis/policy/v1").ok:
+    for item in objects_of(artifacts, image_of_pods(artifacts).reference, name, seat.part):
+        if item["apiVersion"] == "policy/v1" and not seat.cluster.ask("get", "--raw", "/apis/policy/v1").ok:
             warn("this Kubernetes is older than 1.21: draining the node evicts the server")
             continue
-        yield each
+        yield item
 
 
 def create_deployment(cluster: Cluster, deployment: Manifest) -> Mapping[str, Any]:
@@ -64,5 +64,5 @@ def holder(about: Mapping[str, Any]) -> str:
 def require_taken(applied: CompletedProgram) -> None:
     """Raise StartError if the cluster rejected the objects."""
     if not applied.ok:
-        said = "\n".join(f"  {line}" for line in applied.stderr.strip().splitlines())
-        raise StartError("the cluster rejected the server", details=said)
+        text = "\n".join(f"  {line}" for line in applied.stderr.strip().splitlines())
+        raise StartError("the cluster rejected the server", details=text)

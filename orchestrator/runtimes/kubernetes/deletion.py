@@ -42,12 +42,14 @@ class Removal:
         deployments, pods = self._seen()
         kinds = _OF_SEVERAL if any(self._meant.values()) else _KINDS
         parts = self._parts(deployments)
-        if parts and all(each["metadata"]["uid"] in self._meant for each in deployments):
+        if parts and all(deployment["metadata"]["uid"] in self._meant for deployment in deployments):
             self._delete(kinds, "--selector", selector(self._name))
         else:
             for part in sorted(parts):
                 self._delete(kinds, "--selector", selector(self._name, part))
-        own = [each["metadata"]["name"] for each in deployments if each["metadata"]["uid"] in self._meant]
+        own = [
+            deployment["metadata"]["name"] for deployment in deployments if deployment["metadata"]["uid"] in self._meant
+        ]
         own.sort(key=lambda called: called == object_name(self._name))
         running = [_named(pod) for pod in pods if replica_of(pod) in parts]
         self._end(*(f"deployment/{called}" for called in own), *running)
@@ -65,14 +67,16 @@ class Removal:
         """Return the Deployments and the pods of that name."""
         words = ("deployments,pods", "--selector", selector(self._name))
         items = self._cluster.json("get", *words, within=_ASKED)["items"]
-        deployments = [each for each in items if each["kind"] == "Deployment"]
-        return deployments, [each for each in items if each["kind"] == "Pod"]
+        deployments = [item for item in items if item["kind"] == "Deployment"]
+        return deployments, [item for item in items if item["kind"] == "Pod"]
 
     def _parts(self, deployments: Collection[Mapping[str, Any]]) -> set[str]:
         """Return the parts that this start still owns.
 
         The part "" selects all objects of the name: it is omitted if another start owns any of them."""
-        others = {replica_of(each) for each in deployments if each["metadata"]["uid"] not in self._meant}
+        others = {
+            replica_of(deployment) for deployment in deployments if deployment["metadata"]["uid"] not in self._meant
+        }
         return {part for part in self._meant.values() if part not in others and (part or not others)}
 
     def _running(self) -> list[Mapping[str, Any]]:

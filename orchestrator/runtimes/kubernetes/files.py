@@ -35,9 +35,9 @@ def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     plan, image = artifacts.plan, image_of_pods(artifacts)
     replicas = artifacts.named_replicas[: 1 if autoscaling_of(plan) else None]
     parts = (*replicas, ("", artifacts))
-    found = chain.from_iterable(objects_of(each, image.reference, name, part) for part, each in parts)
+    found = chain.from_iterable(objects_of(item, image.reference, name, part) for part, item in parts)
     head = "".join(f"# {' '.join(printable(line).splitlines())}".rstrip() + "\n" for line in _head(plan, name))
-    documents = "---\n".join(dump_yaml(each, width=1000) for each in found)
+    documents = "---\n".join(dump_yaml(item, width=1000) for item in found)
     return (text_file("kubernetes.yaml", f"{head}---\n{documents}"),)
 
 
@@ -67,11 +67,11 @@ def image_problems(cluster: KubernetesSection, image: str | None) -> Iterator[Pr
 def _head(plan: Plan, name: str) -> Iterator[str]:
     yield f"{plan.profile}: {plan.description}"
     yield "`kubectl apply --server-side -f kubernetes.yaml` starts it"
-    if any(each.layout.nodes > 1 for each in replica_plans(plan)):
+    if any(replica_plan.layout.nodes > 1 for replica_plan in replica_plans(plan)):
         yield f"the cluster needs LeaderWorkerSet 0.6 or newer ({LWS_SITE})"
     yield from autoscaling_notes(plan)
-    level, why = required_level(plan)
-    yield f"the namespace has to admit the Pod Security Standard {level}: {why}"
+    level, reason = required_level(plan)
+    yield f"the namespace has to admit the Pod Security Standard {level}: {reason}"
     if limits := ", ".join(limit.name for limit in plan.hardware.container.ulimits):
         yield f"limits ({limits}): a pod has the limits of its node's container runtime and cannot request others"
     cluster = cluster_of(plan)

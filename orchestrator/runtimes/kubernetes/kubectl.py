@@ -97,10 +97,10 @@ class Cluster:
 
     def refused(self, done: CompletedProgram) -> HostError:
         """Return the error for a rejected request."""
-        said = done.stderr.strip().removeprefix("Error from server ").removeprefix("error: ")
+        text = done.stderr.strip().removeprefix("Error from server ").removeprefix("error: ")
         return HostError(
-            f"the cluster rejected the request: {said.splitlines()[0] if said else f'exit code {done.code}'}",
-            details=said,
+            f"the cluster rejected the request: {text.splitlines()[0] if text else f'exit code {done.code}'}",
+            details=text,
         )
 
     def require_answer(self, done: CompletedProgram) -> None:
@@ -108,11 +108,11 @@ class Cluster:
         if done.ok or (done.code != 124 and not _UNREACHED.search(done.stderr)):
             return
         context = f"context `{self.context}`" if self.context else "the kubeconfig's current context"
-        said = done.stderr.strip().splitlines()
+        text = done.stderr.strip().splitlines()
         raise HostError(
             f"the cluster of {context} does not answer",
             hint=f"{self.shown('get', 'pods')} must work; `--set kubernetes.context=…` selects another cluster",
-            details=f"  {said[-1]}" if said else "",
+            details=f"  {text[-1]}" if text else "",
         )
 
 

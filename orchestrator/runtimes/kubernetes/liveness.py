@@ -43,9 +43,9 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     between = _between(plan)
     seconds = max(between * 2 // 3, 1)
     ranks = str(plan.layout.dp) if plan.role is Role.SERVER else "1"  # of a prefill or decode server, one tells
-    asked = (str(plan.server.port), ranks, str(seconds), *_alone(plan), *config_words[1:])
+    arguments = (str(plan.server.port), ranks, str(seconds), *_alone(plan), *config_words[1:])
     return {
-        "exec": {"command": [*_PYTHON, f"{FOLDER}/{_PROGRAM}", *asked]},
+        "exec": {"command": [*_PYTHON, f"{FOLDER}/{_PROGRAM}", *arguments]},
         "timeoutSeconds": max(between * 5 // 6, 1),
         "periodSeconds": between,
         "failureThreshold": hang_seconds(plan) // between + 1,  # the first failure only sets the baseline for progress
@@ -57,9 +57,9 @@ def startup_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
 
     Its failures limit only the time until the server is healthy: it does not fail during the requests.
     """
-    asked = (str(plan.server.port), str(plan.layout.dp), *_alone(plan), *config_words[1:])
+    arguments = (str(plan.server.port), str(plan.layout.dp), *_alone(plan), *config_words[1:])
     return {
-        "exec": {"command": [*_PYTHON, f"{FOLDER}/{_FIRST_SAMPLE}", *asked]},
+        "exec": {"command": [*_PYTHON, f"{FOLDER}/{_FIRST_SAMPLE}", *arguments]},
         "timeoutSeconds": first_sample.HEALTH_LIMIT + first_sample.SAMPLE_LIMIT + _STARTUP_PERIOD,
         "periodSeconds": _STARTUP_PERIOD,
         "failureThreshold": math.ceil(startup_limit(plan) / _STARTUP_PERIOD),
@@ -68,8 +68,8 @@ def startup_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
 
 def drain_hook(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     """Return the preStop hook, which waits for the requests of a server and aborts those left."""
-    asked = (str(plan.server.port), str(plan.timeouts.termination_grace), *config_words[1:])
-    return {"exec": {"command": [*_PYTHON, f"{FOLDER}/{_DRAIN}", *asked]}}
+    arguments = (str(plan.server.port), str(plan.timeouts.termination_grace), *config_words[1:])
+    return {"exec": {"command": [*_PYTHON, f"{FOLDER}/{_DRAIN}", *arguments]}}
 
 
 def programs() -> dict[str, str]:

@@ -130,9 +130,9 @@ def command_of_gateway(plan: Plan, name: str) -> Command:
     """
     cluster, servers = cluster_of(plan), replica_plans(plan)
     labels = {}
-    for each in servers:
-        role = "" if each.role is Role.SERVER else each.role.value
-        leader = {_WORKER: "0"} if each.layout.nodes > 1 else {}
+    for server in servers:
+        role = "" if server.role is Role.SERVER else server.role.value
+        leader = {_WORKER: "0"} if server.layout.nodes > 1 else {}
         labels[role] = {NAME: name, ROLE: role or REPLICA, **leader}
     return gateway_command(
         plan,

@@ -43,10 +43,10 @@ class ObservationCache:
         Raises HostError once the last one is older than `MAX_STALENESS`.
         """
         seen, cluster = self._seen.get(unit.runtime_id, ObservedServer()), replica.cluster
-        failed, why = self._failed.get(cluster, (-inf, None))
-        if why is not None and time.monotonic() - failed < _FRESH:
+        failed, reason = self._failed.get(cluster, (-inf, None))
+        if reason is not None and time.monotonic() - failed < _FRESH:
             if seen.at == -inf:
-                raise why
+                raise reason
             return seen
         if time.monotonic() - seen.at < _FRESH:
             return seen
@@ -56,7 +56,7 @@ class ObservationCache:
         except HostError as error:
             if time.monotonic() - seen.at > MAX_STALENESS:
                 raise
-            if why is None:
+            if reason is None:
                 warn(f"{error.message}: retrying for {MAX_STALENESS / 60:.0f} min", hint=error.hint)
             self._failed[cluster] = time.monotonic(), error
             return seen
@@ -76,9 +76,9 @@ class ObservationCache:
         If `warnings` is None, the warnings about its pod are requested.
         """
         own, cluster = (unit.name, replica.part), replica.cluster
-        ours = [each for each in items if (each["metadata"]["labels"][NAME], replica_of(each)) == own]
-        deployment = next((each for each in ours if each["metadata"]["uid"] == unit.runtime_id), None)
-        view = pod_view([each for each in ours if each["kind"] == "Pod"])
+        ours = [item for item in items if (item["metadata"]["labels"][NAME], replica_of(item)) == own]
+        deployment = next((item for item in ours if item["metadata"]["uid"] == unit.runtime_id), None)
+        view = pod_view([item for item in ours if item["kind"] == "Pod"])
         if view is not None and view.warns:
             view = replace(view, events=_about(view, warnings_of(cluster, view.name) if warnings is None else warnings))
         self._seen[unit.runtime_id] = seen = ObservedServer(at=time.monotonic(), deployment=deployment, view=view)

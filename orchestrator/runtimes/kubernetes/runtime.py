@@ -115,11 +115,11 @@ class KubernetesRuntime(Runtime):
         """
         plan, settings = artifacts.plan, cluster_of(artifacts.plan)
         cluster = Cluster(settings.context or "", settings.namespace)
-        seat = ReplicaRef(cluster, replica_name(run_dir) or (GATEWAY if plan.gateway is not None else ""))
-        *others, deployment = creation.objects_of_start(seat, artifacts, name, secrets)
+        replica = ReplicaRef(cluster, replica_name(run_dir) or (GATEWAY if plan.gateway is not None else ""))
+        *others, deployment = creation.objects_of_start(replica, artifacts, name, secrets)
         start = {RUN_DIR: str(run_dir.absolute()), STARTER: f"{socket.gethostname()}/{uuid.uuid4()}"}
-        for each in (*others, deployment):
-            each["metadata"]["annotations"] |= start
+        for other in (*others, deployment):
+            other["metadata"]["annotations"] |= start
         try:
             with defer_signals():  # a request in flight cannot be undone
                 made = creation.create_deployment(
@@ -128,7 +128,7 @@ class KubernetesRuntime(Runtime):
             creation.require_taken(cluster.apply(others))
             creation.require_taken(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
         except BaseException:  # mainly Ctrl-C: no record would mention these objects
-            self._discard(seat, name, start[STARTER])
+            self._discard(replica, name, start[STARTER])
             raise
         unit = self._unit(cluster, made)
         self._patience[unit.runtime_id] = settings.pending_timeout
@@ -140,24 +140,24 @@ class KubernetesRuntime(Runtime):
             self._started = self._start_lists(None)
 
     def _start_lists(self, name: str | None) -> _Lists:
-        places = known_namespaces(self._home, name)
-        return places, start_lists(places, selector(name) if name else f"{NAME},{OURS}")
+        locations = known_namespaces(self._home, name)
+        return locations, start_lists(locations, selector(name) if name else f"{NAME},{OURS}")
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`.
 
         Opens a tunnel only to servers that are requested by name; others have their Service's URL.
         """
-        places, lists = self._started if name is None and self._started else self._start_lists(name)
+        locations, lists = self._started if name is None and self._started else self._start_lists(name)
         self._started = None
-        found = [self._servers(*each, named=name is not None) for each in zip(places, lists(), strict=True)]
-        units = [unit for each in found if not isinstance(each, HostError) for unit in each]
+        found = [self._servers(*item, named=name is not None) for item in zip(locations, lists(), strict=True)]
+        units = [unit for item in found if not isinstance(item, HostError) for unit in item]
         if name is not None:
             units = [self._reached(unit) for unit in units]
         units.sort(key=lambda unit: (unit.name, unit.role is not Role.GATEWAY, unit.role is Role.DECODE, unit.number))
-        if silent := [each for each in found if isinstance(each, HostError)]:
-            said = "; ".join(dict.fromkeys(error.message for error in silent))
-            raise PartialResultError(said, found=tuple(units), hint=silent[0].hint, details=silent[0].details)
+        if silent := [item for item in found if isinstance(item, HostError)]:
+            text = "; ".join(dict.fromkeys(error.message for error in silent))
+            raise PartialResultError(text, found=tuple(units), hint=silent[0].hint, details=silent[0].details)
         return tuple(units)
 
     def state(self, unit: Unit) -> ServerState:
@@ -166,16 +166,16 @@ class KubernetesRuntime(Runtime):
 
     def _told(self, unit: Unit, deployment: Mapping[str, Any] | None, view: PodView | None) -> ServerState:
         state = server_state(deployment, view)
-        seat, forward = self._seats[unit.runtime_id], self._forwards.get(unit.runtime_id)
-        listens = view is not None and (seat.part != GATEWAY or view.listens)  # else kubectl would end
-        if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(seat.cluster):
+        replica, forward = self._seats[unit.runtime_id], self._forwards.get(unit.runtime_id)
+        listens = view is not None and (replica.part != GATEWAY or view.listens)  # else kubectl would end
+        if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(replica.cluster):
             forward.connect(view.name, f"{view.name}/{view.runs_since}")
         if state.status is not Status.PENDING or not scheduling_problem(deployment, view):
             self._stuck_since.pop(unit.runtime_id, None)
             return state
         since = self._stuck_since.setdefault(unit.runtime_id, time.monotonic())
-        about = ("pod", view.name) if view is not None else ("deployment", deployment_name(unit.name, seat.part))
-        more = seat.cluster.shown("describe", *about)
+        about = ("pod", view.name) if view is not None else ("deployment", deployment_name(unit.name, replica.part))
+        more = replica.cluster.shown("describe", *about)
         stuck = state.unschedulable or time.monotonic() - since >= self._patience.get(unit.runtime_id, inf)
         return replace(state, unschedulable=stuck, detail=f"{state.detail}; {more} shows more")
 
@@ -184,8 +184,8 @@ class KubernetesRuntime(Runtime):
         view = self._look(unit)[1] if unit.runtime_id else None
         if view is None or view.runs_since is None:
             return ()
-        asked = ("exec", view.name, "--container", CONTAINER, "--", "sh", "-c", _TITLES)
-        listed = self._seats[unit.runtime_id].cluster.ask(*asked)
+        words = ("exec", view.name, "--container", CONTAINER, "--", "sh", "-c", _TITLES)
+        listed = self._seats[unit.runtime_id].cluster.ask(*words)
         return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip()) if listed.ok else ()
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
@@ -217,22 +217,22 @@ class KubernetesRuntime(Runtime):
 
         A replacement pod has the label again, from the template of its Deployment.
         """
-        seat = self._seats[unit.runtime_id]
-        asked = ("pods", "--selector", selector(unit.name, seat.part))
-        label = f"{ROLE}={role_label(seat.part)}" if routable else f"{ROLE}-"
+        replica = self._seats[unit.runtime_id]
+        words = ("pods", "--selector", selector(unit.name, replica.part))
+        label = f"{ROLE}={role_label(replica.part)}" if routable else f"{ROLE}-"
 
         def labeled() -> bool:  # a new Deployment has no pod yet, and a pod may be replaced meanwhile
-            done = seat.cluster.ask("label", *asked, label, "--overwrite")
+            done = replica.cluster.ask("label", *words, label, "--overwrite")
             if not done.ok and "(NotFound)" in done.stderr:
                 return False
             if not done.ok:
-                raise seat.cluster.refused(done)
+                raise replica.cluster.refused(done)
             return bool(done.stdout.strip())
 
         if not poll_until(bool, labeled, timeout=_APPEARS, interval=_PAUSE):
             self._seen.forget(unit)
-            what, detail = f"deployment/{deployment_name(unit.name, seat.part)}", self.state(unit).detail
-            hint = f"{seat.cluster.shown('describe', what)} shows more"
+            what, detail = f"deployment/{deployment_name(unit.name, replica.part)}", self.state(unit).detail
+            hint = f"{replica.cluster.shown('describe', what)} shows more"
             raise HostError(f"`{what}` has no pod after {_APPEARS:.0f} s: {detail}", hint=hint)
 
     def is_routable(self, unit: Unit) -> bool:
@@ -254,16 +254,16 @@ class KubernetesRuntime(Runtime):
         """Return the servers among the objects of a namespace with their states, or the error."""
         if isinstance(items, HostError):
             return items
-        records = [each for each in items if each["kind"] == "Deployment" and is_record(_marks(each))]
-        units = [self._unit(cluster, each) for each in records]
-        warns = any(PodView(pod=each).warns for each in items if each["kind"] == "Pod")
+        records = [item for item in items if item["kind"] == "Deployment" and is_record(_marks(item))]
+        units = [self._unit(cluster, record) for record in records]
+        warns = any(PodView(pod=item).warns for item in items if item["kind"] == "Pod")
         try:
             warnings = warnings_of(cluster) if warns and not named else None  # those of all pods at once
             seen = [self._seen.keep(unit, self._seats[unit.runtime_id], items, warnings) for unit in units]
         except HostError as error:
             return error
         listed = zip(units, seen, strict=True)
-        return [replace(unit, state=self._told(unit, each.deployment, each.view)) for unit, each in listed]
+        return [replace(unit, state=self._told(unit, item.deployment, item.view)) for unit, item in listed]
 
     def _look(self, unit: Unit) -> tuple[Mapping[str, Any] | None, PodView | None]:
         """Return the Deployment and the pod. Raises HostError if the cluster has not answered for too long."""
@@ -294,10 +294,10 @@ class KubernetesRuntime(Runtime):
 
     def _end(self, units: Sequence[Unit], *, grace: float) -> None:
         """Delete units of one name. Raises HostError."""
-        seats = {unit.runtime_id: self._seats[unit.runtime_id] for unit in units}
-        parts = {identity: seat.part for identity, seat in seats.items()}
+        replicas = {unit.runtime_id: self._seats[unit.runtime_id] for unit in units}
+        parts = {identity: replica.part for identity, replica in replicas.items()}
         try:
-            Removal(seats[units[0].runtime_id].cluster, units[0].name, parts).carry_out(grace)
+            Removal(replicas[units[0].runtime_id].cluster, units[0].name, parts).carry_out(grace)
         finally:
             for unit in units:
                 self._forget(unit)
@@ -316,21 +316,21 @@ class KubernetesRuntime(Runtime):
 
     def _unit(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Unit:
         about = deployment["metadata"]
-        said, identity = about["annotations"], str(about["uid"])
-        self._seats[identity] = seat = ReplicaRef(cluster, replica_of(deployment))
-        name, port = about["labels"][NAME], said[URL].rpartition(":")[2]
+        text, identity = about["annotations"], str(about["uid"])
+        self._seats[identity] = replica = ReplicaRef(cluster, replica_of(deployment))
+        name, port = about["labels"][NAME], text[URL].rpartition(":")[2]
         return Unit(
             runtime="kubernetes",
             name=name,
-            profile=said[PROFILE],
-            plan_digest=said[PLAN],
-            url=self._forwards[identity].url if identity in self._forwards else said[URL],
-            run_dir=said.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
+            profile=text[PROFILE],
+            plan_digest=text[PLAN],
+            url=self._forwards[identity].url if identity in self._forwards else text[URL],
+            run_dir=text.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
             runtime_id=identity,
-            role=Role.GATEWAY if seat.part == GATEWAY else role_of(seat.part),
-            number=replica_number(seat.part) or 1,
-            service_url=said[URL],
-            forward_command=quote(cluster.argv("port-forward", f"service/{object_name(name, seat.part)}", port)),
+            role=Role.GATEWAY if replica.part == GATEWAY else role_of(replica.part),
+            number=replica_number(replica.part) or 1,
+            service_url=text[URL],
+            forward_command=quote(cluster.argv("port-forward", f"service/{object_name(name, replica.part)}", port)),
         )
 
     def _reached(self, unit: Unit) -> Unit:
@@ -360,7 +360,7 @@ def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]
     plans = (run.read_any("plan.json") for run in newest if name is not None or not (run.path / EXIT_FILE).is_file())
     found = (plan["kubernetes"] for plan in plans if isinstance(plan.get("kubernetes"), dict))
     return tuple(
-        sorted({Cluster(said.get("context") or "", said["namespace"]) for said in found if "namespace" in said})
+        sorted({Cluster(text.get("context") or "", text["namespace"]) for text in found if "namespace" in text})
     )
 
 

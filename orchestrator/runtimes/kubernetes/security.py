@@ -51,8 +51,8 @@ def required_level(plan: Plan) -> tuple[str, str]:
     """Return the level that the namespace has to admit, and why."""
     level = level_of(plan)
     if any(map(uses_host_network, replica_plans(plan))):
-        why = "the KV cache crosses by RDMA" if plan.roles else "the ranks are on several nodes"
-        return "privileged", f"the network of the node, and with GPUs /dev/infiniband: {why}"
+        reason = "the KV cache crosses by RDMA" if plan.roles else "the ranks are on several nodes"
+        return "privileged", f"the network of the node, and with GPUs /dev/infiniband: {reason}"
     if level != "privileged" and (node_checkpoint(plan) or cluster_of(plan).weights.host_path):
         return "privileged", f"the checkpoint is in a directory of the node (hostPath); with a claim it is {level}"
     reasons = {

@@ -63,7 +63,7 @@ def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
 def _ranks_on_nodes(profile: Profile) -> str:
     """Return the key that spreads a server over several nodes; "" if none does."""
     roles = role_profiles(profile)
-    spread = [f"layout.{name}.nodes" for name, each in roles.items() if each.layout.nodes.value > 1]
+    spread = [f"layout.{name}.nodes" for name, role in roles.items() if role.layout.nodes.value > 1]
     return next(iter(spread), "") if roles else "layout.nodes" * (profile.layout.nodes.value > 1)
 
 

@@ -49,7 +49,7 @@ class PodView:
     def container(self) -> Seen:
         """Return the status of the server's container; empty before a node has accepted the pod."""
         statuses = self.pod.get("status", {}).get("containerStatuses", ())
-        return next((each for each in statuses if each["name"] == CONTAINER), {})
+        return next((status for status in statuses if status["name"] == CONTAINER), {})
 
     @property
     def runs_since(self) -> str | None:
@@ -86,21 +86,21 @@ class PodView:
 def is_over(pod: Seen) -> bool:
     """Return whether nothing runs in a deleted pod; its kubelet keeps the object for up to 10 s more."""
     statuses = pod.get("status", {}).get("containerStatuses", ())
-    ended = [each for each in statuses if "running" not in each["state"] and _last_end(each) is not None]
+    ended = [status for status in statuses if "running" not in status["state"] and _last_end(status) is not None]
     return bool(pod["metadata"].get("deletionTimestamp") and statuses and len(ended) == len(statuses))
 
 
 def has_started(pod: Seen) -> bool:
     """Return whether any container of the pod was ever started."""
     statuses = pod.get("status", {}).get("containerStatuses", ())
-    return any("running" in each["state"] or _last_end(each) is not None for each in statuses)
+    return any("running" in status["state"] or _last_end(status) is not None for status in statuses)
 
 
 def pod_view(pods: Sequence[Seen]) -> PodView | None:
     """Return the view of a server from all of its pods."""
     if (pod := newest(pods)) is None:
         return None
-    return PodView(pod=pod, lost=_latest([each for each in pods if _has_failed(each) and each is not pod]))
+    return PodView(pod=pod, lost=_latest([item for item in pods if _has_failed(item) and item is not pod]))
 
 
 def newest(pods: Sequence[Seen]) -> Seen | None:
@@ -163,9 +163,9 @@ def scheduling_problem(deployment: Seen | None, view: PodView | None) -> str:
 def _troubles(view: PodView) -> Iterator[str]:
     yield from _held(view.pod)
     for reasons, what in ((_MOUNTS, "cannot mount a volume"), (_SANDBOX, "the node cannot create its pod")):
-        said = [str(event.get("message", "")) for event in view.events if event.get("reason") in reasons]
-        if said and view.placed:
-            yield f"{what}: {said[-1]}"
+        messages = [str(event.get("message", "")) for event in view.events if event.get("reason") in reasons]
+        if messages and view.placed:
+            yield f"{what}: {messages[-1]}"
 
 
 def _held(pod: Seen) -> Iterator[str]:
@@ -173,8 +173,8 @@ def _held(pod: Seen) -> Iterator[str]:
     status = pod.get("status", {})
     if (refusal := refusal_in(pod)) is not None:
         yield f"sglang rejected its arguments: {refusal.text}"
-    for each in status.get("initContainerStatuses", ()):
-        ended = _last_end(each) if each["name"] == CHECKPOINT else None
+    for item in status.get("initContainerStatuses", ()):
+        ended = _last_end(item) if item["name"] == CHECKPOINT else None
         if ended is not None and ended.get("exitCode"):
             yield f"its checkpoint is missing: {ended.get('message', '')}"
     for condition in status.get("conditions", ()):
@@ -199,7 +199,7 @@ def _waits_for(view: PodView) -> str:
         return "waiting for a node"
     node = view.pod["spec"]["nodeName"]
     steps = view.pod.get("status", {}).get("initContainerStatuses", ())
-    if any(each["name"] == ARGUMENTS and "running" in each.get("state", {}) for each in steps):
+    if any(step["name"] == ARGUMENTS and "running" in step.get("state", {}) for step in steps):
         return f"sglang is checking its arguments on {node}"
     return f"waiting for its image and volumes on {node}"
 
@@ -224,8 +224,10 @@ def _running(view: PodView, since: str) -> ServerState:
 
 def _is_out_of_sight(view: PodView) -> bool:
     """Return whether the node controller has set the pod to not ready, but not its kubelet (MarkPodsNotReady)."""
-    said = {each["type"]: each["status"] for each in view.pod.get("status", {}).get("conditions", ())}
-    return said.get("Ready") == "False" and said.get("ContainersReady") == "True"
+    messages = {
+        condition["type"]: condition["status"] for condition in view.pod.get("status", {}).get("conditions", ())
+    }
+    return messages.get("Ready") == "False" and messages.get("ContainersReady") == "True"
 
 
 def _failed(pod: Seen) -> str:
@@ -285,9 +287,11 @@ def _failed_probe_message(view: PodView, last: Seen) -> str:
         for event in view.events
         if began <= str(event.get("lastTimestamp") or "") <= ended
     ]
-    if said := [message for message in messages if message.startswith(_LIVENESS)]:
-        why = _one_line(said[-1].removeprefix(_LIVENESS)) or "it timed out"  # Kubernetes 1.20 sends no text then
-        return f" (its livenessProbe failed: {why})"
+    if conditions := [message for message in messages if message.startswith(_LIVENESS)]:
+        reason = (
+            _one_line(conditions[-1].removeprefix(_LIVENESS)) or "it timed out"
+        )  # Kubernetes 1.20 sends no text then
+        return f" (its livenessProbe failed: {reason})"
     late = any(_NOT_STARTED in message for message in messages)
     return " (it was stopped because it was not ready in time; raise `timeouts.progress_deadline`)" if late else ""
 

@@ -124,7 +124,7 @@ class ProcessRuntime(Runtime):
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`. Raises HostError if the runs of this home cannot be listed."""
         names = known_names(self._home) if name is None else [name] if NAME.match(name) else []
-        folders = [self._home.runs / FileName(each) for each in names]
+        folders = [self._home.runs / FileName(name) for name in names]
         folders = [folder for folder in folders if not folder.is_symlink()]
         for folder in folders:
             _await_handover(folder / _START_LOCK)
@@ -229,8 +229,8 @@ def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: i
     result = subprocesses.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)), env=environ, inherits=(lock,))
     record = read_record(Path(request.run_dir))
     if not result.ok or record is None:
-        why = result.stderr.strip()
-        raise StartError(f"cannot start `{request.argv[0]}`", location=request.run_dir, details=why)
+        reason = result.stderr.strip()
+        raise StartError(f"cannot start `{request.argv[0]}`", location=request.run_dir, details=reason)
     return record
 
 

@@ -33,7 +33,7 @@ def cluster(subject: CheckContext) -> Iterator[Finding]:
     as the reason of a pending job.
     """
     runner, plan, job = subject.access.runner, subject.plan, job_of(subject.plan)
-    if missing := [each for each in _COMMANDS if not runner(("sh", "-c", f"command -v {each}")).ok]:
+    if missing := [command for command in _COMMANDS if not runner(("sh", "-c", f"command -v {command}")).ok]:
         hint = "run this on a login node of the cluster, or install Slurm's client programs"
         yield fail("slurm", f"without {', '.join(missing)}", "its commands", hint)
         return
@@ -102,8 +102,8 @@ def _judged(runner: Runner, check: str, options: Sequence[str]) -> Finding:
     done = runner(("sbatch", "--test-only", *options, "--export=NONE", "--wrap=true"))
     wanted = " ".join(option for option in options if not option.startswith(_ASIDE))
     if not done.ok:
-        why, hint = refusal(done)
-        return fail(check, why, wanted, hint)
+        reason, hint = refusal(done)
+        return fail(check, reason, wanted, hint)
     found = _TAKEN.search(done.stderr)
     return info(check, f"{found[2]} of {found[3]}, from {found[1]}" if found else "Slurm accepts the job", wanted)
 

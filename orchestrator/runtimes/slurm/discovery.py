@@ -35,8 +35,8 @@ def found_units(home: Home, name: str | None, handle_of: Callable[[JobComment, J
         if (job := jobs.find_job(number)) is not None and not job.is_over:
             live.setdefault(comment.name, {})[Path(comment.run)] = handle_of(comment, job)
     known = {name} if name is not None else {*live, *known_names(home)}
-    folders = [home.runs.absolute() / FileName(each) for each in sorted(known) if NAME.match(each)]
-    return [each for folder in folders for each in _units_of_name(folder, live.get(folder.name, {}), handle_of)]
+    folders = [home.runs.absolute() / FileName(item) for item in sorted(known) if NAME.match(item)]
+    return [unit for folder in folders for unit in _units_of_name(folder, live.get(folder.name, {}), handle_of)]
 
 
 def forgotten(number: str) -> Job:

@@ -156,8 +156,8 @@ def _wait_for_vram(run_dir: Path) -> None:
     try:
         plan = require_plan(RunDir(run_dir), run_root(run_dir).parent.name)
         if plan.gpus and plan.gateway is None:
-            vendor, given = plan.hardware.vendor, os.environ.get("SLURM_JOB_GPUS", "")
-            gpus = [int(number) for number in given.split(",") if number.isdecimal()] or list(plan.gpus)
+            vendor, requested = plan.hardware.vendor, os.environ.get("SLURM_JOB_GPUS", "")
+            gpus = [int(number) for number in requested.split(",") if number.isdecimal()] or list(plan.gpus)
             wait_for_vram_release(lambda: read_gpus(vendor, local), gpus=gpus)
     except DeployError as error:
         write(sys.stderr, f"{error.message}\n")

@@ -64,10 +64,10 @@ def pending_reason(job: Job) -> str:
     if job.state == "CONFIGURING":
         return f"job {job.id}: node {job.node} is booting"
     word = job.reason.partition(",")[0]
-    said = f"{_REASONS[word][0]} ({job.reason})" if word in _REASONS else job.reason
+    text = f"{_REASONS[word][0]} ({job.reason})" if word in _REASONS else job.reason
     begins = f", expected at {job.begins[11:16]} UTC on {job.begins[:10]}" if job.begins else ""
     again = ", requeued" if job.restarts else ""
-    return f"job {job.id} is pending{again}: {said}{begins}"
+    return f"job {job.id} is pending{again}: {text}{begins}"
 
 
 def unschedulable_hint(job: Job) -> str:

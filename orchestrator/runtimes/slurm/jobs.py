@@ -65,8 +65,8 @@ def submit(options: Sequence[str], script: str, *arguments: str) -> str:
     """
     done = _run(["sbatch", "--parsable", *options, script, *arguments], env=dict.fromkeys(secret_variables()))
     if not done.ok:
-        why, hint = refusal(done)
-        raise StartError(f"Slurm rejected the job: {why}", hint=hint)
+        reason, hint = refusal(done)
+        raise StartError(f"Slurm rejected the job: {reason}", hint=hint)
     return done.stdout.strip().partition(";")[0]
 
 
@@ -86,8 +86,8 @@ _REFUSALS: Final = {
 
 def refusal(done: CompletedProgram) -> tuple[str, str]:
     """Return why sbatch rejects a job, and a hint."""
-    why = _said(done)
-    return why, _REFUSALS.get(why.partition(":")[0], _LOOK)
+    reason = _said(done)
+    return reason, _REFUSALS.get(reason.partition(":")[0], _LOOK)
 
 
 def queued() -> Iterator[tuple[str, str]]:
@@ -142,8 +142,8 @@ def _lost_nodes(nodes: str) -> str:
 
 def node_address(node: str) -> str:
     """Return the address of a node in the cluster's configuration. Raises HostError."""
-    shown = _asked(["scontrol", "show", "node", node]).stdout
-    found = re.search(r"NodeAddr=(\S+)", shown)
+    output = _asked(["scontrol", "show", "node", node]).stdout
+    found = re.search(r"NodeAddr=(\S+)", output)
     return found[1] if found else node
 
 

@@ -96,14 +96,14 @@ def no_requeue_with_replicas(context: RuleContext) -> Iterator[Problem]:
 def options_are_free(context: RuleContext) -> Iterator[Problem]:
     """Forbid further options of sbatch that this tool sets, or that hold a secret."""
     for index, option in enumerate(context.profile.slurm.sbatch_options):
-        place, name = context.location("slurm", "sbatch_options", index), option[2:].partition("=")[0]
-        if ours := min((each for each in _OURS if each.startswith(name)), default=""):  # as in getopt_long(3)
+        location, name = context.location("slurm", "sbatch_options", index), option[2:].partition("=")[0]
+        if ours := min((item for item in _OURS if item.startswith(name)), default=""):  # as in getopt_long(3)
             hint = f"`slurm.{ours}` sets it" if ours in SlurmSection.model_fields else "omit it"
-            yield Problem(f"cannot set `--{ours}`: `deploy` sets it", place, hint)
+            yield Problem(f"cannot set `--{ours}`: `deploy` sets it", location, hint)
         if looks_secret(option):
             yield Problem(
                 f"`--{name}` looks like a secret",
-                place,
+                location,
                 "remove the option: Slurm shows the options of a job to everyone",
             )
 

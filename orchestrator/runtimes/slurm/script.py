@@ -86,7 +86,7 @@ def _share(plan: Plan) -> Iterator[str]:
         ("--cpus-per", f"--cpus-per-task={needs.max_cpus}"),
         ("--mem", f"--mem={mebibytes(needs.max_memory)}M"),
     ):
-        if not any(each.startswith(start) for each in own):
+        if not any(item.startswith(start) for item in own):
             yield option
 
 
@@ -163,7 +163,7 @@ def container_words(plan: Plan, home: str | None) -> tuple[str, ...]:
     job = job_of(plan)
     mounted = [home, *filter(None, [_checkpoint_outside(plan, home)])] if home else []
     if job.container == "pyxis":
-        binds = ",".join(f"{each}:{each}" for each in mounted)
+        binds = ",".join(f"{item}:{item}" for item in mounted)
         mounts = (f"--container-mounts={binds}", f"--container-workdir={home}") if home else ()
         return ("srun", "--mpi=none", "--kill-on-bad-exit=1", f"--container-image={job.image}", *mounts)
     if job.container == "apptainer":

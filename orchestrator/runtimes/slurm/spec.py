@@ -28,7 +28,7 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
         command = gateway_command(plan, host=_EVERYWHERE, metrics_host=_EVERYWHERE)
         return Artifacts(plan=plan, command=command, build=None)
 
-    return render_units(plan, lambda each: _contained(each, None), gateway)
+    return render_units(plan, lambda item: _contained(item, None), gateway)
 
 
 def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
@@ -41,7 +41,7 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
         return supervisor.prepare(artifacts, host_ref, host_ref.home.job_packages, _EVERYWHERE)
     note(f"`{job_of(plan).image}` is used unchanged; the smoke test shows missing patches")
     home = str(host_ref.home.root)
-    made = supervisor.commanded(artifacts, host_ref.home, lambda each: _contained(each, home).command, _EVERYWHERE)
+    made = supervisor.commanded(artifacts, host_ref.home, lambda item: _contained(item, home).command, _EVERYWHERE)
     return PreparedRun(artifacts=made, records={})
 
 
@@ -60,9 +60,9 @@ def external_image(plan: Plan) -> ExternalImage | None:
         return None
     scheme, of_registry, reference = image.partition("://")
     pinnable = job.container == "apptainer" and scheme == "docker" and bool(of_registry)
-    why = f"{job.container} uses `{image}` unchanged; its digest is unknown"
+    reason = f"{job.container} uses `{image}` unchanged; its digest is unknown"
     return ExternalImage(
-        key="slurm.image", scheme="docker://", reference=reference if pinnable else "", unpinned=redact(why)
+        key="slurm.image", scheme="docker://", reference=reference if pinnable else "", unpinned=redact(reason)
     )
 
 
@@ -77,8 +77,8 @@ def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     plan = artifacts.plan
     own = (script_file(SCRIPT, job_script(plan, job_name(name, plan))), *supervisor.launcher_files(artifacts, name))
     return own + tuple(
-        script_file(f"{folder}/{SCRIPT}", job_script(each.plan, job_name(name, each.plan, folder)))
-        for folder, each in artifacts.named_replicas
+        script_file(f"{folder}/{SCRIPT}", job_script(named_replica.plan, job_name(name, named_replica.plan, folder)))
+        for folder, named_replica in artifacts.named_replicas
     )
 
 

@@ -60,8 +60,8 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
     by_slurm = exit_reason(job) if job is not None else ""
     by_rank = _first_rank(run_dir, record)
     detail = by_slurm or by_rank or (describe_exit(code) if code is not None else _UNTOLD if job is None else _ENDING)
-    if record is None and not by_slurm and (said := _last_word(run_dir)):
-        detail += f": {said}"
+    if record is None and not by_slurm and (text := _last_word(run_dir)):
+        detail += f": {text}"
     return ServerState(
         status=Status.EXITED,
         exit_code=code,

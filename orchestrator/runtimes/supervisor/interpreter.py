@@ -33,7 +33,7 @@ _TOOLKIT: Final = {"nvidia": "cuda", "amd": "hip"}  # torch's names of the toolk
 def interpreter_argv(plan: Plan, home: Home) -> Sequence[str] | None:
     """Return the command that starts the plan's interpreter with its environment; None if it has not been built."""
     python = built_interpreter(plan.engine, home)
-    return None if python is None else ("env", *(f"{each.name}={each.value}" for each in plan.env), python)
+    return None if python is None else ("env", *(f"{item.name}={item.value}" for item in plan.env), python)
 
 
 def interpreter(subject: CheckContext) -> Iterator[Finding]:
@@ -42,19 +42,19 @@ def interpreter(subject: CheckContext) -> Iterator[Finding]:
     if python is None:
         yield info("interpreter", "built by `up`", f"sglang {engine.version}")
         return
-    told = subject.access.runner((python, "-c", _ASK))
-    versions = _versions(told.stdout) if told.ok else None
+    result = subject.access.runner((python, "-c", _ASK))
+    versions = _versions(result.stdout) if result.ok else None
     if versions is None:
-        said = (told.stderr or told.stdout).strip().splitlines()
-        found = f"`{python}` {'is not a Python' if told.ok else 'does not run'}" + (
-            f": {said[-1][:200]}" if said else ""
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        found = f"`{python}` {'is not a Python' if result.ok else 'does not run'}" + (
+            f": {lines[-1][:200]}" if lines else ""
         )
         yield fail("interpreter", found, "a Python that has sglang", "choose another: `--set engine.python=PATH`")
         return
-    shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     hint = "the plan is for another version: `--set engine.version=…`, or choose another interpreter"
     same = versions["sglang"] == engine.version
-    yield info_if(same, fail, "interpreter", shown, f"sglang {engine.version}", hint)
+    yield info_if(same, fail, "interpreter", text, f"sglang {engine.version}", hint)
     yield from _torch(subject, versions)
 
 

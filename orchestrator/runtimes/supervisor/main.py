@@ -130,8 +130,8 @@ def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
         for name in (request.record, CONFIG):
             with contextlib.suppress(OSError):
                 remove_file(run_dir / FileName(name))
-        why = error.message if isinstance(error, HostError) else f"{error.strerror}: `{error.filename}`"
-        raise StartError(why) from error
+        reason = error.message if isinstance(error, HostError) else f"{error.strerror}: `{error.filename}`"
+        raise StartError(reason) from error
     started(server)
     _copy_output(server, log, record.marks)
     code = server.wait()

@@ -110,21 +110,21 @@ def patched_copy(python: str, sources: SourcePatches, packages: Path) -> Patched
 def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str, Any]) -> ImageReceipt:
     package = folder / "python" / "sglang"
     copy_tree(Path(found["sglang"]["root"]), package, linked=True)
-    places = {destination: table_in(folder, destination) for destination in sources.tables}
+    locations = {destination: table_in(folder, destination) for destination in sources.tables}
     for destination, content in sources.tables.items():
-        atomic_write(Path(places[destination]), content)
-    said = folder / "applied.json"
-    argv = ("apply", "--manifest", "-", "--receipt", str(said), "--root", f"sglang={package}")
+        atomic_write(Path(locations[destination]), content)
+    record = folder / "applied.json"
+    argv = ("apply", "--manifest", "-", "--receipt", str(record), "--root", f"sglang={package}")
     before = os.environ.get("PYTHONPATH")
     path = os.pathsep.join(filter(None, [str(folder / "python"), before]))
-    done = _run(python, *argv, stdin=sources.manifest(places), path=path)
+    done = _run(python, *argv, stdin=sources.manifest(locations), path=path)
     if not done.ok:
         message = f"a patch does not apply to the sources that `{python}` imports"
         raise PatchError(
             message, details=done.stderr.strip().removeprefix("error: "), hint=_MISFIT.format(found["sglang"]["root"])
         )
-    data = parse_json(said.read_text(encoding="utf-8"))
-    remove_file(said)
+    data = parse_json(record.read_text(encoding="utf-8"))
+    remove_file(record)
     data["sources"]["sglang"]["commit"] = found["sglang"]["commit"]  # the copy is no git checkout
     receipt = parse_receipt(json.dumps(data))
     _require_tables(python, sources, receipt)
@@ -143,8 +143,8 @@ def _require_sglang(sources: SourcePatches) -> None:
 def _require_tables(python: str, sources: SourcePatches, receipt: ImageReceipt) -> None:
     """Raise PatchError if the package of a patch does not read its input file."""
     for patch in sources.patches:
-        given = isinstance(patch.apply, AddedFile) and patch.apply.destination in sources.tables
-        if given and (state := receipt.state(patch.id)) not in _APPLIED:
+        requested = isinstance(patch.apply, AddedFile) and patch.apply.destination in sources.tables
+        if requested and (state := receipt.state(patch.id)) not in _APPLIED:
             evidence = next(record.evidence for record in receipt.patches if record.id == patch.id)
             message = f"patch `{patch.id}` is {state} for the sources that `{python}` imports"
             raise PatchError(message, details="\n".join(evidence), hint=_NO_TABLE)
@@ -261,10 +261,10 @@ def _remove(folder: Path, packages: Path, servers: Sequence[str]) -> bool:
 
 def _own_bytes(folder: Path) -> Iterator[int]:
     """Yield the size of each file with a single link; the others are shared with the installation."""
-    for place, _, names in os.walk(folder):
+    for location, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):  # a server that writes bytecode renames temporary files
-                status = os.lstat(f"{place}/{name}")
+                status = os.lstat(f"{location}/{name}")
                 if status.st_nlink == 1:
                     yield status.st_size
 

@@ -78,7 +78,7 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -
         sources = source_patches(plan, inputs) if plan.patches else None
         return Artifacts(plan=plan, command=command, build=None, spec=sources)
 
-    return render_units(plan, lambda each: _rendered_server(each, inputs, host), gateway)
+    return render_units(plan, lambda item: _rendered_server(item, inputs, host), gateway)
 
 
 def _rendered_server(plan: Plan, inputs: Mapping[str, bytes], host: str | None) -> Artifacts:
@@ -133,7 +133,7 @@ def prepare(
     plan = artifacts.plan
     python = engine_python(plan.engine, host_ref.home)
     if artifacts.spec is None:
-        made = commanded(artifacts, host_ref.home, lambda each: _started_by(python, _command(each, host)), host)
+        made = commanded(artifacts, host_ref.home, lambda item: _started_by(python, _command(item, host)), host)
         return PreparedRun(
             artifacts=made,
             records={},

@@ -22,16 +22,16 @@ def start_request(
     The request holds secrets.
     """
     plan, ways = artifacts.plan, split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
-    given = {variable: secret.reveal() for variable, secret in ways.env.items()}
+    requested = {variable: secret.reveal() for variable, secret in ways.env.items()}
     # sglang itself may download: the checkpoint is local, a draft model or a tokenizer may not be
     if (token := hub_token()) and any(_REPOSITORY.fullmatch(word) for word in plan.serving.paths):
-        given.setdefault(HUB_TOKEN, token.reveal())
+        requested.setdefault(HUB_TOKEN, token.reveal())
     return StartRequest(
         run_dir=str(run_dir.absolute()),
         cwd=str(cwd),
         argv=artifacts.command.argv,
         env=dict(artifacts.command.env),
-        secret_env=given,
+        secret_env=requested,
         config=ways.config.reveal() if ways.config else None,
         secrets=known(),
         name=name,

@@ -107,7 +107,7 @@ def count_other_models(gateway: RunningServer) -> int:
         return 0
     with suppress(HostError):
         found = saved_workers(gateway).workers()
-        return sum(each.ready and each.model not in {"", plan.model.served_name} for each in found)
+        return sum(item.ready and item.model not in {"", plan.model.served_name} for item in found)
     return 0
 
 
@@ -115,8 +115,8 @@ def _roles(plan: Plan) -> dict[int | None, Mapping[str, object]]:
     ports = iter([port for role in plan.roles for port in role.bootstrap_ports])
     servers = replica_plans(plan) if plan.roles else ()
     return {
-        each.server.port: worker_fields(each.role, next(ports) if each.role is Role.PREFILL else None)
-        for each in servers
+        server.server.port: worker_fields(server.role, next(ports) if server.role is Role.PREFILL else None)
+        for server in servers
     }
 
 
@@ -155,7 +155,7 @@ class GatewayWorkers:
         def poll() -> bool:
             nonlocal idle_polls
             left = self._of(url)
-            idle_polls = 0 if any(each.ready or each.requests for each in left) else idle_polls + 1
+            idle_polls = 0 if any(item.ready or item.requests for item in left) else idle_polls + 1
             return not left or idle_polls > 1
 
         poll_until(bool, poll, timeout=self.drain_seconds + _CHANGE_TIMEOUT, interval=_POLL_INTERVAL)

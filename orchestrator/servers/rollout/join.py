@@ -43,7 +43,7 @@ def _open_gateway(servers: Servers, plan: Plan, gateway: str, name: str) -> Serv
         raise StartError(f"{what}: {ended.message}", hint=ended.hint)
     own = {plan.server.port, *(old.plan.server.port for old in servers.find(name) if old.plan)}
     listed = saved_workers(other.found).workers()
-    others = {each.model for each in listed if each.ready and urlsplit(each.url).port not in own}
+    others = {item.model for item in listed if item.ready and urlsplit(item.url).port not in own}
     if plan.model.served_name in {theirs.model.served_name, *others}:
         hint = "`--set model.served_name=NAME` sets another"
         raise StartError(f"{what}: the gateway already routes another model `{plan.model.served_name}`", hint=hint)

@@ -106,7 +106,7 @@ class ReplicatedStart:
 
     def _require_others(self, server: RunningServer) -> None:
         """Raise NotReadyError if another replica has exited."""
-        others = ((number, each) for number, each in enumerate(self._servers, start=1) if each is not server)
+        others = ((number, item) for number, item in enumerate(self._servers, start=1) if item is not server)
         for number, other in others:
             state = self.runtime.state(other)
             if state.unschedulable or state.status not in {Status.RUNNING, Status.PENDING}:

@@ -50,9 +50,9 @@ _REPLACED = "replaced"
 
 def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> None:
     """Raise NameTakenError if a rolling update cannot lead from one plan to the other."""
-    if why := rolling_update_blocker(old, new):
+    if reason := rolling_update_blocker(old, new):
         raise NameTakenError(
-            f"cannot do a rolling update of `{name}`: {why}",
+            f"cannot do a rolling update of `{name}`: {reason}",
             hint=f"`deploy down {name}`, then `{request.command(name)}` starts all replicas",
         )
 
@@ -137,7 +137,7 @@ class _RollingUpdate:
 
     def _others(self, server: RunningServer) -> int:
         """Return the number of the other replicas."""
-        return sum(each is not server for each in (*self._running.values(), *self.surplus))
+        return sum(item is not server for item in (*self._running.values(), *self.surplus))
 
     def _folder(self, number: int) -> Path:
         return self.run.path / FileName(self._plan.server_names[number - 1])
@@ -199,7 +199,7 @@ class _RollingUpdate:
                     drain.wait()
                     with defer_signals():
                         stop_server(self.runtime, server, home=self.servers.home, grace=drain.grace, reason=REMOVED)
-                        self.surplus = [each for each in self.surplus if each is not server]
+                        self.surplus = [item for item in self.surplus if item is not server]
             except BaseException as error:
                 with suppress(DeployError):
                     if self.runtime.state(server).status is Status.RUNNING:
@@ -266,8 +266,8 @@ class _RollingUpdate:
         if step.new is not None:
             detail = stop_after_failure(step.new, self.runtime, RunDir(self._folder(number)), failure_reason(failure))
             if isinstance(failure, DeployError):
-                told = explain_failure(self.runtime, step.new, detail)
-                failure.details = "\n\n".join(filter(None, [failure.details, told]))
+                explanation = explain_failure(self.runtime, step.new, detail)
+                failure.details = "\n\n".join(filter(None, [failure.details, explanation]))
             self._forget(number)
         elif step.drained and old is not None:  # while it was being stopped
             self._running.pop(number, None)
@@ -352,8 +352,8 @@ class _RollingUpdate:
 
 def _drain_seconds(start: StartSpec) -> float:
     """Return the seconds for the requests of each replica that is replaced."""
-    asked = start.request.drain
-    return start.artifacts.plan.timeouts.termination_grace if asked is None else asked
+    drain = start.request.drain
+    return start.artifacts.plan.timeouts.termination_grace if drain is None else drain
 
 
 @dataclass(kw_only=True)

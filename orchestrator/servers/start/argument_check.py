@@ -91,8 +91,8 @@ def require_accepted_by_image(
 
 def _problem(refusal: ArgumentRefusal, argv: Sequence[str], plan: Plan, locate: Locate) -> Problem:
     """Return the problem for a refusal, located at the settings that cause it."""
-    given = [word.removeprefix("--") for word in argv if word.startswith("--")]
-    keys = refusal.keys(given)
+    requested = [word.removeprefix("--") for word in argv if word.startswith("--")]
+    keys = refusal.keys(requested)
     hint = "" if keys else f"`deploy show {profile_words(plan.profile)}` shows each option with its origin"
     return Problem(refusal.text, ", ".join(dict.fromkeys(filter(None, map(locate, keys)))), hint)
 
@@ -105,19 +105,19 @@ def _check_arguments(
     Raises HostError or ValueError if the check is not possible.
     """
     program = argument_checker()
-    kept = None
+    cache_file = None
     if engine.identity is not None:
         digest = hashlib.sha256("\0".join((engine.identity, program, repr(env), question)).encode()).hexdigest()
-        kept = home.argument_checks / FileName(f"{digest[:32]}.json")
+        cache_file = home.argument_checks / FileName(f"{digest[:32]}.json")
         with suppress(OSError, ValueError):
-            return read_verdicts(kept.read_text(encoding="utf-8"))
+            return read_verdicts(cache_file.read_text(encoding="utf-8"))
     began = time.monotonic()
     printed = _ask(program, question, engine)
     verdicts = read_verdicts(printed)
     note(f"sglang checked the arguments in {time.monotonic() - began:.0f} s")
-    if kept is not None and not any(verdict.unchecked for verdict in verdicts):
+    if cache_file is not None and not any(verdict.unchecked for verdict in verdicts):
         with suppress(OSError):  # a full disk: the next start checks again
-            write_cache(kept, printed.splitlines()[-1] + "\n")
+            write_cache(cache_file, printed.splitlines()[-1] + "\n")
     return verdicts
 
 

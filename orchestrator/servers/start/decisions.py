@@ -88,7 +88,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
     host_ref = with_head_address(host_ref)
     plan, home, rows, image, early = first.plan, host_ref.home, NO_SOURCES, None, None
     if plan.prebuilt_image is not None and not runtime_class(plan.runtime).cluster_managed:
-        image, *_ = [fetch_image(plan.prebuilt_image, each) for each in host_ref.nodes]
+        image, *_ = [fetch_image(plan.prebuilt_image, node) for node in host_ref.nodes]
         rows = rows_in(image, plan, host_ref, allow_untuned=request.allow_untuned)
         note(f"image {image.reference}: matches `{plan.profile}`, no build is needed")
     coverage = report_coverage(plan, home, rows)

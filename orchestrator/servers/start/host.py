@@ -91,11 +91,11 @@ def preflight_host(
     runner, kind = runner_for(host_ref), runtime_class(plan.runtime)
     if host_ref.rank_hosts:
         findings = list[Finding]()
-        for number, each in enumerate(host_ref.nodes):
-            with naming_host(str(each.remote)):
-                report = preflight_host(plan, each, freed=freed, rank=number)
-            findings += (replace(finding, value=f"{each.remote}: {finding.value}") for finding in report.findings)
-        fabric = compare_hosts(plan, {each.remote or "": runner_for(each) for each in host_ref.nodes}, host_ref.home)
+        for number, item in enumerate(host_ref.nodes):
+            with naming_host(str(item.remote)):
+                report = preflight_host(plan, item, freed=freed, rank=number)
+            findings += (replace(finding, value=f"{item.remote}: {finding.value}") for finding in report.findings)
+        fabric = compare_hosts(plan, {node.remote or "": runner_for(node) for node in host_ref.nodes}, host_ref.home)
         return PreflightReport(profile=plan.profile, findings=(*findings, *fabric))
     if kind.cluster_managed:
         return PreflightReport(profile=plan.profile, findings=tuple(kind.remote_checks(plan)))
@@ -132,8 +132,8 @@ def require_ready_host(plan: Plan, host_ref: HostRef, before: PreflightReport | 
 
     Warnings of the report `before` are not repeated.
     """
-    report, told = preflight_host(plan, host_ref), set(before.findings) if before else set()
-    _warn(finding for finding in report.findings if finding not in told)
+    report, text = preflight_host(plan, host_ref), set(before.findings) if before else set()
+    _warn(finding for finding in report.findings if finding not in text)
     report.require(ignore={VRAM_IN_USE})  # `wait_for_vram` waits for it
     wait_for_vram(plan, host_ref)
     return report
@@ -176,9 +176,9 @@ def wait_for_vram(plan: Plan, host_ref: HostRef) -> None:
     if plan.hardware.vendor == "cpu" or not runtime_class(plan.runtime).is_local:
         return
     with Progress() as progress:
-        for each in host_ref.nodes:
+        for node in host_ref.nodes:
             wait_for_vram_release(
-                partial(read_gpus, plan.hardware.vendor, runner_for(each)),
+                partial(read_gpus, plan.hardware.vendor, runner_for(node)),
                 gpus=plan.gpus,
                 progress=lambda text, seconds: progress.update(text, transient=f"{seconds:.0f} s"),
             )
@@ -195,18 +195,18 @@ def wait_until_released(
     if not runtime_class(plan.runtime).is_local:
         return
     several = bool(host_ref.rank_hosts)
-    for rank, each in enumerate(host_ref.nodes):
+    for rank, node in enumerate(host_ref.nodes):
         for _, port in plan_ports(plan, rank=rank):
             holder = poll_until(
                 lambda holder: holder is None,
-                partial(port_holder, port, runner_for(each)),
+                partial(port_holder, port, runner_for(node)),
                 timeout=_PORT_LIMIT,
                 interval=_PORT_PAUSE,
                 clock=clock,
                 sleep=sleep,
             )
             if holder is not None:
-                where = f" on {each.remote}" if several else ""
+                where = f" on {node.remote}" if several else ""
                 raise HostError(
                     f"port {port}{where} is still in use by {holder}",
                     hint="stop that program, or set another `server.port`",

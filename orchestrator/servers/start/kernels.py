@@ -145,9 +145,9 @@ class StartKernels:
 
 def take_kernels(prepared: PreparedRun, host_ref: HostRef) -> StartKernels:
     """Unpack what a start lacks on each of its hosts, and return the kernels of the first. See `StartKernels.take`."""
-    kernels = [StartKernels.of(prepared, each) for each in host_ref.nodes]
-    for each in kernels:
-        each.take()
+    kernels = [StartKernels.of(prepared, node) for node in host_ref.nodes]
+    for kernel in kernels:
+        kernel.take()
     return kernels[0]
 
 
@@ -162,7 +162,7 @@ def image_with_kernels(docker: DockerCli, built: BuiltImage, plan: Plan, host_re
     image = own.engine["image"] if own.engine.get("image") in names else built.tag
     use = KernelUse(arch=plan.hardware.arch, driver=own.driver, engine={"image": image}, plan=kernel_plan(plan))
     _require_match(archive, use)
-    env = {**(built.config.env if built.config else {}), **{each.name: each.value for each in plan.env}}
+    env = {**(built.config.env if built.config else {}), **{item.name: item.value for item in plan.env}}
     folders = kernel_folders(env, home=ROOT_HOME, user="root", aiter_dir=plan.engine.aiter_dir)
     content = BytesIO()
     count = write_tar(content, archive, {folder.name: path for folder, path in folders}, private=False)

@@ -38,8 +38,8 @@ def ensure_checkpoint(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
         note(f"the checkpoint of `{plan.model.name}` is on the server's node; its files were not checked")
         return
     if host_ref.remote is not None:
-        for each in host_ref.nodes:
-            _ensure_remote(plan, each, stage=stage)
+        for node in host_ref.nodes:
+            _ensure_remote(plan, node, stage=stage)
         return
     home, directory = host_ref.home, checkpoint_directory(plan.model, host_ref.home)
     if plan.model.checkpoint.source == "generated":
@@ -52,13 +52,13 @@ def ensure_checkpoint(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
 
 
 def _ensure_remote(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
-    far = str(host_ref.remote)
+    remote = str(host_ref.remote)
     if plan.model.checkpoint.source == "generated":
-        warn(f"the checkpoint of `{plan.model.name}` on {far} is not checked; it is generated on that host")
+        warn(f"the checkpoint of `{plan.model.name}` on {remote} is not checked; it is generated on that host")
         return
     mirror = mirror_path(plan.model, host_ref)
-    verified = ensure_staged_remote(plan, remote_directory(plan), far, allowed=stage, mirror=mirror)
-    note(f"checkpoint {far}: {verified.directory}: {verified}")
+    verified = ensure_staged_remote(plan, remote_directory(plan), remote, allowed=stage, mirror=mirror)
+    note(f"checkpoint {remote}: {verified.directory}: {verified}")
 
 
 def remote_directory(plan: Plan) -> str:
@@ -141,7 +141,7 @@ def prepare_overlay(prepared: PreparedRun, host_ref: HostRef) -> None:
     ids = {patch.id for patch in plan.patches} - prepared.not_needed
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]
     transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
-    for each in host_ref.nodes:
-        written = (each.home.for_remote(each.remote) / RelativePath(overlay)).parent
-        directory = mirror_path(plan.model, each) or checkpoint_directory(plan.model, each.home)
-        note(f"config overlay: {write_overlay(directory, written, transforms, linked=each.remote is None)}")
+    for node in host_ref.nodes:
+        written = (node.home.for_remote(node.remote) / RelativePath(overlay)).parent
+        directory = mirror_path(plan.model, node) or checkpoint_directory(plan.model, node.home)
+        note(f"config overlay: {write_overlay(directory, written, transforms, linked=node.remote is None)}")

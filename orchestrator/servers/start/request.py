@@ -50,9 +50,9 @@ class UpRequest:
     def command(self, name: str) -> str:
         """Return the command that repeats the request."""
         before = ["--from", self.run] if self.run else ["--locked", self.lock] if self.lock else []
-        asked = before or ["--profile", self.profile]
+        words = before or ["--profile", self.profile]
         overrides, image = ((), None) if before else (self.overrides, self.image)
-        argv = ["deploy", "up", *asked, "--name", name]
+        argv = ["deploy", "up", *words, "--name", name]
         argv += [word for override in overrides for word in ("--set", override)]
         argv += [word for host in self.hosts for word in ("--host", host)]
         argv += ["--image", image] if image else []
@@ -65,8 +65,8 @@ class UpRequest:
     def to_record(self, name: str) -> dict[str, object]:
         """Return the record for the run directory, with the absolute path of a profile file."""
         path = str(Path(self.profile).absolute()) if is_path(self.profile) else self.profile
-        asked = replace(self, profile=path)
-        return {KEY: RECORD_VERSION, "command": asked.command(name), "request": asdict(asked)}
+        words = replace(self, profile=path)
+        return {KEY: RECORD_VERSION, "command": words.command(name), "request": asdict(words)}
 
     def source(self, home: Home) -> PlanSource:
         """Read the source of the plan: a run, a lockfile or a profile. Raises a DeployError."""

@@ -210,12 +210,12 @@ def _recovery_hint(servers: Servers, name: str, recovery_command: str = "") -> I
 
 def _stop_old(servers: Servers, name: str, request: UpRequest) -> None:
     """Stop the servers of that name, when their requests have ended."""
-    why = STOPPED_FOR_RESTART if request.by_watch else "replaced"
+    reason = STOPPED_FOR_RESTART if request.by_watch else "replaced"
     seconds = grace_of(servers, name) if request.drain is None else request.drain
     for handle in servers.find(name):
         if servers.runtime(handle).state(handle).status is Status.RUNNING:
             note(f"stopping `{name}` to replace it")
-        drain_and_stop(servers, handle, seconds=seconds, reason=why)
+        drain_and_stop(servers, handle, seconds=seconds, reason=reason)
 
 
 def _recorded_command(home: Home, name: str) -> str | None:

@@ -143,8 +143,8 @@ def _started_by_watch(run: RunDir) -> bool:
 def _restart_times(home: Home, name: str) -> Iterator[float]:
     """Yield the Unix times of restarts since a person started the server."""
     for run in runs_of(home, name):
-        for each in saved_restarts(run):
-            moment = datetime.fromisoformat(str(each.get("at")))
+        for saved_restart in saved_restarts(run):
+            moment = datetime.fromisoformat(str(saved_restart.get("at")))
             yield moment.timestamp()
         if not _started_by_watch(run):
             return
@@ -153,7 +153,7 @@ def _restart_times(home: Home, name: str) -> Iterator[float]:
 def saved_restarts(run: RunDir) -> list[dict[str, object]]:
     """Return the restarts by `deploy watch` after this run exited."""
     saved = run.read(RESTARTS_FILE).get("restarts")
-    return [each for each in saved if isinstance(each, dict)] if isinstance(saved, list) else []
+    return [item for item in saved if isinstance(item, dict)] if isinstance(saved, list) else []
 
 
 def take_snapshot(home: Home, name: str) -> ServerSnapshot | SnapshotFailure:

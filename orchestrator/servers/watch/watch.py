@@ -85,10 +85,10 @@ class _Worker(Generic[T]):
                 return None
             self.program.end(signal.SIGKILL)
             return self._broken(f"no answer within {_SNAPSHOT_TIMEOUT:g} s")
-        said = self.program.output.read().decode(errors="replace")
+        output = self.program.output.read().decode(errors="replace")
         self.program.output.close()
         try:
-            return self._parse(json.loads(said))
+            return self._parse(json.loads(output))
         except (ValueError, TypeError, KeyError):
             return self._broken(f"the worker exited with {self.program.code}")
 
@@ -141,7 +141,7 @@ class LiveBackend:
         return _Worker(
             ("snapshot", name),
             _parse_snapshot,
-            lambda why: SnapshotFailure(message=why, hint="", code=1),
+            lambda reason: SnapshotFailure(message=reason, hint="", code=1),
             _SNAPSHOT_TIMEOUT,
         )
 
@@ -194,15 +194,15 @@ def _work_of(client: HealthClient) -> RankProgress:
 
 def _combine(works: Sequence[RankProgress], ranks: int) -> RankProgress:
     """Combine the progress of replicas: ranks are numbered through, outputs are added."""
-    each = ranks // len(works)
+    item = ranks // len(works)
     emitted = [work.emitted for work in works if work.emitted is not None]
 
     def numbered(counts: Sequence[Mapping[int, float]]) -> dict[int, float]:  # a role is one rank, whatever its dp
         return {
-            server * each + rank: count
+            server * item + rank: count
             for server, ranks_of in enumerate(counts)
             for rank, count in ranks_of.items()
-            if rank < each
+            if rank < item
         }
 
     return RankProgress(
@@ -325,4 +325,4 @@ def _parse_restart(data: dict[str, Any]) -> RestartResult:
 
 def _parse(kind: type[T], data: dict[str, Any]) -> T:
     """Parse the fields of a result; drop fields that a newer version adds. Raises TypeError if one is missing."""
-    return kind(**{each.name: data[each.name] for each in fields(cast("Any", kind)) if each.name in data})
+    return kind(**{field.name: data[field.name] for field in fields(cast("Any", kind)) if field.name in data})

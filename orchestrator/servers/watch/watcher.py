@@ -222,8 +222,8 @@ class Watcher:
                 else self._events.emit_once(*hold, now)
             )
             return
-        if why := self._death_reason(now):
-            yield from self._restart(why, now, wall)
+        if reason := self._death_reason(now):
+            yield from self._restart(reason, now, wall)
             return
         self._backoff, self._retry_at = _MIN_BACKOFF, -inf
         self._dead = snapshot.dead
