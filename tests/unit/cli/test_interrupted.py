@@ -62,7 +62,7 @@ def test_interrupt_before_start_reports_nothing_running(
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
     monkeypatch.setattr(f"orchestrator.cli.{where}", interrupt)
     for command in ("bench", "smoke"):
-        monkeypatch.setattr(f"orchestrator.cli.{command}.name_at", lambda target, *_: target)
+        monkeypatch.setattr(f"orchestrator.cli.{command}.resolve_server_name", lambda target, *_: target)
     error = interrupted(*words)
     assert error.message == message
     assert error.hint.startswith(hint)
