@@ -8,7 +8,7 @@ from orchestrator.cli.options import HostOption, NameArgument
 from orchestrator.core.console import print_data
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import StreamRedactor
-from orchestrator.servers.ask import ask_server
+from orchestrator.servers.ask import ask
 from orchestrator.servers.servers import open_servers
 
 
@@ -21,9 +21,10 @@ def command(
 ) -> None:
     """Send one prompt and stream the completion. Sampling is greedy."""
     with open_servers(Home.from_environment(), host) as servers:
-        answer, pieces = StreamRedactor(), ask_server(servers, name, prompt, tokens=tokens)
+        server, answer = servers.open(name), StreamRedactor()
+        server.require_running()
         try:
-            for piece in pieces:
+            for piece in ask(server.url, prompt, tokens=tokens, key=server.key, model=server.model):
                 print_data(answer.feed(piece), end="")
         finally:
             print_data(answer.close(), end="")

@@ -14,7 +14,6 @@ from orchestrator.engine.responses import (
     UnexpectedResponseError,
     read_completion_event,
 )
-from orchestrator.servers.servers import Servers
 
 # The first request after a start may compile kernels, and a long answer takes long.
 _LIMITS: Final = Timeouts(connect=5, idle=300, total=3600)
@@ -40,13 +39,6 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = 
                     "export the API key with which the server was started; the variable has another value in this shell"
                 )
         raise StartError(f"no complete response from {url}: {error}", hint=hint) from error
-
-
-def ask_server(servers: Servers, name: str, prompt: str, *, tokens: int) -> Iterator[str]:
-    """Stream a completion of the server of that name. Raises StartError if none is running."""
-    server = servers.open(name)
-    server.require_running()
-    return ask(server.url, prompt, tokens=tokens, key=server.key, model=server.model)
 
 
 def _pieces(events: Iterator[bytes], *, tokens: int) -> Iterator[str]:
