@@ -383,7 +383,8 @@ def split_currency(texts: Iterable[str]) -> tuple[str, tuple[str, ...]]:
         plain.append(amount)
     if len(currencies) > 1:
         raise UsageError(
-            f"prices are in different currencies: {', '.join(currencies)}", hint="give all prices in one currency"
+            f"prices are in different currencies: {', '.join(currencies)}",
+            hint="give all prices in one currency: `--price 1.48EUR`",
         )
     return next(iter(currencies), _USD), tuple(plain)
 

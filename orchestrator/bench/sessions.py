@@ -96,7 +96,7 @@ def _from_zero(trees: Iterator[Tree], trace: str) -> Iterator[Tree]:
             raise ProfileError(
                 f"session {number} arrives at {first:g} s, earlier than the session before it",
                 location=trace,
-                hint="sort the trace by its arrival times, or run sessions one after the other: `--concurrency 8`",
+                hint="sort the trace by its arrival times, or ignore them: `--concurrency 8`",
             )
         last = first
         yield tuple(

@@ -116,7 +116,7 @@ RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "bench": {"--in": "--input-tokens", "--out": "--output-tokens", "--rates": "--request-rate"},
     "build": {"--at-once": "--parallel", "--give": "--input", **_UNTUNED},
     "eval": {"--data": "--dataset"},
-    "kernels tune": {"--rekeyed": "--retune-derived"},
+    "kernels tune": {"--every": "--retune-derived", "--rekeyed": "--retune-derived"},
     "logprobs": {
         "--against": "--reference",
         "--limit": "--tolerance",
@@ -147,6 +147,7 @@ RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         **_UNTUNED,
     },
     "up": {
+        "--accept-known-bad": "--set allow_known_issues=[ID]",
         "--keep": "--keep-failed",
         "--least-gsm8k": "--min-gsm8k",
         "--only": "--max-replicas",

@@ -124,7 +124,7 @@ InputOption: TypeAlias = Annotated[
 ]
 NameArgument: TypeAlias = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="server name; default: the profile's name", autocompletion=server_names),
+    typer.Argument(metavar="NAME", help="server name", autocompletion=server_names),
 ]
 NameOrAllArgument: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="NAME", help="server name; default: all", autocompletion=server_names)

@@ -52,8 +52,8 @@ class ServerRequests:
             if status == http.client.OK:
                 return _requests_in(content)
             if status in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
-                raise UnknownLoadError("its API key is not known here")
-        raise UnknownLoadError(f"it answers {status}")
+                raise UnknownLoadError("the server rejects the API key")
+        raise UnknownLoadError(f"the load request failed with HTTP status {status}")
 
     def abort(self) -> None:
         """Abort every request; each client gets the tokens so far. Raises OSError."""

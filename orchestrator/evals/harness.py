@@ -161,9 +161,11 @@ def read_items(samples: str, *, metric: str, filter_: str, seed: int | None = No
             if row["filter"] == filter_
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise BenchError("the answers of lm-eval have an unknown format", hint="use lm-eval 0.4.13") from error
+        raise BenchError(
+            "the answers of lm-eval have an unknown format", hint="`pip install lm-eval==0.4.13`"
+        ) from error
     if not items:
-        raise BenchError(f"lm-eval scored no answer with `{filter_}`", hint="use lm-eval 0.4.13")
+        raise BenchError(f"lm-eval scored no answer with `{filter_}`", hint="`pip install lm-eval==0.4.13`")
     return items
 
 

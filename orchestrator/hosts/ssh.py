@@ -57,7 +57,9 @@ class SshHost:
         The case of the host is kept, because it may be an alias of the ssh configuration.
         """
         if re.match(r"ssh://[^/@]*:[^/@]*@", url):
-            raise UsageError("the URL of the Docker host has a password", hint="use an ssh key or agent")
+            raise UsageError(
+                "the URL of the Docker host has a password", hint="`ssh-copy-id USER@HOST` installs your key"
+            )
         found = _URL.match(url)
         if found is None or int(found["port"] or 0) > _LAST_PORT:
             raise UsageError(f"`{url}` is not the URL of a remote host", hint="write ssh://[user@]host[:port]")
@@ -214,7 +216,7 @@ def _ssh(far: SshHost, folder: Path | None = None, *options: str) -> list[str]:
 
 
 def _no_ssh() -> HostError:
-    return HostError("no `ssh` found on this host", hint="install the OpenSSH client")
+    return HostError("no `ssh` found on this host", hint="`apt-get install openssh-client`")
 
 
 def _await_ready(program: Program) -> str | None:

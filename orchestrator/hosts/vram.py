@@ -43,7 +43,7 @@ def wait_for_vram_release(
         who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"
         raise HostError(
             f"VRAM is still in use after {waited:.0f} s: {describe_use(busy)}; used by {who}",
-            hint="stop the processes that use it, or reset the GPUs if there are none",
+            hint="`deploy preflight PROFILE` names the processes that use it; if there are none, reset the GPUs",
         )
     return waited
 

@@ -101,7 +101,9 @@ def pull(docker: DockerCli, reference: str, kind: str, *, hint: str) -> None:
     last = lines[-1] if lines else ""
     if _GONE.search(last):
         raise _GoneError(f"{kind} `{reference}` does not exist in its registry", hint=hint, details=last)
-    raise BuildError(f"cannot pull {kind} `{reference}`", details=last, hint="is its registry reachable?")
+    raise BuildError(
+        f"cannot pull {kind} `{reference}`", details=last, hint=f"`docker pull {reference}` shows the cause"
+    )
 
 
 def known_digests(docker: DockerCli, reference: str) -> tuple[str, ...]:

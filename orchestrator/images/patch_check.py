@@ -124,7 +124,10 @@ def package_in(directory: Path) -> Path:
     for path in ("", "sglang", "python/sglang", "sglang/python/sglang"):
         if (directory / path / "srt").is_dir():
             return (directory / path).absolute()
-    raise UsageError(f"no sources of sglang found in `{directory}`", hint="name a checkout or the package folder")
+    raise UsageError(
+        f"no sources of sglang found in `{directory}`",
+        hint="name a checkout or the package folder: `deploy patches check --source PACKAGE`",
+    )
 
 
 def aiter_beside(package: Path, directory: Path) -> Path:
@@ -200,7 +203,11 @@ def fetch_wheel(version: str, folder: Path) -> Path:
         result = run(python_module_argv("pip", "download", *options, f"sglang=={version}"), env={"TMPDIR": partial})
         wheels = sorted(Path(partial).glob("sglang-*.whl"))
         if "No space left on device" in result.stderr or "No usable temporary directory" in result.stderr:
-            raise HostError(os.strerror(errno.ENOSPC), location=str(folder), hint="free disk space, or set DEPLOY_HOME")
+            raise HostError(
+                os.strerror(errno.ENOSPC),
+                location=str(folder),
+                hint="`deploy prune --caches` frees disk space, or set DEPLOY_HOME",
+            )
         if not result.ok or not wheels:
             raise _no_wheel(version, result.stderr)
         return move(wheels[0], folder / wheels[0].name)

@@ -82,7 +82,7 @@ def require_host_memory(model: ModelSection, capacity: Capacity, available: int,
     raise DoesNotFitError(
         f"`{name}` does not fit into the memory of this host",
         problems=[Problem(f"{values} need {gb(needed)}; {gb(available)} are available")],
-        hint="use another host, or a checkpoint with a smaller quantization",
+        hint="use another host (`--host ssh://NODE`), or a checkpoint with a smaller quantization",
         longest=max(int((available - weights) / per_token), 0) if per_token else 0,
     )
 

@@ -217,7 +217,7 @@ def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: H
             workers=min(request.workers or left, request.plan.hardware.gpus or 1, left), group=group_id,
         )  # fmt: skip
     if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++"))):
-        raise HostError("no C++ compiler found; Quark needs one for its kernels", hint="install g++")
+        raise HostError("no C++ compiler found; Quark needs one for its kernels", hint="`apt-get install g++`")
     cores = len(os.sched_getaffinity(0))
     workers = _workers(request, source, cores=cores, left=left)
     requirements = Catalog.of(home).path(EntryKind.IMAGE_FILE, REQUIREMENTS)

@@ -164,7 +164,7 @@ def _issues(plan: Plan, image: ImageConfig | None) -> _Rows:
             yield "  hint", warning.hint
         if warning.basis:
             yield "  known", warning.basis
-    for label, issues in (("if wrong", plan.wrong_answers), ("if varying", plan.nondeterministic)):
+    for label, issues in (("correctness", plan.wrong_answers), ("determinism", plan.nondeterministic)):
         for issue in issues:
             yield label, f"{issue.id}: {issue.summary} ({issue.basis})"
 

@@ -109,7 +109,7 @@ def select_entries(profiles: Sequence[Document], overrides: Sequence[Override]) 
         except ProfileError as error:
             problems += error.problems_or_self()
     if problems:
-        raise ProfileError(f"`{profiles[-1].name}` does not name its parts", problems=problems)
+        raise ProfileError(f"`{profiles[-1].name}` does not name hardware, model and engine", problems=problems)
     return choices
 
 

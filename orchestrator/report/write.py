@@ -99,7 +99,7 @@ def _require_one_acceptance(measured: Sequence[BenchResult], results: Sequence[P
             location=", ".join(
                 str(path) for path, is_simulated in zip(results, simulated, strict=True) if is_simulated
             ),
-            hint="repeat the command without these results",
+            hint="repeat `deploy compare` without these results",
         )
 
 

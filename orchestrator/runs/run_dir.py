@@ -195,7 +195,8 @@ def reserved_room(home: Home, name: str, *, replicas: int = 1) -> Iterator[None]
             failed.pop_all()
     except OSError as error:
         raise HostError(
-            f"cannot write below `{folder}`: {error.strerror}", hint="free disk space, or set DEPLOY_HOME"
+            f"cannot write below `{folder}`: {error.strerror}",
+            hint="`deploy prune` frees disk space, or set DEPLOY_HOME",
         ) from error
     with room:
         yield

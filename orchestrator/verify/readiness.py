@@ -196,7 +196,7 @@ class _Wait:
             raise self._error(
                 f"another server answers at `{self._server.url}`: it serves `{', '.join(names)}`, "
                 f"not `{self._server.served_name}`",
-                hint="stop it, or set another `server.port`",
+                hint="stop it, or use another port: `--set server.port=PORT`",
             )
 
     def _error(self, message: str, *, hint: str = "") -> NotReadyError:

@@ -62,7 +62,7 @@ def forecast(source: Source, recipe: Recipe) -> Forecast:
         raise UsageError(
             f"the recipe is for {supported}, this model is `{model_type}`",
             location=str(source.directory / CONFIG),
-            hint="a recipe of your own is a file below `$DEPLOY_HOME/profiles/recipes`",
+            hint="`--recipe FILE` takes your own recipe",
         )
     scheme_of = _schemes(recipe, source.layers)
     shards: dict[CheckpointFile, dict[str, StoredTensor]] = {}
@@ -128,9 +128,9 @@ def _require_groups(source: Source, output: Mapping[CheckpointFile, Mapping[str,
     if problems:
         more = f", and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
         raise UsageError(
-            f"MXFP4 has groups of {_GROUP} columns: {', '.join(problems[:_MAX_SHOWN])}{more}",
+            f"MXFP4 needs column counts divisible by {_GROUP}: {', '.join(problems[:_MAX_SHOWN])}{more}",
             location=str(source.directory),
-            hint="exclude them in a recipe of your own, below `$DEPLOY_HOME/profiles/recipes`",
+            hint="exclude them in your own recipe: `deploy quantize SOURCE TARGET --recipe FILE`",
         )
 
 

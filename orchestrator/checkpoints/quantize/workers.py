@@ -87,7 +87,10 @@ def quark_version(image: str) -> str:
     lines = result.stderr.strip().splitlines() or [f"exit code {result.code}"]
     if result.code in _DOCKER_ERRORS:
         reason = next((line for line in lines if line.startswith("docker: ")), lines[-1])
-        raise HostError(f"cannot run `{image}`: {reason}", hint="name a local image, or one that can be pulled")
+        raise HostError(
+            f"cannot run `{image}`: {reason}",
+            hint="`docker image ls` lists local images; `docker pull IMAGE` fetches one",
+        )
     if not result.ok:
         raise HostError(
             f"`{image}` has no amd-quark: {lines[-1]}",
@@ -145,7 +148,7 @@ def _worker_error(folder: WorkDir, number: int, code: int, *, shard: int) -> Bui
         return OSError(errno.ENOSPC, full, str(folder.root))
     if any("C++ compiler" in line or "g++: not found" in line or "ninja" in line for line in lines):
         message = "Quark could not compile its kernels"
-        return BuildError(message, location=str(log), hint="install a C++ compiler (g++)", details="\n".join(lines))
+        return BuildError(message, location=str(log), hint="`apt-get install g++`", details="\n".join(lines))
     return BuildError(f"a worker of Quark failed with exit code {code}", location=str(log), details="\n".join(lines))
 
 

@@ -36,7 +36,7 @@ REPORT_FILE: Final = "logprobs.json"
 _TEXT: Final = "alice"  # in profiles/texts, public domain
 _MAX_TEXT: Final = 1 << 18  # bytes
 # Correct servers of one model, with different layouts or fp32 against bf16, differed by 0.7 to 1.7 times this noise,
-# and the injected errors that were found by 4 times or more (docs/verified.md, "Log-probabilities").
+# and the injected errors that were found by 4 times or more.
 _FACTOR: Final = 4.0
 # Nats; decoding against prefill of the tiny model (two layers) on a CPU. Larger models have more, measured noise.
 _MIN_BF16: Final = 5e-4

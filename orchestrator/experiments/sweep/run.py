@@ -167,7 +167,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
         else default_space(base.profile, tuple(base.table.flags))
     )
     if space.size < 2:
-        raise UsageError("the space has only one point", hint="add values to the space")
+        raise UsageError("the space has only one point", hint="add values to the file of `--space`")
     space_file = file or SpaceFile(flags={Meaning.RUNNING_REQUESTS.value: (None,)})
     named = request.workload or space_file.workload or base.profile.workload
     if named is None:

@@ -197,7 +197,9 @@ class SlurmRuntime(Runtime):
             submission = Submission(job=number, comment=comment, python=python, stopped=False)
             write_submission(run_dir, submission)
         except OSError as error:
-            raise HostError(f"cannot write below `{run_dir}`: {error.strerror}", hint="free disk space") from error
+            raise HostError(
+                f"cannot write below `{run_dir}`: {error.strerror}", hint="`deploy prune` frees disk space"
+            ) from error
         return submission
 
     def _take_back(self, comment: JobComment) -> None:

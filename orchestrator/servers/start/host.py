@@ -209,7 +209,7 @@ def wait_until_released(
                 where = f" on {node.remote}" if several else ""
                 raise HostError(
                     f"port {port}{where} is still in use by {holder}",
-                    hint="stop that program, or set another `server.port`",
+                    hint="stop that program, or use another port: `--set server.port=PORT`",
                 )
     wait_for_vram(plan, host_ref)
 

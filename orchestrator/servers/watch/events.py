@@ -62,7 +62,7 @@ class EventLog:
 
     `emit` holds the rule of alerts. Every event alerts at once, with two exceptions: `unhealthy` alerts once, and only
     after it has lasted; `recovered` alerts only after such an alert. A long queue, a long prefill and a slow Docker
-    daemon pass without help: 14 times in 27 minutes of full load (docs/verified.md, "Watching").
+    daemon pass without help: 14 times in 27 minutes of full load.
     """
 
     last: EventKind | None = None

@@ -141,7 +141,7 @@ def test_renamed_command_suggests_new_name(old: str, new: str) -> None:
     ("words", "old", "new"), [(words, *pair) for words, pairs in RENAMED_OPTIONS.items() for pair in pairs.items()]
 )
 def test_renamed_option_suggests_new_name(words: str, old: str, new: str) -> None:
-    assert new in {name for each in command(tuple(words.split())).params for name in each.opts}
+    assert new.partition(" ")[0] in {name for each in command(tuple(words.split())).params for name in each.opts}
     ended = CliRunner().invoke(app, [*words.split(), old, "value"], prog_name="deploy")
     assert isinstance(ended.exception, UsageError)
     assert ended.exception.message == f"no such option: {old}"

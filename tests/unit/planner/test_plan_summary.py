@@ -32,7 +32,10 @@ def test_summary_of_every_profile_fits_on_one_screen(profile: str, tmp_path: Pat
     loaded = load(profile)
     lines = plan_summary(loaded.plan, Home(tmp_path), workload="a workload").splitlines()
     assert max(map(len, lines)) <= 80
-    known = next((number for number, line in enumerate(lines) if line.startswith(("warning ", "if "))), len(lines))
+    known = next(
+        (number for number, line in enumerate(lines) if line.startswith(("warning ", "correctness ", "determinism "))),
+        len(lines),
+    )
     longer = loaded.plan.transfer or any(line.startswith(("missing ", "derived ")) for line in lines)
     assert known <= (42 if longer else 38)
     answers = (*loaded.plan.wrong_answers, *loaded.plan.nondeterministic)
@@ -56,8 +59,8 @@ def test_summary_contains_every_section(tmp_path: Path) -> None:
     )
     assert found["patches"].startswith("needed: aiter-fp4-moe-table (file), eagle-verify-broadcast (diff); not needed")
     assert "16 tuned" in found["kernels"]
-    assert found["if varying"].startswith("aiter-atomic-moe: aiter's fused MoE adds expert outputs in arrival order")
-    assert found["if varying"].endswith("(confidence high; checked 2026-11)")
+    assert found["determinism"].startswith("aiter-atomic-moe: aiter's fused MoE adds expert outputs in arrival order")
+    assert found["determinism"].endswith("(confidence high; checked 2026-11)")
     assert found["digest"] == load("mi355x-tp8").plan.digest[:12]
 
 

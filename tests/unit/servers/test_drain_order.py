@@ -181,7 +181,10 @@ def test_exited_server_is_not_queried(engine: Engine, capsys: pytest.CaptureFixt
 def test_server_without_request_count_gets_full_drain_time(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for engine.answers, why in ((401, "its API key is not known here"), (500, "it answers 404")):
+    for engine.answers, why in (
+        (401, "the server rejects the API key"),
+        (500, "the load request failed with HTTP status 404"),
+    ):
         assert drained(engine, seconds=60) <= 60
         assert capsys.readouterr().err == f"note: cannot count the requests of `owl`: {why}\n"
     monkeypatch.setattr(engine, "ask", refuse)
