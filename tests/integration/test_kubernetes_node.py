@@ -248,7 +248,8 @@ def test_real_sglang_pod_full_lifecycle(
     assert (told["status"], told["health"], told["restarts"]) == ("running", "healthy", 0)
     assert told["url"] == f"http://{NAME}.default.svc:30010"
     assert deploy.run("ask", NAME, "Once", "--tokens", "4", **key).returncode == 0
-    assert deploy.run("smoke", NAME, **key).returncode == 0
+    smoke = deploy.run("smoke", NAME, **key)
+    assert smoke.returncode == 0, smoke.stdout + smoke.stderr
     output = tmp_path / "results"
     words = ("bench", NAME, "--workload", "smoke-tiny", "--request-rate", "4", "--output", str(output))
     done = deploy.run(*words, **key)
