@@ -115,7 +115,7 @@ def test_drain_without_gateway_counts_aborted_streams(cpu_engine: CpuEngine, tmp
 def test_streams_are_aborted_only_after_drain_timeout(pair: Pair) -> None:
     """By a rolling update that may wait for it, by one that may not, and by `down`, which finds the scripted engine."""
     open_ones = streams(pair.url, [1500] * 4)
-    assert real_has_some(pair)
+    wait_for(lambda: real_has_some(pair))
     waited = pair.deploy.run("restart", NAME)
     assert waited.returncode == 0, waited.stderr
     assert ends(open_ones) == {(True, "length")}, open_ones
@@ -123,7 +123,7 @@ def test_streams_are_aborted_only_after_drain_timeout(pair: Pair) -> None:
 
     pair.python.write_text(f'#!/bin/sh\nexec {ENGINE} "$@"\n')
     open_ones = streams(pair.url, [30_000] * 4)
-    assert real_has_some(pair)
+    wait_for(lambda: real_has_some(pair))
     cut = pair.deploy.run("restart", NAME, "--drain", "2")
     assert cut.returncode == 0, cut.stderr
     assert (True, "abort") in ends(open_ones) <= {(True, "abort"), (True, "")}, open_ones
