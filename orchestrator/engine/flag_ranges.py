@@ -57,6 +57,8 @@ RANGES: Final[Mapping[str, FlagRange]] = {
     "watchdog-timeout": _SECONDS,  # utils/watchdog.py: seconds; 0 or less fires at once
     "soft-watchdog-timeout": _SECONDS,
     "dist-timeout": _SECONDS,
+    # server_args.py:5953: sglang checks it; the capacity of a plan needs it before sglang is asked
+    "swa-full-tokens-ratio": FlagRange(exclusive_min=0, max=1),
     "random-seed": FlagRange(min=0, max=2**32 - 1),  # utils/common.py:777: numpy rejects any other seed
     "nccl-port": _PORT,
     "disaggregation-bootstrap-port": _PORT,

@@ -9,6 +9,7 @@ from typing import Final
 
 from orchestrator.engine.cache_tiers import DEFAULT_RATIO, CacheTiers
 from orchestrator.engine.disaggregation import BOOTSTRAP_PORT
+from orchestrator.engine.flag_ranges import RANGES
 from orchestrator.engine.flags import FlagTable, FlagValue, flag_problems, flag_words
 from orchestrator.engine.memory import DSA_PAGE, WINDOW_RATIO
 from orchestrator.engine.options import Meaning
@@ -307,7 +308,7 @@ def _window_ratio(given: _Given) -> float | None:
     if given.has("disable-hybrid-swa-memory"):
         return None
     ratio = given.number("swa-full-tokens-ratio")
-    return WINDOW_RATIO if ratio is None else ratio
+    return ratio if ratio is not None and ratio in RANGES["swa-full-tokens-ratio"] else WINDOW_RATIO
 
 
 def _window_pool_option(given: _Given) -> str:

@@ -170,7 +170,8 @@ def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
     """
     gpu = inventory.gpus[0]
     if len({(gpu.arch, gpu.vram_bytes) for gpu in inventory.gpus}) > 1:
-        raise HostError("the GPUs of this host differ", hint="`deploy add profile --gpus N` uses N identical GPUs")
+        hint = "for N identical ones: `deploy add profile --hardware NAME --gpus N`"
+        raise HostError("the GPUs of this host differ", hint=hint)
     entries = dict(_entries(inventory, gpu, catalog))
     names = sorted(
         {name for name, entry in entries.items() if (entry.gpu_product or "") in (gpu.name or "")} or entries

@@ -53,7 +53,7 @@ class Preview:
 
 
 def preview(request: UpRequest, home: Home) -> Preview:
-    """Return what `up` would do and start. Raises a DeployError for what it would refuse."""
+    """Return what `up` would do and start. Raises a DeployError for what it would refuse before it asks sglang."""
     if request.name:
         require_name(request.name)
     source = request.source(home)

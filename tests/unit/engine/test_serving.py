@@ -36,6 +36,7 @@ def facts(flags: dict[str, FlagValue], *, platform: str = "rocm", sparse: bool =
         ({"cuda-graph-max-bs": 16}, "graph_batch", 16, None),
         ({"cuda-graph-max-bs-decode": 16, "disable-cuda-graph": True}, "graph_batch", 0, None),
         ({"swa-full-tokens-ratio": 0.5}, "window_ratio", 0.5, 0.8),
+        ({"swa-full-tokens-ratio": -1}, "window_ratio", 0.8, 0.8),
         ({"disable-hybrid-swa-memory": True}, "window_ratio", None, 0.8),
         ({"disable-radix-cache": True}, "prefix_cache", False, True),
         ({"enable-metrics": True}, "metrics", True, False),
