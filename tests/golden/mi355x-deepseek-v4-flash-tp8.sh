@@ -39,8 +39,8 @@
 #
 # warning graph-capture-race: graph capture may fail with `hipErrorStreamCaptureInvalidated`: a race of ROCm up to 7.2.0
 #   (aiter #2941, #2857; sglang #23580, #29235; fixed in ROCm 7.2.1; `rocm720` images have 7.2.0)
-# hint: start again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer and loses
-#   the fused all-reduce
+# hint: start the server again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer
+#   and loses the fused all-reduce
 set -eu
 export AITER_BF16_FP8_MOE_BOUND=0
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0

@@ -38,12 +38,12 @@
 #
 # warning graph-capture-race: graph capture may fail with `hipErrorStreamCaptureInvalidated`: a race of ROCm up to 7.2.0
 #   (aiter #2941, #2857; sglang #23580, #29235; fixed in ROCm 7.2.1; `rocm720` images have 7.2.0)
-# hint: start again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer and loses
-#   the fused all-reduce
+# hint: start the server again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer
+#   and loses the fused all-reduce
 #
 # warning qwen-aiter-attention-fault: aiter's attention faults within minutes (`FmhaBatchPrefillWithPagedKVCache`), in 6
 #   of 6 runs (sglang #39517, open, read through AMD-AGI/Infera: Qwen3.5-122B, TP1)
-# hint: use `attention-backend` triton, which was 54 % faster there
+# hint: `--set flags.attention-backend=triton`, which was 54 % faster there
 set -eu
 export AITER_FLYDSL_FORCE=1
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0

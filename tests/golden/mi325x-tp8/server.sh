@@ -38,8 +38,8 @@
 #
 # warning graph-capture-race: graph capture may fail with `hipErrorStreamCaptureInvalidated`: a race of ROCm up to 7.2.0
 #   (aiter #2941, #2857; sglang #23580, #29235; fixed in ROCm 7.2.1; `rocm720` images have 7.2.0)
-# hint: start again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer and loses
-#   the fused all-reduce
+# hint: start the server again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer
+#   and loses the fused all-reduce
 #
 # warning block-fp8-moe-fault: aiter's fused MoE writes out of bounds at 304 and 336 tokens: `Memory access fault`
 #   within minutes of mixed load. Seen with vLLM, not shown for sglang (aiter #4783, open: GLM-5.2-FP8, 8×MI325X, vLLM;

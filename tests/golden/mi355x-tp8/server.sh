@@ -41,8 +41,8 @@
 #
 # warning graph-capture-race: graph capture may fail with `hipErrorStreamCaptureInvalidated`: a race of ROCm up to 7.2.0
 #   (aiter #2941, #2857; sglang #23580, #29235; fixed in ROCm 7.2.1; `rocm720` images have 7.2.0)
-# hint: start again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer and loses
-#   the fused all-reduce
+# hint: start the server again; `rocm724` and `rocm10` images do not have it; `SGLANG_USE_AITER_AR=false` makes it rarer
+#   and loses the fused all-reduce
 #
 # warning indexer-logits-2-gib-unknown: one cold prompt above 23,170 tokens may abort every rank; shown for 0.5.17 and
 #   0.5.18, not known for this version (sglang #36960; against it: InferenceX #2272, 48 prompts of 120,000 tokens passed
