@@ -151,13 +151,13 @@ def before_us(root: Path, diff: str) -> dict[Path, str]:
         return {}
 
 
-def _misfit(path: Path, line: int, old: str, text: str, places: int) -> str:
+def _misfit(path: Path, line: int, old: str, text: str, locations: int) -> str:
     near = text.split("\n")[line - 1 : line - 1 + old.count("\n")]
     expected = "".join(f"    | {row}\n" for row in old.splitlines())
     found = "".join(f"    | {row}\n" for row in near)
     end = "" if text.endswith("\n") else "\n  the file ends without a newline"
     return (
-        f"`{path}` has the context of the diff {places} times\n"
+        f"`{path}` has the context of the diff {locations} times\n"
         f"  expected near line {line}:\n{expected}  found there:\n{found}".rstrip()
         + end
     )

@@ -229,10 +229,10 @@ class Judge:
         return None
 
     def _refusal(self, argv: Sequence[str], error: BaseException, *, parse_only: bool = False) -> dict[str, object]:
-        location, line = _place(error.__traceback__)
+        location, line = _location(error.__traceback__)
         message = self._text(error)
         if isinstance(error, ParserError):
-            kind, options = "argparse", [option for option, _ in _each_left_out(argv) if _names(message, option)]
+            kind, options = "argparse", [option for option, _ in _leave_one_out(argv) if _names(message, option)]
         else:
             kind, options = type(error).__name__, self._culprits(argv, error, parse_only=parse_only)
         refusal = {"kind": kind, "message": message, "place": location, "line": line, "options": options}
@@ -241,7 +241,7 @@ class Judge:
     def _culprits(self, argv: Sequence[str], error: BaseException, *, parse_only: bool) -> list[str]:
         """Return the options whose removal makes sglang accept the rest, else those that change the exception."""
         accepted, different = [], []
-        for option, without in _each_left_out(argv):
+        for option, without in _leave_one_out(argv):
             raised = self._raised(without, parse_only=parse_only)
             if raised is None:
                 accepted.append(option)
@@ -260,7 +260,7 @@ def _raise_error(_parser: argparse.ArgumentParser, message: str) -> None:
     raise ParserError(message)
 
 
-def _each_left_out(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def _leave_one_out(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the name of each option without dashes, and the command line without that option; the model path stays."""
     starts = [at for at, word in enumerate(argv) if word.startswith("--")]
     for start, end in zip(starts, [*starts[1:], len(argv)], strict=True):
@@ -285,10 +285,10 @@ def _names(message: str, option: str) -> bool:
 
 
 def _signature(error: BaseException) -> tuple[str, str]:
-    return type(error).__name__, _place(error.__traceback__)[0]
+    return type(error).__name__, _location(error.__traceback__)[0]
 
 
-def _place(trace: TracebackType | None) -> tuple[str, str]:
+def _location(trace: TracebackType | None) -> tuple[str, str]:
     """Return the innermost line of sglang's sources that raised, as `server_args.py:123`, and its text."""
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if "/sglang/" in frame.filename]

@@ -202,7 +202,7 @@ class _Sender:
                 self._load.on_measured()
             return
         failure, example = response.failure or (None, "")
-        scheduled, started, ended = (time - self.measured_from for time in times)
+        scheduled, started, ended = (moment - self.measured_from for moment in times)
         record = RequestRecord(
             index=index,
             scheduled_s=scheduled,

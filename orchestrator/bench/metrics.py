@@ -360,11 +360,11 @@ def forecast_text(forecast: CacheForecast) -> str:
 
 def knee_text(result: BenchResult) -> str:
     """Return the knee, and the rates between it and the first unsustained rate, which could not be judged."""
-    unjudged = ", ".join(f"{rate:g}" for rate in unjudged_rates(result.points))
+    unjudgeable = ", ".join(f"{rate:g}" for rate in unjudged_rates(result.points))
     if result.knee_rps is None:
-        return f"not judged at {unjudged} rps" if unjudged else "none found"
+        return f"not judged at {unjudgeable} rps" if unjudgeable else "none found"
     least = "" if result.knee_reached else "at least "
-    return f"{least}{result.knee_rps:g} rps" + (f"; {unjudged} rps not judged" if unjudged else "")
+    return f"{least}{result.knee_rps:g} rps" + (f"; {unjudgeable} rps not judged" if unjudgeable else "")
 
 
 def _knee(result: BenchResult) -> str:

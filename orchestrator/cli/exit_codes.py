@@ -135,9 +135,9 @@ def _of_the_machine(error: OSError) -> HostError:
     return HostError(f"{what}{error.strerror or error}", location=location, hint=hint)
 
 
-def _variable_for(place: str) -> str:
+def _variable_for(location: str) -> str:
     """Return the variable that moves a file elsewhere; "" for a file in a directory that the user named."""
-    path = Path(os.path.realpath(place))
+    path = Path(os.path.realpath(location))
     try:
         home, temporary = Home.from_environment().root, tempfile.gettempdir()
     except (HostError, OSError):  # no usable home or temporary directory

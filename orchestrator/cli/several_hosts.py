@@ -74,8 +74,8 @@ def is_one_server(verb: str, params: Mapping[str, Any]) -> bool:
     return False
 
 
-def on_each(
-    nodes: Sequence[Node], verb: str, args: Sequence[str], params: Mapping[str, Any], *, place: Callable[[str], int]
+def on_all(
+    nodes: Sequence[Node], verb: str, args: Sequence[str], params: Mapping[str, Any], *, location: Callable[[str], int]
 ) -> NoReturn:
     """Run a command for each host, print the output of each, and exit with the highest exit code.
 
@@ -83,7 +83,7 @@ def on_each(
     """
     if verb not in _READING:
         ignore_sigpipe()  # it is unknown when the command on a host begins to change something
-    words = _words(verb, args, params, place)
+    words = _words(verb, args, params, location)
     results = run_on_hosts(nodes, words, parallel=params.get("parallel"))
     as_json = params.get("json")
     for item in () if as_json else results:
@@ -106,7 +106,7 @@ def on_each(
 
 
 def _words(
-    verb: str, args: Sequence[str], params: Mapping[str, Any], place: Callable[[str], int]
+    verb: str, args: Sequence[str], params: Mapping[str, Any], location: Callable[[str], int]
 ) -> Callable[[Node], list[str]]:
     """Return the words of the command for one host: a server's name gets the label of the host."""
     if verb == "preflight":
@@ -124,5 +124,5 @@ def _words(
         return lambda node: [verb, *args, "--name", f"{name or profile}-{node.label}"]
     if not name:
         return lambda _: [*verb.split(), *args]
-    at = place(name)
+    at = location(name)
     return lambda node: [*verb.split(), *args[:at], f"{name}-{node.label}", *args[at + 1 :]]

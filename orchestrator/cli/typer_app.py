@@ -28,7 +28,7 @@ from orchestrator.cli.commands import (
     listed_below,
 )
 from orchestrator.cli.overrides import name_options, overridden
-from orchestrator.cli.several_hosts import is_one_server, on_each, require_hosts_accepted, several_hosts, split_hosts
+from orchestrator.cli.several_hosts import is_one_server, on_all, require_hosts_accepted, several_hosts, split_hosts
 from orchestrator.core.command_hints import left_running, set_invocation
 from orchestrator.core.console import expect_json
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
@@ -59,7 +59,7 @@ class ProfileCommand(TyperCommand):
         """Parse as click does, with `--profile` as an argument, and several hosts set aside for `invoke`."""
         taken = {parameter.name for parameter in self.params}
         if "profile" in taken:
-            args = list(_by_place(args))
+            args = list(_by_location(args))
         expect_json("json" in taken and "--json" in args)  # before parsing: an error in the words is JSON too
         if "host" in taken and not ctx.resilient_parsing:
             args = self._take_nodes(ctx, args)
@@ -92,7 +92,7 @@ class ProfileCommand(TyperCommand):
                 params["host"] = [node.url for node in nodes]
                 set_own(nodes[0].url)
             else:
-                on_each(nodes, verb, args, params, place=lambda name: self._place_of(name, args, ctx))
+                on_all(nodes, verb, args, params, location=lambda name: self._location_of(name, args, ctx))
         try:
             return super().invoke(ctx)
         except DeployError as error:
@@ -105,7 +105,7 @@ class ProfileCommand(TyperCommand):
             left = left_running(params["target"]) if params.get("target") else "nothing is left running"
             raise Interrupted(message, hint=hint or left) from error
 
-    def _place_of(self, name: str, args: Sequence[str], ctx: "Context") -> int:
+    def _location_of(self, name: str, args: Sequence[str], ctx: "Context") -> int:
         """Return the index of the word that is this argument, not the value of an option."""
         arguments = {param.name for param in self.params if param.param_type_name == "argument"}
         for index, word in enumerate(args):
@@ -242,7 +242,7 @@ def _begun_small(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _by_place(args: Sequence[str]) -> Iterator[str]:
+def _by_location(args: Sequence[str]) -> Iterator[str]:
     """Yield the words without `--profile`; its value becomes the argument."""
     words = iter(args)
     for word in words:

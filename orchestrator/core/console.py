@@ -102,10 +102,10 @@ def show_error(error: DeployError) -> None:
     if _JsonOutput.expected and not _JsonOutput.document:
         print_json(asdict(ErrorOutput.of(error)), one_line=True)
     info(error.message, lead=_lead("error:", "red"))
-    _show_place(Problem(error.message, error.location, ""))
+    _show_location(Problem(error.message, error.location, ""))
     for problem in error.problems:
         info(problem.message, lead="  " + _lead("-", "red"))
-        _show_place(problem, indent="    ")
+        _show_location(problem, indent="    ")
     if error.details:
         info(error.details.rstrip("\n"))
     if error.hint:
@@ -140,7 +140,7 @@ class ErrorOutput:
         )
 
 
-def _show_place(problem: Problem, indent: str = "  ") -> None:
+def _show_location(problem: Problem, indent: str = "  ") -> None:
     if problem.location:
         info(problem.location, lead=indent + _lead("-->", "cyan"))
     if problem.hint:

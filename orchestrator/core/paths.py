@@ -147,7 +147,5 @@ def _require_ours(root: Path, status: os.stat_result) -> None:
     if status.st_uid not in {os.geteuid(), 0}:
         raise HostError(f"`{root}` belongs to another user", hint=_ELSEWHERE)
     if status.st_mode & 0o022:
-        mend = f"chmod -R go-w {shlex.quote(str(root))}"
-        raise HostError(
-            f"other users can write to `{root}`", hint=f"`{mend}`, or set DEPLOY_HOME to your own directory"
-        )
+        fix = f"chmod -R go-w {shlex.quote(str(root))}"
+        raise HostError(f"other users can write to `{root}`", hint=f"`{fix}`, or set DEPLOY_HOME to your own directory")

@@ -164,10 +164,10 @@ def _read_model(text: str, kind: type[BaseModel], name: str) -> BaseModel:
 
 def model_of(document: Document, kind: type[Model]) -> Model:
     """Validate a document as a model `kind`. Raises ProfileError with every problem and its line."""
-    return validate(document.data, kind, place=document.location, message=f"`{document.name}` is not valid")
+    return validate(document.data, kind, location=document.location, message=f"`{document.name}` is not valid")
 
 
-def validate(data: Mapping[str, Data], kind: type[Model], *, place: Callable[[KeyPath], str], message: str) -> Model:
+def validate(data: Mapping[str, Data], kind: type[Model], *, location: Callable[[KeyPath], str], message: str) -> Model:
     """Validate `data` as a model `kind`. Raises ProfileError with `message` and every problem.
 
     `place` returns the location of a key path.
@@ -175,7 +175,7 @@ def validate(data: Mapping[str, Data], kind: type[Model], *, place: Callable[[Ke
     try:
         return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        problems = validation_problems(error, place, data=data, kind=kind)
+        problems = validation_problems(error, location, data=data, kind=kind)
     raise ProfileError(message, problems=problems)
 
 
@@ -202,7 +202,7 @@ def type_adapter(form: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a type, or a 
 
 def validation_problems(
     error: ValidationError,
-    place: Callable[[KeyPath], str] = lambda _: "",
+    location: Callable[[KeyPath], str] = lambda _: "",
     *,
     data: Any = None,  # noqa: ANN401 - data of any shape is looked into
     kind: type[BaseModel] | None = None,
@@ -212,18 +212,18 @@ def validation_problems(
     With the validated `data`, messages show the key path that the user wrote: pydantic's own path also names members of
     a union, which are no keys. With the model `kind`, an unknown key gets a hint with the most similar known one.
     """
-    return truncate_problems(_problems(error, place, data, kind))
+    return truncate_problems(_problems(error, location, data, kind))
 
 
 def _problems(
     error: ValidationError,
-    place: Callable[[KeyPath], str],
+    location: Callable[[KeyPath], str],
     data: Any,  # noqa: ANN401
     kind: type[BaseModel] | None,
 ) -> Iterator[Problem]:
     for details in error.errors(include_url=False):
         path = details["loc"] if data is None else _written(details, data)
-        yield Problem(_message(details, path), place(path), _hint(details, kind))
+        yield Problem(_message(details, path), location(path), _hint(details, kind))
 
 
 def _written(details: ErrorDetails, data: Any) -> KeyPath:  # noqa: ANN401

@@ -36,15 +36,15 @@ class _SignatureState:
         kinds = (known.near, known.lines, known.unless_near, known.until)
         return tuple(any(clause.matches(line) for clause in clauses) for clauses in kinds)
 
-    def see(self, number: int, line: str, said: _Matched) -> None:
-        near, proof, against, end = said
+    def see(self, number: int, line: str, text: _Matched) -> None:
+        near, evidence, against, end = text
         if end:
             self._context = None
         if near:
             self._context = (number, line[:_MAX_LINE_CHARACTERS])
         if against:
             self._against = number
-        if not proof or (self._against is not None and number - self._against <= self.signature.within):
+        if not evidence or (self._against is not None and number - self._against <= self.signature.within):
             return
         context = self._context
         if self.signature.near and (context is None or number - context[0] > self.signature.within):

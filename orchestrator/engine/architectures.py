@@ -46,8 +46,8 @@ _KDA: Final = Architecture(attention="latent", hybrid="kda")
 _BLOCKS: Final = Architecture(attention="heads", hybrid="blocks", expert_size="intermediate_size")
 
 
-def _other(why: str) -> Architecture:
-    return Architecture(attention="other", why=why)
+def _other(reason: str) -> Architecture:
+    return Architecture(attention="other", why=reason)
 
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {

@@ -37,7 +37,7 @@ from orchestrator.engine.sse import DONE, SseParser, is_error
 
 MOST_STREAM_BYTES: Final = 64 << 20
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
-_MOST_SAID: Final = 200  # characters of an error response, or of a path, shown in a message
+_MAX_TEXT: Final = 200  # characters of an error response, or of a path, shown in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class Timeouts:
 
     def within(self, seconds: float) -> "Timeouts":
         """Return these limits, each capped at `seconds`."""
-        connect, silence, whole = (min(item, seconds) for item in (self.connect, self.idle, self.total))
-        return Timeouts(connect=connect, idle=silence, total=whole)
+        connect, progress_deadline, whole = (min(item, seconds) for item in (self.connect, self.idle, self.total))
+        return Timeouts(connect=connect, idle=progress_deadline, total=whole)
 
 
 DEFAULT_TIMEOUTS: Final = Timeouts(connect=5, idle=30, total=60)
@@ -214,7 +214,7 @@ class EngineClient:
                 extensions={"trace": end.watch},
             )
         except (httpx.InvalidURL, UnicodeError) as error:  # the path may contain a name that a server sent
-            raise UnexpectedResponseError(f"{path[:_MOST_SAID]!a} is not a valid path") from error
+            raise UnexpectedResponseError(f"{path[:_MAX_TEXT]!a} is not a valid path") from error
         with end:
             try:
                 response = self._client.send(request, stream=True)
@@ -276,7 +276,7 @@ def _require_ok(response: httpx.Response) -> None:
         body += data
         if len(body) >= MAX_SPELLING:  # enough to redact a key that the excerpt would cut in two
             break
-    text = excerpt(body, _MOST_SAID)
+    text = excerpt(body, _MAX_TEXT)
     path, code = response.request.url.path, response.status_code
     if code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
         reason = "rejected this API key" if "Authorization" in response.request.headers else "requires an API key"

@@ -146,7 +146,7 @@ class LivenessCheck:
                 self._asked[rank] = self._sent("POST", GENERATE, json.dumps(question(rank, alone=alone)).encode())
                 self.silent[rank] = f"no answer within {seconds:g} s"
             except OSError as error:
-                self.silent[rank] = _why(error)
+                self.silent[rank] = _reason(error)
 
     def wait(self, seconds: float = math.inf) -> None:
         """Wait `seconds` for responses, at most until the end of the check."""
@@ -185,7 +185,7 @@ class LivenessCheck:
         try:
             return _answer(self._sent("GET", path), within=max(self._end - time.monotonic(), _LAST))
         except OSError as error:
-            return 0, _why(error).encode()
+            return 0, _reason(error).encode()
 
 
 def send_request(
@@ -207,12 +207,12 @@ def _answer(connection: http.client.HTTPConnection, *, within: float) -> tuple[i
         answer = connection.getresponse()
         return answer.status, answer.read(MOST_METRICS_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        return 0, _why(error).encode()
+        return 0, _reason(error).encode()
     finally:
         connection.close()
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or "no complete response"
 
 

@@ -10,9 +10,9 @@ from orchestrator.core.logs.lines import last_lines, lines_containing
 from orchestrator.core.secrets import MAX_SPELLING, excerpt
 from orchestrator.core.text import line_shapes
 
-KEPT_LINES: Final = 40
-KEPT_CHARACTERS: Final = 2000  # of each kept line
-_HELD_CHARACTERS: Final = KEPT_CHARACTERS + MAX_SPELLING  # enough to redact a secret at the end of an excerpt
+MAX_LINES: Final = 40
+MAX_CHARACTERS: Final = 2000  # of each kept line
+_HELD_CHARACTERS: Final = MAX_CHARACTERS + MAX_SPELLING  # enough to redact a secret at the end of an excerpt
 
 # In order of appearance, in lower case; wording of sglang 0.5.10 to 0.5.23. A stage begins at its first line and never
 # returns, although every rank of a tp x dp layout writes its own lines.
@@ -80,7 +80,7 @@ class StartupLogParser:
     def __init__(self) -> None:
         """Begin before the first line."""
         self.names: list[str] = []
-        self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._last_lines: deque[str] = deque(maxlen=MAX_LINES)
         self.count = ""
         self.port_taken = False  # sglang 0.5.14 then neither serves nor exits: it queries the port's owner for 2 min
         self._loads: dict[str, int] = {}
@@ -98,7 +98,7 @@ class StartupLogParser:
     @property
     def last_lines(self) -> list[str]:
         """The last lines of the log, with secrets redacted."""
-        return [excerpt(line, KEPT_CHARACTERS) for line in self._last_lines]
+        return [excerpt(line, MAX_CHARACTERS) for line in self._last_lines]
 
     @property
     def is_ready(self) -> bool:
@@ -112,7 +112,7 @@ class StartupLogParser:
         """
         found = line_shapes(text, lower=True)
         if len(found) < _SHORT * found.count(b"\n") and not any(telltale in found for telltale in _TELLTALES):
-            self._keep(last_lines(text, KEPT_LINES))
+            self._keep(last_lines(text, MAX_LINES))
             return True
         lines, of_lines = text.split("\n"), found.split(b"\n")
         telling = _telling(b"\n".join(dict.fromkeys(of_lines)))
@@ -143,7 +143,7 @@ class StartupLogParser:
 
     def _keep(self, lines: Sequence[str]) -> None:
         """Keep the last lines, which are shown if the start fails."""
-        self._last_lines.extend(line[:_HELD_CHARACTERS] for line in lines[-KEPT_LINES:])
+        self._last_lines.extend(line[:_HELD_CHARACTERS] for line in lines[-MAX_LINES:])
 
     def _stage_of(self, line: str) -> str | None:
         for telltale, name in _STAGES.items():

@@ -281,7 +281,7 @@ def read_chat(data: Json) -> ChatResponse:
     message, usage = get_object(choices[0], "message"), get_object(data, "usage")
     calls = get_objects(message, "tool_calls") if message.get("tool_calls") else []
     return ChatResponse(
-        text=_said(message),
+        text=_output(message),
         content=optional_text(message, "content") or "",
         tools=tuple(name(get_object(call, "function"), "name") for call in calls),
         finish_reason=_ending(choices[0]) or name(choices[0], "finish_reason"),
@@ -299,7 +299,7 @@ def read_chat_events(events: Iterable[bytes]) -> ChatResponse:
         chunk = read_object(event, path=CHAT_COMPLETIONS)
         for choice in get_objects(chunk, "choices"):
             delta = get_object(choice, "delta")
-            pieces += text.write(_said(delta)) > 0
+            pieces += text.write(_output(delta)) > 0
             content.write(optional_text(delta, "content") or "")
             reason = _ending(choice) or reason
         if chunk.get("usage") is not None:
@@ -351,7 +351,7 @@ def read_completion_event(event: bytes) -> tuple[str, str | None]:
     return "".join(optional_text(choice, "text") or "" for choice in choices), reasons[-1] if reasons else None
 
 
-def _said(message: Json) -> str:
+def _output(message: Json) -> str:
     return (optional_text(message, "reasoning_content") or "") + (optional_text(message, "content") or "")
 
 

@@ -50,7 +50,7 @@ class Fabric:
     reduced: dict[str, float] = field(default_factory=dict)  # filled by `all_reduce`: GB/s by size
 
     @property
-    def figures(self) -> FabricBaseline:
+    def metrics(self) -> FabricBaseline:
         """The measured figures and firmware versions, as a baseline."""
         return FabricBaseline(
             firmware=self.firmware,
@@ -313,8 +313,8 @@ def _not_measured(check: str, error: NotMeasuredError, needed: str, hint: str) -
     return fail(check, str(error), needed, hint)
 
 
-def _shown(figures: Mapping[str, float], unit: str) -> str:
-    return ", ".join(f"{name} {metric:.4g}" for name, metric in figures.items()) + f" {unit}"
+def _shown(metrics: Mapping[str, float], unit: str) -> str:
+    return ", ".join(f"{name} {metric:.4g}" for name, metric in metrics.items()) + f" {unit}"
 
 
 def _judged(

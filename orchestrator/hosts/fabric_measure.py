@@ -10,7 +10,7 @@ from orchestrator.core.subprocesses import CompletedProgram, run_or_127, run_tog
 from orchestrator.hosts.nics import Nic
 from orchestrator.plan.plan import Plan
 
-_PATIENCE: Final = 250.0  # seconds of the program on this host that runs the command
+_TIMEOUT: Final = 250.0  # seconds of the program on this host that runs the command
 # Seconds of a command on a node: Python with torch starts slowly from a cold disk. The command also ends with its ssh
 # connection, as after Ctrl-C.
 _LIMIT: Final = "200"
@@ -44,7 +44,7 @@ class FabricNode:
 
     def run(self, argv: Sequence[str]) -> CompletedProgram:
         """Run a program on the node and wait for its end, at most 250 s."""
-        return run_or_127(self.argv(argv), timeout=_PATIENCE)
+        return run_or_127(self.argv(argv), timeout=_TIMEOUT)
 
 
 class NotMeasuredError(Exception):
@@ -65,7 +65,7 @@ def write_gbits(server: FabricNode, client: FabricNode, nics: tuple[Nic, Nic]) -
         return (*_BOUNDED, "sh", "-c", _CLIENT, "sh", *argv, server.address) if index else (*_BOUNDED, *argv)
 
     pair = (server, client)
-    results = run_together([node.argv(argv_of(index)) for index, node in enumerate(pair)], timeout=_PATIENCE)
+    results = run_together([node.argv(argv_of(index)) for index, node in enumerate(pair)], timeout=_TIMEOUT)
     for node, done in zip(pair, results, strict=True):
         if done.code == _MISSING:
             raise NotMeasuredError(f"no `ib_write_bw` on {node.name}", install=_PERFTEST)
@@ -86,7 +86,7 @@ def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[
     words = (*_BOUNDED, *python, "-c", source)
     argvs = [(*words, str(index), str(len(nodes)), nodes[0].address, *last) for index in range(len(nodes))]
     argvs_here = [node.argv(argv) for node, argv in zip(nodes, argvs, strict=True)]
-    results = run_together(argvs_here, timeout=_PATIENCE)
+    results = run_together(argvs_here, timeout=_TIMEOUT)
     if without := [node.name for node, done in zip(nodes, results, strict=True) if _NO_IMAGE in done.stderr]:
         # All other nodes wait for these ranks until their own limit.
         install = "`deploy build`, or `docker pull` on each node"

@@ -40,7 +40,7 @@ def gpus_present(subject: CheckContext) -> Iterator[Finding]:
         return
     module = {"amd": "amdgpu", "nvidia": "nvrm"}[inventory.vendor]
     count, hint = len(inventory.gpus), f"find the missing GPU: `sudo dmesg | grep -i {module}`"
-    found = f"{_each(inventory.gpus, [gpu.name or 'GPU' for gpu in inventory.gpus])} by {inventory.tool}"
+    found = f"{_items(inventory.gpus, [gpu.name or 'GPU' for gpu in inventory.gpus])} by {inventory.tool}"
     if count <= max(subject.plan.gpus, default=0):
         source = subject.plan.model.checkpoint
         other = f"; or `deploy up --model {source.path}` proposes a profile for this host's GPUs"
@@ -63,7 +63,7 @@ def gpu_arch(subject: CheckContext) -> Iterator[Finding]:
     needed = subject.plan.hardware.arch
     if not subject.gpus:
         return
-    found = _each(subject.gpus, [gpu.arch or "not reported" for gpu in subject.gpus])
+    found = _items(subject.gpus, [gpu.arch or "not reported" for gpu in subject.gpus])
     archs = {gpu.arch for gpu in subject.gpus}
     if archs == {needed}:
         yield info("gpu arch", found, needed)
@@ -78,7 +78,7 @@ def compute_units(subject: CheckContext) -> Iterator[Finding]:
     needed, known = subject.plan.hardware.compute_units, [gpu for gpu in subject.gpus if gpu.compute_units]
     if not needed or not known:
         return
-    found = _each(known, [str(gpu.compute_units) for gpu in known])
+    found = _items(known, [str(gpu.compute_units) for gpu in known])
     hint = "if the GPUs are partitioned: `sudo amd-smi set --compute-partition SPX`"
     equal = all(gpu.compute_units == needed for gpu in known)
     yield info_if(equal, warn, "compute units", found, str(needed), hint)
@@ -92,7 +92,7 @@ def vram_size(subject: CheckContext) -> Iterator[Finding]:
     sizes = [gpu.vram_bytes or 0 for gpu in known]
     hint = "choose a profile for these GPUs, or undo their partition"
     enough = min(sizes) >= needed * _VRAM_TOLERANCE
-    yield info_if(enough, fail, "vram", _each(known, [gib(size) for size in sizes]), gib(needed), hint)
+    yield info_if(enough, fail, "vram", _items(known, [gib(size) for size in sizes]), gib(needed), hint)
 
 
 def vram_use(subject: CheckContext) -> Iterator[Finding]:
@@ -167,7 +167,7 @@ def _stop(inventory: GpuInventory, busy: Sequence[Gpu]) -> str:
     return f"stop them: `kill {' '.join(map(str, pids))}`" if pids else "stop the server that used it"
 
 
-def _each(gpus: Sequence[Gpu], values: Sequence[str]) -> str:
+def _items(gpus: Sequence[Gpu], values: Sequence[str]) -> str:
     """Format one value per GPU: `8 x 288.0 GiB` if all are equal, else each value with its GPU indices."""
     pairs = sorted(zip(values, [gpu.index for gpu in gpus], strict=True))
     if not pairs:

@@ -36,10 +36,10 @@ def info(check: str, value: str, needed: str = "") -> Finding:
     return Finding(check=check, level=Level.INFO, value=value, needed=needed, hint="")
 
 
-def not_checked(check: str, why: str, needed: str, hint: str) -> Finding:
+def not_checked(check: str, reason: str, needed: str, hint: str) -> Finding:
     """Return a finding for a check that could not run; `hint` says what it needs."""
     return Finding(
-        check=check, level=Level.INFO, value=f"not checked: {why}", needed=needed, hint=expand_commands(hint)
+        check=check, level=Level.INFO, value=f"not checked: {reason}", needed=needed, hint=expand_commands(hint)
     )
 
 

@@ -9,7 +9,7 @@ from orchestrator.hosts.gpu_checks import DRAINED, busy_gpus, describe_use
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, holders
 
 LIMIT = 900.0  # seconds, as in InferenceX benchmark_lib.sh
-_PAUSE = 5.0  # seconds between two readings
+_INTERVAL = 5.0  # seconds between two readings
 
 
 def wait_for_vram_release(
@@ -31,7 +31,7 @@ def wait_for_vram_release(
         lambda use: not use[1],
         lambda: _vram_in_use(read(), gpus),
         timeout=LIMIT,
-        interval=_PAUSE,
+        interval=_INTERVAL,
         on_tick=lambda use: progress(
             f"waiting for VRAM to drain to {DRAINED:.0%}: {describe_use(use[1])}", clock() - start
         ),

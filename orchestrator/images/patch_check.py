@@ -171,16 +171,16 @@ def wheel_version(wheel: Path) -> str | None:
     return named and named[1]
 
 
-def _no_wheel(version: str, said: str) -> UsageError:
+def _no_wheel(version: str, text: str) -> UsageError:
     """Return the error for a failed download: the most similar version if this one is missing, else pip's output."""
-    listed = _VERSIONS.search(said)
+    listed = _VERSIONS.search(text)
     known = [item for item in listed[1].split(", ") if item != "none"] if listed else []
     if known:
         hint = f"{did_you_mean(version, known)} Or name a wheel file"
         return UsageError(f"the package index has no sglang {version}", hint=hint)
     return UsageError(
         f"cannot download a wheel of sglang {version}",
-        details=said.strip()[-2000:],
+        details=text.strip()[-2000:],
         hint=f"download the wheel with `{quote(['pip', 'download', f'sglang=={version}'])}`, then name the file",
     )
 

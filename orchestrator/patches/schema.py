@@ -180,7 +180,7 @@ class Patch(StrictModel):
     removed_when: str = Field(description="when and why the patch drops itself")
 
     @model_validator(mode="after")
-    def _is_told_when_applied(self) -> "Patch":
+    def _is_reported_when_applied(self) -> "Patch":
         """Require a probe for the applied diff: without one, a base image that has it already would be a conflict."""
         if isinstance(self.apply, Diff) and not self.detect.present:
             raise ValueError("a diff needs a probe under `detect.present` that recognizes the applied diff")

@@ -47,7 +47,7 @@ def known_config(image: str, home: Home) -> ImageConfig | None:
     if (found := local_config(image)) is not None:
         return found
     try:
-        return ImageConfig.from_json(read_private(_kept(image, home)).decode())
+        return ImageConfig.from_json(read_private(_saved(image, home)).decode())
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -69,7 +69,7 @@ def asked_config(image: str, home: Home, registry: Registry, host: str | None = 
 def keep_config(config: ImageConfig, home: Home) -> None:
     """Cache the configuration of an image; if the home is not writable, print a note."""
     try:
-        write_cache(_kept(config.reference, home), config.to_json())
+        write_cache(_saved(config.reference, home), config.to_json())
     except OSError as error:
         note(f"cannot cache the configuration of `{config.reference}`: {error.strerror}")
 
@@ -106,5 +106,5 @@ def note_environment(plan: Plan, config: ImageConfig | None) -> None:
     note(f"`{image}` sets {', '.join(variables) or 'no variable of its engine'}")
 
 
-def _kept(image: str, home: Home) -> Path:
+def _saved(image: str, home: Home) -> Path:
     return home.images / FileName(f"{hashlib.sha256(image.encode()).hexdigest()[:16]}.json")

@@ -232,7 +232,7 @@ def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override
 def _valid(name: str, composed: MergedProfile, catalog: Catalog) -> LoadedProfile:
     message = f"profile `{name}` is not valid"
     composed, table = _renamed(composed, catalog)
-    profile = validate(composed.data, Profile, place=composed.location, message=message)
+    profile = validate(composed.data, Profile, location=composed.location, message=message)
     register_env_secret(profile.server.api_key_env)
     return LoadedProfile(name=name, composed=composed, profile=profile, catalog=catalog, known_table=table)
 
@@ -296,16 +296,16 @@ def read_networks(catalog: Catalog) -> Mapping[str, Network]:
     return {name: _read_network(name, catalog, "") for name in catalog.names(EntryKind.NETWORK)}
 
 
-def _read_network(name: str, catalog: Catalog, place: str) -> Network:
+def _read_network(name: str, catalog: Catalog, location: str) -> Network:
     path = catalog.find(EntryKind.NETWORK, name)
     if path is None:
         known = catalog.names(EntryKind.NETWORK)
         hint = did_you_mean(name, known) or f"one of {', '.join(known)}"
-        raise ProfileError(f"no network `{name}` found", location=place, hint=hint)
+        raise ProfileError(f"no network `{name}` found", location=location, hint=hint)
     return read_model(path, Network, catalog.shown(path))
 
 
-def _read_load(name: str, catalog: Catalog, place: str) -> Load | None:
+def _read_load(name: str, catalog: Catalog, location: str) -> Load | None:
     """Read the lengths of a workload. Planning needs no other key; `bench` validates the whole file."""
     path = catalog.find(EntryKind.WORKLOAD, name)
     if path is None:
@@ -315,12 +315,14 @@ def _read_load(name: str, catalog: Catalog, place: str) -> Load | None:
             hint = (
                 f"a profile names a workload of the catalog: copy the file to `{folder}/`; name it `{Path(name).stem}`"
             )
-        raise ProfileError(f"no workload `{name}` found", location=place, hint=hint)
+        raise ProfileError(f"no workload `{name}` found", location=location, hint=hint)
     document = read_file(path, catalog.shown(path))
     if document.data.keys() & {"sessions", "trace"}:
         return None  # each request has lengths of its own
     lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
-    return validate({**lengths, "name": name}, Load, place=document.location, message=f"workload `{name}` is not valid")
+    return validate(
+        {**lengths, "name": name}, Load, location=document.location, message=f"workload `{name}` is not valid"
+    )
 
 
 def _profile_path(name: str, catalog: Catalog) -> Path:

@@ -159,12 +159,12 @@ def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, fold
         if not done:
             folder.remove()
         raise
-    with _told(folder, foreseen) as progress:
+    with _report(folder, foreseen) as progress:
         run_workers(pool, folder, source.sizes, progress)
 
 
 @contextmanager
-def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[QuantizationProgress], None]]:
+def _report(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[QuantizationProgress], None]]:
     """Yield a function that shows the progress; if the block raises, note the kept shards."""
     progress = Progress()
 
@@ -177,8 +177,8 @@ def _told(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[Quantizatio
         yield show
     except BaseException:
         progress.done()
-        kept = f"{len(folder.finished([*foreseen.shards]))} of {len(foreseen.shards)} shards are done and saved"
-        note(f"{kept} in `{folder.root}`: repeat the command to resume")
+        saved = f"{len(folder.finished([*foreseen.shards]))} of {len(foreseen.shards)} shards are done and saved"
+        note(f"{saved} in `{folder.root}`: repeat the command to resume")
         raise
     progress.done()
 

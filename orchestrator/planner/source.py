@@ -242,8 +242,8 @@ def _input_paths(name: str, plan: Plan, run: RunDir, home: Home) -> Iterator[Pat
         yield Store.of(home, plan).table(plan)
 
 
-def _with_digest(digest: str, places: Iterator[Path]) -> bytes | None:
-    for path in places:
+def _with_digest(digest: str, locations: Iterator[Path]) -> bytes | None:
+    for path in locations:
         try:
             content = read_file(path, most=_MAX_BYTES)
         except OSError:

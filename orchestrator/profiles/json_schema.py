@@ -59,13 +59,13 @@ def _part(part: str, definitions: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [named, keys], "description": f"{part}: the name of its file, its path, or its keys"}
 
 
-def _sections(said: Mapping[str, Any]) -> Iterator[str]:
+def _sections(text: Mapping[str, Any]) -> Iterator[str]:
     """Yield the definitions of mappings under a key.
 
     Mappings in a list are excluded: the list is replaced as a whole.
     """
-    nested = said.get("additionalProperties")
-    for item in (said, *said.get("anyOf", ()), *([nested] if isinstance(nested, dict) else [])):
+    nested = text.get("additionalProperties")
+    for item in (text, *text.get("anyOf", ()), *([nested] if isinstance(nested, dict) else [])):
         if "$ref" in item:
             yield str(item["$ref"]).removeprefix("#/$defs/")
 

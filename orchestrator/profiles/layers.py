@@ -138,12 +138,12 @@ def _chosen(part: str, profile: Document, below: EntryChoice) -> EntryChoice:
     return replace(below, over=(*below.over, profile))
 
 
-def _file(part: str, chosen: Data, place: str) -> str:
+def _file(part: str, chosen: Data, location: str) -> str:
     if isinstance(chosen, str):
         return chosen
     hint = f"`{part}: NAME`, `{part}: ./FILE.yaml`, or `{part}: {{{USE}: NAME, KEY: VALUE}}`"
     found = "nothing" if chosen is None else f"`{chosen}`"
-    raise ProfileError(f"`{part}` must name a file, found {found}", location=place, hint=hint)
+    raise ProfileError(f"`{part}` must name a file, found {found}", location=location, hint=hint)
 
 
 def merge_layers(
@@ -160,7 +160,7 @@ def merge_layers(
     """
     data: dict[str, Data] = {}
     locations: dict[KeyPath, str] = {}
-    overlaid: dict[KeyPath, str] = {}
+    overridden: dict[KeyPath, str] = {}
     names = dict(names)
     for part, choice in choices.items():
         if part in parts:
@@ -172,7 +172,7 @@ def merge_layers(
                 _layer(data, locations, _entries(part, profile, section, part))
             if part in parts:
                 source = str(_mapping(part, profile).get(_SOURCE) or "")
-                overlaid |= dict.fromkeys(_facts(part, profile), source)
+                overridden |= dict.fromkeys(_facts(part, profile), source)
     for profile in profiles:
         own = {key: value for key, value in profile.data.items() if key not in {*PARTS, EXTENDS}}
         _layer(data, locations, [((key,), value, profile, (key,)) for key, value in own.items()])
@@ -181,25 +181,25 @@ def merge_layers(
             _apply_override(data, locations, override)
     for part in PARTS:
         locations.setdefault((part,), _naming(part, profiles).location((part,)))
-    return MergedProfile(data, locations, names, overlaid)
+    return MergedProfile(data, locations, names, overridden)
 
 
 @contextmanager
-def _image_replaced(data: dict[str, Data], places: dict[KeyPath, str], names: dict[str, str]) -> Iterator[None]:
+def _image_replaced(data: dict[str, Data], locations: dict[KeyPath, str], names: dict[str, str]) -> Iterator[None]:
     """Remove the engine's name and the facts about its image if the block replaces the image.
 
     Facts that the block sets again are kept.
     """
     paths = [(_IMAGE[0], key) for key in _OF_AN_IMAGE]
-    before, section = _value(data, _IMAGE), {path: places.get(path) for path in paths}
+    before, section = _value(data, _IMAGE), {path: locations.get(path) for path in paths}
     yield
     image = _value(data, _IMAGE)
     if before is None or image == before:
         return
     names["engine"] = str(image)
     for path in paths:
-        if places.get(path) == section[path]:
-            _forget(places, path, _parent(data, path).pop(path[-1], None))
+        if locations.get(path) == section[path]:
+            _forget(locations, path, _parent(data, path).pop(path[-1], None))
 
 
 def _value(data: Mapping[str, Data], path: tuple[str, str]) -> Data:
@@ -215,12 +215,12 @@ def _naming(part: str, profiles: Sequence[Document]) -> Document:
 Entry = tuple[KeyPath, Data, Document, KeyPath]
 
 
-def _entries(part: str, document: Document, said: Mapping[str, Data], *inside: str) -> list[Entry]:
+def _entries(part: str, document: Document, text: Mapping[str, Data], *inside: str) -> list[Entry]:
     """Return the items of a catalog entry: facts go below the entry's key, shared keys to the top level.
 
     `inside` is the key of the entry in the document, if the document is a profile.
     """
-    return [((key,) if key in SHARED else (part, key), value, document, (*inside, key)) for key, value in said.items()]
+    return [((key,) if key in SHARED else (part, key), value, document, (*inside, key)) for key, value in text.items()]
 
 
 def _facts(part: str, profile: Document) -> Iterator[KeyPath]:
@@ -241,9 +241,9 @@ def _mapping(part: str, profile: Document) -> Mapping[str, Data]:
     return section if isinstance(section, dict) else {}
 
 
-def _layer(data: dict[str, Data], places: dict[KeyPath, str], entries: Iterable[Entry]) -> None:
+def _layer(data: dict[str, Data], locations: dict[KeyPath, str], entries: Iterable[Entry]) -> None:
     for target, value, document, source in entries:
-        _merge(data, places, target, value, _Placer(document, len(target), source))
+        _merge(data, locations, target, value, _Placer(document, len(target), source))
 
 
 @dataclass(frozen=True)
@@ -256,21 +256,23 @@ class _Placer:
         return self.document.location((*self.source, *path[self.cut :]))
 
 
-def _merge(data: dict[str, Data], places: dict[KeyPath, str], path: KeyPath, value: Data, place: "_Placer") -> None:
+def _merge(
+    data: dict[str, Data], locations: dict[KeyPath, str], path: KeyPath, value: Data, location: "_Placer"
+) -> None:
     parent = _parent(data, path)
     key = str(path[-1])
     if isinstance(value, dict) and not is_setting(path):
         if not isinstance(parent.get(key), dict):
-            _forget(places, path, parent.get(key))
+            _forget(locations, path, parent.get(key))
             parent[key] = {}
-        places.setdefault(path, place(path))
+        locations.setdefault(path, location(path))
         for name, item in value.items():
-            _merge(data, places, (*path, name), item, place)
+            _merge(data, locations, (*path, name), item, location)
         return
-    _forget(places, path, parent.pop(key, None))
+    _forget(locations, path, parent.pop(key, None))
     if value is not None:
         parent[key] = value
-        _remember(places, path, value, place)
+        _remember(locations, path, value, location)
 
 
 def _parent(data: dict[str, Data], path: KeyPath) -> dict[str, Data]:
@@ -282,17 +284,17 @@ def _parent(data: dict[str, Data], path: KeyPath) -> dict[str, Data]:
     return data
 
 
-def _remember(places: dict[KeyPath, str], path: KeyPath, value: Data, place: "_Placer") -> None:
-    places[path] = place(path)
+def _remember(locations: dict[KeyPath, str], path: KeyPath, value: Data, location: "_Placer") -> None:
+    locations[path] = location(path)
     for step, item in _items(value):
-        _remember(places, (*path, step), item, place)
+        _remember(locations, (*path, step), item, location)
 
 
-def _forget(places: dict[KeyPath, str], path: KeyPath, value: Data) -> None:
+def _forget(locations: dict[KeyPath, str], path: KeyPath, value: Data) -> None:
     """Remove the locations of `value` at `path` and of everything inside it."""
-    places.pop(path, None)
+    locations.pop(path, None)
     for step, item in _items(value):
-        _forget(places, (*path, step), item)
+        _forget(locations, (*path, step), item)
 
 
 def _items(value: Data) -> Iterable[tuple[str | int, Data]]:
@@ -301,7 +303,7 @@ def _items(value: Data) -> Iterable[tuple[str | int, Data]]:
     return enumerate(value) if isinstance(value, list) else ()
 
 
-def _apply_override(data: dict[str, Data], places: dict[KeyPath, str], override: Override) -> None:
+def _apply_override(data: dict[str, Data], locations: dict[KeyPath, str], override: Override) -> None:
     path: KeyPath = override.path
     if path[0] in PARTS and path[1:] in {(), (USE,)}:
         return  # the override selected the file, see `select_entries`
@@ -314,7 +316,7 @@ def _apply_override(data: dict[str, Data], places: dict[KeyPath, str], override:
     if depth is not None and (value is not None or len(path) > depth):
         path = path[:depth]
         value = _of_user(data, override, path)
-    _merge(data, places, path, value, _Placer(Document(location, {}, {}), len(path), ()))
+    _merge(data, locations, path, value, _Placer(Document(location, {}, {}), len(path), ()))
 
 
 def _of_user(data: Mapping[str, Data], override: Override, path: KeyPath) -> Data:

@@ -130,7 +130,7 @@ class QuestionSection(StrictModel):
     source: Text = Field(default="", description="source of the question")
 
     @model_validator(mode="after")
-    def _has_a_place_for_its_filler(self) -> "QuestionSection":
+    def _has_filler_slot(self) -> "QuestionSection":
         if (self.filler_words != 0) != (FILLER in self.prompt):
             raise ValueError(f"`{FILLER}` belongs into a question that has `filler_words`, and into no other")
         return self

@@ -159,8 +159,8 @@ def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
     """Return the published series, if a result has its workload, and one series per drawn result."""
     drawn = _drawn(report)
     rates = report.published.rates if report.published and any(_is_published(item, report) for item, _ in drawn) else ()
-    said = ((line.rate_rps, _published(line, measured, report.published_usd_per_hour)) for line in rates)
-    table = tuple((rate, value) for rate, value in said if value is not None)
+    text = ((line.rate_rps, _published(line, measured, report.published_usd_per_hour)) for line in rates)
+    table = tuple((rate, value) for rate, value in text if value is not None)
     series = [Line(label="published", points=table, color=None)]
     for comparison, index in drawn:
         points = tuple(

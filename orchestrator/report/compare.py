@@ -68,9 +68,9 @@ class RateRow:
         """The offered load as text."""
         return f"{metrics.plain(self.rate_rps)} rps" if self.rate_rps is not None else f"{self.concurrency} at a time"
 
-    def of(self, figure: ReportMetric) -> ComparedMetric:
+    def of(self, metric: ReportMetric) -> ComparedMetric:
         """Return the compared values of a metric."""
-        return self.metrics[figure.key]
+        return self.metrics[metric.key]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,8 @@ class Comparison:
     def without_knee(self) -> str:
         """The reason for a missing knee: no sustained rate, or no rate that could be judged."""
         if (row := self.unjudgeable_row) is None:
-            unjudged = ", ".join(f"{rate:g}" for rate in unjudged_rates(self.result.points))
-            return "no sustained rate found" + (f"; {unjudged} rps not judged" if unjudged else "")
+            unjudgeable = ", ".join(f"{rate:g}" for rate in unjudged_rates(self.result.points))
+            return "no sustained rate found" + (f"; {unjudgeable} rps not judged" if unjudgeable else "")
         return ": ".join(["not judged", *row.not_sustained_because[:1]])
 
     @property
@@ -349,13 +349,13 @@ def _row(
     )
 
 
-def _against_load(figure: ComparedMetric, load_tok_s: float | None, tolerance: float) -> ComparedMetric:
+def _against_load(metric: ComparedMetric, load_tok_s: float | None, tolerance: float) -> ComparedMetric:
     """Mark a published throughput that differs from the steady-state output of its own load as not testable."""
-    if figure.published is None or load_tok_s is None or abs(figure.published / load_tok_s - 1) <= tolerance:
-        return figure
-    note = f"published {figure.published:,.0f} is {figure.published / load_tok_s:.2f} times the load of this rate"
-    judged = figure.agreement not in {Agreement.NOT_MEASURED, Agreement.NOT_COMPARABLE}
-    return replace(figure, agreement=Agreement.UNTESTABLE if judged else figure.agreement, note=note)
+    if metric.published is None or load_tok_s is None or abs(metric.published / load_tok_s - 1) <= tolerance:
+        return metric
+    note = f"published {metric.published:,.0f} is {metric.published / load_tok_s:.2f} times the load of this rate"
+    judged = metric.agreement not in {Agreement.NOT_MEASURED, Agreement.NOT_COMPARABLE}
+    return replace(metric, agreement=Agreement.UNTESTABLE if judged else metric.agreement, note=note)
 
 
 def _single_stream(result: BenchResult, published: Published | None, terms: ComparisonTerms) -> ComparedMetric:

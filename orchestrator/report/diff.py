@@ -24,7 +24,7 @@ from orchestrator.report.configuration import DERIVED, configuration_of, started
 from orchestrator.report.history import RunSummary, summarize_run
 from orchestrator.report.side_by_side import (
     ONE_CONFIGURATION,
-    ONE_RUN_EACH,
+    SINGLE_RUNS,
     SideBySide,
     change_text,
     compare_two,
@@ -158,7 +158,7 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
     lines = tuple(
         DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
     )
-    compared = _last_of_each_workload(a.results, b.results)
+    compared = _last_per_workload(a.results, b.results)
     unknown = [f"{'B' if a.knows(group) else 'A'} has no record of its {_word(group)}" for group in one_sided]
     if bool(a.results) != bool(b.results):
         unknown.append(f"{'B' if a.results else 'A'} has no measurement")
@@ -167,7 +167,7 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
         b=b.label,
         differences=tuple(values),
         reasons=lines,
-        metrics=tuple(_figures(compared)),
+        metrics=tuple(_metrics(compared)),
         same_configuration=bool(compared) and all(item.one_configuration for item in compared.values()),
         unknown=tuple(unknown),
     )
@@ -188,18 +188,18 @@ def diff_text(found: DiffOutput, *, width: int | None = None) -> str:
         ["\n".join(line for reason in found.reasons for line in _reason_lines(reason, width))] if found.reasons else []
     )
     if found.metrics:
-        figure_rows = [
+        metric_rows = [
             (metric.workload, metric.load, metric.metric, metric.a, metric.b, metric.change) for metric in found.metrics
         ]
-        parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), figure_rows, width=width))
+        parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), metric_rows, width=width))
         parts.append(_explanation(found))
     parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
     return "\n\n".join(parts)
 
 
-def _reason_lines(each: DifferentReason, width: int | None) -> Iterator[str]:
-    sides = [("A and B", each.a)] if each.a == each.b else [("A", each.a), ("B", each.b)]
-    texts = [(", ".join(each.keys), ""), *((f"{side}: {reason}", "    ") for side, reason in sides if reason)]
+def _reason_lines(item: DifferentReason, width: int | None) -> Iterator[str]:
+    sides = [("A and B", item.a)] if item.a == item.b else [("A", item.a), ("B", item.b)]
+    texts = [(", ".join(item.keys), ""), *((f"{side}: {reason}", "    ") for side, reason in sides if reason)]
     for text, indent in texts:
         folded = width or len(indent) + len(text) + 1
         yield from textwrap.wrap(
@@ -218,8 +218,8 @@ def _explanation(found: DiffOutput) -> str:
         return ONE_CONFIGURATION
     causes = [difference.key for difference in found.differences if difference.area in _CAUSES]
     if any(difference.area == "load" for difference in found.differences):
-        return f"{ONE_RUN_EACH}\nThe loads differ, so the metrics are not comparable, whatever else differs."
-    noise = f"{ONE_RUN_EACH} `deploy compare` accepts several."
+        return f"{SINGLE_RUNS}\nThe loads differ, so the metrics are not comparable, whatever else differs."
+    noise = f"{SINGLE_RUNS} `deploy compare` accepts several."
     if not causes:
         return noise
     if len(causes) == 1:
@@ -328,14 +328,14 @@ def _outcome(start: RunSummary) -> Iterator[tuple[str, str]]:
         yield "ended", start.ended
 
 
-def _last_of_each_workload(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> dict[str, SideBySide]:
+def _last_per_workload(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> dict[str, SideBySide]:
     """Compare the last results of each workload that both sides have."""
     by_time = (sorted(side, key=lambda result: result.run.started_at) for side in (a, b))
     last = [{result.run.workload_name: result for result in side} for side in by_time]
     return {name: compare_two(last[0][name], last[1][name]) for name in sorted(last[0].keys() & last[1].keys())}
 
 
-def _figures(compared: Mapping[str, SideBySide]) -> Iterator[DifferentMetric]:
+def _metrics(compared: Mapping[str, SideBySide]) -> Iterator[DifferentMetric]:
     for workload, sides in compared.items():
         for row in sides.rows:
             metric, (one, other) = metrics.BY_KEY[row.metric], row.estimates

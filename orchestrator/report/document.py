@@ -163,10 +163,10 @@ def _price_notes(
         if comparison.usd_per_gpu_hour is not None:
             price_text = f"${comparison.usd_per_gpu_hour:.2f} per GPU-hour, {comparison.price_source}"
             notes.setdefault(price_text, comparison.label)
-    said = tuple(f"{whose}: {price_text}" for price_text, whose in notes.items())
+    text = tuple(f"{owner}: {price_text}" for price_text, owner in notes.items())
     if published is None:
-        return said
-    return (*said, *_cost_claim(published, costs), *_price_claims(published, prices), *_of_the_pair(published))
+        return text
+    return (*text, *_cost_claim(published, costs), *_price_claims(published, prices), *_of_the_pair(published))
 
 
 def _price_claims(published: Published, prices: PriceBook) -> Iterator[str]:

@@ -111,16 +111,16 @@ def _found(comparison: Comparison) -> str:
         row = comparison.rows[-1]
         return f"{metrics.OUTPUT.text(row.of(metrics.OUTPUT).measured)} output tok/s per node, {row.load}"
     if (measured := comparison.unjudgeable_row) is not None:
-        return f"{comparison.without_knee}; at {measured.load} {_two_figures(measured)}"
+        return f"{comparison.without_knee}; at {measured.load} {_two_metrics(measured)}"
     if best is None:
         return comparison.without_knee
     rate = _requests(best.rate_rps or 0.0)
     sustained = f"sustains {rate}" if comparison.knee_reached else f"sustains at least {rate}, the highest measured"
     limit = f", with a limit of {comparison.ttft_limit_s:g} s" if comparison.ttft_limit_s is not None else ""
-    return f"{sustained}; there {_two_figures(best)}{limit}"
+    return f"{sustained}; there {_two_metrics(best)}{limit}"
 
 
-def _two_figures(row: RateRow) -> str:
+def _two_metrics(row: RateRow) -> str:
     ttft, tok_s = (metric.text(row.of(metric).measured) for metric in (metrics.TTFT_P95, metrics.OUTPUT))
     return f"{tok_s} output tok/s per node, TTFT p95 {ttft} s"
 

@@ -153,7 +153,7 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
     ended, ended_at = _ending(run)
     soaked, soaked_at = _soak_of(smoke)
     verdicts = tuple(_check_verdicts(smoke.get("checks")))
-    ascending = sorted(map(_best_figures, results), key=lambda best: best.metrics[metrics.OUTPUT.key] or 0.0)
+    ascending = sorted(map(_best_metrics, results), key=lambda best: best.metrics[metrics.OUTPUT.key] or 0.0)
     start = RunSummary(
         name=name,
         run=run.path.name,
@@ -184,7 +184,7 @@ def _recorded(run: RunDir) -> Iterator[BenchResult]:
             yield load_result(Path(str(directory)))
 
 
-def _best_figures(result: BenchResult) -> BestMetrics:
+def _best_metrics(result: BenchResult) -> BestMetrics:
     """Return the metrics of a result at its knee, else at its highest output."""
     points = [point for point in result.points if point.offered_rps == result.knee_rps] if result.knee_rps else []
     best = max(points or result.points, key=lambda point: metrics.OUTPUT.value_of(point) or 0.0)

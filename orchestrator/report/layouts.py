@@ -7,7 +7,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.published import PriceBook, Published, PublishedLayout
 from orchestrator.report.compare import Comparison
 
-_FIGURES = metrics.metrics_for(metrics.DisplayIn.LAYOUT)
+_METRICS = metrics.metrics_for(metrics.DisplayIn.LAYOUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def _published_layout(line: PublishedLayout, published: Published, prices: Price
         rate_rps=line.rate_rps,
         tok_s=line.output_tok_s,
         change=None,
-        metrics=dict.fromkeys(metric.key for metric in _FIGURES)
+        metrics=dict.fromkeys(metric.key for metric in _METRICS)
         | {
             metrics.TTFT_P95.key: row.ttft_p95_s if row and row.output_tok_s == line.output_tok_s else None,
             metrics.USD.key: metrics.usd_per_million_tokens(hourly(line.system, prices), line.output_tok_s),
@@ -91,7 +91,7 @@ def _measured_layout(index: int, comparison: Comparison, published: Published | 
         rate_rps=best.rate_rps,
         tok_s=tok_s,
         change=None,
-        metrics={metric.key: best.of(metric).measured for metric in _FIGURES},
+        metrics={metric.key: best.of(metric).measured for metric in _METRICS},
         note="" if comparison.comparable else "not comparable",
     )
     if published is None:

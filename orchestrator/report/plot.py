@@ -222,12 +222,12 @@ def _css(line: Line) -> str:
 
 
 def _series(line: Line, across: _Scale, upward: _Scale) -> Markup:
-    at = _places(line, across, upward)
+    at = _locations(line, across, upward)
     drawn = Markup("") if line.style == "dots" else Markup('<path class="line" d="{}"/>').format(_path(line, at))
     return Markup('<g class="series {}">{}</g>').format(_css(line), drawn)
 
 
-def _places(line: Line, across: _Scale, upward: _Scale) -> list[tuple[float, float]]:
+def _locations(line: Line, across: _Scale, upward: _Scale) -> list[tuple[float, float]]:
     return [(across.at(x), upward.at(y)) for x, y in line.points]
 
 
@@ -235,7 +235,7 @@ def _spots(line: Line, across: _Scale, upward: _Scale) -> Markup:
     """Return the markers of a series; hover and keyboard focus show the exact values of one."""
     drawn = Markup("")
     tags = line.tags or ("",) * len(line.points)
-    for (x, y), values, tag in zip(_places(line, across, upward), line.points, tags, strict=True):
+    for (x, y), values, tag in zip(_locations(line, across, upward), line.points, tags, strict=True):
         exact = f"{tag}{': ' if tag else ''}{_exact(values[0])} → {_exact(values[1])}"
         text, tip = f"{line.label}, {exact}", f"{_short(line.label)}, {exact}"
         if line.style == "dots":
@@ -255,7 +255,7 @@ def _exact(value: float) -> str:
 
 
 def _tags(line: Line, across: _Scale, upward: _Scale) -> Markup:
-    points = zip(_places(line, across, upward), line.tags, strict=True)
+    points = zip(_locations(line, across, upward), line.tags, strict=True)
     return Markup("").join(_tag(x, y, tag, across) for (x, y), tag in points)
 
 

@@ -140,9 +140,9 @@ def environment(*, markdown: bool) -> Environment:
     return environment
 
 
-def change(figure: ComparedMetric) -> str:
+def change(metric: ComparedMetric) -> str:
     """Format the change of the measured from the published value; "" if unknown."""
-    return "" if figure.change is None else signed(figure.change)
+    return "" if metric.change is None else signed(metric.change)
 
 
 def not_comparable(report: Report) -> list[tuple[list[str], tuple[ComparabilityIssue, ...]]]:
@@ -160,13 +160,13 @@ def known_in(columns: list[ReportMetric], comparison: Comparison, published: obj
     return [column for column in columns if published or any(row.of(column).measured is not None for row in rows)]
 
 
-def beside(row: RateRow, figure: ReportMetric, comparison: Comparison) -> str:
+def beside(row: RateRow, metric: ReportMetric, comparison: Comparison) -> str:
     """Return the note below a metric at the top of the page: offered load, TTFT limit or price; else ""."""
-    if figure is metrics.OUTPUT and row.load_tok_s is not None:
+    if metric is metrics.OUTPUT and row.load_tok_s is not None:
         return f"{metrics.count(row.load_tok_s)} is the offered load"
-    if figure is metrics.TTFT_P95 and comparison.ttft_limit_s is not None:
+    if metric is metrics.TTFT_P95 and comparison.ttft_limit_s is not None:
         return f"limit {metrics.plain(comparison.ttft_limit_s)} s"
-    if figure is metrics.USD:
+    if metric is metrics.USD:
         price = comparison.usd_per_gpu_hour
         return "price unknown" if price is None else f"{metrics.usd(price)} per GPU-hour"
     return ""

@@ -13,7 +13,7 @@ from orchestrator.bench.result import BenchResult
 from orchestrator.report.compare import Comparison, RateRow, compare
 from orchestrator.report.configuration import same_configuration, same_load
 
-ONE_RUN_EACH: Final = "One run each: the noise is unknown. Measure each several times."
+SINGLE_RUNS: Final = "One run each: the noise is unknown. Measure each several times."
 ONE_CONFIGURATION: Final = (
     "Both have the same configuration: the differences are noise, or a change that no result records."
 )
@@ -66,7 +66,7 @@ class SideBySide:
                 f"{ONE_CONFIGURATION if alike else _ONE_HAS_ISSUES}\nThree or more runs are one column, with intervals."
             )
         if any(change is not None for row in self.rows for change in row.changes):
-            return ONE_RUN_EACH
+            return SINGLE_RUNS
         return ""
 
 
@@ -131,8 +131,8 @@ def _rows(members: list[list[Comparison]]) -> Iterator[SideRow]:
                 yield SideRow(metric=metric.key, load=load, estimates=found, changes=changes)
 
 
-def _estimate(runs: list[dict[str, RateRow]], load: str, figure: ReportMetric) -> Estimate | None:
-    values = [rows[load].of(figure).measured for rows in runs if load in rows]
+def _estimate(runs: list[dict[str, RateRow]], load: str, metric: ReportMetric) -> Estimate | None:
+    values = [rows[load].of(metric).measured for rows in runs if load in rows]
     return estimate([value for value in values if value is not None])
 
 
@@ -159,8 +159,8 @@ def change_text(found: Change) -> str:
     return f"{signed(found.share)} ({signed(found.low).removesuffix(' %')} to {signed(found.high)}{noise})"
 
 
-def estimate_text(figure: ReportMetric, found: Estimate | None, absent: str = "-") -> str:
+def estimate_text(metric: ReportMetric, found: Estimate | None, absent: str = "-") -> str:
     """Format a metric, with half of its interval if there are several runs."""
-    if found is None or found.margin is None or figure.format(found.margin) == figure.format(0.0):
-        return figure.text(found.mean if found else None, absent)
-    return f"{figure.format(found.mean)} ± {figure.format(found.margin)}"
+    if found is None or found.margin is None or metric.format(found.margin) == metric.format(0.0):
+        return metric.text(found.mean if found else None, absent)
+    return f"{metric.format(found.mean)} ± {metric.format(found.margin)}"

@@ -21,7 +21,7 @@ def comparison_text(report: Report) -> str:
     for judge in (verdict, without_verdict):
         parts += [f"{sentence}\n" for sentence in judge(report.side_by_side, report.comparisons)]
     parts += [_header(index, side, report) for index, side in enumerate(report.side_by_side.groups)]
-    parts += ["", *_differences(report), *_figures(report)]
+    parts += ["", *_differences(report), *_metrics(report)]
     parts += [f"{report.side_by_side.noise}\n"] if report.side_by_side.noise else []
     parts += [_layouts(report)] if report.layouts and known else []
     parts += [
@@ -65,13 +65,13 @@ def _knee(comparison: Comparison) -> str:
     return f"knee: {comparison.without_knee if comparison.unjudgeable_row else metrics.knee_text(comparison.result)}"
 
 
-def _figures(report: Report) -> Iterator[str]:
+def _metrics(report: Report) -> Iterator[str]:
     """Yield a table for each measured metric, with a row per load, a column per configuration, and the changes."""
     for key, rows in groupby(report.side_by_side.rows, key=lambda row: row.metric):
-        yield _figure_table(key, tuple(rows), report) + "\n"
+        yield _metric_table(key, tuple(rows), report) + "\n"
 
 
-def _figure_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
+def _metric_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
     """Return the table of one metric by load, with a column of published values if a result has some."""
     metric, sides = metrics.BY_KEY[key], range(len(report.side_by_side.groups))
     labels = {

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # a supervisor imports this module and runs as long as its se
 STOPPED: Final = "stopped"  # the detail of a server that was stopped on request
 LOG: Final = "server.log"  # in the run directory
 EXIT_FILE: Final = "exit.json"  # in the run directory of a server that was stopped
-_PAUSE: Final = 0.2  # seconds between two polls of units that are exiting
+_INTERVAL: Final = 0.2  # seconds between two polls of units that are exiting
 _AGES: Final = ((86400, "days"), (3600, "h"), (60, "min"))
 
 
@@ -374,7 +374,7 @@ class Runtime(ABC):
             lambda running: not running,
             lambda: any(self.state(unit).status is Status.RUNNING for unit in units),
             timeout=grace,
-            interval=_PAUSE,
+            interval=_INTERVAL,
         )
         with ExitStack() as stops:  # an ExitStack runs callbacks in reverse order: the units stop in theirs
             for unit in reversed(units):

@@ -9,7 +9,7 @@ from typing import Final
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.runtimes.base import LOG, ServerState, Status, Unit
 
-_PAUSE: Final = 0.2  # seconds between two polls of a log
+_INTERVAL: Final = 0.2  # seconds between two polls of a log
 
 
 def supervised_log(
@@ -24,7 +24,7 @@ def supervised_log(
     while follow and state().status in {Status.RUNNING, Status.PENDING}:
         for _ in range(polls_per_query):
             yield from tail()
-            time.sleep(_PAUSE)
+            time.sleep(_INTERVAL)
     yield from tail.to_end()
 
 

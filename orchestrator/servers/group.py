@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.render.artifacts import Artifacts
 
 NO_GATEWAY: Final = ServerState(status=Status.EXITED, detail="the gateway was not started")
-_PAUSE: Final = 0.2  # seconds between two reads of the logs of replicas
+_INTERVAL: Final = 0.2  # seconds between two reads of the logs of replicas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ class ServerGroup:
             deque(tail(), maxlen=0)
         last = names[-1]
         while follow and any(self._runs(unit) for unit in units):
-            time.sleep(_PAUSE)
+            time.sleep(_INTERVAL)
             for name, tail in zip(names, tails, strict=True):
                 for line in tail():
                     if name != last:

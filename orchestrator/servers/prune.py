@@ -145,12 +145,12 @@ class _Found:
 
 def _judged(name: str, run: RunDir, needed: Mapping[RunDir, str], found: _Found) -> OldRun:
     of_other = f"{run.other_version}; {version_hint(run)}" if run.other_version else ""
-    size, kept = 0, needed.get(run, "") or of_other
+    size, saved = 0, needed.get(run, "") or of_other
     if run.path.stat().st_uid != os.geteuid():
-        kept = kept or "another user owns the directory"
+        saved = saved or "another user owns the directory"
     else:
-        size, kept = _size(run.path), kept or found.may_run(run)
-    return OldRun(name=name, run_dir=str(run.path), bytes=size, kept_because=kept)
+        size, saved = _size(run.path), saved or found.may_run(run)
+    return OldRun(name=name, run_dir=str(run.path), bytes=size, kept_because=saved)
 
 
 def _same(one: Path, other: Path) -> bool:

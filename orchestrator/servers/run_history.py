@@ -20,20 +20,20 @@ def last_good_run(home: Home, name: str) -> RunDir | None:
     If that is the newest run, return the last one with another plan.
     """
     runs = runs_of(home, name)
-    proven = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True and read_request(run) is not None]
-    if proven and proven[0] == runs[0]:
-        proven = [run for run in proven if run.digest != runs[0].digest]
-    return proven[0] if proven else None
+    verified = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True and read_request(run) is not None]
+    if verified and verified[0] == runs[0]:
+        verified = [run for run in verified if run.digest != runs[0].digest]
+    return verified[0] if verified else None
 
 
 def protected_runs(home: Home, name: str) -> dict[RunDir, str]:
     """Return the runs that a later command may need, each with the reason."""
     runs = runs_of(home, name)
-    proven = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True]
+    verified = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True]
     found = [
         (runs[0] if runs else None, "the newest run"),
         (last_ready_run(home, name), "`deploy restart` uses it"),
-        (proven[0] if proven else None, "the last run that passed its smoke test"),
+        (verified[0] if verified else None, "the last run that passed its smoke test"),
         (last_good_run(home, name), "`deploy rollback` returns to it"),
     ]
     return {run: reason for run, reason in reversed(found) if run is not None}

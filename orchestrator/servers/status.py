@@ -114,17 +114,17 @@ def _status(servers: Servers, handle: RunningServer, gateway: RunningServer | No
     lost = lost or unrouted
     health = "unhealthy" if lost else _health(handle) if probed else ""
     reached = handle if gateway is None or unrouted else gateway
-    whole = _told(handle, state, health=health, detail=lost or state.detail, reached=reached)
+    whole = _report(handle, state, health=health, detail=lost or state.detail, reached=reached)
     return replace(whole, replicas=tuple(_of_replica(server, server.state) for server in handle.replicas))
 
 
 def _of_replica(server: RunningServer, state: ServerState) -> ServerStatus:
     start, folder = RunDir(run_dir_of(server)), Path(server.run_dir).name
-    row = _told(server, state, health="", detail=state.detail, reached=server)
+    row = _report(server, state, health="", detail=state.detail, reached=server)
     return replace(row, name=f"{server.name}/{folder}", plan=start.digest or server.plan_digest)
 
 
-def _told(
+def _report(
     handle: RunningServer, state: ServerState, *, health: str, detail: str, reached: RunningServer
 ) -> ServerStatus:
     """Return the status of a server whose requests go to `reached`: itself, or one whose gateway routes to it."""

@@ -49,7 +49,7 @@ class StartingServer:
 def wait_until_ready(
     server: StartingServer,
     *,
-    silence: float,
+    progress_deadline: float,
     timeout: float | None = None,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -72,7 +72,7 @@ def wait_until_ready(
         def meanwhile(_: object) -> None:
             doing, stage = attempt.activity(server.about)
             text.update(doing, stage=stage, transient=f"{attempt.elapsed:.0f} s")
-            attempt.give_up_after(silence=silence, timeout=timeout)
+            attempt.give_up_after(progress_deadline=progress_deadline, timeout=timeout)
 
         poll_until(bool, attempt.is_ready, timeout=inf, interval=POLL_SECONDS, on_tick=meanwhile, sleep=sleep)
         seconds = attempt.elapsed
@@ -122,11 +122,11 @@ class _Wait:
         late = f", longer than the {format_duration(about)} estimated" if stage == self._late else ""
         return f"{self.reader.text}{late}", f"{stage}{late}"
 
-    def give_up_after(self, *, silence: float, timeout: float | None) -> None:
+    def give_up_after(self, *, progress_deadline: float, timeout: float | None) -> None:
         doing = self.reader.text
         quiet = self._clock() - self._moved
         answer = f"; {self._answer}" if self._answer else ""
-        if quiet >= silence:
+        if quiet >= progress_deadline:
             hint = "raise `timeouts.progress_deadline` in the profile to wait longer"
             raise self._error(f"no progress for {quiet:.0f} s while {doing}{answer}", hint=hint)
         if timeout is not None and self.elapsed >= timeout:

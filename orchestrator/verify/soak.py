@@ -33,7 +33,7 @@ from orchestrator.verify.report import CheckOutcome, failed, passed
 _CLIENTS: Final = 4  # for each rank
 _STALL_SECONDS: Final = 120.0  # without a finished request of a rank
 _TICK: Final = 0.2  # seconds
-_PAUSE: Final = 1.0  # seconds after a failed request
+_INTERVAL: Final = 1.0  # seconds after a failed request
 _MAX_ERRORS: Final = 20  # then the soak ends early
 _DRAIN_SECONDS: Final = 30.0
 _MIN_ACCEPTANCE: Final = 0.8  # share of the accept length at the beginning (a limit of this project)
@@ -128,7 +128,7 @@ def _send_requests(client: SmokeClient, load: _Load, rank: int, source: random.R
         except (NoResponseError, UnexpectedResponseError) as error:
             if not load.stopped.is_set():
                 load.errors.append(f"{name}: {error}")
-                load.stopped.wait(_PAUSE)
+                load.stopped.wait(_INTERVAL)
         except RuntimeError:  # of httpx: the soak has ended and its client is closed
             if not load.stopped.is_set():
                 raise

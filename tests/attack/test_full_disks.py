@@ -19,8 +19,8 @@ from changing_commands import CHANGING, Changing, Place, a_place, made, words_of
 from deployment import Deployment
 from forked import Ended, Forks
 from gateway_pair import NAME, pair_in
-from patience import wait_for
 from ports import free_port
+from waits import wait_for
 
 pytestmark = pytest.mark.attack
 

@@ -21,8 +21,8 @@ from changing_commands import Place, a_place
 from deployment import Deployment, Deployments
 from forked import Fault, Forks
 from parts import pids_of
-from patience import wait_for
 from survivors import listens
+from waits import wait_for
 
 pytestmark = pytest.mark.attack
 

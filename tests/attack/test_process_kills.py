@@ -14,9 +14,9 @@ from random import Random
 import pytest
 from deployment import Deployment, Deployments
 from parts import pids_of, record_of
-from patience import wait_for
 from rounds import attack
 from survivors import SOON, programs_of
+from waits import wait_for
 
 from orchestrator.core.procfs import read_process
 from orchestrator.runtimes.supervisor.record import write_record

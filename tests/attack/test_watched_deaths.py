@@ -13,9 +13,9 @@ import pytest
 from deployment import Deployment, Deployments
 from forked import Command
 from parts import pids_of
-from patience import wait_for
 from rounds import attack
 from survivors import listens
+from waits import wait_for
 
 pytestmark = pytest.mark.attack
 

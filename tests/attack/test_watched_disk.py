@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from deployment import Deployments
 from parts import pids_of
-from patience import wait_for
+from waits import wait_for
 from watching import end, events, wait_for_event, watched
 
 pytestmark = pytest.mark.attack

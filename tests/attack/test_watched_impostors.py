@@ -14,8 +14,8 @@ import httpx
 import pytest
 from deployment import ENGINE, Deployments
 from parts import pids_of
-from patience import wait_for
 from survivors import listens
+from waits import wait_for
 from watching import end, wait_for_event, watched
 
 from orchestrator.core import subprocesses

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deployment import Deployments
-from patience import PATIENCE, wait_for
+from waits import TIMEOUT, wait_for
 
 pytestmark = pytest.mark.attack
 
@@ -32,7 +32,7 @@ def test_blocked_stderr_does_not_delay_watch(deployments: Deployments, tmp_path:
     try:
         wait_for(lambda: '"watching"' in printed.read_text() or watch.poll() is not None)
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(PATIENCE) == 130
+        assert watch.wait(TIMEOUT) == 130
     finally:
         watch.kill()
         watch.wait()

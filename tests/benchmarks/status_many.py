@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 from cluster_samples import cluster_plan
 from cpu_server import CpuEngine
 from own_cluster import own_cluster
-from patience import wait_for
 from standin import base_image
+from waits import wait_for
 from wheels import wheel
 
 from orchestrator.core.paths import Home

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from config_samples import GLM_52, KIMI_K2, write_config, write_public
 from loopback_hub import COMMIT, Hub, serve
-from patience import PATIENCE
 from ports import free_port
 from typer.testing import CliRunner
+from waits import TIMEOUT
 
 from orchestrator.cli.main import app
 from orchestrator.core.catalog import Catalog, EntryKind
@@ -56,7 +56,7 @@ def test_adding_terabyte_checkpoint_reads_only_headers(tmp_path: Path) -> None:
     checkpoint = write_config(tmp_path / "large", KIMI_K2, weights=TERABYTE, shards=40, experts=48)
     argv = [sys.executable, "-c", WITH_COST, "add", "model", str(checkpoint)]
     env = {**os.environ, "DEPLOY_HOME": str(tmp_path / "home")}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
     assert written(tmp_path / "home", "large").weights_size == TERABYTE
     seconds, kibibytes = done.stdout.split()[-2:]

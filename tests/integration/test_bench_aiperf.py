@@ -13,9 +13,9 @@ from threading import Timer
 
 import pytest
 from cpu_server import CpuServer
-from patience import PATIENCE
 from scripted_runs import WORKLOAD, kinds, only, order
 from scripted_server import Answer, Script, scripted
+from waits import TIMEOUT
 
 from orchestrator.bench.aiperf import runner
 from orchestrator.bench.aiperf.runner import CLIENT, aiperf_program
@@ -158,7 +158,7 @@ def test_ctrl_c_leaves_no_aiperf_process_or_files(tmp_path: Path) -> None:
     program = stand_in(tmp_path, f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n")
 
     def interrupt() -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not pid.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)

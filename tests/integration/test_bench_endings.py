@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine
-from patience import PATIENCE, wait_for
 from scripted_runs import kinds, order
 from scripted_server import Answer, Script, scripted
+from waits import TIMEOUT, wait_for
 
 from orchestrator.bench import benchmark
 from orchestrator.bench.benchmark import BenchRequest, measure
@@ -92,7 +92,7 @@ def test_interrupt_before_first_response_records_no_point(tmp_path: Path) -> Non
     with scripted(Script(answer=answer)) as server:
         words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))
         with CommandLine(Home(tmp_path / "home")).running(*words) as bench:
-            assert asked.wait(timeout=PATIENCE)
+            assert asked.wait(timeout=TIMEOUT)
             code, said = bench.end(signal.SIGINT)
     assert code == 130
     assert "error: interrupted before the first request was answered" in said
@@ -145,11 +145,11 @@ def test_interrupt_during_cache_forecast_is_prompt(tmp_path: Path, monkeypatch: 
 
     def forecast(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(2 * PATIENCE)
+        time.sleep(2 * TIMEOUT)
 
     monkeypatch.setattr(benchmark, "forecast_load", forecast)
     begun = time.monotonic()
     with scripted(Script()) as server, pytest.raises(Interrupted, match="interrupted before the first measurement"):
         measure(order(server, tmp_path / "out", workload=WORKLOAD), lambda _text, _far: None)
-    assert time.monotonic() - begun < PATIENCE
+    assert time.monotonic() - begun < TIMEOUT
     assert not (tmp_path / "out").exists()

@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import linear_regression, median
 
 import pytest
-from patience import PATIENCE
 from quiet import Quietness, preferred
 from scripted_runs import TOKENS, WORKLOAD, after_warm_up, bench, kinds, only
 from scripted_server import Answer, Exchange, Script
 from true_times import TrueTimes, assert_found, from_arrival, from_plan
+from waits import TIMEOUT
 
 from orchestrator.bench.result import BenchResult, Distribution, IssueKind, Point
 from orchestrator.bench.workload import Workload, load_workload
@@ -158,7 +158,7 @@ def measure_in_lanes(directory: Path, *lanes: Sequence[str]) -> None:
             stack.callback(lane.kill)
             running.append(lane)
         for lane in running:
-            lane.wait(PATIENCE)
+            lane.wait(TIMEOUT)
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine
-from patience import PATIENCE
 from scripted_runs import QUICK, WORKLOAD, after_warm_up, bench, kinds, only, order
 from scripted_server import Answer, Script, scripted
+from waits import TIMEOUT
 
 from orchestrator.bench.benchmark import ResultWriteError, measure
 from orchestrator.bench.result import RESULT_FILE, BenchResult, EndReason, FailureCount, IssueKind
@@ -215,7 +215,7 @@ def test_benchmark_under_nohup_survives_sighup(tmp_path: Path) -> None:
     with scripted(Script(answer=answer)) as server:
         words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))
         with CommandLine(Home(tmp_path / "home")).running(*words, ignores=[signal.SIGHUP]) as bench:
-            assert asked.wait(timeout=PATIENCE)
+            assert asked.wait(timeout=TIMEOUT)
             code, said = bench.end(signal.SIGHUP)
     assert code == 0, said
     assert load_result(tmp_path / "out").end_reason is EndReason.COMPLETE
@@ -238,7 +238,7 @@ def test_interrupted_run_keeps_and_reports_finished_points(tmp_path: Path, numbe
     with scripted(Script(answer=answer)) as server:
         words = ("bench", server.url, "--workload", str(workload), "--output", str(kept_in))
         with CommandLine(Home(tmp_path / "home")).running(*words) as bench:
-            assert silence.wait(timeout=PATIENCE)
+            assert silence.wait(timeout=TIMEOUT)
             bench.send(number)
             code, out, err = bench.wait()
     assert code == 130

@@ -17,8 +17,8 @@ import pytest
 from command_line import CommandLine
 from cpu_server import CpuEngine, processes_in
 from own_profiles import add_profiles
-from patience import PATIENCE, wait_for
 from ports import free_port
+from waits import TIMEOUT, wait_for
 
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.process.runtime import ProcessRuntime
@@ -58,7 +58,7 @@ class Tiered:
 
     def generate(self, name: str, prompt: list[int]) -> tuple[list[int], dict[str, Any]]:
         body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}}
-        answer = httpx.post(f"{self.url(name)}/generate", json=body, timeout=PATIENCE, trust_env=False).json()
+        answer = httpx.post(f"{self.url(name)}/generate", json=body, timeout=TIMEOUT, trust_env=False).json()
         return answer["output_ids"], answer["meta_info"]["cached_tokens_details"] or {}
 
     def cpu(self, name: str) -> float:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import uv
-from patience import PATIENCE
 from typer.testing import CliRunner
+from waits import TIMEOUT
 
 from orchestrator.cli.main import app
 from orchestrator.planner.planning import load, profile_names
@@ -58,7 +58,7 @@ def test_launcher_accepts_rendered_files_of_every_profile(broker: str, tmp_path:
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
     files = sorted(map(str, tmp_path.rglob("*.y*ml")))
-    read = subprocess.run([python, "-c", script, *files], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    read = subprocess.run([python, "-c", script, *files], capture_output=True, text=True, check=False, timeout=TIMEOUT)
     assert read.returncode == 0, read.stderr[-2000:]
     assert len(read.stdout.splitlines()) == len(files) == {"skypilot": 2, "dstack": 3}[broker] * len(rented)
     assert "MI355X" in read.stdout

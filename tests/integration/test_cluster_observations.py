@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import wait_for
+from waits import wait_for
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home

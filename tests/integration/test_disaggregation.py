@@ -11,8 +11,8 @@ import httpx
 import pytest
 from command_line import CommandLine
 from cpu_server import CpuEngine
-from patience import PATIENCE, wait_for
 from ports import free_port
+from waits import TIMEOUT, wait_for
 
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
@@ -50,7 +50,7 @@ class Apart:
 
     def complete(self) -> int:
         body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE, trust_env=False).status_code
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=TIMEOUT, trust_env=False).status_code
 
     def kill(self, role: str) -> None:
         """Kill the server of a role, as the kernel does where memory is short."""

@@ -9,7 +9,7 @@ import pytest
 from command_line import CommandLine
 from docker_server import DockerEngine
 from own_daemon import OwnDaemon, own_daemon, unavailable
-from patience import wait_for
+from waits import wait_for
 
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.docker.runtime import DockerRuntime

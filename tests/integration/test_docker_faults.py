@@ -18,7 +18,7 @@ import pytest
 from command_line import CommandLine
 from cpu_server import CpuServer
 from docker_server import DockerEngine
-from patience import PATIENCE, wait_for
+from waits import TIMEOUT, wait_for
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.core.paths import Home
@@ -206,7 +206,7 @@ def test_randomly_killed_start_can_be_stopped_or_replaced(docker_engine: DockerE
             starter.start()
             time.sleep(longest * (number + dice.random()) / KILLS)
             os.kill(starter.pid or 0, dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
-            starter.join(PATIENCE)
+            starter.join(TIMEOUT)
             assert starter.exitcode is not None
             left = settled(docker_engine, "struck")
             stages.update(left or ["nothing"])

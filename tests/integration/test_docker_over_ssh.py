@@ -12,7 +12,7 @@ import pytest
 from cpu_server import CpuEngine
 from docker_server import DockerEngine
 from loopback_ssh import needs_sshd, ssh_server, tunnels
-from patience import wait_for
+from waits import wait_for
 
 from orchestrator.core.errors import HostError
 from orchestrator.runs.run_dir import RunDir

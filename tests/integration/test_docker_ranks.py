@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from command_line import CommandLine
 from loopback_ssh import needs_sshd, ssh_server
-from patience import wait_for
 from ports import free_port
 from standin import AITER, PACKAGE, engine_image, packages_of
+from waits import wait_for
 
 from orchestrator.core.paths import Home
 from orchestrator.hosts.venvs.venv import Venv

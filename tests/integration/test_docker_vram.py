@@ -18,7 +18,7 @@ def test_restarted_server_waits_for_vram_release(tmp_path: Path) -> None:
     """Docker starts it at once; the driver takes minutes to give the memory back."""
     gpu(tmp_path, 0, 2)
     gpu(tmp_path, 1, 200)
-    script = vram_script(range(2), drm=str(tmp_path), pause=0)
+    script = vram_script(range(2), drm=str(tmp_path), interval=0)
     argv = ["sh", "-c", script, "sh", "echo", "the server, with 'its' arguments"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as waiting:
         assert waiting.stdout is not None

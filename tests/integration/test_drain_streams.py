@@ -14,7 +14,7 @@ import httpx
 import pytest
 from cpu_server import CpuEngine
 from gateway_pair import ENGINE, KEY, NAME, Pair, pair_in
-from patience import PATIENCE, wait_for
+from waits import TIMEOUT, wait_for
 
 from orchestrator.engine.drain import ServerRequests
 
@@ -26,7 +26,7 @@ def pair(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Pair]:
     with pair_in(tmp_path) as made:
         mixed = made.with_real(cpu_engine)
         # a token of the scripted engine takes as long as one of the real server
-        waits = (f"timeouts.{name}={PATIENCE}" for name in ("progress_deadline", "termination_grace"))
+        waits = (f"timeouts.{name}={TIMEOUT}" for name in ("progress_deadline", "termination_grace"))
         mixed.up(*waits, "env.SCRIPTED_STEP=0.005")
         yield mixed
 
@@ -44,7 +44,7 @@ class Stream:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
         headers = {"Authorization": f"Bearer {KEY}"}
         with (
-            httpx.Client(timeout=PATIENCE, trust_env=False) as client,
+            httpx.Client(timeout=TIMEOUT, trust_env=False) as client,
             client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer,
         ):
             for line in byte_lines(answer):
@@ -102,7 +102,7 @@ def test_drain_without_gateway_counts_aborted_streams(cpu_engine: CpuEngine, tmp
     with pair_in(tmp_path) as pair:
         pair.deploy.home.models.symlink_to(cpu_engine.home.models)
         one = replace(pair, python=cpu_engine.python)
-        one.up("replicas=1", f"timeouts.progress_deadline={PATIENCE}", "timeouts.termination_grace=8")
+        one.up("replicas=1", f"timeouts.progress_deadline={TIMEOUT}", "timeouts.termination_grace=8")
         open_ones = streams(one.url, [50, 30_000])
         down = one.deploy.run("down", NAME)
         assert down.returncode == 0, down.stderr

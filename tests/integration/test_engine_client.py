@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from patience import PATIENCE
 from scripted_runs import order
+from waits import TIMEOUT
 
 from orchestrator.bench.benchmark import measure
 from orchestrator.core.errors import BenchError, BuildError, StartError
@@ -223,7 +223,7 @@ def test_abandoned_stream_is_closed() -> None:
         events = client.events("/v1/completions", {})
         assert next(events) == b'{"choices": [{"text": "a"}]}'
         events.close()  # type: ignore[attr-defined]  # a generator
-        assert closed.wait(PATIENCE)
+        assert closed.wait(TIMEOUT)
 
 
 @pytest.mark.parametrize(

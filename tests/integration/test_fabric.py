@@ -122,7 +122,7 @@ def checked(
         busy=busy,
     )
     found = list(fabric_findings(fabric))
-    return {finding.check: finding for finding in found}, fabric.figures
+    return {finding.check: finding for finding in found}, fabric.metrics
 
 
 def test_equal_nodes_pass_and_are_saved_as_baseline(trees: tuple[Path, Path], tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from command_line import processes_with
 from cpu_server import CpuEngine
 from loopback_ssh import needs_sshd, ssh_server
-from patience import PATIENCE, wait_for
 from ports import free_port
 from slurm_cluster import SlurmCluster
+from waits import TIMEOUT, wait_for
 
 from orchestrator.core.paths import Home
 
@@ -24,7 +24,7 @@ PREFLIGHT = (sys.executable, "-P", "-m", "orchestrator", "preflight", "cpu-tiny"
 
 def findings(*words: str) -> dict[str, dict[str, Any]]:
     """Run `deploy preflight` and return the findings about the network by check."""
-    done = subprocess.run([*PREFLIGHT, *words], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    done = subprocess.run([*PREFLIGHT, *words], capture_output=True, text=True, check=False, timeout=TIMEOUT)
     told = json.loads(done.stdout)
     assert "fabric" in told, done.stderr
     return {finding["check"]: finding for finding in told["fabric"]["findings"]}
@@ -78,7 +78,7 @@ def test_signal_ends_measurement_on_every_host(tmp_path: Path, hosts: tuple[str,
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         wait_for(lambda: len(processes_with(f"/bin/sh {hangs} -c")) == 2)
         process.send_signal(number)  # to the command alone, as a supervisor does
-        assert process.wait(PATIENCE) == 130
+        assert process.wait(TIMEOUT) == 130
     wait_for(lambda: not processes_with(f"/bin/sh {hangs} -c"))
     assert len([*tmp_path.glob("disconnected.*")]) == 2
     assert not (tmp_path / "site.json").exists()

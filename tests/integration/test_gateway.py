@@ -10,9 +10,9 @@ import httpx
 import pytest
 from cpu_server import processes_in
 from gateway_pair import KEY, NAME, Pair, pair_in
-from patience import wait_for
 from ports import free_port
 from steady_load import complete, load
+from waits import wait_for
 
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.secrets import Secret

@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import CommandLine
-from patience import PATIENCE, wait_for
 from pip_standin import with_pip
 from ports import free_port
 from standin import AITER, PACKAGE
+from waits import TIMEOUT, wait_for
 
 from orchestrator.core.paths import Home
 from orchestrator.images.client import DockerCli
@@ -109,7 +109,7 @@ def test_replicated_containers_full_lifecycle(deploy: CommandLine, up: list[str]
         f"{url}/v1/completions",
         json={"model": "tiny", "prompt": "one still serves", "max_tokens": 4},
         headers={"Authorization": f"Bearer {KEY}"},
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         trust_env=False,
     )
     assert answer.status_code == 200

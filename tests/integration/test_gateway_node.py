@@ -18,10 +18,10 @@ from cluster_server import ClusterEngine
 from command_line import CommandLine
 from own_cluster import OwnCluster
 from own_node import OwnNode, iptables_rule
-from patience import PATIENCE, wait_for
 from ports import free_port
 from standin import add_file, debian_python, scripted_sources
 from steady_load import client_of, load
+from waits import TIMEOUT, wait_for
 
 from orchestrator.core.console import Progress
 from orchestrator.core.paths import Home, data_root
@@ -177,7 +177,7 @@ def delete_pod_under_a_stream(cluster: OwnCluster, port: int) -> tuple[list[str]
         events = [next(lines)]
         cluster.kubectl("delete", "pod", name, "--wait=false")
         events += filter(None, lines)
-        return events, log.communicate(timeout=PATIENCE)[0]
+        return events, log.communicate(timeout=TIMEOUT)[0]
 
 
 def test_gateway_discovers_replicas_and_their_replacements(

@@ -170,7 +170,7 @@ def test_readiness_wait_ends_at_its_timeout(path: str, behavior: str) -> None:
             url=url, served_name="tiny", api_key=None, log=lambda: next(log, []), state=lambda: state
         )
         with pytest.raises(NotReadyError):
-            wait_until_ready(server, silence=60, timeout=SECONDS)
+            wait_until_ready(server, progress_deadline=60, timeout=SECONDS)
     assert time.monotonic() - begun < HEALTH_LIMITS.total
 
 

@@ -14,7 +14,7 @@ from command_line import CommandLine
 from hostile_values import COMMITS, CONTENTS, NAMES, SIZES
 from loopback_hub import COMMIT, Hub, serve
 from loopback_ssh import needs_sshd, ssh_server
-from patience import PATIENCE
+from waits import TIMEOUT
 
 from orchestrator.checkpoints.hub import Hub as Asked
 from orchestrator.checkpoints.hub import list_files
@@ -255,7 +255,7 @@ def ask_there(far: str, requests: list[dict[str, object]]) -> list[list[dict[str
     *python, program = remote_program()
     argv = ["ssh", "-p", port, host, shlex.join([*python, FOR_EACH_LINE.format(program=program)])]
     lines = "".join(json.dumps(request) + "\n" for request in requests)
-    done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     assert done.stderr == ""
     blocks = done.stdout.removesuffix("\n\n").split("\n\n")
     return [[json.loads(line) for line in block.splitlines()] for block in blocks]

@@ -16,9 +16,9 @@ import pytest
 import slow_build
 from command_line import CommandLine
 from kernel_samples import FUSED_TP8, HEADER, UNFUSED_TP8, line
-from patience import PATIENCE, wait_for
 from slow_build import with_step
 from standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image, packages_of
+from waits import TIMEOUT, wait_for
 from wheels import read, wheel
 
 from orchestrator.core.errors import BuildError, HostError, KernelsError, PatchError
@@ -281,7 +281,7 @@ def test_ctrl_c_during_build_leaves_no_image_or_container(docker: DockerCli, bas
             assert process.stderr is not None
             assert any(slow_build.STEP in line for line in process.stderr)
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=PATIENCE)
+            process.communicate(timeout=TIMEOUT)
         finally:
             process.kill()
     assert process.returncode != 0

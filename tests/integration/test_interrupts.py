@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE, wait_for
+from waits import TIMEOUT, wait_for
 
 ENDED = {0, 130, -signal.SIGINT, -signal.SIGTERM}  # a shell calls an end by SIGINT 130 too
 
@@ -41,7 +41,7 @@ def test_interrupted_command_prints_no_traceback(verb: str, tmp_path: Path) -> N
         wait_until_ours(process, tmp_path / "said")
         time.sleep(moments.uniform(0, 0.6))
         process.send_signal(moments.choice([signal.SIGINT, signal.SIGTERM]))
-        code = process.wait(PATIENCE)
+        code = process.wait(TIMEOUT)
         words = re.sub(r"^import time:.*\n", "", (tmp_path / "said").read_text(), flags=re.MULTILINE)
         assert "Traceback" not in words
         assert "KeyboardInterrupt" not in words
@@ -66,5 +66,5 @@ os._exit(0)
 
 def test_deferred_interrupt_waits_while_another_thread_runs() -> None:
     """The kernel gave it to the other thread, and Python raised it in this one all the same."""
-    done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, check=True, timeout=TIMEOUT)
     assert done.stdout == "whole\nthen interrupted\n"

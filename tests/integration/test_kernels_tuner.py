@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kernel_samples import FUSED_TP8, every_bucket
-from patience import wait_for
+from waits import wait_for
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.polling import poll_until

@@ -16,7 +16,7 @@ from cluster_samples import cluster_plan
 from command_line import CommandLine, Running
 from loopback_registry import push
 from own_cluster import OwnCluster, unavailable
-from patience import wait_for
+from waits import wait_for
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.paths import Home

@@ -22,8 +22,8 @@ from cpu_server import CpuEngine
 from loopback_hub import COMMIT, Hub, serve
 from own_cluster import OwnCluster
 from own_node import ENGINE_IMAGE, PACKAGES, load_engine, models_with
-from patience import PATIENCE, wait_for
 from standin import packages_of
+from waits import TIMEOUT, wait_for
 
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
@@ -79,7 +79,7 @@ def test_followed_log_survives_restart_and_broken_stream(cluster_engine: Cluster
         wait_for(lambda: len(runs()) >= 2)
         stopping = KubernetesRuntime(cluster_engine.home)  # as from another terminal
         stopping.stop(*stopping.find(server.handle.name), grace=0)
-        following.get(PATIENCE)
+        following.get(TIMEOUT)
     assert lines == [[run, str(number)] for run in runs() for number in range(LINES)][: len(lines)]
 
 
@@ -148,7 +148,7 @@ def up_words(models: Path) -> tuple[str, ...]:
         f"kubernetes.weights.host_path={models}",
         "server.api_key_env=SGLANG_KEY",
         "timeouts.termination_grace=2",
-        f"timeouts.progress_deadline={PATIENCE}",  # a busy machine imports torch three times meanwhile
+        f"timeouts.progress_deadline={TIMEOUT}",  # a busy machine imports torch three times meanwhile
     )
     sets = [word for setting in settings for word in ("--set", setting)]
     return ("up", "cpu-tiny", "--name", NAME, "--runtime", "kubernetes", "--image", ENGINE_IMAGE, *sets)

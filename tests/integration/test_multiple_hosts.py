@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine, processes_with
 from loopback_ssh import needs_sshd, ssh_server
-from patience import wait_for
+from waits import wait_for
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home

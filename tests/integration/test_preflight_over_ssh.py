@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import wait_for
 from ports import free_port
+from waits import wait_for
 
 from orchestrator.core.errors import HostError
 from orchestrator.hosts.machine import read_machine

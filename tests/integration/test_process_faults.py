@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cpu_server import CpuEngine, CpuServer, healthy, processes_of
-from patience import wait_for
+from waits import wait_for
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.paths import Home

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import CommandLine
-from patience import PATIENCE
 from plan_samples import plan_of
+from waits import TIMEOUT
 
 from orchestrator.core.errors import BuildError, KernelsError, PatchError
 from orchestrator.core.paths import Home
@@ -131,7 +131,7 @@ def test_concurrent_calls_create_one_copy(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
 
     assert sorted(copy.made for copy in copies) == [False, False, True]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine
 from cpu_server import CpuEngine
-from patience import PATIENCE
 from plan_samples import plan_of
 from ports import free_port
+from waits import TIMEOUT
 
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import run
@@ -124,7 +124,7 @@ def test_child_process_imports_patched_files(cpu_environment: venv.Venv, package
     script = tmp_path / "child.py"
     script.write_text(CHILD)
     env = {"PYTHONPATH": copy.python_path, "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
-    done = run([python, "-P", str(script)], env=env, timeout=PATIENCE)
+    done = run([python, "-P", str(script)], env=env, timeout=TIMEOUT)
     assert done.ok, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["sglang"] == f"{copy.python_path}/sglang/__init__.py"

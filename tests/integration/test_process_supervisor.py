@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from cpu_server import CpuEngine, CpuServer, processes_of
 from left_running import programs_with
-from patience import wait_for
 from proc_files import proc_files
+from waits import wait_for
 
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import StartError

@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 from cpu_server import CpuEngine, CpuServer, processes_of, wait_by_its_log
-from patience import PATIENCE, wait_for
 from ports import free_port
 from prometheus import every_second, missing, monitoring_request, scraping
 from real_servers import real_servers
 from torch_forks import Program, run_forked
+from waits import TIMEOUT, wait_for
 
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
@@ -75,7 +75,7 @@ def perturbed(engine: CpuEngine, target: Path, *, factor: float) -> Path:
 
 def reload_weights(server: CpuServer, model: Path) -> None:
     body = {"model_path": str(model), "flush_cache": True}
-    assert httpx.post(f"{server.url}/update_weights_from_disk", json=body, timeout=PATIENCE, trust_env=False).json()[
+    assert httpx.post(f"{server.url}/update_weights_from_disk", json=body, timeout=TIMEOUT, trust_env=False).json()[
         "success"
     ]
 
@@ -119,7 +119,7 @@ def test_soak_detects_hung_scheduler(server: CpuServer, monkeypatch: pytest.Monk
         timer.join()
         os.kill(scheduler.pid, signal.SIGCONT)
         # Only a server without a request flushes its cache: the next test begins after the aborted ones.
-        wait_for(lambda: httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE, trust_env=False).is_success)
+        wait_for(lambda: httpx.post(f"{server.url}/flush_cache", timeout=TIMEOUT, trust_env=False).is_success)
     assert found.verdict is Verdict.FAILED
     assert found.evidence.startswith("no request of rank 0 ended within 5 s; ")
 

@@ -16,8 +16,8 @@ import pytest
 import uv
 from command_line import processes_with
 from loopback_ssh import needs_sshd, ssh_server
-from patience import PATIENCE, wait_for
 from ports import free_port
+from waits import TIMEOUT, wait_for
 
 from orchestrator.core.paths import data_root
 
@@ -103,7 +103,7 @@ def test_dstack_commands_build_wheel_and_render_service(tmp_path: Path) -> None:
     environ = os.environ | {"PATH": path, "DEPLOY_HOME": str(tmp_path / "home")}
     done = subprocess.run(
         ["bash", "-euc", "\n".join(lines)],
-        cwd=clone, env=environ, capture_output=True, text=True, check=False, timeout=PATIENCE,
+        cwd=clone, env=environ, capture_output=True, text=True, check=False, timeout=TIMEOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (clone / "rent/service.dstack.yml").is_file()
@@ -131,7 +131,7 @@ def test_page_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         try:
             done = subprocess.run(
                 ["timeout", "450", "bash", "-c", page_script(local, port)],  # and what it began
-                cwd=clone, env=environ, capture_output=True, text=True, check=False, timeout=PATIENCE,
+                cwd=clone, env=environ, capture_output=True, text=True, check=False, timeout=TIMEOUT,
             )  # fmt: skip
         finally:
             shutil.rmtree(Path("/tmp/deploy-tool", clone.name), ignore_errors=True)

@@ -16,7 +16,7 @@ import pytest
 from cpu_server import CpuEngine, CpuServer, healthy, processes_of, wait_by_its_log
 from docker_server import DockerEngine
 from kernel_samples import FUSED_TP8, every_bucket, glm_plan
-from patience import wait_for
+from waits import wait_for
 
 from orchestrator.core.procfs import read_process
 from orchestrator.engine import liveness

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from measured_samples import b200, marked, save, single_stream, tp4dp2, tp8
-from patience import PATIENCE
+from waits import TIMEOUT
 
 from orchestrator.bench.result import BenchResult, FailureCount, IssueKind
 from orchestrator.report.document import Details
@@ -64,7 +64,7 @@ def browse(chromium: str, profile: Path, *arguments: str) -> str:
         *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
         *("--virtual-time-budget=3000", *arguments),
     ]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+    return subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
 
 
 def page_of(directory: Path, *results: BenchResult) -> Path:

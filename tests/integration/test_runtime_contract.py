@@ -8,8 +8,8 @@ import pytest
 from cluster_server import ClusterEngine
 from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
-from patience import wait_for
 from slurm_cluster import SlurmEngine
+from waits import wait_for
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.runtimes import REGISTRY

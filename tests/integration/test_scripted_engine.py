@@ -16,9 +16,9 @@ import httpx
 import pytest
 from cpu_server import CpuEngine, CpuServer, processes_of
 from gateway_pair import ENGINE, NAME, Pair, pair_in
-from patience import PATIENCE, wait_for
 from prometheus import every_second, missing, scraping
 from steady_load import complete
+from waits import TIMEOUT, wait_for
 
 from orchestrator.core import subprocesses
 from orchestrator.core.procfs import Process
@@ -47,7 +47,7 @@ def pair(cpu_engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Real sglang, and what stands in for it, as two servers of one plan; their gateway before them."""
     with pair_in(tmp_path_factory.mktemp("pair")) as made:
         mixed = made.with_real(cpu_engine)
-        mixed.up(f"timeouts.progress_deadline={PATIENCE}")
+        mixed.up(f"timeouts.progress_deadline={TIMEOUT}")
         yield mixed
 
 

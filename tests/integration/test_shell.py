@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE, wait_for
+from waits import TIMEOUT, wait_for
 
 from orchestrator.core import subprocesses
 from orchestrator.core.secrets import Secret
@@ -69,7 +69,7 @@ def is_running(pid: int) -> bool:
 
 def test_exit_code_is_returned() -> None:
     argv = [sys.executable, "-c", PARENT, "import sys; sys.exit(7)"]
-    assert subprocess.run(argv, timeout=PATIENCE, check=False).returncode == 7
+    assert subprocess.run(argv, timeout=TIMEOUT, check=False).returncode == 7
 
 
 def test_ctrl_c_waits_for_cleanup_of_program(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_ctrl_c_waits_for_cleanup_of_program(tmp_path: Path) -> None:
     with running(argv) as parent:
         wait_for((tmp_path / "started").exists)
         parent.send_signal(signal.SIGINT)
-        assert parent.wait(timeout=PATIENCE) != 0
+        assert parent.wait(timeout=TIMEOUT) != 0
     assert (tmp_path / "cleaned").exists()
 
 
@@ -86,7 +86,7 @@ def test_program_ignoring_sigint_is_ended_by_sigterm(tmp_path: Path) -> None:
     with running(argv) as parent:
         wait_for((tmp_path / "started").exists)
         parent.send_signal(signal.SIGTERM)
-        assert parent.wait(timeout=PATIENCE) != 0
+        assert parent.wait(timeout=TIMEOUT) != 0
     assert (tmp_path / "cleaned").exists()
 
 

@@ -21,10 +21,10 @@ import pytest
 from command_line import CommandLine, Running, processes_with
 from cpu_server import CpuEngine
 from own_profiles import add_profiles
-from patience import wait_for
 from ports import free_port
 from proc_files import environ_of, proc_files
 from slurm_cluster import GPU_TYPE, NODES, SlurmCluster, SlurmEngine
+from waits import wait_for
 
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from command_line import CommandLine
 from cpu_server import CpuEngine
-from patience import wait_for
 from ports import free_port
 from slurm_cluster import SlurmCluster
+from waits import wait_for
 
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process, read_cmdline, server_processes

@@ -12,11 +12,11 @@ import pytest
 from command_line import CommandLine, processes_with
 from cpu_server import CpuEngine
 from own_profiles import add_profiles
-from patience import wait_for
 from ports import free_port
 from proc_files import environ_of
 from slurm_cluster import GPU_TYPE, SlurmCluster
 from steady_load import client_of, complete, load
+from waits import wait_for
 
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime

@@ -16,7 +16,7 @@ import pytest
 from checkpoint_samples import write_checkpoint
 from command_line import CommandLine
 from loopback_hub import COMMIT, Hub, serve
-from patience import PATIENCE
+from waits import TIMEOUT
 
 from orchestrator.checkpoints.hub import refuses_dataset
 from orchestrator.checkpoints.receipt import read_receipt
@@ -105,7 +105,7 @@ def test_ctrl_c_ends_staging_without_leftover_processes(hub: Hub, tmp_path: Path
     hub.before_body = hold
     with deploy(hub, tmp_path).running(*STAGE, "--dir", str(tmp_path / "glm")) as started:
         try:
-            assert reached.wait(PATIENCE)
+            assert reached.wait(TIMEOUT)
             assert started.end(signal.SIGINT)[0] == 130  # while the hub holds the file back
         finally:
             go_on.set()

@@ -17,8 +17,8 @@ from command_line import CommandLine, processes_with
 from kernel_samples import WHOLE_CONFIG
 from loopback_hub import COMMIT, Hub, serve
 from loopback_ssh import needs_sshd, ssh_server
-from patience import PATIENCE, wait_for
 from standin import base_image
+from waits import TIMEOUT, wait_for
 from wheels import wheel
 
 from orchestrator.checkpoints import remote_fetch, staging
@@ -198,7 +198,7 @@ def test_ctrl_c_ends_staging_on_both_hosts(hub: Hub, far: str, tmp_path: Path) -
     hub.before_body = hold
     with deploy(hub, tmp_path).running(*words_of(far, tmp_path)) as started:
         try:
-            assert reached.wait(PATIENCE)
+            assert reached.wait(TIMEOUT)
             assert started.end(signal.SIGINT)[0] == 130  # while the hub holds the file back
             wait_for(lambda: not processes_with("sent to a far machine as text"))
         finally:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from patience import PATIENCE
+from waits import TIMEOUT
 
 PROGRAM = """
 import sys
@@ -26,7 +26,7 @@ def test_output_to_stalled_pipe_is_dropped() -> None:
     except BlockingIOError:
         os.set_blocking(writer, True)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE, check=True
+        [sys.executable, "-c", PROGRAM], stdout=writer, stderr=subprocess.PIPE, timeout=TIMEOUT, check=True
     )
     assert done.stderr == b"the reader is stalled"
     os.close(reader)
@@ -34,7 +34,7 @@ def test_output_to_stalled_pipe_is_dropped() -> None:
 
 
 def test_output_to_active_reader_is_complete() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=PATIENCE, check=True)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=TIMEOUT, check=True)
     assert (done.stdout, done.stderr) == (b"event 0\nevent 1\nevent 2\n", b"")
 
 
@@ -43,7 +43,7 @@ def test_stalled_terminal_does_not_block_program() -> None:
     master, terminal = os.openpty()
     lines = PROGRAM.replace("range(3)", "range(2000)")
     argv = [sys.executable, "-c", lines]
-    done = subprocess.run(argv, stdout=terminal, stderr=subprocess.PIPE, timeout=PATIENCE, check=True)
+    done = subprocess.run(argv, stdout=terminal, stderr=subprocess.PIPE, timeout=TIMEOUT, check=True)
     assert done.stderr == b"the reader is stalled"
     os.close(terminal)
     os.close(master)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine, processes_with
-from patience import wait_for
 from ports import free_port
+from waits import wait_for
 
 from orchestrator.core import subprocesses
 from orchestrator.core.paths import Home

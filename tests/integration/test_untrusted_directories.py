@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cpu_server import CpuEngine
-from patience import PATIENCE
+from waits import TIMEOUT
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
@@ -89,7 +89,7 @@ def test_created_files_are_not_writable_by_others(tmp_path: Path) -> None:
     ):
         argv = [sys.executable, "-P", "-m", "orchestrator", *words]
         environ = {**os.environ, "DEPLOY_HOME": str(home)}
-        subprocess.run(argv, env=environ, umask=0, capture_output=True, timeout=PATIENCE, check=False)
+        subprocess.run(argv, env=environ, umask=0, capture_output=True, timeout=TIMEOUT, check=False)
     made = [path for folder in (tmp_path / "deeper", out) for path in (folder, *folder.rglob("*"))]
     assert {home / "models", home / "runs", out} <= set(made)
     assert [str(path) for path in made if path.lstat().st_mode & 0o022] == []

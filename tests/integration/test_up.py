@@ -19,8 +19,8 @@ import httpx
 import pytest
 from command_line import CommandLine, Running, processes_with
 from cpu_server import CpuEngine, processes_in
-from patience import wait_for
 from ports import free_port
+from waits import wait_for
 
 from orchestrator.core.paths import Home
 

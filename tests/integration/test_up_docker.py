@@ -19,9 +19,9 @@ import pytest
 from command_line import CommandLine
 from cpu_server import healthy
 from loopback_ssh import needs_sshd, ssh_server, tunnels
-from patience import wait_for
 from ports import free_port
 from standin import AITER, PACKAGE, engine_image, packages_of
+from waits import wait_for
 
 from orchestrator.core.paths import Home
 from orchestrator.hosts.venvs.venv import Venv

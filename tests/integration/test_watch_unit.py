@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from patience import wait_for
 from proc_files import proc_files
 from run_samples import past_run
 from typer.testing import CliRunner
+from waits import wait_for
 
 from orchestrator.cli.main import app
 from orchestrator.core.errors import UsageError

@@ -22,17 +22,17 @@ from ports import free_port
 
 CPU = ("--device", "cpu", "--attention-backend", "torch_native", "--disable-overlap-schedule", "--skip-tokenizer-init")
 DUMMY = ("--load-format", "dummy", "--disable-radix-cache")
-Told = dict[str, Any]
+Reported = dict[str, Any]
 
 
-def make(folder: Path, name: str, config: Told, arguments: list[str]) -> Told:
+def make(folder: Path, name: str, config: Reported, arguments: list[str]) -> Reported:
     """One model's workers and pools."""
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator, HybridSWAPoolConfigurator
     from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler
 
-    text: Told = {"lines": [], "pools": []}
+    text: Reported = {"lines": [], "pools": []}
     directory = folder / name
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
@@ -77,7 +77,7 @@ def make(folder: Path, name: str, config: Told, arguments: list[str]) -> Told:
     return text | {"tokens": int(runner.max_total_num_tokens), "window_tokens": held}
 
 
-def answer(folder: Path, name: str, config: Told, arguments: list[str]) -> None:
+def answer(folder: Path, name: str, config: Reported, arguments: list[str]) -> None:
     """As `make`, written down."""
     try:
         text = make(folder, name, config, arguments)

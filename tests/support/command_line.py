@@ -15,8 +15,8 @@ from typing import Final, TextIO
 
 from forked import Command, Forks
 from json_schemas import check_stdout
-from patience import PATIENCE
 from proc_files import proc_files
+from waits import TIMEOUT
 
 from orchestrator.core.paths import Home
 
@@ -87,7 +87,7 @@ class Running:
 
     def wait_for(self, pattern: str) -> str:
         """The first line of stderr that matches."""
-        seen, deadline = [], time.monotonic() + PATIENCE
+        seen, deadline = [], time.monotonic() + TIMEOUT
         while line := self._line(self._stderr, deadline):
             seen.append(line)
             if re.search(pattern, line):
@@ -96,7 +96,7 @@ class Running:
 
     def line(self) -> str:
         """The next line of stdout; empty where it has ended."""
-        return self._line(self._stdout, time.monotonic() + PATIENCE)
+        return self._line(self._stdout, time.monotonic() + TIMEOUT)
 
     @property
     def over(self) -> bool:
@@ -105,7 +105,7 @@ class Running:
 
     def wait(self) -> tuple[int, str, str]:
         """Its exit code, -N where signal N ended it, and what it printed and said from here on."""
-        assert self._command.ends_within(PATIENCE), self._command.stderr
+        assert self._command.ends_within(TIMEOUT), self._command.stderr
         ended = self._command.wait()
         assert ended.code is not None
         return ended.code, self._stdout.read(), self._stderr.read()

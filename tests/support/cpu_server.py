@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
-from patience import PATIENCE
 from ports import free_port
+from waits import TIMEOUT
 
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
@@ -43,7 +43,7 @@ class CpuServer:
 
     def wait_until_ready(self) -> None:
         """Return when it generates a token; fail with the end of its log when it has exited or takes too long."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not (listens(self.url) and healthy(self.url)):
             running = self.runtime.state(self.handle).status is Status.RUNNING
             if not running or time.monotonic() > deadline:
@@ -54,7 +54,7 @@ class CpuServer:
     def complete(self, prompt: str = "the server answers", **options: object) -> httpx.Response:
         """One greedy completion."""
         body = {"model": self.plan.model.served_name, "prompt": prompt, "max_tokens": 8, "temperature": 0, **options}
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE, trust_env=False)
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=TIMEOUT, trust_env=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def wait_by_its_log(server: CpuServer) -> list[str]:
         log=LogTail(server.log),
         state=lambda: server.runtime.state(server.handle),
     )
-    wait_until_ready(starting, silence=240)
+    wait_until_ready(starting, progress_deadline=240)
     reader = StartupLogParser()
     for line in LogTail(server.log)():
         reader.feed(line)

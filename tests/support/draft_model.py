@@ -181,14 +181,14 @@ def _weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         yield from load_file(shard).items()
 
 
-def carry_out(number: int, verb: str, *places: str) -> None:
+def carry_out(number: int, verb: str, *locations: str) -> None:
     """One order; its lines bear its number."""
     if verb == "make":
-        make(Path(places[0]), places[1])
+        make(Path(locations[0]), locations[1])
     elif verb == "load":
-        load(number, [Path(location) for location in places])
+        load(number, [Path(location) for location in locations])
     else:
-        load(number, [Path(location) for location in places[1:]], drafts=False, fuse=places[0] == "on")
+        load(number, [Path(location) for location in locations[1:]], drafts=False, fuse=locations[0] == "on")
 
 
 def carry_out_in_forks(orders: list[list[str]]) -> None:

@@ -26,7 +26,7 @@ VERSION = "0.5.14"
 OPEN_TO_ALL = {"/health", "/health_generate", "/metrics"}
 GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
 _COLD = 0.1  # a temperature at which the likeliest token is taken
-_KEPT = 20  # prompts in the prefix cache
+_MAX_SAVED = 20  # prompts in the prefix cache
 _POOL = 65536  # tokens in it
 
 
@@ -127,7 +127,7 @@ class EngineApi:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._prefixes: list[tuple[int, list[int]]] = []
-        self._kept: dict[str, list[tuple[int, list[int]]]] = {tier: [] for tier in self.keeps}
+        self._saved: dict[str, list[tuple[int, list[int]]]] = {tier: [] for tier in self.keeps}
         self._sources: dict[str, int] = {}  # of the cached tokens of the last request
         self._greedy_answers = self._rolled = 0
         self.transfers = 0  # of a KV cache to a decode server
@@ -215,7 +215,7 @@ class EngineApi:
         if self.refuses_flush:
             return Answer(400, ["Cache not flushed because there are pending requests."])
         self._prefixes.clear()
-        self._kept |= {"host": []} if self._kept else {}
+        self._saved |= {"host": []} if self._saved else {}
         return Answer(200, ["Cache flushed.\n"])
 
     def _models(self, _: Json) -> Answer:
@@ -382,15 +382,15 @@ class EngineApi:
             known = max((_common(prompt, ids) for at, ids in self._prefixes if at == rank), default=0)
             most = (len(prompt) - 1) // page * page
             cached = 0 if self.cache_off else most if self.cache_pretends else min(known // page * page, most)
-            self._sources = {"device": cached} if self._kept else {}
-            for tier, held in self._kept.items():
+            self._sources = {"device": cached} if self._saved else {}
+            for tier, held in self._saved.items():
                 found = max((_common(prompt, ids) for at, ids in held if at == rank), default=0)
                 self._sources[tier] = max(min(found // page * page, most) - cached, 0)
                 cached += self._sources[tier]
             garbled = self.loses_bits and self._sources.get(self.loses_bits)
             ids = self._ids([*prompt, 1] if garbled else prompt, tokens, dice=dice)
-            self._prefixes = [*self._prefixes[-_KEPT:], (rank, prompt + ids)]
-            for held in self._kept.values():
+            self._prefixes = [*self._prefixes[-_MAX_SAVED:], (rank, prompt + ids)]
+            for held in self._saved.values():
                 held.append((rank, prompt + ids))
             while sum(len(prefix) for _, prefix in self._prefixes) > _POOL:
                 self._prefixes.pop(0)
@@ -442,13 +442,15 @@ class EngineApi:
         }
         return {"text": "", "output_ids": text, "meta_info": meta}
 
-    def _scores_at(self, ids: list[int], place: int, rank: int, way: Way, top: int) -> tuple[list[Any], Any]:
+    def _scores_at(self, ids: list[int], location: int, rank: int, way: Way, top: int) -> tuple[list[Any], Any]:
         """The score of the token there, and the likeliest tokens: those first, so that the rest has some mass."""
-        drawn = hashlib.sha256(repr(ids[max(place - 3, 0) : place + 1]).encode()).digest()[0]
-        off = self.wrong_scores(place, rank, way)
+        drawn = hashlib.sha256(repr(ids[max(location - 3, 0) : location + 1]).encode()).digest()[0]
+        off = self.wrong_scores(location, rank, way)
         score = None if off is None else round(-2.0 - drawn / 100 - off, 6)
-        ranked = [[round(-1.0 - index - (off or 0.0) / 8, 6), (place * 7 + index) % 400, None] for index in range(top)]
-        return [score, ids[place], None], ranked
+        ranked = [
+            [round(-1.0 - index - (off or 0.0) / 8, 6), (location * 7 + index) % 400, None] for index in range(top)
+        ]
+        return [score, ids[location], None], ranked
 
 
 def over_httpx(api: EngineApi) -> "httpx.MockTransport":

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 from command_line import CommandLine
 from cpu_server import CpuEngine, processes_in
-from patience import wait_for
 from ports import free_port
 from steady_load import client_of
+from waits import wait_for
 
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process

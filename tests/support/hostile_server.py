@@ -31,7 +31,7 @@ from pathlib import Path
 
 from ending_server import end_server
 from engine_api import EngineApi
-from patience import PATIENCE
+from waits import TIMEOUT
 
 DRIP = 0.05  # seconds between two drops
 MARK = "\N{PILE OF POO}"  # stands in a polite answer where raw text is to go
@@ -44,9 +44,9 @@ Step = bytes | float  # send these bytes, or wait so many seconds
 Behavior = Callable[[], Iterable[Step]]
 
 
-def then(begin: bytes, again: bytes, pause: float = 0.0) -> Behavior:
+def then(begin: bytes, again: bytes, interval: float = 0.0) -> Behavior:
     """`begin`, and `again` for ever."""
-    return lambda: chain([begin], chain.from_iterable(repeat((again, pause) if pause else (again,))))
+    return lambda: chain([begin], chain.from_iterable(repeat((again, interval) if interval else (again,))))
 
 
 def once(*pieces: bytes) -> Behavior:
@@ -246,7 +246,7 @@ def hostile(rules: Mapping[str, str], *, model: str = "tiny", api: EngineApi | N
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    assert begun.wait(PATIENCE)
+    assert begun.wait(TIMEOUT)
     try:
         yield urls[0]
     finally:

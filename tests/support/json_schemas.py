@@ -12,7 +12,7 @@ from orchestrator.cli.several_hosts import several_hosts, split_hosts
 from orchestrator.core.json_output import JsonOutput
 
 
-def check_each_output() -> None:
+def check_all_outputs() -> None:
     """From here on, hold each value that this process prints against the schema of its command."""
     of_value = JsonOutput.data
 

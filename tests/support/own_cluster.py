@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 from left_running import MARK
-from patience import wait_for
 from ports import free_port
+from waits import wait_for
 
 from orchestrator.core.subprocesses import Program, start
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from patience import PATIENCE, wait_for
+from waits import TIMEOUT, wait_for
 
 # Two runs of the tests on one machine have a bridge and a network each.
 _BRIDGE = f"test{os.getpid()}"
@@ -43,7 +43,7 @@ class OwnDaemon:
     def stop(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(timeout=PATIENCE)
+            self._process.wait(timeout=TIMEOUT)
             self._process = None
 
     def end(self) -> None:

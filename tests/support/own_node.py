@@ -24,20 +24,20 @@ from typing import Final
 
 from left_running import MARK
 from own_cluster import PROGRAMS, OwnCluster, lasting
-from patience import wait_for
 from ports import free_port
 from standin import SEED, add_file, add_forked_ranks, add_system, closure, debian_python
+from waits import wait_for
 
 from orchestrator.core.subprocesses import PIPE, Program
 
 CNI: Final = Path("/usr/lib/cni")
 SERVICES: Final = "10.199.0.0/24"  # as `own_cluster` gives them addresses
-_PLACES: Final = ("/var/log/pods", "/var/log/containers", "/run/netns")  # of any kubelet, of any containerd
+_LOCATIONS: Final = ("/var/log/pods", "/var/log/containers", "/run/netns")  # of any kubelet, of any containerd
 _APART: Final = "here=$0; for place in {}; do mkdir -p $place $here$place && mount --bind $here$place $place; done"
 _KERNEL: Final = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 _ENDS: Final = 60.0  # seconds that killed containers may take
 _RARELY: Final = "10m"  # between two measurements of all containers: no test looks at any
-_PAUSE: Final = "deploy.test/pause:1"
+_INTERVAL: Final = "deploy.test/pause:1"
 ENGINE_IMAGE: Final = "deploy.test/engine:1"
 PACKAGES: Final = "packages"  # beside the models, in a pod of ENGINE_IMAGE
 PYTHON_IMAGE: Final = "deploy.test/python:1"  # Debian's Python and a shell
@@ -82,13 +82,13 @@ class OwnNode:
         network = {"cniVersion": "0.4.0", "name": "tests", "plugins": plugins}
         (self.folder / "cni/10-tests.conflist").write_text(json.dumps(network))
         (self.folder / "containerd.toml").write_text(self._containerd())
-        apart = f'{_APART.format(" ".join(_PLACES))} && exec "$@"'
+        apart = f'{_APART.format(" ".join(_LOCATIONS))} && exec "$@"'
         self._run(
             "containerd", "unshare", "--mount", "sh", "-ec", apart, str(self.folder),
             "containerd", "--config", str(self.folder / "containerd.toml"),
         )  # fmt: skip
         wait_for(self._answers)
-        self.load(_PAUSE, of=("/usr/bin/sleep", "infinity"))
+        self.load(_INTERVAL, of=("/usr/bin/sleep", "infinity"))
         (self.folder / "kubelet.yaml").write_text(json.dumps(self._kubelet()))
         self._run(
             "kubelet", *self._inside, str(PROGRAMS / "kubelet"), "--config", str(self.folder / "kubelet.yaml"),
@@ -175,7 +175,7 @@ disabled_plugins = []
 [grpc]
 address = "{self._socket}"
 [plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{_PAUSE}"
+sandbox_image = "{_INTERVAL}"
 restrict_oom_score_adj = true
 disable_apparmor = true
 stream_server_port = "0"
@@ -247,11 +247,11 @@ def load_engine(node: OwnNode) -> str:
     return ENGINE_IMAGE
 
 
-def models_with(node: OwnNode, name: str, **places: Path) -> Path:
+def models_with(node: OwnNode, name: str, **locations: Path) -> Path:
     """A directory of that name for a pod's checkpoints, in which directories of this machine are shown."""
     folder = node.folder / name
     folder.mkdir()
-    for item, location in places.items():
+    for item, location in locations.items():
         (folder / item).mkdir()
         node.show(location, folder / item)
     return folder

@@ -23,7 +23,7 @@ import server_args
 Case = dict[str, Any]
 
 
-def figures(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the class `ServerArgs` of that version
+def metrics(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the class `ServerArgs` of that version
     """The figures of one case."""
     import torch
     from sglang.srt.configs.model_config import ModelConfig
@@ -120,7 +120,7 @@ def main() -> None:
         os.environ.update(case.get("env", {}))
     server_args.pretend("rocm")
     _, kind = server_args.engine(Path(sys.argv[1]), "rocm")
-    os.write(out, json.dumps({name: figures(kind, case) for name, case in cases.items()}).encode())
+    os.write(out, json.dumps({name: metrics(kind, case) for name, case in cases.items()}).encode())
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from patience import PATIENCE
 from ports import free_port
+from waits import TIMEOUT
 
 from orchestrator.monitoring.request import MonitoringRequest
 
@@ -106,8 +106,8 @@ def scraping(folder: Path) -> Iterator[Prometheus]:
     with (folder / "prometheus.log").open("w") as log:
         process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log)
     try:
-        with httpx.Client(base_url=f"http://{url}", timeout=PATIENCE, trust_env=False) as client:
-            prometheus, deadline = Prometheus(client), time.monotonic() + PATIENCE
+        with httpx.Client(base_url=f"http://{url}", timeout=TIMEOUT, trust_env=False) as client:
+            prometheus, deadline = Prometheus(client), time.monotonic() + TIMEOUT
             while not prometheus.is_ready():
                 assert process.poll() is None, (folder / "prometheus.log").read_text()
                 assert time.monotonic() < deadline

@@ -16,11 +16,11 @@ class Quantizing:
     """A `deploy quantize` that runs."""
 
     def __init__(
-        self, place: Path, target: str, *words: str, does: str = "", recipe: str = "glm-5.2-amd", real: bool = False
+        self, location: Path, target: str, *words: str, does: str = "", recipe: str = "glm-5.2-amd", real: bool = False
     ) -> None:
-        self.target = place / target
-        argv = [sys.executable, "-P", "-m", "orchestrator", "quantize", str(place / "tiny"), str(self.target)]
-        env = {**os.environ, "DEPLOY_HOME": str(place / "home")}
+        self.target = location / target
+        argv = [sys.executable, "-P", "-m", "orchestrator", "quantize", str(location / "tiny"), str(self.target)]
+        env = {**os.environ, "DEPLOY_HOME": str(location / "home")}
         env |= {} if real else {"PYTHONPATH": stand_in_path(), "QUARK_STAND_IN": does}
         self.process = subprocess.Popen(
             [*argv, "--recipe", recipe, *words], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -37,8 +37,8 @@ class Quantizing:
     def shards(self) -> list[Path]:
         return sorted(self.target.with_name(f"{self.target.name}.quantizing").glob("checkpoint/*.safetensors"))
 
-    def wait_for_shards(self, count: int, *, within: float = 60, pause: float = 0.05) -> None:
-        poll_until(lambda found: len(found) >= count, self.shards, timeout=within, interval=pause)
+    def wait_for_shards(self, count: int, *, within: float = 60, interval: float = 0.05) -> None:
+        poll_until(lambda found: len(found) >= count, self.shards, timeout=within, interval=interval)
         assert len(self.shards()) >= count
 
     def workers(self) -> list[int]:

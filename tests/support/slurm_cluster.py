@@ -14,8 +14,8 @@ from pathlib import Path
 
 from cpu_server import CpuEngine, CpuServer
 from left_running import MARK, programs_with
-from patience import PATIENCE, wait_for
 from ports import free_port
+from waits import TIMEOUT, wait_for
 
 from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
@@ -77,7 +77,7 @@ class SlurmCluster:
     def run(self, *argv: str) -> str:
         """What a command of Slurm's prints."""
         env = {**os.environ, **self.environ}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

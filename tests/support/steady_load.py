@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
-from patience import PATIENCE
+from waits import TIMEOUT
 
-_PAUSE_S = 0.05  # without it the clients take all cores from what is tested, and from the other tests
+_INTERVAL_S = 0.05  # without it the clients take all cores from what is tested, and from the other tests
 
 
 def complete(client: httpx.Client, **more: object) -> httpx.Response:
@@ -18,7 +18,7 @@ def complete(client: httpx.Client, **more: object) -> httpx.Response:
 
 def client_of(url: str, key: str) -> httpx.Client:
     """Of a gateway at that URL."""
-    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE, trust_env=False)
+    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT, trust_env=False)
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def load(url: str, key: str, statuses: list[int], *, clients: int = 4) -> Iterat
 
     def send() -> None:
         with client_of(url, key) as client:
-            while not over.wait(_PAUSE_S):
+            while not over.wait(_INTERVAL_S):
                 try:
                     statuses.append(complete(client).status_code)
                 except httpx.HTTPError:

@@ -26,7 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final, TypeVar
 
-from patience import PATIENCE
+from waits import TIMEOUT
 
 IMPORTED: Final = ("torch", "torchvision.io", "transformers.modeling_layers", "openai")
 # What these read from the environment when they are imported, and what a program has unless it says otherwise.
@@ -98,7 +98,7 @@ def _connected(python: str) -> socket.socket:
             address.unlink(missing_ok=True)
             _start(python, address)
             connection.connect(str(address))
-    connection.settimeout(PATIENCE)  # not before: it would not wait for its turn to connect
+    connection.settimeout(TIMEOUT)  # not before: it would not wait for its turn to connect
     return connection
 
 

@@ -57,11 +57,11 @@ def assert_found(found: Distribution | None, true: Sequence[float]) -> None:
     """Every percentile of `found` is the true one, within 2 % or a time slice."""
     assert found is not None
     assert found.count == len(true)
-    values = dict(_figures(true))
+    values = dict(_metrics(true))
     assert {name: getattr(found, name) for name in values} == pytest.approx(values, rel=TOLERANCE, abs=TIME_SLICE_S)
 
 
-def _figures(values: Sequence[float]) -> Iterator[tuple[str, float]]:
+def _metrics(values: Sequence[float]) -> Iterator[tuple[str, float]]:
     hundredths = statistics.quantiles(values, n=100, method="inclusive")
     yield "mean", statistics.fmean(values)
     yield from ((f"p{share}", hundredths[share - 1]) for share in (50, 90, 95, 99))

@@ -167,6 +167,6 @@ def _slice(scores: TokenLogprobs, begin: int, end: int | None) -> TokenLogprobs:
     return TokenLogprobs(actual=scores.actual[begin:end], top=scores.top[begin:end])
 
 
-def _row(what: str, whose: str, length: int, before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> LogprobRow:
+def _row(what: str, owner: str, length: int, before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> LogprobRow:
     whole, bands = diverge(before, after, first=first)
-    return LogprobRow(what=what, rank_label=whose, length=length, overall=whole, bands=bands)
+    return LogprobRow(what=what, rank_label=owner, length=length, overall=whole, bands=bands)

@@ -27,7 +27,7 @@ from orchestrator.experiments.sweep.report import (
 from orchestrator.experiments.sweep.run import Sweep
 from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
 from orchestrator.experiments.sweep.winner import evidence, profile_path, value_text, write_winner
-from orchestrator.report.side_by_side import ONE_RUN_EACH
+from orchestrator.report.side_by_side import SINGLE_RUNS
 
 REPORT: Final = "sweep.html"
 
@@ -102,7 +102,7 @@ def sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ende
     return SweepReport(
         title=f"A better {sweep.plan.profile}, by measuring",
         headline=tuple(_headline(sweep, search, winners, ended)),
-        parameters=tuple(knob.key for knob in sweep.space.parameters),
+        parameters=tuple(parameter.key for parameter in sweep.space.parameters),
         values=" / ".join(sweep.goal.names),
         rows=rows,
         importances=search.importances(),
@@ -141,7 +141,7 @@ def _notes(
 ) -> Iterator[str]:
     repeated = {confirmation.number for confirmation in search.confirmations}
     if not repeated and len(sweep.goal.names) > 1:
-        yield f"{ONE_RUN_EACH[0].upper()}{ONE_RUN_EACH[1:]}"
+        yield f"{SINGLE_RUNS[0].upper()}{SINGLE_RUNS[1:]}"
     for trial in search.trials:
         if trial.values and trial.number in repeated:
             yield f"Trial {trial.number}: {describe_runs(sweep, search, trial)}."

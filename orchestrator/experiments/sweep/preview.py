@@ -127,4 +127,4 @@ def _seconds(sweep: Sweep, count: int) -> float:
 def _random_points(space: SearchSpace, seed: int) -> Iterator[dict[str, int]]:
     generator = random.Random(seed)  # noqa: S311 - not for security
     for _ in range(_MAX_POINTS):
-        yield {knob.key: generator.randrange(len(knob.values)) for knob in space.parameters}
+        yield {parameter.key: generator.randrange(len(parameter.values)) for parameter in space.parameters}

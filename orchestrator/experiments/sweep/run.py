@@ -102,7 +102,10 @@ class Sweep:
     @property
     def values(self) -> dict[str, list[str]]:
         """The values of each knob as text."""
-        return {knob.key: [knob.display(index) for index in range(len(knob.values))] for knob in self.space.parameters}
+        return {
+            parameter.key: [parameter.display(index) for index in range(len(parameter.values))]
+            for parameter in self.space.parameters
+        }
 
     @property
     def server(self) -> str:
@@ -211,11 +214,11 @@ def _read_space(path: Path, table: FlagTable) -> SpaceFile:
     document = read_file(path, str(path))
     file = model_of(document, SpaceFile)
     problems: list[Problem] = []
-    for knob in search_space_from_file(file).parameters:
-        section, _, name = knob.key.partition(".")
+    for parameter in search_space_from_file(file).parameters:
+        section, _, name = parameter.key.partition(".")
         if section == "flags":
             location = document.location((section, name))
-            values = (value for value in knob.values if isinstance(value, bool | int | float | str))
+            values = (value for value in parameter.values if isinstance(value, bool | int | float | str))
             problems += (problem for value in values for problem in flag_problems(name, value, table, location))
     if problems:
         raise ProfileError(f"`{path}` is not valid", problems=dict.fromkeys(problems))
@@ -279,10 +282,10 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
     ran = [trial for trial in trials if trial.ran]
     if most is not None and len(ran) >= most:
         return f"the limit of {most} trials is reached"
-    return budget_exhausted(trials, sweep, confirmed=confirmed, kept=sweep.repeats)
+    return budget_exhausted(trials, sweep, confirmed=confirmed, saved=sweep.repeats)
 
 
-def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float, kept: int = 0) -> str:
+def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float, saved: int = 0) -> str:
     """Return the reason why no further run fits into hours or cost, with `kept` runs reserved; "" if one fits."""
     budget, cost = sweep.request.budget, sweep.usd_per_hour
     ran = sum(trial.ran for trial in trials)
@@ -291,11 +294,11 @@ def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed:
     tried = sum(trial.seconds for trial in trials)
     used, item = tried + confirmed, tried / ran
     then = used + item
-    if budget.hours is not None and then + min(kept * item, _RESERVED * budget.hours * 3600) > budget.hours * 3600:
+    if budget.hours is not None and then + min(saved * item, _RESERVED * budget.hours * 3600) > budget.hours * 3600:
         return f"one more trial would exceed {budget.hours:g} hours: {format_duration(used)} were used"
     if budget.usd is not None and cost:
         most = budget.usd / cost * 3600
-        if then + min(kept * item, _RESERVED * most) > most:
+        if then + min(saved * item, _RESERVED * most) > most:
             return f"one more trial would exceed ${budget.usd:g}: ${used / 3600 * cost:.2f} were used"
     return ""
 

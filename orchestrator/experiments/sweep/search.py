@@ -124,7 +124,7 @@ class Search:
             raise UsageError(message, location=str(journal), hint=hint)
         self._require_readable(journal)
         self._study.set_user_attr(_IDENTITY, identity)
-        self._distributions = {knob.key: self._distribution(knob) for knob in space.parameters}
+        self._distributions = {parameter.key: self._distribution(parameter) for parameter in space.parameters}
         self._random = random.Random(seed + len(self._study.trials))  # noqa: S311 - not for security
         self._end_unfinished()
 
@@ -155,11 +155,11 @@ class Search:
             message, hint = "the journal was written by another version of this tool", "use another `--output`"
             raise UsageError(message, location=str(journal), hint=hint) from error
 
-    def _distribution(self, knob: SweepParameter) -> "BaseDistribution":
-        distributions, count = self._optuna.distributions, len(knob.values)
+    def _distribution(self, parameter: SweepParameter) -> "BaseDistribution":
+        distributions, count = self._optuna.distributions, len(parameter.values)
         found: BaseDistribution = (
             distributions.IntDistribution(0, count - 1)
-            if knob.ordered
+            if parameter.ordered
             else distributions.CategoricalDistribution([*range(count)])
         )
         return found
@@ -202,8 +202,11 @@ class Search:
         if self._space.size <= _MAX_LISTED:
             untried = [point for point in self._space.points() if point not in done]
             return self._random.choice(untried) if untried else None
-        knobs = self._space.parameters
-        drawn = ({knob.key: self._random.randrange(len(knob.values)) for knob in knobs} for _ in range(_MAX_LISTED))
+        parameters = self._space.parameters
+        drawn = (
+            {parameter.key: self._random.randrange(len(parameter.values)) for parameter in parameters}
+            for _ in range(_MAX_LISTED)
+        )
         return next((point for point in drawn if point not in done), None)
 
     def record_trial(self, suggestion: Suggestion, ended: SweepTrial) -> None:

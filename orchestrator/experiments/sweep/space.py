@@ -155,11 +155,11 @@ class SearchSpace:
     @property
     def size(self) -> int:
         """The number of points."""
-        return math.prod(len(knob.values) for knob in self.parameters)
+        return math.prod(len(parameter.values) for parameter in self.parameters)
 
     def points(self) -> Iterator[Point]:
         """Yield all points."""
-        keys = [knob.key for knob in self.parameters]
+        keys = [parameter.key for parameter in self.parameters]
         for chosen in product(*(range(len(knob.values)) for knob in self.parameters)):
             yield dict(zip(keys, chosen, strict=True))
 
@@ -237,10 +237,12 @@ def _is_left_out(value: object) -> bool:
 
 def search_space_from_file(file: SpaceFile, flags: Mapping[str, object] | None = None) -> SearchSpace:
     """Return the search space of a space file for a profile with these flags."""
-    knobs = [SweepParameter(key=LAYOUT, values=file.layouts)] if file.layouts else []
+    parameters = [SweepParameter(key=LAYOUT, values=file.layouts)] if file.layouts else []
     for section, settings in (("flags", file.flags), ("env", file.env)):
-        knobs += [SweepParameter(key=f"{section}.{key}", values=_listed(values)) for key, values in settings.items()]
-    return SearchSpace(parameters=tuple(knobs), flags=flags or {})
+        parameters += [
+            SweepParameter(key=f"{section}.{key}", values=_listed(values)) for key, values in settings.items()
+        ]
+    return SearchSpace(parameters=tuple(parameters), flags=flags or {})
 
 
 def _listed(values: NumberRange | tuple[Value, ...]) -> tuple[Value, ...]:
@@ -254,9 +256,9 @@ def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
     the tuning guide of sglang (docs.sglang.io, advanced_features/hyperparameter_tuning). The guide also lists the
     memory fraction, which `deploy` computes.
     """
-    knobs = []
+    parameters = []
     if choices := _layouts(profile):
-        knobs.append(SweepParameter(key=LAYOUT, values=choices))
+        parameters.append(SweepParameter(key=LAYOUT, values=choices))
     for meaning, usual in ((Meaning.RUNNING_REQUESTS, 64), (Meaning.PREFILL_CHUNK, 8192)):
         name = meaning.value
         own = _profile_value(profile, f"flags.{name}")
@@ -264,8 +266,8 @@ def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
             middle = own if isinstance(own, int) and own > 1 else usual
             values: tuple[Value, ...] = (middle // 2, middle, middle * 2)
             first = own if isinstance(own, int) else None
-            knobs.append(SweepParameter(key=f"flags.{name}", values=values if own in values else (first, *values)))
-    return SearchSpace(parameters=tuple(knobs))
+            parameters.append(SweepParameter(key=f"flags.{name}", values=values if own in values else (first, *values)))
+    return SearchSpace(parameters=tuple(parameters))
 
 
 def _layouts(profile: Profile) -> tuple[LayoutChoice, ...]:

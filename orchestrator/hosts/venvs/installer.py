@@ -104,11 +104,11 @@ def environment_name(requirements: Path) -> str:
     return f"environment `{requirements.stem}`"
 
 
-def hint(said: str) -> str:
+def hint(text: str) -> str:
     """Return the hint for a failed installation, from the last lines of its output."""
-    if _FULL in said:
+    if _FULL in text:
         return "free up disk space, or point DEPLOY_HOME at a larger disk"
-    if "torch==" in said:
+    if "torch==" in text:
         return (
             "allow access to https://download.pytorch.org/whl/cpu, or provide a wheel: "
             "PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS"

@@ -126,7 +126,7 @@ def require_whole(
 
     problems = list(missing.values())
     try:
-        validate(data, model, place=place, message="")
+        validate(data, model, location=place, message="")
     except ProfileError as error:
         problems += [problem for problem in error.problems if not _is_reported_missing(problem, missing)]
     if problems:

@@ -97,8 +97,8 @@ class _Draft:
     settings: dict[tuple[str, str], tuple[Data, str]] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
 
-    def set(self, section: str, key: str, value: Data, why: str) -> None:
-        self.settings[section, key] = value, why
+    def set(self, section: str, key: str, value: Data, reason: str) -> None:
+        self.settings[section, key] = value, reason
 
     def ordered(self) -> list[tuple[tuple[str, str], tuple[Data, str]]]:
         """Return the settings, section by section."""

@@ -90,10 +90,10 @@ def render(
     but Docker.
     """
 
-    def server(each: Plan) -> Artifacts:
-        host = "0.0.0.0" if _publishes(each) else each.server.host  # noqa: S104
-        command = server_command(each, model_path=container_model(each), host=host, found=found)
-        return Artifacts(plan=each, command=command, build=None, spec=container_spec(each, image, found))
+    def server(item: Plan) -> Artifacts:
+        host = "0.0.0.0" if _publishes(item) else item.server.host  # noqa: S104
+        command = server_command(item, model_path=container_model(item), host=host, found=found)
+        return Artifacts(plan=item, command=command, build=None, spec=container_spec(item, image, found))
 
     return replace(render_units(plan, server, lambda _: _gateway(plan, image)), build=build)
 
@@ -199,7 +199,7 @@ def container_argv(artifacts: Artifacts, *, config: bool) -> tuple[str, ...]:
     )
 
 
-def vram_script(gpus: range, *, drm: str = "/sys/class/drm", pause: int = 5) -> str:
+def vram_script(gpus: range, *, drm: str = "/sys/class/drm", interval: int = 5) -> str:
     """Return a script that waits until each of the `gpus` has at most 10 % of its VRAM in use, then runs "$@".
 
     Docker restarts a dead server at once, but the driver takes minutes to release its VRAM. The share and the limit of
@@ -217,7 +217,7 @@ busy() {{ used | {lines} | while read -r used total; do [ $((used * 10)) -le "$t
 end=$(($(date +%s) + 900))
 while [ -n "$(busy)" ] && [ "$(date +%s)" -lt $end ]; do
   echo "deploy: waiting for the VRAM of the run before to drain"
-  sleep {pause}
+  sleep {interval}
 done
 exec "$@"
 """

@@ -133,21 +133,21 @@ _CAUSES: Final = (
 )
 
 
-def start_error(said: str, artifacts: Artifacts, *, host: str, port_holder: Callable[[int], str | None]) -> DeployError:
+def start_error(text: str, artifacts: Artifacts, *, host: str, port_holder: Callable[[int], str | None]) -> DeployError:
     """Return the error for the daemon's message `said` about a container, by the first cause that matches it.
 
     `host` is the URL of the daemon; `port_holder` returns who listens on a port of its host, None if nothing does.
     """
     for cause in _CAUSES:
-        if match := re.search(cause.pattern, said, re.IGNORECASE):
-            facts = _facts(match.groupdict(), artifacts, port_holder) | {"said": said, "host": host}
+        if match := re.search(cause.pattern, text, re.IGNORECASE):
+            facts = _facts(match.groupdict(), artifacts, port_holder) | {"said": text, "host": host}
             return cause.fault(
                 cause.message.format_map(facts),
                 location=cause.location.format_map(facts),
                 hint=cause.hint.format_map(facts),
                 details=cause.details.format_map(facts),
             )
-    return StartError("cannot start the container", details=f"  {said}")
+    return StartError("cannot start the container", details=f"  {text}")
 
 
 def _facts(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 _STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{9}Z\Z")
-_PAUSE: Final = 0.2  # seconds between two polls of a container between two runs
+_INTERVAL: Final = 0.2  # seconds between two polls of a container between two runs
 _SETTLED: Final = 10.0  # seconds after which a run that continues has not ended: only its log stream has
 
 
@@ -91,8 +91,8 @@ def _runs_again(container: Container, run: str) -> bool:
         return container.attrs["State"]["Status"], container.attrs["State"]["StartedAt"]
 
     goes_on = ("running", run)
-    if poll_until(lambda seen: seen != goes_on, look, timeout=_SETTLED, interval=_PAUSE) == goes_on:
+    if poll_until(lambda seen: seen != goes_on, look, timeout=_SETTLED, interval=_INTERVAL) == goes_on:
         hint = "repeat the command; the daemon may have been restarted"
         raise HostError("the log stream ended while the server is running", hint=hint)
-    status, _ = poll_until(lambda seen: seen[0] != "restarting", look, timeout=inf, interval=_PAUSE)
+    status, _ = poll_until(lambda seen: seen[0] != "restarting", look, timeout=inf, interval=_INTERVAL)
     return status == "running"

@@ -71,7 +71,7 @@ from orchestrator.runtimes.saved_logs import saved_log
 if TYPE_CHECKING:
     from docker.models.containers import Container
 
-_PAUSE: Final = 0.2  # seconds between two polls of containers that are stopping
+_INTERVAL: Final = 0.2  # seconds between two polls of containers that are stopping
 _TOGETHER: Final = 20.0  # seconds between the ends of two ranks
 
 
@@ -265,7 +265,7 @@ class DockerRuntime(Runtime):
                 lambda state: state.status is not Status.RUNNING,
                 lambda: self.state(rank),
                 timeout=within,
-                interval=_PAUSE,
+                interval=_INTERVAL,
             )
             container.stop(timeout=0)
             self._keep_log(container, rank)

@@ -20,7 +20,7 @@ from orchestrator.runtimes.labels import NAME, STARTER
 
 
 def objects_of_start(
-    seat: ReplicaRef, artifacts: Artifacts, name: str, secrets: Mapping[str, Secret]
+    replica: ReplicaRef, artifacts: Artifacts, name: str, secrets: Mapping[str, Secret]
 ) -> Iterator[Manifest]:
     """Yield the objects to apply: the rendered manifests, and the Secret, which no manifest contains."""
     plan = artifacts.plan
@@ -29,8 +29,8 @@ def objects_of_start(
         about = metadata(plan, name, secret_name(plan, name))
         data = {CONFIG: delivery.config.reveal()}
         yield {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
-    for item in objects_of(artifacts, image_of_pods(artifacts).reference, name, seat.part):
-        if item["apiVersion"] == "policy/v1" and not seat.cluster.ask("get", "--raw", "/apis/policy/v1").ok:
+    for item in objects_of(artifacts, image_of_pods(artifacts).reference, name, replica.part):
+        if item["apiVersion"] == "policy/v1" and not replica.cluster.ask("get", "--raw", "/apis/policy/v1").ok:
             warn("this Kubernetes is older than 1.21: draining the node evicts the server")
             continue
         yield item

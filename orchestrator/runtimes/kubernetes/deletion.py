@@ -13,7 +13,7 @@ from orchestrator.runtimes.kubernetes.state import has_started, is_over
 # Objects of a start in addition to the Deployment. Claims are not among them: checkpoints are never deleted.
 _KINDS: Final = "services,networkpolicies,poddisruptionbudgets,configmaps,secrets"
 _OF_SEVERAL: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
-_PAUSE: Final = 0.5
+_INTERVAL: Final = 0.5
 _ASKED: Final = 5.0  # seconds for an answer; kubectl takes up to three times as long if the API server hangs
 _UNSTARTED: Final = 5.0  # seconds after which a kubelet starts no container of a deleted pod
 _LATE: Final = 60.0  # seconds after the grace period for a pod to end
@@ -29,7 +29,7 @@ class Removal:
 
     def __init__(self, cluster: Cluster, name: str, meant: Mapping[str, str]) -> None:
         self._cluster, self._name, self._meant = cluster, name, meant
-        self._told: dict[str, float] = {}  # monotonic time at which each pod's deletion was requested
+        self._report: dict[str, float] = {}  # monotonic time at which each pod's deletion was requested
         self._grace = 1
 
     def carry_out(self, grace: float) -> None:
@@ -53,7 +53,7 @@ class Removal:
         own.sort(key=lambda called: called == object_name(self._name))
         running = [_named(pod) for pod in pods if replica_of(pod) in parts]
         self._end(*(f"deployment/{called}" for called in own), *running)
-        left = poll_until(lambda found: not found, self._running, timeout=grace + _LATE, interval=_PAUSE)
+        left = poll_until(lambda found: not found, self._running, timeout=grace + _LATE, interval=_INTERVAL)
         if left:
             names, node = [pod["metadata"]["name"] for pod in left], left[0]["spec"].get("nodeName", "no node")
             force = self._cluster.shown("delete", "pod", *names, "--force", "--grace-period=0")
@@ -83,12 +83,12 @@ class Removal:
         """Return the pods of this start that may be running. A Deployment may still create one during its deletion."""
         deployments, pods = self._seen()
         parts = self._parts(deployments)
-        ours = [pod for pod in pods if replica_of(pod) in parts or _named(pod) in self._told]
-        self._end(*sorted({_named(pod) for pod in ours} - self._told.keys()))
+        ours = [pod for pod in pods if replica_of(pod) in parts or _named(pod) in self._report]
+        self._end(*sorted({_named(pod) for pod in ours} - self._report.keys()))
         return [pod for pod in ours if not (is_over(pod) or self._never_starts(pod))]
 
     def _never_starts(self, pod: Mapping[str, Any]) -> bool:
-        return not has_started(pod) and time.monotonic() - self._told[_named(pod)] > _UNSTARTED
+        return not has_started(pod) and time.monotonic() - self._report[_named(pod)] > _UNSTARTED
 
     def _delete(self, *words: str) -> None:
         if not (done := self._cluster.ask("delete", *words, "--ignore-not-found", "--wait=false")).ok:
@@ -98,7 +98,7 @@ class Removal:
         """Delete objects with an explicit grace period: without it, a pod gets the grace period of its own spec."""
         if objects:
             self._delete(*objects, f"--grace-period={self._grace}")
-        self._told.update(dict.fromkeys(objects, time.monotonic()))
+        self._report.update(dict.fromkeys(objects, time.monotonic()))
 
 
 def _named(pod: Mapping[str, Any]) -> str:

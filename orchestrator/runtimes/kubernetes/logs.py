@@ -17,7 +17,7 @@ from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.pod import CONTAINER
 from orchestrator.runtimes.kubernetes.state import PodView, has_started
 
-_PAUSE: Final = 0.5  # seconds between two polls, and before a stream that ended is resumed
+_INTERVAL: Final = 0.5  # seconds between two polls, and before a stream that ended is resumed
 _PIECE: Final = 1 << 16
 _STAMP: Final = rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})(Z|[+-]\d\d:\d\d) "  # of `--timestamps` (kubelet, logs.go)
 _LINE: Final = re.compile(rb"^" + _STAMP + rb"(.*\n)", re.MULTILINE)
@@ -103,13 +103,13 @@ class ServerLog:
                 yield from self._runs(view, "--follow")
             elif not there:
                 return
-            time.sleep(_PAUSE)
+            time.sleep(_INTERVAL)
 
     def tail(self) -> Iterator[str]:
         """Yield the lines since the last call without waiting for more, except while it reads a previous run."""
         if self._following is None:
             _, view = self._look()
-            if view is None or time.monotonic() - self._ended < _PAUSE or not self._has_more(view):
+            if view is None or time.monotonic() - self._ended < _INTERVAL or not self._has_more(view):
                 return
             if view.restarts:
                 yield from Lines(complete_lines(self._pieces(view, "--previous")))

@@ -234,7 +234,7 @@ def _resources(plan: Plan, cluster: KubernetesSection) -> Manifest:
 
 
 def _toleration(taint: str) -> Manifest:
-    said, _, effect = taint.rpartition(":")
-    key, equals, value = said.partition("=")
+    text, _, effect = taint.rpartition(":")
+    key, equals, value = text.partition("=")
     matched = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
     return {"key": key, **matched, "effect": effect}

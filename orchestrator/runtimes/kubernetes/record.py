@@ -28,9 +28,9 @@ class ReplicaRef:
     part: str
 
 
-def replica_of(each: Mapping[str, Any]) -> str:
+def replica_of(item: Mapping[str, Any]) -> str:
     """Return the replica that an object belongs to, "" for a server without replicas."""
-    return str(each["metadata"]["labels"].get(UNIT, ""))
+    return str(item["metadata"]["labels"].get(UNIT, ""))
 
 
 def object_name(name: str, part: str = "") -> str:

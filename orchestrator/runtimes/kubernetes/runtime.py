@@ -66,7 +66,7 @@ else:
 _Lists: TypeAlias = tuple[Sequence[Cluster], Callable[[], Iterator[list[Mapping[str, Any]] | HostError]]]
 
 _APPEARS: Final = 10.0  # seconds for the pod of a new Deployment to appear
-_PAUSE: Final = 0.2
+_INTERVAL: Final = 0.2
 # The command line of each process that is not a zombie; in /proc/PID/stat the state follows the name (proc(5)).
 _TITLES: Final = """\
 for process in /proc/[0-9]*; do
@@ -99,13 +99,13 @@ class KubernetesRuntime(Runtime):
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         super().__init__(home, host)
-        self._seats: dict[str, ReplicaRef] = {}  # by the identity of a server
+        self._replicas: dict[str, ReplicaRef] = {}  # by the identity of a server
         self._forwards: dict[str, Forward] = {}
         self._tails: list[ServerLog] = []
         self._seen = ObservationCache()
         self._started: _Lists | None = None  # by `start_listing`
         self._stuck_since: dict[str, float] = {}
-        self._patience: dict[str, float] = {}
+        self._timeout: dict[str, float] = {}
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. Deletes all objects of the start before it raises.
@@ -131,7 +131,7 @@ class KubernetesRuntime(Runtime):
             self._discard(replica, name, start[STARTER])
             raise
         unit = self._unit(cluster, made)
-        self._patience[unit.runtime_id] = settings.pending_timeout
+        self._timeout[unit.runtime_id] = settings.pending_timeout
         self._forwards[unit.runtime_id] = forward = Forward(cluster, plan.server.port)
         return replace(unit, name=name, url=forward.url, run_dir=start[RUN_DIR])  # as this start has them
 
@@ -162,11 +162,11 @@ class KubernetesRuntime(Runtime):
 
     def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Reports a server as unschedulable if it has waited too long for a resource."""
-        return self._told(unit, *self._look(unit))
+        return self._report(unit, *self._look(unit))
 
-    def _told(self, unit: Unit, deployment: Mapping[str, Any] | None, view: PodView | None) -> ServerState:
+    def _report(self, unit: Unit, deployment: Mapping[str, Any] | None, view: PodView | None) -> ServerState:
         state = server_state(deployment, view)
-        replica, forward = self._seats[unit.runtime_id], self._forwards.get(unit.runtime_id)
+        replica, forward = self._replicas[unit.runtime_id], self._forwards.get(unit.runtime_id)
         listens = view is not None and (replica.part != GATEWAY or view.listens)  # else kubectl would end
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(replica.cluster):
             forward.connect(view.name, f"{view.name}/{view.runs_since}")
@@ -176,7 +176,7 @@ class KubernetesRuntime(Runtime):
         since = self._stuck_since.setdefault(unit.runtime_id, time.monotonic())
         about = ("pod", view.name) if view is not None else ("deployment", deployment_name(unit.name, replica.part))
         more = replica.cluster.shown("describe", *about)
-        stuck = state.unschedulable or time.monotonic() - since >= self._patience.get(unit.runtime_id, inf)
+        stuck = state.unschedulable or time.monotonic() - since >= self._timeout.get(unit.runtime_id, inf)
         return replace(state, unschedulable=stuck, detail=f"{state.detail}; {more} shows more")
 
     def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ class KubernetesRuntime(Runtime):
         if view is None or view.runs_since is None:
             return ()
         words = ("exec", view.name, "--container", CONTAINER, "--", "sh", "-c", _TITLES)
-        listed = self._seats[unit.runtime_id].cluster.ask(*words)
+        listed = self._replicas[unit.runtime_id].cluster.ask(*words)
         return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip()) if listed.ok else ()
 
     def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
@@ -217,7 +217,7 @@ class KubernetesRuntime(Runtime):
 
         A replacement pod has the label again, from the template of its Deployment.
         """
-        replica = self._seats[unit.runtime_id]
+        replica = self._replicas[unit.runtime_id]
         words = ("pods", "--selector", selector(unit.name, replica.part))
         label = f"{ROLE}={role_label(replica.part)}" if routable else f"{ROLE}-"
 
@@ -229,7 +229,7 @@ class KubernetesRuntime(Runtime):
                 raise replica.cluster.refused(done)
             return bool(done.stdout.strip())
 
-        if not poll_until(bool, labeled, timeout=_APPEARS, interval=_PAUSE):
+        if not poll_until(bool, labeled, timeout=_APPEARS, interval=_INTERVAL):
             self._seen.forget(unit)
             what, detail = f"deployment/{deployment_name(unit.name, replica.part)}", self.state(unit).detail
             hint = f"{replica.cluster.shown('describe', what)} shows more"
@@ -259,15 +259,15 @@ class KubernetesRuntime(Runtime):
         warns = any(PodView(pod=item).warns for item in items if item["kind"] == "Pod")
         try:
             warnings = warnings_of(cluster) if warns and not named else None  # those of all pods at once
-            seen = [self._seen.keep(unit, self._seats[unit.runtime_id], items, warnings) for unit in units]
+            seen = [self._seen.keep(unit, self._replicas[unit.runtime_id], items, warnings) for unit in units]
         except HostError as error:
             return error
         listed = zip(units, seen, strict=True)
-        return [replace(unit, state=self._told(unit, item.deployment, item.view)) for unit, item in listed]
+        return [replace(unit, state=self._report(unit, item.deployment, item.view)) for unit, item in listed]
 
     def _look(self, unit: Unit) -> tuple[Mapping[str, Any] | None, PodView | None]:
         """Return the Deployment and the pod. Raises HostError if the cluster has not answered for too long."""
-        seen = self._seen.of(unit, self._seats[unit.runtime_id])
+        seen = self._seen.of(unit, self._replicas[unit.runtime_id])
         return seen.deployment, seen.view
 
     def _log(self, unit: Unit, since: datetime | None = None) -> ServerLog:
@@ -275,7 +275,7 @@ class KubernetesRuntime(Runtime):
             deployment, view = self._look(unit)
             return deployment is not None, view
 
-        return ServerLog(self._seats[unit.runtime_id].cluster, look, since)
+        return ServerLog(self._replicas[unit.runtime_id].cluster, look, since)
 
     def _keep_log(self, unit: Unit) -> None:
         """Save the log if this home has the run directory; an error must not prevent a stop."""
@@ -294,7 +294,7 @@ class KubernetesRuntime(Runtime):
 
     def _end(self, units: Sequence[Unit], *, grace: float) -> None:
         """Delete units of one name. Raises HostError."""
-        replicas = {unit.runtime_id: self._seats[unit.runtime_id] for unit in units}
+        replicas = {unit.runtime_id: self._replicas[unit.runtime_id] for unit in units}
         parts = {identity: replica.part for identity, replica in replicas.items()}
         try:
             Removal(replicas[units[0].runtime_id].cluster, units[0].name, parts).carry_out(grace)
@@ -302,22 +302,22 @@ class KubernetesRuntime(Runtime):
             for unit in units:
                 self._forget(unit)
 
-    def _discard(self, seat: ReplicaRef, name: str, starter: str) -> None:
+    def _discard(self, replica: ReplicaRef, name: str, starter: str) -> None:
         """Delete the objects of a failed start. If that fails, only report it: the start's own error is raised."""
-        cluster, called = seat.cluster, deployment_name(name, seat.part)
+        cluster, called = replica.cluster, deployment_name(name, replica.part)
         try:
             found = cluster.json("get", "deployment", called, "--ignore-not-found")
             if found and found["metadata"].get("annotations", {}).get(STARTER) == starter:
                 self._end([self._unit(cluster, found)], grace=1)
         except DeployError as error:
-            selected = selector(name, seat.part)
-            hint = f"{cluster.shown('delete', kinds_of(seat.part), '--selector', selected)} removes them"
+            selected = selector(name, replica.part)
+            hint = f"{cluster.shown('delete', kinds_of(replica.part), '--selector', selected)} removes them"
             warn(f"cannot remove the objects of `{name}`: {error}", hint=hint)
 
     def _unit(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Unit:
         about = deployment["metadata"]
         text, identity = about["annotations"], str(about["uid"])
-        self._seats[identity] = replica = ReplicaRef(cluster, replica_of(deployment))
+        self._replicas[identity] = replica = ReplicaRef(cluster, replica_of(deployment))
         name, port = about["labels"][NAME], text[URL].rpartition(":")[2]
         return Unit(
             runtime="kubernetes",
@@ -337,7 +337,7 @@ class KubernetesRuntime(Runtime):
         """Return the unit with a local URL that leads to the server while it runs."""
         if unit.runtime_id not in self._forwards:
             port = int(unit.service_url.rpartition(":")[2])
-            self._forwards[unit.runtime_id] = Forward(self._seats[unit.runtime_id].cluster, port)
+            self._forwards[unit.runtime_id] = Forward(self._replicas[unit.runtime_id].cluster, port)
             self.state(unit)
         return replace(unit, url=self._forwards[unit.runtime_id].url)
 
@@ -364,7 +364,7 @@ def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]
     )
 
 
-def _marks(each: Mapping[str, Any]) -> Mapping[str, str]:
+def _marks(item: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the labels and annotations of an object."""
-    about = each["metadata"]
+    about = item["metadata"]
     return {**about.get("annotations", {}), **about.get("labels", {})}

@@ -29,7 +29,7 @@ _POD_NAME: Final = "__meta_kubernetes_pod_name"
 _POD_REPLICA: Final = "__meta_kubernetes_pod_label_deploy_unit"
 
 
-def weights_have_a_place(context: RuleContext) -> Iterator[Problem]:
+def weights_are_reachable(context: RuleContext) -> Iterator[Problem]:
     """Require a checkpoint source for the pods: a claim, or a directory on their node."""
     weights, origin = context.profile.kubernetes.weights, context.profile.model.checkpoint.source
     if origin != "local" and not weights.pvc and not weights.host_path:
@@ -97,7 +97,7 @@ def config_is_unchanged(context: RuleContext) -> Iterator[Problem]:
 
 RULES: Final = (
     has_image,
-    weights_have_a_place,
+    weights_are_reachable,
     asks_for_a_key,
     image_can_be_pulled,
     config_is_unchanged,
@@ -135,9 +135,9 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     build, image = image_of(plan, inputs)
     spec = PodImage(reference=image, built_here=build is not None)
 
-    def server(each: Plan) -> Artifacts:
-        command = server_command(each, model_path=model_path(each), host=ANY_ADDRESS)
-        return Artifacts(plan=each, command=command, build=None, spec=spec)
+    def server(item: Plan) -> Artifacts:
+        command = server_command(item, model_path=model_path(item), host=ANY_ADDRESS)
+        return Artifacts(plan=item, command=command, build=None, spec=spec)
 
     def gateway(_: Gateway) -> Artifacts:
         command = command_of_gateway(plan, plan.profile)  # the name of the server is set later

@@ -86,7 +86,7 @@ _REFUSALS: Final = {
 
 def refusal(done: CompletedProgram) -> tuple[str, str]:
     """Return why sbatch rejects a job, and a hint."""
-    reason = _said(done)
+    reason = _output(done)
     return reason, _REFUSALS.get(reason.partition(":")[0], _LOOK)
 
 
@@ -184,12 +184,12 @@ def _run(argv: Sequence[str], env: Mapping[str, str | None] | None = None) -> Co
 def _require(done: CompletedProgram) -> CompletedProgram:
     if not done.ok:
         raise HostError(
-            f"`{done.argv[0]}` failed: {_said(done)}", hint="`scontrol ping` shows the state of the controller"
+            f"`{done.argv[0]}` failed: {_output(done)}", hint="`scontrol ping` shows the state of the controller"
         )
     return done
 
 
-def _said(done: CompletedProgram) -> str:
+def _output(done: CompletedProgram) -> str:
     """Return the last line of the error, without the program's name."""
     if done.code == 124:
         return f"no answer within {_WITHIN:.0f} s"

@@ -142,11 +142,11 @@ def container_script(plan: Plan) -> tuple[str, ...]:
 
     The variables are those of pyxis (NVIDIA/pyxis@0619349c, args.c) and of apptainer (`--bind`, apptainer-exec(1)).
     """
-    where = _checkpoint_outside(plan)
+    location = _checkpoint_outside(plan)
     if job_of(plan).container == "pyxis":
-        more = shlex.quote(f",{where}:{where}") if where else ""
+        more = shlex.quote(f",{location}:{location}") if location else ""
         return (f'export PYXIS_CONTAINER_MOUNTS="$PWD:$PWD"{more} PYXIS_CONTAINER_WORKDIR="$PWD"',)
-    more = shlex.quote(f",{where}") if where else ""
+    more = shlex.quote(f",{location}") if location else ""
     return (f'export APPTAINER_BIND="$PWD"{more}"${{APPTAINER_BIND:+,$APPTAINER_BIND}}"',)
 
 

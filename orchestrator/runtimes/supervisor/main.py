@@ -46,7 +46,7 @@ STARTED: Final = b"started"
 
 _PIPE: Final = 1 << 20  # bytes: the maximum for unprivileged users (pipe(7)); a larger buffer absorbs bursts
 _PIECE: Final = 1 << 18
-_PAUSE: Final = 0.25  # seconds between two checks of a server that writes nothing
+_INTERVAL: Final = 0.25  # seconds between two checks of a server that writes nothing
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
@@ -212,7 +212,7 @@ def _output(server: Program, marks: ProcessMarkers) -> Iterator[bytes]:
         _collect_orphans(server)
         if ended := server.code is not None:
             _end_children(server, marks)
-        readable, _, _ = select.select(source, [], [], 0 if ended else _PAUSE if source else _PAUSE / 5)
+        readable, _, _ = select.select(source, [], [], 0 if ended else _INTERVAL if source else _INTERVAL / 5)
         if readable and (piece := os.read(source[0], _PIECE)):
             yield piece
         elif ended:

@@ -55,12 +55,12 @@ class SourcePatches:
     tables: Mapping[str, bytes]
     unexpected: frozenset[str]  # ids of patches that the plan's version should not need
 
-    def manifest(self, places: Mapping[str, str]) -> str:
+    def manifest(self, locations: Mapping[str, str]) -> str:
         """Return the applier's manifest. `places` replaces destinations of files."""
         entries = parse_json(manifest(self.patches, self.diffs, unexpected=self.unexpected))
         for entry in entries:
             if destination := entry["apply"].get("destination"):
-                entry["apply"]["destination"] = places.get(destination, destination)
+                entry["apply"]["destination"] = locations.get(destination, destination)
         return json.dumps(entries)
 
 

@@ -206,8 +206,8 @@ def commanded(artifacts: Artifacts, home: Home, command: Callable[[Plan], Comman
         started = gateway_command(plan, python=python, launcher=launcher, host=host, metrics_host=host)
         return replace(artifacts, command=started)
 
-    def server(each: Plan) -> Artifacts:
-        return Artifacts(plan=each, command=command(each), build=None, spec=artifacts.spec if each is plan else None)
+    def server(item: Plan) -> Artifacts:
+        return Artifacts(plan=item, command=command(item), build=None, spec=artifacts.spec if item is plan else None)
 
     return render_units(plan, server, gateway)
 

@@ -47,7 +47,7 @@ def preflight_fabric(
         hint = f"mend what the checks of the network found; `{save}` is unchanged"
         findings.append(fail("baseline", found, "a figure of every NIC and of all-reduce", hint))
     elif save:
-        save_baseline(save, fabric.figures)
+        save_baseline(save, fabric.metrics)
         findings.append(info("baseline", f"recorded in `{save}`; compare later: `--baseline {save}`"))
     return PreflightReport(profile=plan.profile, findings=tuple(findings))
 

@@ -31,7 +31,7 @@ from orchestrator.runtimes.base import HostRef, Status
 from orchestrator.servers.servers import Servers, open_servers
 from orchestrator.servers.start.fabric import compare_hosts
 
-_PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds until the port of a stopped server is free, and between two checks
+_PORT_LIMIT, _PORT_INTERVAL = 30.0, 0.2  # seconds until the port of a stopped server is free, and between two checks
 
 
 def resolve_host_ref(
@@ -201,14 +201,14 @@ def wait_until_released(
                 lambda holder: holder is None,
                 partial(port_holder, port, runner_for(node)),
                 timeout=_PORT_LIMIT,
-                interval=_PORT_PAUSE,
+                interval=_PORT_INTERVAL,
                 clock=clock,
                 sleep=sleep,
             )
             if holder is not None:
-                where = f" on {node.remote}" if several else ""
+                location = f" on {node.remote}" if several else ""
                 raise HostError(
-                    f"port {port}{where} is still in use by {holder}",
+                    f"port {port}{location} is still in use by {holder}",
                     hint="stop that program, or use another port: `--set server.port=PORT`",
                 )
     wait_for_vram(plan, host_ref)

@@ -60,7 +60,7 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
             with interrupts_as_errors(), allow_signals():
                 if plan.gateway is None:
                     handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=start.secrets)
-                    info(f"started `{name}`; log: {_where_log(start.request, run, name)}")
+                    info(f"started `{name}`; log: {_log_location(start.request, run, name)}")
                     seconds = wait_for_server(handle, runtime, plan=plan, key=key, timeout=start.request.timeout)
                     report = run_smoke_test(handle, runtime, plan=plan, key=key)
                 else:
@@ -93,7 +93,7 @@ def _started(runtime: ServerGroup, name: str, run: RunDir) -> RunningServer | No
     return None
 
 
-def _where_log(request: UpRequest, run: RunDir, name: str) -> str:
+def _log_location(request: UpRequest, run: RunDir, name: str) -> str:
     """Return the path of the log, or the command that shows it if the runtime keeps it until the stop."""
     if run.log.exists():
         return str(run.log)
@@ -135,21 +135,21 @@ def _might_run(runtime: ServerGroup, handle: RunningServer) -> bool:
         return True
 
 
-def stop_after_failure(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: str) -> str:
+def stop_after_failure(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, reason: str) -> str:
     """Stop a server even if its state is unknown; return the detail of its state."""
     try:
         return runtime.state(handle).detail
     except DeployError:
         return ""
     finally:
-        _stop(handle, runtime, run, why)
+        _stop(handle, runtime, run, reason)
 
 
-def _stop(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, why: str) -> None:
+def _stop(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, reason: str) -> None:
     """Stop a server; print an error at once, because the caller raises an earlier one."""
     try:
         runtime.stop(handle, grace=0)
         if run is not None:
-            record_exit(run, why)
+            record_exit(run, reason)
     except (DeployError, OSError) as error:
         warn(f"`{handle.name}` may still run: {error}", hint=f"`deploy down {handle.name}` stops it")

@@ -45,7 +45,7 @@ from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.smoke import smoke_test
 from orchestrator.verify.target import Target, describe, target_from_server_info, target_of
 
-_PAUSE: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
+_INTERVAL: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
 _SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
 _BELOW_KNEE: Final = 0.5  # share of the requests at the knee that a soak sends (this project's choice)
 
@@ -94,7 +94,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
 
     with Progress() as progress:
         healthy, ended = poll_until(
-            lambda seen: bool(seen[1]) or seen[0] == replicas, look, timeout=deadline, interval=_PAUSE, on_tick=show
+            lambda seen: bool(seen[1]) or seen[0] == replicas, look, timeout=deadline, interval=_INTERVAL, on_tick=show
         )
     if ended:
         raise NotReadyError(ended)
@@ -124,9 +124,9 @@ def wait_for_server(
         api_key=key,
         about=startup_seconds(plan),
     )
-    silence = plan.timeouts.progress_deadline
-    seconds = wait_until_ready(starting, silence=silence, timeout=timeout)
-    limit = min(SAMPLE_LIMIT + silence, inf if timeout is None else max(timeout - seconds, 0))
+    progress_deadline = plan.timeouts.progress_deadline
+    seconds = wait_until_ready(starting, progress_deadline=progress_deadline, timeout=timeout)
+    limit = min(SAMPLE_LIMIT + progress_deadline, inf if timeout is None else max(timeout - seconds, 0))
     starting.stages[FIRST_SAMPLE] = sampled = _wait_until_routed(handle, runtime, state, limit)
     record_processes(runtime, handle, seconds + sampled, starting.stages)
     return seconds + sampled
@@ -149,7 +149,7 @@ def _wait_until_routed(
 
     with Progress() as progress:
         ready, ended = poll_until(
-            any, look, timeout=limit, interval=_PAUSE, on_tick=lambda _: progress.update(FIRST_SAMPLE)
+            any, look, timeout=limit, interval=_INTERVAL, on_tick=lambda _: progress.update(FIRST_SAMPLE)
         )
     if ended:
         raise NotReadyError(f"the server ended during its {FIRST_SAMPLE}: {ended}")

@@ -16,7 +16,7 @@ from orchestrator.servers.watch.recovery import is_wanted, newest, saved_restart
 from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult
 
 
-def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
+def restart_dead(home: Home, name: str, dead: str, reason: str) -> RestartResult:
     """Restart `name`, unless another command has acted since run `dead` exited."""
     begun = False
 
@@ -25,7 +25,7 @@ def restart_dead(home: Home, name: str, dead: str, why: str) -> RestartResult:
         run, handle = newest(servers, name)
         if run is None or run.path.name != dead or not is_wanted(run, handle):
             raise NameTakenError(f"another command has started or stopped `{name}`")
-        record = {"at": datetime.now(UTC).isoformat(), "reason": redact(why)}
+        record = {"at": datetime.now(UTC).isoformat(), "reason": redact(reason)}
         run.save_state(RESTARTS_FILE, {"restarts": [*saved_restarts(run), record]})
         begun = True
 

@@ -145,13 +145,13 @@ class LiveBackend:
             _SNAPSHOT_TIMEOUT,
         )
 
-    def restart(self, snapshot: ServerSnapshot, why: str) -> _Worker[RestartResult]:
+    def restart(self, snapshot: ServerSnapshot, reason: str) -> _Worker[RestartResult]:
         """See `WatchBackend.restart`."""
 
         def broken(why: str) -> RestartResult:  # the next snapshot shows what it did
             return RestartResult(outcome=RestartOutcome.FAILED, message=why)
 
-        run = _Worker(("restart", snapshot.name, snapshot.run, why), _parse_restart, broken, None)
+        run = _Worker(("restart", snapshot.name, snapshot.run, reason), _parse_restart, broken, None)
         self.restarts.append(run.program)
         return run
 

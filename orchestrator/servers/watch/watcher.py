@@ -68,7 +68,7 @@ class WatchBackend(Protocol):
     def take_snapshot(self, name: str) -> Pending[ServerSnapshot | SnapshotFailure]:
         """Take a snapshot of a server."""
 
-    def restart(self, snapshot: ServerSnapshot, why: str) -> Pending[RestartResult]:
+    def restart(self, snapshot: ServerSnapshot, reason: str) -> Pending[RestartResult]:
         """Restart the server with its last plan."""
 
 
@@ -185,9 +185,9 @@ class Watcher:
         else:
             yield self._give_up(f"cannot restart: {result.message}", now)
 
-    def _give_up(self, why: str, now: float) -> PendingEvent:
-        self.ended, self._next_snapshot = why, now + _HEALTHY_INTERVAL
-        return self._events.emit(EventKind.GAVE_UP, why)
+    def _give_up(self, reason: str, now: float) -> PendingEvent:
+        self.ended, self._next_snapshot = reason, now + _HEALTHY_INTERVAL
+        return self._events.emit(EventKind.GAVE_UP, reason)
 
     def _apply(self, snapshot: ServerSnapshot | SnapshotFailure, now: float, wall: float) -> Iterator[PendingEvent]:
         """Apply a new snapshot."""
@@ -286,7 +286,7 @@ class Watcher:
                 return f"{self._describe(rank)}; {how} for {now - rank.stalled_since:.0f} s"
         return ""
 
-    def _restart(self, why: str, now: float, wall: float) -> Iterator[PendingEvent]:
+    def _restart(self, reason: str, now: float, wall: float) -> Iterator[PendingEvent]:
         snapshot = self.snapshot
         recent = [at for at in snapshot.restarted_at if wall - at < snapshot.window]
         if max(len(recent), self._failed_restarts) >= snapshot.max_attempts:
@@ -297,18 +297,20 @@ class Watcher:
             )
             if self._failed_restarts > len(recent):
                 counted = f"{self._failed_restarts} restarts in a row failed"
-            yield self._give_up(f"{why}; {counted}, and `restart_policy.max_attempts` is {snapshot.max_attempts}", now)
+            yield self._give_up(
+                f"{reason}; {counted}, and `restart_policy.max_attempts` is {snapshot.max_attempts}", now
+            )
             return
         if self._events.last is EventKind.RESTART_FAILED:
             if len(snapshot.restarted_at) <= self._restarts_on_record:  # it would be retried for ever
-                yield self._give_up(f"{why}; the restart left no record", now)
+                yield self._give_up(f"{reason}; the restart left no record", now)
                 return
         elif self._retry_at == -inf:
             self._died_at = now
         self._restarts_on_record = len(snapshot.restarted_at)
         if self._retry_at == -inf:
-            yield self._events.emit(EventKind.DIED, f"{why}; restart {len(recent) + 1} of {snapshot.max_attempts}")
-        self._restarting = self.backend.restart(snapshot, why)
+            yield self._events.emit(EventKind.DIED, f"{reason}; restart {len(recent) + 1} of {snapshot.max_attempts}")
+        self._restarting = self.backend.restart(snapshot, reason)
 
     def _back_off(self, now: float) -> None:
         self._next_snapshot = now + self._backoff

@@ -94,7 +94,7 @@ def of_chat(module: ModuleType) -> None:
     kind = module.OpenAIServingChat
     decode, stream = kind._decode_response, kind._generate_chat_stream
 
-    def said(self: Any, item: object) -> object:  # noqa: ANN401
+    def text(self: Any, item: object) -> object:  # noqa: ANN401
         what, _, parser = fault().partition(" by ")
         if what == "calls":
             self.tool_call_parser = parser
@@ -111,7 +111,7 @@ def of_chat(module: ModuleType) -> None:
             if not (fault() == "a chunk is lost" and number == 4):
                 yield chunk
 
-    kind._decode_response, kind._generate_chat_stream = said, streamed
+    kind._decode_response, kind._generate_chat_stream = text, streamed
 
 
 def of_metrics(module: ModuleType) -> None:

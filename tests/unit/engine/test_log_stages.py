@@ -167,6 +167,6 @@ def test_last_lines_are_kept_within_limits() -> None:
     reader = StartupLogParser()
     reader.feed("\n".join(f"line {number}" for number in range(100)))
     reader.feed("x" * 10_000)
-    assert len(reader.last_lines) == log.KEPT_LINES
+    assert len(reader.last_lines) == log.MAX_LINES
     assert reader.last_lines[-2] == "line 99"
-    assert len(reader.last_lines[-1]) == log.KEPT_CHARACTERS
+    assert len(reader.last_lines[-1]) == log.MAX_CHARACTERS

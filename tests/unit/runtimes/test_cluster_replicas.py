@@ -148,6 +148,6 @@ def test_labeling_is_retried_when_pod_was_replaced(tmp_path: Path) -> None:
     runtime = KubernetesRuntime(Home(tmp_path))
     known = {"profile": "p", "plan_digest": "", "url": "", "run_dir": str(tmp_path)}
     unit = Unit(runtime="kubernetes", name="pair", runtime_id="one", **known)
-    runtime._seats["one"] = ReplicaRef(cluster, "replica-1")
+    runtime._replicas["one"] = ReplicaRef(cluster, "replica-1")
     runtime.set_routable(unit, routable=False)
     assert next(answers, None) is None

@@ -53,7 +53,7 @@ class Restarting:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.runtimes.docker.logs._PAUSE", 0)
+    monkeypatch.setattr("orchestrator.runtimes.docker.logs._INTERVAL", 0)
 
 
 def test_log_is_followed_across_restarts() -> None:

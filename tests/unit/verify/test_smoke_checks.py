@@ -12,8 +12,8 @@ from functools import partial
 import httpx
 import pytest
 from engine_api import EngineApi, over_httpx
-from patience import PATIENCE
 from smoke_target import TARGET, engine
+from waits import TIMEOUT
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import SmokeError
@@ -147,7 +147,7 @@ def sampled_by(ask: Callable[[int], None]) -> tuple[SmokeReport, list[str]]:
 
 def test_all_ranks_sample_concurrently_before_first_check() -> None:
     together = threading.Barrier(2)
-    report, asked = sampled_by(lambda _: together.wait(PATIENCE) and None)
+    report, asked = sampled_by(lambda _: together.wait(TIMEOUT) and None)
     assert not failures(report), report.to_table()
     assert sorted(asked[:2]) == ["sampled 0", "sampled 1"]
 
@@ -453,7 +453,7 @@ def test_soak_detects_slow_failures(
 ) -> None:
     monkeypatch.setattr(soak, "_STALL_SECONDS", 0.2 if "hanging_rank" in behaviors else 60.0)
     monkeypatch.setattr(soak, "_DRAIN_SECONDS", 0.1)
-    monkeypatch.setattr(soak, "_PAUSE", 0.01)
+    monkeypatch.setattr(soak, "_INTERVAL", 0.01)
     found = soaked(engine(dp=2, accept_length=3.3, **behaviors))
     assert (found.verdict, bool(re.search(evidence, found.evidence))) == (Verdict.FAILED, True), found
 

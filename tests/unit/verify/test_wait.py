@@ -83,7 +83,7 @@ class Server:
         )
         return wait_until_ready(
             starting,
-            silence=silence,
+            progress_deadline=silence,
             timeout=timeout,
             progress=Progress(self.progress, clock=self.clock),
             clock=self.clock,

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-PATIENCE = 600  # seconds; a third of the timeout of a test
+TIMEOUT = 600  # seconds; a third of the timeout of a test
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -11,10 +11,10 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
     Between two looks it waits twice as long as one takes, 5 s at most: kubectl and `deploy` take a core meanwhile.
     """
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while True:
         looked = time.monotonic()
         if condition():
             return
-        assert time.monotonic() < deadline, f"not within {PATIENCE} s"
+        assert time.monotonic() < deadline, f"not within {TIMEOUT} s"
         time.sleep(min(max(0.05, 2 * (time.monotonic() - looked)), 5.0))
