@@ -15,7 +15,7 @@ import torch_forks
 from command_line import commands_forked
 from forked import Forks, forking
 from hypothesis import settings
-from json_schemas import check_each_output
+from json_schemas import check_all_outputs
 from kubernetes_runs import MARKER, record_run
 from real_servers import RealServers
 from schedule import GroupScheduling, slowest_groups, sort_longest_first
@@ -64,7 +64,7 @@ def end_well_on_signals() -> None:
 
 
 def pytest_configure() -> None:
-    check_each_output()
+    check_all_outputs()
     end_well_on_signals()
     hand_on_no_deafness()
 

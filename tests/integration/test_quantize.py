@@ -118,7 +118,7 @@ def test_quantization_in_image_resumes_without_leftover_container(
     place: Path, quark_image: str, docker_daemon: DockerCli
 ) -> None:
     cut = Quantizing(place, "in-image", "--profile", "cpu-tiny", "--image", quark_image)
-    cut.wait_for_shards(1, pause=0.01)
+    cut.wait_for_shards(1, interval=0.01)
     cut.process.kill()
     assert cut.end()[0] == -signal.SIGKILL
     named = ["ps", "--all", "--quiet", "--filter", f"name=deploy-quantize-{cut.process.pid}"]

@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _kill_in_the_middle(quantizing: Quantizing) -> None:
-    quantizing.wait_for_shards(1, within=600, pause=0.002)
+    quantizing.wait_for_shards(1, within=600, interval=0.002)
     quantizing.process.send_signal(signal.SIGKILL)
     code, said = quantizing.end()
     print(said, f"killed; left are {[path.name for path in quantizing.shards()]}")

@@ -41,7 +41,7 @@ def test_host_errors_are_distinguished_from_argument_errors(tmp_path: Path) -> N
 
 def test_each_option_except_model_is_omitted_with_values() -> None:
     argv = ["--model-path", "m", "--tp-size", "8", "--enable-metrics", "--cuda-graph-bs", "1", "2"]
-    assert dict(program._each_left_out(argv)) == {
+    assert dict(program._leave_one_out(argv)) == {
         "tp-size": ["--model-path", "m", "--enable-metrics", "--cuda-graph-bs", "1", "2"],
         "enable-metrics": ["--model-path", "m", "--tp-size", "8", "--cuda-graph-bs", "1", "2"],
         "cuda-graph-bs": ["--model-path", "m", "--tp-size", "8", "--enable-metrics"],
