@@ -31,6 +31,11 @@ class ServerSnapshot:
     restarted_at: tuple[float, ...]  # Unix times of restarts since a person started the server
     has_roles: bool = False  # prefill and decode are apart; then each server counts as one rank
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a network lies between this host and the server."""
+        return bool(self.host) or "//127.0.0.1:" not in self.url
+
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotFailure:

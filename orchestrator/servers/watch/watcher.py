@@ -193,8 +193,9 @@ class Watcher:
         """Apply a new snapshot."""
         if isinstance(snapshot, SnapshotFailure):
             self._back_off(now)
-            for rank in self._ranks:  # its host may not answer either
-                rank.stalled_since = now
+            if self.snapshot.is_remote:  # its host may not answer probes either
+                for rank in self._ranks:
+                    rank.stalled_since = now
             if self.ended:
                 return
             yield from self._report_unhealthy(f"cannot inspect the server: {snapshot.message}", now)

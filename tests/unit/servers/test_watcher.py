@@ -297,9 +297,21 @@ def test_unreachable_daemon_causes_alert_but_no_restart() -> None:
     assert [kind for _, kind in world.alerted] == ["unhealthy"]
 
 
-def test_reconnected_host_causes_no_restart() -> None:
-    """Its ranks are asked after the first snapshot, and count as hung only if they then do not answer."""
+def test_failed_snapshots_do_not_delay_restart_of_hung_local_server() -> None:
     world = World()
+    watcher = world.watcher()
+    world.answers_after[0] = None
+    world.snapshot_error = "cannot query docker"
+    world.pass_by(watcher, 2 * UNHEALTHY)
+    world.snapshot_error = ""
+    world.pass_by(watcher, UNHEALTHY / 2)
+    assert len(world.restarted_at) == 1
+
+
+@pytest.mark.parametrize("location", [{"host": "ssh://n1"}, {"url": "http://10.0.0.7:30000"}])
+def test_reconnected_host_causes_no_restart(location: dict[str, str]) -> None:
+    """Its ranks are asked after the first snapshot, and count as hung only if they then do not answer."""
+    world = World(snapshot=replace(HEALTHY, **location))  # type: ignore[arg-type]
     watcher = world.watcher()
     asked = world.probe_rank
     world.snapshot_error = "cannot connect to `n1` with ssh"
