@@ -144,13 +144,15 @@ class Servers:
         """
         if found := self.find(name):
             return self.server(found[0])
-        if not self.explicit_hosts and (host := requested_host(self.home, name)):
-            hint = f"`deploy status {name} --host {host}` asks the host on which it was started"
-            raise StartError(f"no server `{name}` found on this host", hint=hint)
-        names = [handle.name for handle in self.find()]
-        near = did_you_mean(name, names)
+        host = None if self.explicit_hosts else requested_host(self.home, name)
+        if host is not None:
+            near = f"`deploy status {name} --host {host}` asks the host on which it was started"
+        else:
+            near = did_you_mean(name, [handle.name for handle in self.find()])
         if self.unreachable:
             raise HostError(f"no server `{name}` was found, and {'; '.join(self.unanswered())}", hint=near)
+        if host is not None:
+            raise StartError(f"no server `{name}` found on this host", hint=near)
         if any(runs_with_smoke(self.home, name)):
             near = f"`deploy restart {name}` starts its last ready run"
         elif latest_run(self.home, name) is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from run_samples import request_of
 
-from orchestrator.core.errors import StartError
+from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.plan.facts import Facts
@@ -63,6 +63,9 @@ def test_missing_server_hints_at_restart_command(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="no server `owl` found on this host") as raised:
         Servers(home, {}).open("owl")
     assert raised.value.hint.startswith("`deploy status owl --host ssh://n1`")
+    with pytest.raises(HostError, match="cannot query docker: no answer") as unanswered:
+        Servers(home, {}, unreachable={"docker": "no answer"}).open("owl")
+    assert unanswered.value.hint == raised.value.hint
 
 
 ASKED = asdict(request_of())
