@@ -160,6 +160,8 @@ def test_multi_node_role_is_a_leader_worker_set() -> None:
     assert index not in selected_by(args, "--prefill-selector")
     text = manifest_texts(cluster_plan(RDMA, *settings))["kubernetes.yaml"]
     assert "# the cluster needs LeaderWorkerSet 0.6 or newer" in text
+    assert "the ranks are on several nodes" in text
+    assert "the KV cache crosses by RDMA" not in text
 
 
 @pytest.mark.parametrize(
