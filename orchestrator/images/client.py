@@ -13,7 +13,7 @@ from orchestrator.core.subprocesses import CompletedProgram, follow, run
 from orchestrator.hosts.daemon import docker_endpoint
 
 Line = Callable[[str], None]  # called with each line of output
-_CLEAN_UP = 10.0  # seconds for the daemon to discard partial work after Ctrl-C
+_CLEAN_UP = 10.0  # seconds for the daemon to discard partial work after Ctrl-C or a lost connection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class DockerCli:
             result = self.run("run", *options, image, *arguments, stdin=stdin)
         finally:
             if result is None or not result.ok:  # Ctrl-C, or a lost connection, ends only the client, not the container
-                self.run("rm", "--force", name)
+                run([self.program, "rm", "--force", name], env=self.env, timeout=_CLEAN_UP)
         return result
 
 

@@ -13,9 +13,11 @@ from orchestrator.images.client import DockerCli
 def test_container_is_removed_after_failed_command(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that loses its connection leaves the container running."""
     commands: list[Sequence[str]] = []
+    timeouts: list[float | None] = []
 
-    def run(argv: Sequence[str], **_: object) -> CompletedProgram:
+    def run(argv: Sequence[str], *, timeout: float | None = None, **_: object) -> CompletedProgram:
         commands.append(argv)
+        timeouts.append(timeout)
         return CompletedProgram(argv=tuple(argv), code=code, stdout="", stderr="")
 
     monkeypatch.setattr(client, "run", run)
@@ -26,3 +28,4 @@ def test_container_is_removed_after_failed_command(code: int, monkeypatch: pytes
     first, *others = commands
     name = first[first.index("--name") + 1]
     assert others == ([["docker", "rm", "--force", name]] if code else [])
+    assert all(timeouts[1:]), "the removal waits for a lost daemon without a time limit"
