@@ -38,7 +38,8 @@ def cluster(subject: CheckContext) -> Iterator[Finding]:
         yield fail("slurm", f"without {', '.join(missing)}", "its commands", hint)
         return
     yield info("slurm", runner(("sbatch", "--version")).stdout.strip(), "its commands")
-    yield _judged(runner, "job", job_options(replica_plans(plan)[0], plan.profile))
+    for role, server in {server.role: server for server in replica_plans(plan)}.items():
+        yield _judged(runner, f"{role} job" if plan.roles else "job", job_options(server, plan.profile))
     if plan.gateway is not None:
         yield _judged(runner, "gateway", job_options(plan, plan.profile))
         yield from _whole_nodes(runner, plan, job)
@@ -52,17 +53,18 @@ def cluster(subject: CheckContext) -> Iterator[Finding]:
 
 
 def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Finding]:
-    """Check that there are enough nodes for replicas that take whole nodes, and for their gateway.
+    """Check that there are enough nodes for servers that take whole nodes, and for their gateway.
 
     Nodes are counted, since one test job with all of them could exceed the cluster's limit per job (`MaxNodes`).
     """
-    if not takes_node(replica_plans(plan)[0]):
+    whole = sum(server.layout.nodes for server in replica_plans(plan) if takes_node(server))
+    if not whole:
         return
     rows = re.findall(r"^(.+)\|(\d+)$", runner(_NODES).stdout, re.MULTILINE)  # the default partition has a `*`
     default = next((name for name, _ in rows if name.endswith("*")), "").removesuffix("*")
     ours = {*(job.partition or default).split(",")}
     found = sum(int(count) for name, count in rows if name.removesuffix("*") in ours)
-    needed = plan.replicas + (job.gateway_partition in {None, *ours})
+    needed = whole + (job.gateway_partition in {None, *ours})
     if found < needed:
         yield fail("nodes", str(found), f"{needed}, for servers that take whole nodes, and their gateway", _GIVE_ROOM)
 

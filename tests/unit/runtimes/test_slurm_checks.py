@@ -19,7 +19,7 @@ NOWHERE = "sbatch: error: invalid partition specified: nope\nallocation failure:
 AWAY = "allocation failure: Unable to contact slurm controller (connect failure)\n"
 
 
-def findings(*settings: str, missing: str = "", **said: str) -> dict[str, Finding]:
+def findings(*settings: str, profile: str = "mi355x-tp8", missing: str = "", **said: str) -> dict[str, Finding]:
     """Preflight of MI355X TP2 from a login node; what Slurm has `said` of a job that has an option of that name."""
     machine, kind = runner_of(sections("h200-idle")), runtime_class("slurm")
 
@@ -38,7 +38,8 @@ def findings(*settings: str, missing: str = "", **said: str) -> dict[str, Findin
             return machine(argv)
         return CompletedProgram(argv=tuple(argv), code=code, stdout=stdout, stderr=stderr)
 
-    plan = plan_of("mi355x-tp8", *NODE, "layout.tp=2", "flags.context-length=131072", *settings)
+    shape = () if profile == "mi355x-1p1d" else ("layout.tp=2", "flags.context-length=131072")
+    plan = plan_of(profile, *NODE, *shape, *settings)
     access = HostAccess(runner=runner, environ={}, spaces=(), checkpoint=None, in_container=False)
     report = preflight(plan, access, kind.checks, here=kind.is_local)
     return {finding.check: finding for finding in report.findings}
@@ -93,3 +94,10 @@ def test_missing_time_limit_is_a_warning() -> None:
 def test_host_without_slurm_fails() -> None:
     found = findings(missing="sbatch")["slurm"]
     assert (found.level, found.value) == (Level.FAIL, "without sbatch")
+
+
+def test_job_of_each_role_is_checked() -> None:
+    roles = ("layout.decode.replicas=2", "slurm.gateway_partition=cpu")
+    found = findings(*roles, "layout.decode.tp=8", profile="mi355x-1p1d", **{"gres=gpu:8": REFUSED})
+    assert (found["prefill job"].level, found["decode job"].level) == (Level.INFO, Level.FAIL)
+    assert findings(*roles, "slurm.exclusive=true", profile="mi355x-1p1d")["nodes"].needed.startswith("3,")
