@@ -1,6 +1,7 @@
 """Environments, built with the real installer from a list of one small package."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -163,20 +164,23 @@ def test_failed_build_shows_uv_output_and_leaves_nothing(images: Path, home: Hom
 
 @pytest.mark.slow
 @pytest.mark.engine
-def test_model_is_regenerated_only_when_generator_changes(cpu_environment: Venv, tmp_path: Path, home: Home) -> None:
+def test_model_is_regenerated_only_when_generator_changes(
+    cpu_environment: Venv, tiny_model: Path, tmp_path: Path, home: Home
+) -> None:
     from orchestrator.core.paths import data_root
     from orchestrator.planner.planning import load
 
     model = load("cpu-tiny").plan.model
     generator = tmp_path / model.checkpoint.path
     generator.write_bytes((data_root() / "images" / model.checkpoint.path).read_bytes())
+    shutil.copytree(tiny_model, home.models / model.name)
 
     def made() -> dict[str, bytes]:
         folder = generate_model(model, generator, python=cpu_environment.python, home=home, progress=Progress())
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    first = made()
-    (home.models / "tiny" / "config.json").write_text("{}")
+    first = {path.name: path.read_bytes() for path in tiny_model.iterdir()}
+    (home.models / model.name / "config.json").write_text("{}")
     kept = made()
     generator.write_text(generator.read_text() + "\n")
     again = made()
