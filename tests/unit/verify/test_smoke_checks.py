@@ -122,6 +122,28 @@ def test_503_during_kernel_compilation_is_retried(
     assert sum(check.seconds for check in report.checks) == 0  # no check waited for the compiler
 
 
+@pytest.mark.parametrize(("drops", "passes"), [(1, True), (2, True), (3, False)])
+def test_dropped_connections_of_a_gateway_are_retried(
+    drops: int, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, behind = iter(range(drops)), over_httpx(engine())
+
+    def gateway(request: httpx.Request) -> httpx.Response:
+        if next(left, None) is not None:
+            raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
+        return behind.handle_request(request)
+
+    monkeypatch.setattr(smoke, "poll_until", partial(smoke.poll_until, sleep=lambda _: None))
+    report = smoke.smoke_test(
+        dataclasses.replace(TARGET, on_gpu=True, engine_url=TARGET.url),
+        faults=lambda: (),
+        seed=1,
+        progress=Progress(io.StringIO()),
+        transport=httpx.MockTransport(gateway),
+    )
+    assert report.ok is passes, report.to_table()
+
+
 def sampled_by(ask: Callable[[int], None]) -> tuple[SmokeReport, list[str]]:
     """Check a server of two ranks on a GPU; `ask` is called before a rank answers what it samples first."""
     behind, asked = over_httpx(engine(dp=2)), list[str]()
