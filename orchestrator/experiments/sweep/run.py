@@ -288,11 +288,9 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
 def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float, saved: int = 0) -> str:
     """Return the reason why no further run fits into hours or cost, with `kept` runs reserved; "" if one fits."""
     budget, cost = sweep.request.budget, sweep.usd_per_hour
-    ran = sum(trial.ran for trial in trials)
-    if not ran:
-        return ""
-    tried = sum(trial.seconds for trial in trials)
-    used, item = tried + confirmed, tried / ran
+    ran = [trial.seconds for trial in trials if trial.ran]
+    used = sum(trial.seconds for trial in trials) + confirmed
+    item = sum(ran) / max(len(ran), 1)
     then = used + item
     if budget.hours is not None and then + min(saved * item, _RESERVED * budget.hours * 3600) > budget.hours * 3600:
         return f"one more trial would exceed {budget.hours:g} hours: {format_duration(used)} were used"
@@ -337,4 +335,4 @@ def _repair(journal: Path) -> None:
 def too_many_refused(trials: tuple[SweepTrial, ...]) -> bool:
     """Return whether the last `_MAX_REFUSED` points were all refused."""
     last = trials[-_MAX_REFUSED:]
-    return len(last) == _MAX_REFUSED and all(trial.outcome is TrialOutcome.INFEASIBLE for trial in last)
+    return len(last) == _MAX_REFUSED and all(trial.outcome is TrialOutcome.REFUSED for trial in last)

@@ -1,6 +1,6 @@
 """The search of a sweep with Optuna, which suggests and prunes trials, and writes the journal.
 
-No point is tried twice. Points that cannot fit or did not start are reported as pruned, so that the sampler avoids
+No point is tried twice. Points that were refused or did not start are reported as pruned, so that the sampler avoids
 them.
 """
 
@@ -46,7 +46,7 @@ class TrialOutcome(StrEnum):
     UNSTEADY = "not steady"  # no steady window, or too few requests to judge it
     LAGGED = "client-lagged"  # the load client was late, whatever the server did
     FAILED = "failed"
-    INFEASIBLE = "cannot fit"
+    REFUSED = "refused"  # by the planner or by sglang; no server was started
     INTERRUPTED = "interrupted"
 
 
@@ -69,7 +69,7 @@ class SweepTrial:
     @property
     def ran(self) -> bool:
         """Whether the trial started a server and ended."""
-        return self.outcome not in {TrialOutcome.INFEASIBLE, TrialOutcome.INTERRUPTED}
+        return self.outcome not in {TrialOutcome.REFUSED, TrialOutcome.INTERRUPTED}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,7 +164,7 @@ def _try(sweep: Sweep, search: Search, suggestion: Suggestion) -> None:
         number=number, point=suggestion.point, outcome=TrialOutcome.INTERRUPTED, is_baseline=suggestion.is_baseline
     )
     if refused := sweep.infeasible_reason(dict(suggestion.point)):
-        found = replace(pending, outcome=TrialOutcome.INFEASIBLE, reason=refused)
+        found = replace(pending, outcome=TrialOutcome.REFUSED, reason=refused)
     else:
         found = _run(sweep, search, suggestion, pending, line, folder=f"{number:03d}")
     search.record_trial(suggestion, found)
@@ -181,7 +181,7 @@ def _describe(sweep: Sweep, found: SweepTrial) -> str:
 def _run(
     sweep: Sweep, search: Search, suggestion: Suggestion, pending: SweepTrial, line: "_TrialLine", *, folder: str
 ) -> SweepTrial:
-    """Start, verify, measure and stop a configuration; `_CONFIGURATION_ERRORS` give the outcome FAILED."""
+    """Start, verify, measure and stop a configuration; `_CONFIGURATION_ERRORS` are an outcome."""
     clock, directory = _Clock(), RelativePath(f"trials/{folder}")
     remove_tree(sweep.request.output / directory, within=sweep.request.output)  # left by a killed trial
     ladder = _Ladder(sweep, suggestion)
@@ -205,8 +205,9 @@ def _run(
         line.leave()
         raise
     except _CONFIGURATION_ERRORS as error:
+        outcome = TrialOutcome.REFUSED if isinstance(error, ProfileError) else TrialOutcome.FAILED
         diagnosis = redact(error.details)[-_MAX_DIAGNOSIS:]
-        found = replace(found, values=(), outcome=TrialOutcome.FAILED, reason=_reason(error), diagnosis=diagnosis)
+        found = replace(found, values=(), outcome=outcome, reason=_reason(error), diagnosis=diagnosis)
     except BaseException:
         line.leave()
         cut = replace(

@@ -82,7 +82,7 @@ def test_every_point_is_tried_once(tmp_path: Path) -> None:
     while (asked := found.ask(None)) is not None:
         tried.append(asked.point["flags.policy"])
         found.record_trial(
-            asked, SweepTrial(number=len(tried), point=asked.point, outcome=TrialOutcome.INFEASIBLE, reason="no room")
+            asked, SweepTrial(number=len(tried), point=asked.point, outcome=TrialOutcome.REFUSED, reason="no room")
         )
     assert sorted(tried) == [0, 1, 2]
     assert found.best() == ()

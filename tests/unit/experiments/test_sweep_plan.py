@@ -8,9 +8,10 @@ from measured_samples import save, spread, tp4dp2, tp8
 
 from orchestrator.bench.result import BenchResult, ComparabilityIssue, IssueKind, Point
 from orchestrator.core.catalog import Catalog
-from orchestrator.core.errors import HostError, ProfileError, UsageError
+from orchestrator.core.errors import DeployError, HostError, ProfileError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.experiments.reproduce import bench_seconds
+from orchestrator.experiments.sweep import trial as trial_module
 from orchestrator.experiments.sweep.confirm import describe_difference, next_to_confirm, ranked
 from orchestrator.experiments.sweep.files import (
     Winner,
@@ -32,7 +33,7 @@ from orchestrator.experiments.sweep.run import (
 )
 from orchestrator.experiments.sweep.run import spent as spent_of
 from orchestrator.experiments.sweep.search import Search, Suggestion, SweepTrial, TrialOutcome
-from orchestrator.experiments.sweep.trial import _evaluate, _Ladder, _up_request
+from orchestrator.experiments.sweep.trial import _evaluate, _Ladder, _try, _up_request
 from orchestrator.experiments.sweep.winner import profile_path
 from orchestrator.planner.estimate import STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
@@ -171,7 +172,7 @@ def trial(number: int, outcome: TrialOutcome = TrialOutcome.MEASURED, seconds: f
 
 
 def test_budget_spans_resumed_sweeps(home: Home) -> None:
-    two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.INFEASIBLE, 0.0))
+    two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.REFUSED, 0.0))
     for budget, why in (
         (Budget(trials=2), "the limit of 2 trials is reached"),
         (Budget(trials=3), ""),
@@ -185,8 +186,34 @@ def test_budget_spans_resumed_sweeps(home: Home) -> None:
         kept = spent_of(two, planned(home, budget=Budget(hours=hours), repeats=2), confirmed=confirmed)
         assert (kept == "") is goes_on, "a quarter is kept for measuring the best again"
     assert spent_of((), planned(home, budget=Budget(hours=0.01))) == "", "one trial is made, and finished"
+    refused = tuple(trial(number, TrialOutcome.REFUSED, 60.0) for number in range(70))
+    assert spent_of(refused, planned(home)) == "", "a refused point is no trial"
+    assert spent_of(refused, planned(home, budget=Budget(hours=1))).endswith("1 hours: 70 min were used")
     assert spent_of(tuple(map(trial, range(20))), planned(home)) == "the limit of 20 trials is reached"
     assert affordable(planned(home, budget=Budget(hours=planned(home).trial_seconds / 3600 * 2.5)), 6) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ProfileError("sglang 0.5.16 refuses arguments"), TrialOutcome.REFUSED),
+        (StartError("the server exited"), TrialOutcome.FAILED),
+    ],
+)
+def test_point_that_sglang_refuses_is_no_trial(
+    error: DeployError, outcome: TrialOutcome, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def up(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(trial_module, "up", up)
+    monkeypatch.setattr(trial_module, "stop_sweep_server", lambda _: None)
+    sweep = planned(home)
+    with open_search(sweep) as search:
+        asked = search.ask(sweep.baseline_point)
+        assert asked is not None
+        _try(sweep, search, asked)
+        assert [(ended.outcome, ended.reason) for ended in search.trials] == [(outcome, error.message)]
 
 
 def test_sweeps_use_distinct_server_names(home: Home) -> None:
