@@ -12,7 +12,7 @@ JSON from stdin and prints one JSON line::
 A verdict is one of
 
 - `{"accepted": "validated"}`, or `"parsed"` if there is no config.json: then only the parser was run;
-- `{"refused": {"kind", "message", "place", "line", "options"}}`: sglang's exception, the source line that raised it,
+- `{"refused": {"kind", "message", "location", "line", "options"}}`: sglang's exception, the source line that raised it,
   and the options without which it is not raised; or a file that does not exist;
 - `{"unchecked": REASON}`: sglang raised an exception that is unrelated to the arguments.
 
@@ -205,7 +205,7 @@ class Judge:
             if option not in _FILES or not _is_path(value) or path.exists():
                 continue
             if beside is None or not path.is_relative_to(beside):
-                text = {"kind": "FileNotFoundError", "message": f"`{value}` does not exist", "place": "", "line": ""}
+                text = {"kind": "FileNotFoundError", "message": f"`{value}` does not exist", "location": "", "line": ""}
                 return {**text, "options": [option.removeprefix("--")]}
         return None
 
@@ -235,7 +235,7 @@ class Judge:
             kind, options = "argparse", [option for option, _ in _leave_one_out(argv) if _names(message, option)]
         else:
             kind, options = type(error).__name__, self._culprits(argv, error, parse_only=parse_only)
-        refusal = {"kind": kind, "message": message, "place": location, "line": line, "options": options}
+        refusal = {"kind": kind, "message": message, "location": location, "line": line, "options": options}
         return {"refused": refusal}
 
     def _culprits(self, argv: Sequence[str], error: BaseException, *, parse_only: bool) -> list[str]:
@@ -350,5 +350,5 @@ if __name__ == "__main__":
         sys.exit(first_step(Path(sys.argv[1]), Path(sys.argv[2])))
     asked = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):  # modules print while they are imported
-        said = answer(asked)
-    print(json.dumps(said))
+        result = answer(asked)
+    print(json.dumps(result))

@@ -45,7 +45,7 @@ def forecast_cache(
     accesses: Callable[[], Iterable[CacheAccess]], endpoint: Endpoint, *, sessions: bool = True
 ) -> CacheForecast:
     """Compute the forecast of a load; `accesses` starts it from the beginning, once per way to distribute it."""
-    replicas, page, size = _replicas(endpoint), endpoint.facts.page_size or 1, endpoint.kept_tokens
+    replicas, page, size = _replicas(endpoint), endpoint.facts.page_size or 1, endpoint.tier_tokens
     found = hit_rates(accesses(), replicas=replicas, page=page)
     spread = hit_rates(accesses(), replicas=replicas, page=page, sticky=False) if replicas > 1 and sessions else None
     sizes = sorted({found.size_for(part) for part in _SHARES})
@@ -99,7 +99,7 @@ class PointForecasts:
         return tuple([await self._with_own(point, progress) for point in points])
 
     async def _with_own(self, point: Point, progress: Callable[[str, str], None]) -> Point:
-        source, size = self.source, self.endpoint.kept_tokens
+        source, size = self.source, self.endpoint.tier_tokens
         is_known = point.cache is None or point.cache.achievable_share is not None
         if is_known or source is None or size is None:
             return point

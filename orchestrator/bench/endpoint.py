@@ -37,7 +37,7 @@ class Endpoint:
     reports_cache: bool  # responses carry `cached_tokens`
     has_metrics: bool
     cache_tokens: int | None = None  # of a replica's device
-    kept_tokens: int | None = None  # of a replica, with the host's memory; None: unknown, or storage keeps more
+    tier_tokens: int | None = None  # of a replica, with the host's memory; None: unknown, or storage keeps more
     prompt_tokens: int | None = None  # of the longest prompt that the server accepts
     replicas: tuple[Connections, ...] = ()  # connections to the replicas, if the endpoint is a gateway
 
@@ -172,7 +172,7 @@ async def discover(
         reports_cache=info is not None and info.reports_cache,
         has_metrics=metrics is not None,
         cache_tokens=info.cache_tokens if info else None,
-        kept_tokens=info.kept_tokens if info else None,
+        tier_tokens=info.tier_tokens if info else None,
         prompt_tokens=info.prompt_tokens if info else None,
         replicas=replicas,
     )

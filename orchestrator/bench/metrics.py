@@ -9,7 +9,7 @@ from enum import Flag, auto
 from typing import Final, Literal
 
 from orchestrator.bench.result import BenchResult, CacheForecast, Distribution, Latency, Point, Throughput
-from orchestrator.bench.steady_state import unjudged_rates
+from orchestrator.bench.steady_state import rates_without_verdict
 from orchestrator.core.console import table
 
 _MIN_TOKENS_PER_S: Final = 1e-9  # tokens/s; lower rates count as no output
@@ -360,7 +360,7 @@ def forecast_text(forecast: CacheForecast) -> str:
 
 def knee_text(result: BenchResult) -> str:
     """Return the knee, and the rates between it and the first unsustained rate, which could not be judged."""
-    unjudgeable = ", ".join(f"{rate:g}" for rate in unjudged_rates(result.points))
+    unjudgeable = ", ".join(f"{rate:g}" for rate in rates_without_verdict(result.points))
     if result.knee_rps is None:
         return f"not judged at {unjudgeable} rps" if unjudgeable else "none found"
     least = "" if result.knee_reached else "at least "
@@ -369,7 +369,7 @@ def knee_text(result: BenchResult) -> str:
 
 def _knee(result: BenchResult) -> str:
     found = f"knee: {knee_text(result)}"
-    if unjudged_rates(result.points):
+    if rates_without_verdict(result.points):
         return f"{found}; measure longer with `--requests` or `--duration`"
     if result.knee_rps is None or result.knee_reached:
         return found

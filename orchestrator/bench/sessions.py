@@ -61,12 +61,12 @@ def open_sessions(workload: Workload) -> SessionSource | None:
         return _from_zero(found, workload.trace or "") if workload.load == "open" else found
 
     totals = count(limited())
-    where = workload.trace or ""
+    location = workload.trace or ""
     if not totals.requests:
-        raise ProfileError("no request is within `max_context`", location=where, hint="increase `max_context`")
+        raise ProfileError("no request is within `max_context`", location=location, hint="increase `max_context`")
     if totals.requests <= workload.warmup_requests:
         message = f"all {totals.requests} requests are warm-up (`warmup_requests` is {workload.warmup_requests})"
-        raise ProfileError(message, location=where, hint="reduce `warmup_requests`")
+        raise ProfileError(message, location=location, hint="reduce `warmup_requests`")
     everything = totals.requests if "requests" in workload.model_fields_set else recorded
     return SessionSource(
         trees=limited, totals=totals, dropped_requests=everything - totals.requests, format=format_, digest=digest

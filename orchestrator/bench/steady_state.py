@@ -183,7 +183,7 @@ def knee(points: Sequence[Point]) -> float | None:
     return max((rate for rate, sustained in _below_overload(points) if sustained), default=None)
 
 
-def unjudged_rates(points: Sequence[Point]) -> tuple[float, ...]:
+def rates_without_verdict(points: Sequence[Point]) -> tuple[float, ...]:
     """Return the rates between the knee and the first unsustained rate, which could not be judged."""
     least = knee(points) or 0.0
     return tuple(rate for rate, _ in _below_overload(points) if rate > least)

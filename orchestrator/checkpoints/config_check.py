@@ -60,7 +60,7 @@ class _Checkpoint:
 
     @property
     def has_separate_experts(self) -> bool:
-        return self.architecture is not None and self.architecture.each_expert
+        return self.architecture is not None and self.architecture.separate_experts
 
     @property
     def is_quark_mla(self) -> bool:

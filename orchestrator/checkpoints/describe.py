@@ -129,7 +129,7 @@ class _FactReader:
             return read_hybrid(self.kind.hybrid, self.config)
         except MissingKeyError as error:
             self.kind = replace(
-                self.kind, attention="other", why=f"layers that {CONFIG} does not describe: no `{error}`"
+                self.kind, attention="other", reason=f"layers that {CONFIG} does not describe: no `{error}`"
             )
             return None
 
@@ -248,7 +248,7 @@ class _FactReader:
     def _no_cache(self) -> None:
         """Note an architecture without a supported KV cache, or report an unknown one as missing."""
         if self.known is not None:
-            self.notes.append(f"`{self.name}` has {self.kind.why}: the size of its KV cache is not estimated")
+            self.notes.append(f"`{self.name}` has {self.kind.reason}: the size of its KV cache is not estimated")
             return
         near = closest_match(self.name, ARCHITECTURES)
         message = f"unknown architecture `{self.name}`" if self.name else f"{CONFIG} names no architecture"

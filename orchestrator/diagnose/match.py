@@ -81,9 +81,9 @@ class _Search:
                 matched = [] if echoes_user_input(line) else [(item, item.says(line)) for item in concerned[kind]]
                 judged[kind] = [(item, matches) for item, matches in matched if item.numbered or any(matches)]
             for watch, of_kind in judged[kind]:
-                said = watch.says(line) if watch.numbered else of_kind
-                if any(said):
-                    watch.see(before + index + 1, line, said)
+                hits = watch.says(line) if watch.numbered else of_kind
+                if any(hits):
+                    watch.see(before + index + 1, line, hits)
         return after
 
     def _concerned(self, different: bytes) -> dict[bytes, list[_SignatureState]]:

@@ -46,9 +46,9 @@ class Match:
         """Format the match with its evidence; `brief` omits cause, hint and source."""
         more = f" ({self.count} times)" if self.count > 1 else ""
         known = self.signature
-        proof = [f"line {evidence.line}: {evidence.text}" for evidence in self.evidence]
+        quotes = [f"line {evidence.line}: {evidence.text}" for evidence in self.evidence]
         about = [] if brief else [f"cause: {known.cause}", f"hint: {known.hint}", f"source: {known.source}"]
-        return "\n  ".join([f"{known.effect}: {known.id}{more}", *proof, *about])
+        return "\n  ".join([f"{known.effect}: {known.id}{more}", *quotes, *about])
 
     def to_output(self) -> "MatchOutput":
         """Return the match for JSON."""

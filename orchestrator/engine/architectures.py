@@ -20,12 +20,12 @@ class Architecture:
     """A model architecture of sglang: its attention type and the unusual keys of its config.json."""
 
     attention: Attention
-    why: str = ""  # for `other`: the feature whose sizes are not read
+    reason: str = ""  # for `other`: the feature whose sizes are not read
     windows: bool = False  # some layers have a sliding window, see `layer_types` in the config
     hybrid: Hybrid | None = None  # layers of another kind, see checkpoints/hybrid.py
     sparse: bool = False  # uses DeepSeek's sparse attention if the config has `index_topk`
     expert_size: str = "moe_intermediate_size"  # the config key with an expert's inner dimension
-    each_expert: bool = False  # loads routed experts one by one; an MTP layer, if any, follows the last layer
+    separate_experts: bool = False  # loads routed experts one by one; an MTP layer, if any, follows the last layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class ParserFlag:
 
 
 _HEADS: Final = Architecture(attention="heads")
-_LATENT: Final = Architecture(attention="latent", each_expert=True)
-_SPARSE: Final = Architecture(attention="latent", sparse=True, each_expert=True)
+_LATENT: Final = Architecture(attention="latent", separate_experts=True)
+_SPARSE: Final = Architecture(attention="latent", sparse=True, separate_experts=True)
 _WINDOWS: Final = "sliding windows in some of its layers, with heads or chunks of another shape"
 _GDN: Final = Architecture(attention="heads", hybrid="gdn")
 _KDA: Final = Architecture(attention="latent", hybrid="kda")
@@ -47,7 +47,7 @@ _BLOCKS: Final = Architecture(attention="heads", hybrid="blocks", expert_size="i
 
 
 def _other(reason: str) -> Architecture:
-    return Architecture(attention="other", why=reason)
+    return Architecture(attention="other", reason=reason)
 
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
@@ -58,7 +58,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Qwen3MoeForCausalLM": _HEADS,
     "MistralForCausalLM": _HEADS,
     "Glm4ForCausalLM": _HEADS,
-    "Glm4MoeForCausalLM": Architecture(attention="heads", each_expert=True),
+    "Glm4MoeForCausalLM": Architecture(attention="heads", separate_experts=True),
     "Phi3ForCausalLM": _HEADS,
     "MixtralForCausalLM": Architecture(attention="heads", expert_size="intermediate_size"),
     "MiniMaxM2ForCausalLM": Architecture(attention="heads", expert_size="intermediate_size"),
@@ -81,7 +81,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "KimiLinearForCausalLM": _KDA,
     "KimiK3ForConditionalGeneration": _KDA,
     "Qwen4ExpForConditionalGeneration": _other("linear and sparse attention over heads, with an indexer"),
-    "Glm5NextForConditionalGeneration": Architecture(attention="latent", hybrid="kda", sparse=True, each_expert=True),
+    "Glm5NextForConditionalGeneration": Architecture(
+        attention="latent", hybrid="kda", sparse=True, separate_experts=True
+    ),
     "NemotronHForCausalLM": Architecture(attention="heads", hybrid="mamba"),
     "DeepseekV4ForCausalLM": Architecture(attention="heads", hybrid="compressed"),
     "DeepseekV41ForCausalLM": Architecture(attention="heads", hybrid="compressed"),

@@ -29,7 +29,7 @@ LOADS: Final = ("/get_load", "/v1/loads")
 _MOST_BYTES: Final = 1 << 20
 _TIMEOUT: Final = 2.0  # seconds for an answer: neither path waits for the scheduler
 _POLL: Final = 0.5
-_SETTLE: Final = 2  # polls without a request in a row: one may be on its way
+_IDLE_POLLS: Final = 2  # polls without a request in a row: one may be on its way
 _LAUNCH: Final = b"sglang.launch_server"
 
 
@@ -127,7 +127,7 @@ def main(port: str, seconds: str, *config: str) -> None:
     except (OSError, UnknownLoadError):  # it is dead, hangs or still loads
         return
     end, idle = time.monotonic() + float(seconds), 0
-    while idle < _SETTLE and time.monotonic() < end:
+    while idle < _IDLE_POLLS and time.monotonic() < end:
         time.sleep(_POLL)
         tally.update()
         idle = 0 if tally.left else idle + 1

@@ -40,8 +40,8 @@ class ScoredPrompt:
     """The log-probabilities of a prompt, from position `start` + 1 on, and of the generated tokens."""
 
     prompt: TokenLogprobs
-    said_ids: tuple[int, ...]
-    said: TokenLogprobs
+    output_ids: tuple[int, ...]
+    output: TokenLogprobs
     cached_tokens: int
 
 
@@ -57,8 +57,8 @@ def read_scored(data: Json, ids: tuple[int, ...], *, start: int, tokens: int, to
         raise UnexpectedResponseError(f"`{GENERATE}` generated {len(text)} tokens, {tokens} were requested")
     return ScoredPrompt(
         prompt=_likelihoods(meta, "input", ids[start:], skipped=1, top=top),
-        said_ids=text,
-        said=_likelihoods(meta, "output", text, skipped=0, top=top),
+        output_ids=text,
+        output=_likelihoods(meta, "output", text, skipped=0, top=top),
         cached_tokens=number(meta, "cached_tokens"),
     )
 

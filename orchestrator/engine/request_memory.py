@@ -54,7 +54,7 @@ class StateOptions:
     slots: int | None  # `max-mamba-cache-size`
     ratio: float  # `mamba-full-memory-ratio`
     dtype: str | None  # `mamba-ssm-dtype`
-    each: int  # states of a running request
+    per_request: int  # states of a running request
     replay: bool  # drafts have no states of their own
     prefix_cache: bool
 
@@ -89,9 +89,9 @@ def state_pool(
         slots = running
     else:
         budget = rest * options.ratio / (1 + options.ratio) - padding * state_bytes * (1 + drafts)
-        slots = int(budget // (state_bytes * (1 + drafts / options.each)))
+        slots = int(budget // (state_bytes * (1 + drafts / options.per_request)))
     slots = max(slots, 0)
-    requests = min(slots // options.each, slots if running is None else running)
+    requests = min(slots // options.per_request, slots if running is None else running)
     return RequestMemory(
         per_request=state_bytes,
         slots=slots,

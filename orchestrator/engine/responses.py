@@ -95,7 +95,7 @@ class ServerInfo:
     reports_cache: bool  # responses have `cached_tokens`
     speculative: str | None  # algorithm, steps, top-k, draft tokens
     cache_tokens: int | None = None  # of a replica's device
-    kept_tokens: int | None = None  # of a replica, with the host's memory; None: unknown, or storage keeps more
+    tier_tokens: int | None = None  # of a replica, with the host's memory; None: unknown, or storage keeps more
     prompt_tokens: int | None = None  # of the longest prompt that it accepts
     role: str = ""  # prefill or decode, if they are apart
     tiers: tuple[str, ...] = ()  # of the KV cache behind the device's, as `cached_by_source` names them
@@ -205,7 +205,7 @@ def read_server_info(data: Json) -> ServerInfo | None:
         reports_cache=data.get("enable_cache_report") is True,
         speculative=" ".join(setting(data.get(f"speculative_{item}")) for item in _SPECULATIVE) if speculates else None,
         cache_tokens=cache,
-        kept_tokens=cache if cache is None or tiers is None else tiers.reach(cache),
+        tier_tokens=cache if cache is None or tiers is None else tiers.reach(cache),
         prompt_tokens=limit - 1 if limit else None,
         role=role if (role := data.get("disaggregation_mode")) in ROLES else "",
         tiers=() if tiers is None else tiers.names,

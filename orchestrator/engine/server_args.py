@@ -47,7 +47,7 @@ class ArgumentRefusal:
 
     kind: str  # `argparse`, or the class of the exception
     message: str
-    place: str  # `server_args.py:123`, in the engine's sources
+    location: str  # `server_args.py:123`, in the engine's sources
     line: str  # the text of that line
     options: tuple[str, ...]
 
@@ -56,8 +56,8 @@ class ArgumentRefusal:
         """The engine's message with its location; for an assertion without a message, the asserted expression."""
         if self.kind == _PARSER:
             return self.message
-        said = f"`{self.line}`" if self.message == self.kind and self.line else self.message
-        return f"{said} ({self.place})" if self.place else said
+        summary = f"`{self.line}`" if self.message == self.kind and self.line else self.message
+        return f"{summary} ({self.location})" if self.location else summary
 
     def named_options(self, given: Collection[str]) -> tuple[str, ...]:
         """Return the options, among those `given`, that the rejection is about; empty if none can be identified."""
@@ -113,9 +113,9 @@ def read_verdicts(printed: str) -> tuple[ArgumentVerdict, ...]:
         raise ValueError("no verdict found in the output") from error
 
 
-def _verdict(said: Mapping[str, Any]) -> ArgumentVerdict:
-    if refused := said.get("refused"):
+def _verdict(answer: Mapping[str, Any]) -> ArgumentVerdict:
+    if refused := answer.get("refused"):
         return ArgumentVerdict(refusal=ArgumentRefusal(**{**refused, "options": tuple(refused["options"])}))
-    if reason := said.get("unchecked"):
+    if reason := answer.get("unchecked"):
         return ArgumentVerdict(unchecked=str(reason))
-    return ArgumentVerdict(parsed_only=said["accepted"] == "parsed")
+    return ArgumentVerdict(parsed_only=answer["accepted"] == "parsed")

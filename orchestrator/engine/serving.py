@@ -264,7 +264,7 @@ def _states(given: _Given) -> StateOptions:
         slots=given.count("max-mamba-cache-size"),
         ratio=STATE_RATIO if ratio is None else ratio,
         dtype=given.text("mamba-ssm-dtype"),
-        each=3 + tracked if prefix_cache else 1,
+        per_request=3 + tracked if prefix_cache else 1,
         replay=given.has("enable-linear-replayssm-spec"),
         prefix_cache=prefix_cache,
     )

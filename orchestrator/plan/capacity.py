@@ -169,18 +169,18 @@ def graph_requests(profile: Profile, facts: ServingFacts) -> int:
 
 
 def _unknown_reasons(profile: Profile, facts: ServingFacts) -> list[str]:
-    """List the reasons why the size of a token in the cache is unknown."""
-    model, why = profile.model, []
+    """List the reasons reasons the size of a token in the cache is unknown."""
+    model, reasons = profile.model, []
     if model.kv_cache is None:
-        why.append("the model's file in profiles/models has no `kv_cache`; its comments may give the reason")
+        reasons.append("the model's file in profiles/models has no `kv_cache`; its comments may give the reason")
     elif model.kv_cache.head_dim is not None and (model.kv_heads or model.attention_heads) is None:
-        why.append("the model's file in profiles/models has no `attention_heads`")
+        reasons.append("the model's file in profiles/models has no `attention_heads`")
     if _windows(profile, facts) is not None and facts.window_pool_option:
-        why.append(f"{facts.window_pool_option} is set: deploy cannot compute the size of the sliding-window cache")
+        reasons.append(f"{facts.window_pool_option} is set: deploy cannot compute the size of the sliding-window cache")
     if _cache_type(profile, facts) is None:
-        why.append(f"the size of a cache of type `{facts.kv_dtype}` is unknown")
+        reasons.append(f"the size of a cache of type `{facts.kv_dtype}` is unknown")
     reason = unsized(profile, facts)
-    return [*why, reason] if reason else why
+    return [*reasons, reason] if reason else reasons
 
 
 def _windows(profile: Profile, facts: ServingFacts) -> SlidingWindow | None:

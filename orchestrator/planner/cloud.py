@@ -19,7 +19,7 @@ from orchestrator.render.cloud import LAUNCHERS, CloudTask
 from orchestrator.render.dockerfile import base_reference
 
 KEY: Final = "DEPLOY_API_KEY"  # variable of the server's key if the profile names none
-_BROUGHT: Final = "/tmp/deploy-tool"  # noqa: S108 - on a machine without other users
+_UPLOAD_DIR: Final = "/tmp/deploy-tool"  # noqa: S108 - on a machine without other users
 _HOME_THERE: Final = "~/.local/share/deploy"
 _PARTS: Final = ("hardware", "model", "engine", "workload")  # keys with a catalog entry
 
@@ -46,7 +46,7 @@ def rental_files(
     remote_overrides = (*overrides, *_there(credentials.plan))
     plan = load(profile, overrides=remote_overrides, catalog=Catalog.of(home)).plan
     package = _require_package(broker, tool)
-    brought = {**_own_files(home), **_own_tool(package)}
+    uploads = {**_own_files(home), **_own_tool(package)}
     secrets = [plan.server.api_key_env or KEY, *([HUB_TOKEN] if plan.model.gated else [])]
     image = None if plan.engine.requirements else base_reference(plan.engine)
     load_seconds = plan.model.weight_bytes / (DOWNLOAD_MB_S * 1e6) + startup_seconds(plan)
@@ -54,7 +54,7 @@ def rental_files(
         plan=plan,
         up_argv=["deploy", "up", profile, *(word for override in remote_overrides for word in ("--set", override))],
         tool=next(iter(_own_tool(package)), package),
-        files=brought,
+        files=uploads,
         image=image,
         secrets=secrets,
         offers=credentials.profile.hardware.offers,
@@ -135,7 +135,7 @@ def _own_tool(tool: str) -> Mapping[str, str]:
     """
     path = Path(tool)
     if path.exists():
-        return {f"{_BROUGHT}/{path.resolve().name}": str(path.resolve())}
+        return {f"{_UPLOAD_DIR}/{path.resolve().name}": str(path.resolve())}
     if "://" not in tool:
         raise UsageError(f"`--package {tool}` is not a file, directory or URL", hint="`--package .` in a clone")
     return {}

@@ -14,7 +14,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.published import PriceBook, Published, PublishedRate
 from orchestrator.bench.result import BenchResult, ComparabilityIssue, IssueKind, Point
-from orchestrator.bench.steady_state import unjudged_rates
+from orchestrator.bench.steady_state import rates_without_verdict
 
 UNKNOWN_LAYOUT: Final = "unknown layout"
 
@@ -95,7 +95,7 @@ class Comparison:
     def without_knee(self) -> str:
         """The reason for a missing knee: no sustained rate, or no rate that could be judged."""
         if (row := self.unjudgeable_row) is None:
-            unjudgeable = ", ".join(f"{rate:g}" for rate in unjudged_rates(self.result.points))
+            unjudgeable = ", ".join(f"{rate:g}" for rate in rates_without_verdict(self.result.points))
             return "no sustained rate found" + (f"; {unjudgeable} rps not judged" if unjudgeable else "")
         return ": ".join(["not judged", *row.not_sustained_because[:1]])
 

@@ -75,11 +75,13 @@ def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
     """
     planned = [comparison.result.run.provenance.plan is not None for comparison in comparisons]
     if len({*planned}) <= 1:
-        return differences([told(comparison) for comparison in comparisons])
+        return differences([compared_settings(comparison) for comparison in comparisons])
     sides = [_reported_settings(comparison) for comparison in comparisons]
     shared = set.intersection(*({*side} for side in sides)) | {"hardware", "layout"}
     listed = [{key: value for key, value in side.items() if key in shared} for side in sides]
-    counts = [sum(key.startswith(("flags.", "env.")) for key in told(comparison)) for comparison in comparisons]
+    counts = [
+        sum(key.startswith(("flags.", "env.")) for key in compared_settings(comparison)) for comparison in comparisons
+    ]
     known = [f"{count} known" if own else "unknown" for count, own in zip(counts, planned, strict=True)]
     return differences([{**side, "settings": count} for side, count in zip(listed, known, strict=True)])
 
@@ -105,7 +107,7 @@ def _joined(members: Sequence[tuple[str, Difference]]) -> tuple[str, ...]:
     return tuple(_DIGEST.sub(r"\1…", text) for text in texts)
 
 
-def told(comparison: Comparison) -> dict[str, str]:
+def compared_settings(comparison: Comparison) -> dict[str, str]:
     """Return the configuration of a result without the keys that are derived or do not affect a measurement."""
     if comparison.result.run.provenance.plan is None:
         return _reported_settings(comparison)
@@ -136,7 +138,7 @@ def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | N
     known = run.label or run.provenance.plan_digest
     if known is None:
         return None
-    facts = ((key, value) for key, value in told(comparison).items() if not key.startswith(_RATES))
+    facts = ((key, value) for key, value in compared_settings(comparison).items() if not key.startswith(_RATES))
     return frozenset({("", known), ("workload", run.workload_name), ("hardware", comparison.system), *facts})
 
 

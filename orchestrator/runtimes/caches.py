@@ -62,16 +62,14 @@ def _remove(path: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PrunedCache(Cache):
-    """A cache of `size` bytes; `kept_because` is the reason to keep it, "" if it is removed."""
+    """A cache of `size` bytes; `keep_reason` is the reason to keep it, "" if it is removed."""
 
-    kept_because: str
+    keep_reason: str
 
 
 def prune_caches(home: Home, host: str | None, *, dry_run: bool) -> tuple[PrunedCache, ...]:
     """Remove the caches that no server uses; with `dry_run`, only return them. Raises HostError as `caches` does."""
-    return tuple(
-        PrunedCache(**vars(cache), kept_because=_prune(cache, dry_run=dry_run)) for cache in caches(home, host)
-    )
+    return tuple(PrunedCache(**vars(cache), keep_reason=_prune(cache, dry_run=dry_run)) for cache in caches(home, host))
 
 
 def _prune(cache: Cache, *, dry_run: bool) -> str:
@@ -83,8 +81,8 @@ def _prune(cache: Cache, *, dry_run: bool) -> str:
 
 def caches_text(found: Sequence[PrunedCache], *, dry_run: bool) -> str:
     """Return the removed and the kept caches with reasons and total sizes, as text."""
-    gone = [item for item in found if not item.kept_because]
-    lines = [f"`{item.location}` is kept: {item.kept_because}; {_about(item)}" for item in found if item.kept_because]
+    gone = [item for item in found if not item.keep_reason]
+    lines = [f"`{item.location}` is kept: {item.keep_reason}; {_about(item)}" for item in found if item.keep_reason]
     lines += [f"{'would remove' if dry_run else 'removed'} `{cache.location}`: {_about(cache)}" for cache in gone]
     count = "1 cache" if len(gone) == 1 else f"{len(gone)} caches"
     return "\n".join([*lines, f"{count}, {sum(cache.size for cache in gone):,} bytes"])

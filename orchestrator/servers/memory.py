@@ -31,8 +31,8 @@ def memory_gauges(handle: RunningServer, runtime: ServerGroup, plan: Plan) -> tu
         used = [gpu.vram_used for gpu in (found.gpus if found else ()) if gpu.index in plan.gpus]
         return None if not used or None in used else sum(filter(None, used))
 
-    def reason(read: int | None, why: str) -> str:
-        return "" if read is not None else why
+    def reason(read: int | None, cause: str) -> str:
+        return "" if read is not None else cause
 
     schedulers = len(handle.replicas or (handle,)) * layout.gpus // layout.dp
     host = MemoryGauge(

@@ -40,12 +40,12 @@ _REMOVED: Final = ".removed-"  # prefix of a run directory while its files are r
 
 @dataclass(frozen=True, kw_only=True)
 class OldRun:
-    """A run that is old enough to go; `kept_because` says why it stays, "" where it goes."""
+    """A run that is old enough to go; `keep_reason` says why it stays, "" where it goes."""
 
     name: str
     run_dir: str
     bytes: int
-    kept_because: str
+    keep_reason: str
 
 
 def prune(
@@ -67,7 +67,7 @@ def prune(
         try:
             for old in _prune(servers, item, keep=keep, since=since, dry_run=dry_run):
                 reported.append(old)
-                if not old.kept_because and not dry_run:
+                if not old.keep_reason and not dry_run:
                     _remove(Path(old.run_dir), servers.home)
         except DeployError as error:
             problems += error.problems_or_self()
@@ -75,15 +75,15 @@ def prune(
             problems.append(Problem(error.strerror or str(error), str(error.filename or "")))
     if problems:
         for old in reported:
-            note(f"checked `{old.run_dir}`{f': {old.kept_because}' if old.kept_because else ''}")
+            note(f"checked `{old.run_dir}`{f': {old.keep_reason}' if old.keep_reason else ''}")
         raise HostError("cannot remove all old runs", problems=problems)
     return tuple(reported)
 
 
 def prune_text(found: tuple[OldRun, ...], *, dry_run: bool) -> str:
     """Return a text with the removed runs, the kept ones with reasons, and the total size."""
-    gone = [old for old in found if not old.kept_because]
-    lines = [f"`{old.run_dir}` stays: {old.kept_because}" for old in found if old.kept_because]
+    gone = [old for old in found if not old.keep_reason]
+    lines = [f"`{old.run_dir}` stays: {old.keep_reason}" for old in found if old.keep_reason]
     lines += [f"{'would remove' if dry_run else 'removed'} `{old.run_dir}`, {old.bytes:,} bytes" for old in gone]
     runs = "1 run" if len(gone) == 1 else f"{len(gone)} runs"
     return "\n".join([*lines, f"{runs}, {sum(old.bytes for old in gone):,} bytes"])
@@ -150,7 +150,7 @@ def _judged(name: str, run: RunDir, needed: Mapping[RunDir, str], found: _Found)
         saved = saved or "another user owns the directory"
     else:
         size, saved = _size(run.path), saved or found.may_run(run)
-    return OldRun(name=name, run_dir=str(run.path), bytes=size, kept_because=saved)
+    return OldRun(name=name, run_dir=str(run.path), bytes=size, keep_reason=saved)
 
 
 def _same(one: Path, other: Path) -> bool:

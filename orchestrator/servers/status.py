@@ -73,8 +73,8 @@ def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, named: b
         opened.require_running()
         if server.health == "unhealthy":
             count = len(server.replicas)
-            why = f"not all {count} replicas are healthy at its gateway" if count else "it does not respond"
-            reason = server.detail or why
+            default = f"not all {count} replicas are healthy at its gateway" if count else "it does not respond"
+            reason = server.detail or default
             without_gateway = opened.plan is not None and reason == _unrouted(opened.found, None)
             cause = opened.plan.server.gateway if opened.plan and without_gateway else server.name
             raise SmokeError(

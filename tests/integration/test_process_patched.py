@@ -273,7 +273,7 @@ def test_prune_keeps_patched_copies_in_use(tmp_path: Path) -> None:
         [known] = json.loads(deploy.run("prune", "--caches", "--json").stdout)["caches"]
         assert (known["location"], known["used_by"]) == (str(copy.folder), ["sleeper"])
         assert known["requirements"] == {"sglang": "0.5.14", "patches": "rocm-cuda-runtime-guard"}
-        assert known["kept_because"] == "used by `sleeper`"
+        assert known["keep_reason"] == "used by `sleeper`"
         assert f"`{copy.folder}` is kept: used by `sleeper`" in deploy.run("prune", "--caches").stderr
         assert copy.folder.is_dir()
     finally:

@@ -97,7 +97,7 @@ class EngineApi:
     refuses_flush: bool = False
     hanging_rank: int | None = None
     samples_the_first_token_alone: bool = False
-    gives_fewer_tokens_each_time: bool = False  # in `/generate`
+    gives_fewer_tokens_per_call: bool = False  # in `/generate`
     stream_drops_a_piece: bool = False
     stream_in_one_piece: bool = False
     stream_of_no_text: bool = False
@@ -246,7 +246,7 @@ class EngineApi:
         ids, cached = self._made(prompt, tokens, rank, dice=self.rolls_dice or hot)
         if hot and self.samples_the_first_token_alone:
             ids = [ids[0], *self._ids([*prompt, ids[0]], tokens, dice=False)][:tokens]
-        if self.gives_fewer_tokens_each_time and tokens == 32 and not hot:
+        if self.gives_fewer_tokens_per_call and tokens == 32 and not hot:
             self._greedy_answers += 1
             ids = ids[: tokens - self._greedy_answers]
 

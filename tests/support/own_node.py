@@ -136,9 +136,9 @@ class OwnNode:
         path.unlink()
         return _descriptor("layer.v1.tar", digest, size)
 
-    def show(self, place: Path, location: Path) -> None:
-        """Show a directory of this machine to its pods at another place, which nobody else sees there."""
-        subprocess.run([*self._inside, "mount", "--bind", str(place), str(location)], check=True)
+    def show(self, source: Path, location: Path) -> None:
+        """Show a directory of this machine to its pods at another source, which nobody else sees there."""
+        subprocess.run([*self._inside, "mount", "--bind", str(source), str(location)], check=True)
 
     def joined_pods(self) -> AbstractContextManager[None]:
         """Let pods reach each other, which Docker's rules forbid."""

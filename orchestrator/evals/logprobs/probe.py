@@ -136,10 +136,10 @@ class _RankProber:
         """Compare each prompt, followed by its decoded tokens, with the first request: prefill against decoding."""
         decoded = []
         for ids, before in zip(texts, single, strict=True):
-            after = self.score(((*ids, *before.said_ids),), what=f"{len(ids)} tokens again")[0].prompt
+            after = self.score(((*ids, *before.output_ids),), what=f"{len(ids)} tokens again")[0].prompt
             prompt, continuation = _slice(after, 0, len(ids) - 1), _slice(after, len(ids) - 1, None)
             yield _row("asked again", self.label, len(ids), before.prompt, prompt, first=1)
-            decoded.append(_row("decoded", self.label, len(ids), continuation, before.said, first=len(ids)))
+            decoded.append(_row("decoded", self.label, len(ids), continuation, before.output, first=len(ids)))
         yield from decoded
 
     def batched(self, texts: Texts, single: Sequence[ScoredPrompt]) -> Iterator[LogprobRow]:

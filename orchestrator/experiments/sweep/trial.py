@@ -315,11 +315,13 @@ def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, found: SweepTr
         example = next((failure.example for failure in result.points[-1].failures), "during the warm-up")
         raise BenchError(f"the server died under load: {example}")
     goal, values = sweep.goal, sweep.goal.values(result)
-    if why := goal.client_lag(result):  # first, since a late client says nothing about the server
-        return replace(found, outcome=TrialOutcome.LAGGED, reason=f"{goal.text(values)}, but {why}" if values else why)
-    if why := goal.overload(result):
+    if cause := goal.client_lag(result):  # first, since a late client says nothing about the server
+        return replace(
+            found, outcome=TrialOutcome.LAGGED, reason=f"{goal.text(values)}, but {cause}" if values else cause
+        )
+    if cause := goal.overload(result):
         missed = any(point.sustained is False for point in result.points)
-        return replace(found, outcome=TrialOutcome.SATURATED if missed else TrialOutcome.UNSTEADY, reason=why)
+        return replace(found, outcome=TrialOutcome.SATURATED if missed else TrialOutcome.UNSTEADY, reason=cause)
     if values is None:
         raise NoObjectiveError(goal.missing(result), hint="another `--objective`, with another `--output`")
     return replace(found, outcome=TrialOutcome.MEASURED, values=values)

@@ -19,7 +19,7 @@ from orchestrator.core.errors import BuildError
 _SHOWN_LINES: Final = 15  # last lines of uv in an error
 _FULL: Final = "No space left"
 # A pinned list is complete: uv must neither resolve dependencies nor compile packages.
-_AS_IT_STANDS: Final = ("--no-deps", "--only-binary", ":all:")
+_EXACT_FILE: Final = ("--no-deps", "--only-binary", ":all:")
 # For each setting of pip: uv's environment variable for it, and the separator between several values.
 _PIP_IN_UV: Final[Mapping[str, tuple[str, str]]] = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
@@ -41,7 +41,7 @@ def install(folder: Path, requirements: Path, progress: Progress, *, torch: str 
     uv, cwd = find_uv(), folder.parent
     listed = subprocesses.run_or_127(subprocesses.python_module_argv("pip", "config", "list"), timeout=30)
     env = {"UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", **pip_settings_for_uv(listed.stdout)}
-    add = [uv, "pip", "install", "--python", str(folder), *_AS_IT_STANDS, "--compile-bytecode"]
+    add = [uv, "pip", "install", "--python", str(folder), *_EXACT_FILE, "--compile-bytecode"]
     add += ["--index-strategy", "unsafe-best-match"]
     run = partial(_run, requirements=requirements, progress=progress, cwd=cwd, env=env)
     run("creating", [uv, "venv", "--python", sys.executable, str(folder)])

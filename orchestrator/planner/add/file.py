@@ -120,13 +120,13 @@ def require_whole(
         holder[line.path[-1]] = line.value
     overridden = {".".join(line.path) for line in lines if line.comment == _GIVEN}
 
-    def place(path: KeyPath) -> str:
+    def location_of(path: KeyPath) -> str:
         key = ".".join(map(str, path))
         return f"{_GIVEN} {key}" if any(key.startswith(key_prefix) for key_prefix in overridden) else location
 
     problems = list(missing.values())
     try:
-        validate(data, model, location=place, message="")
+        validate(data, model, location=location_of, message="")
     except ProfileError as error:
         problems += [problem for problem in error.problems if not _is_reported_missing(problem, missing)]
     if problems:

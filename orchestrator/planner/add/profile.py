@@ -357,27 +357,27 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], context: int, capaci
     """Record why the chosen layout is the smallest."""
     cache = capacity.cache if capacity else None
     if capacity is not None and capacity.memory is None:
-        why = "one process"
+        note = "one process"
     elif cache is None or cache.tokens is None:
         reason = "" if capacity is None else "; ".join(capacity.unknown[:1])
-        why = f"the fewest GPUs that hold the weights; {reason or 'only a start shows the size of its cache'}"
+        note = f"the fewest GPUs that hold the weights; {reason or 'only a start shows the size of its cache'}"
     else:
-        why = f"the fewest GPUs whose cache holds {context:,} tokens: {cache.tokens:,}"
-    draft.set("layout", "tp", tried[-1].tp, why)
+        note = f"the fewest GPUs whose cache holds {context:,} tokens: {cache.tokens:,}"
+    draft.set("layout", "tp", tried[-1].tp, note)
     for item in tried[:-1]:
         draft.decisions.append(Decision(key=f"tp {item.tp}", value="too small", reason=shortfall(item, context)))
     drafts = not draft.keys.get("model") or any(Tie.DRAFTS in ties(key) for _, key in draft.settings)
     if not drafts and (layer := draft.valid().profile.model.mtp_layer) is not None:
-        why = f"layer {layer} can draft; to use it, `--base` a profile with speculative decoding"
-        draft.decisions.append(Decision(key="speculation", value="left out", reason=why))
+        note = f"layer {layer} can draft; to use it, `--base` a profile with speculative decoding"
+        draft.decisions.append(Decision(key="speculation", value="left out", reason=note))
 
 
 def _decided(draft: _Draft) -> Iterator[Decision]:
-    anew = {f"{section}.{key}" for section, key in draft.settings}
+    proposed = {f"{section}.{key}" for section, key in draft.settings}
     for (section, key), (value, reason) in draft.ordered():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         yield Decision(key=f"{section}.{key}", value=text.lower() if value is True else text, reason=reason)
-    yield from (decision for decision in draft.decisions if decision.key not in anew)
+    yield from (decision for decision in draft.decisions if decision.key not in proposed)
 
 
 def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], context: int) -> ProfileError:

@@ -40,8 +40,8 @@ def terminate(name: str, marks: ProcessMarkers, *, grace: float) -> None:
         return
     supervisors = ask(marks, running)
     if poll_until(lambda alive: not alive, lambda: runs(marks), timeout=grace, interval=_POLL):
-        for spared, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
-            _kill(marks, spared, within=seconds)
+        for excluded, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
+            _kill(marks, excluded, within=seconds)
     if left := ", ".join(str(process.pid) for process in server_processes(marks)):
         raise DeployError(
             f"cannot stop processes of `{name}`: {left}", hint="`ps -o stat,wchan -p PID` shows what they wait for"
@@ -57,11 +57,11 @@ def ask(marks: ProcessMarkers, running: Sequence[Process]) -> list[Process]:
     return supervisors
 
 
-def _kill(marks: ProcessMarkers, spared: Collection[Process], *, within: float) -> None:
+def _kill(marks: ProcessMarkers, excluded: Collection[Process], *, within: float) -> None:
     """Send SIGKILL to every process, new ones included, until none is left or the time is up."""
 
     def kill(left: Collection[Process]) -> None:
-        signal_processes([process for process in left if process not in spared], signal.SIGKILL)
+        signal_processes([process for process in left if process not in excluded], signal.SIGKILL)
 
     poll_until(lambda left: not left, lambda: server_processes(marks), timeout=within, interval=_POLL, on_tick=kill)
 

@@ -14,7 +14,7 @@ from orchestrator.runtimes.slurm.jobs import Job
 
 _POLL: Final = 0.5  # seconds between two polls of a job
 _BESIDE: Final = 5.0  # seconds between two calls of `beside`
-_STANDS: Final = 5.0  # seconds after which a reason is reliable: the first one is often not the scheduler's
+_RELIABLE_AFTER: Final = 5.0  # seconds after which a reason is reliable: the first one is often not the scheduler's
 
 
 def wait_for_node(number: str, *, limit: float | None, hint: str, beside: Callable[[], object]) -> Job:
@@ -36,9 +36,9 @@ def wait_for_node(number: str, *, limit: float | None, hint: str, beside: Callab
         since = reasons.get(word, now)
         reasons.clear()
         reasons[word] = since
-        if now - since >= _STANDS and (never := unschedulable_hint(job)):
+        if now - since >= _RELIABLE_AFTER and (never := unschedulable_hint(job)):
             raise StartError(pending_reason(job), hint=never)
-        room = f"; {hint}" if hint and now - since >= _STANDS else ""
+        room = f"; {hint}" if hint and now - since >= _RELIABLE_AFTER else ""
         progress.update(f"{pending_reason(job)}{room}", transient=f"{now - began:.0f} s")
 
     try:

@@ -21,7 +21,7 @@ from orchestrator.runtimes.supervisor.record import Record, describe_exit, read_
 
 _SKEW: Final = timedelta(seconds=30)  # maximum difference between the clocks of two hosts
 
-_UNTOLD: Final = "its node failed, or its job was cancelled"
+_UNKNOWN_CAUSE: Final = "its node failed, or its job was cancelled"
 _ENDING: Final = "its job is completing"
 
 
@@ -59,7 +59,9 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
         code = job.exit_code
     by_slurm = exit_reason(job) if job is not None else ""
     by_rank = _first_rank(run_dir, record)
-    detail = by_slurm or by_rank or (describe_exit(code) if code is not None else _UNTOLD if job is None else _ENDING)
+    detail = (
+        by_slurm or by_rank or (describe_exit(code) if code is not None else _UNKNOWN_CAUSE if job is None else _ENDING)
+    )
     if record is None and not by_slurm and (text := _last_word(run_dir)):
         detail += f": {text}"
     return ServerState(

@@ -148,8 +148,8 @@ class LiveBackend:
     def restart(self, snapshot: ServerSnapshot, reason: str) -> _Worker[RestartResult]:
         """See `WatchBackend.restart`."""
 
-        def broken(why: str) -> RestartResult:  # the next snapshot shows what it did
-            return RestartResult(outcome=RestartOutcome.FAILED, message=why)
+        def broken(cause: str) -> RestartResult:  # the next snapshot shows what it did
+            return RestartResult(outcome=RestartOutcome.FAILED, message=cause)
 
         run = _Worker(("restart", snapshot.name, snapshot.run, reason), _parse_restart, broken, None)
         self.restarts.append(run.program)

@@ -6,33 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import yaml
+
 from orchestrator.core.paths import data_root
 
 ROOT: Final = data_root()
-# Each word with the one that is used instead.
-RETIRED: Final = {
-    "behaviour": "behavior",
-    "borrowed": "fallback",
-    "catalogue": "catalog",
-    "colour": "color",
-    "hazard": "warning",
-    "hazards": "warnings",
-    "heal": "restart",
-    "healed": "restarted",
-    "healer": "worker",
-    "healing": "restart",
-    "inexact": "nondeterministic",
-    "knock": "check the port",
-    "lookalike": "secret match",
-    "onboard": "add",
-    "pulse": "health",
-    "quantisation": "quantization",
-    "quantise": "quantize",
-    "quantised": "quantized",
-    "rekeyed": "derived",
-    "sieve": "prefilter",
-    "vigil": "watcher",
-}
+_GLOSSARY: Final = yaml.safe_load(Path(__file__).with_name("glossary.yaml").read_text(encoding="utf-8"))
+RETIRED: Final[dict[str, str]] = _GLOSSARY["everywhere"]
+RETIRED_IN_NAMES: Final[dict[str, str]] = RETIRED | _GLOSSARY["names"]
 # These lead from an old name to the new one, or test that.
 WITH_OLD_NAMES: Final = {
     ROOT / "orchestrator/cli/commands.py",
@@ -46,26 +27,38 @@ def words(text: str) -> Iterator[str]:
     return (word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text))
 
 
-def names_and_texts(source: str) -> Iterator[tuple[int, str]]:
+def names_in(source: str) -> Iterator[tuple[int, str]]:
+    """The names that a source defines, with their lines."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield node.lineno, name
             case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield node.lineno, name
+
+
+def texts_in(source: str) -> Iterator[tuple[int, str]]:
+    """The string literals of a source, with their lines."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
             case ast.Constant(value=str(text)):
                 yield node.lineno, text
 
 
 def retired_in(path: Path) -> list[str]:
-    text = path.read_text(encoding="utf-8")
-    lines = names_and_texts(text) if path.suffix == ".py" else enumerate(text.splitlines(), start=1)
-    found = [(0, path.stem), *lines]
+    """The retired words in the names and the texts of a file."""
+    source = path.read_text(encoding="utf-8")
+    python = path.suffix == ".py"
+    of_a_test = path.is_relative_to(ROOT / "tests") and not path.is_relative_to(ROOT / "tests/support")
+    names = [(0, path.stem), *(names_in(source) if python else ())]
+    texts = texts_in(source) if python else enumerate(source.splitlines(), start=1)
+    found = [(*name, RETIRED if of_a_test else RETIRED_IN_NAMES) for name in names]
+    found += [(*text, RETIRED) for text in texts]
     return [
-        f"{path}:{line}: write `{RETIRED[word]}`, not `{word}`"
-        for line, text in found
+        f"{path}:{line}: write `{table[word]}`, not `{word}`"
+        for line, text, table in sorted(found, key=lambda item: item[0])
         for word in words(text)
-        if word in RETIRED
+        if word in table
     ]
 
 
@@ -87,6 +80,7 @@ def test_retired_word_is_detected_in_names_and_text(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(
         'class ServerVigil:\n    def heal_it(self, knock):\n        """Heal it."""\n        return f"{knock} hazard"\n'
+        '    def told(self, whose): self.why = "why"\n'
     )
     assert [fault.split(":", 1)[1] for fault in retired_in(path)] == [
         "1: write `watcher`, not `vigil`",
@@ -94,4 +88,7 @@ def test_retired_word_is_detected_in_names_and_text(tmp_path: Path) -> None:
         "2: write `check the port`, not `knock`",
         "3: write `restart`, not `heal`",
         "4: write `warning`, not `hazard`",
+        "5: write `reported`, not `told`",
+        "5: write `owner`, not `whose`",
+        "5: write `reason`, not `why`",
     ]

@@ -35,7 +35,7 @@ def endpoint(*, cache_tokens: int | None, replicas: int = 1, page: int = 1) -> E
         is_sglang=True,
         reports_cache=True,
         has_metrics=True,
-        kept_tokens=cache_tokens,
+        tier_tokens=cache_tokens,
     )
 
 

@@ -22,7 +22,7 @@ GIVEN = (
 def refusal(
     message: str, *, kind: str = "ValueError", line: str = "", options: tuple[str, ...] = ()
 ) -> ArgumentRefusal:
-    return ArgumentRefusal(kind=kind, message=message, place="server_args.py:1", line=line, options=options)
+    return ArgumentRefusal(kind=kind, message=message, location="server_args.py:1", line=line, options=options)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,15 @@ def test_verdicts_are_read_from_the_last_line() -> None:
         {"accepted": "validated"},
         {"accepted": "parsed"},
         {"unchecked": "OSError: no draft model"},
-        {"refused": {"kind": "ValueError", "message": "no", "place": "a.py:1", "line": "x", "options": ["dcp-size"]}},
+        {
+            "refused": {
+                "kind": "ValueError",
+                "message": "no",
+                "location": "a.py:1",
+                "line": "x",
+                "options": ["dcp-size"],
+            }
+        },
     ]
     read = read_verdicts("a line before\n" + json.dumps({"sglang": "0.5.16", "verdicts": verdicts}) + "\n")
     assert [(each.parsed_only, each.unchecked) for each in read[:3]] == [

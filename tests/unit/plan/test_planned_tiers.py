@@ -138,4 +138,4 @@ def test_tier_with_negative_savings_does_not_help() -> None:
 def test_server_info_counts_tokens_of_all_tiers(given: dict[str, object], kept: int | None) -> None:
     info = read_server_info({"version": "0.5.16", "page_size": 1, "max_total_num_tokens": 1000, **given})
     assert info is not None
-    assert (info.cache_tokens, info.kept_tokens) == (1000, kept)
+    assert (info.cache_tokens, info.tier_tokens) == (1000, kept)

@@ -69,7 +69,7 @@ def test_dry_run_removes_no_caches() -> None:
 def test_json_output_contains_reason_for_kept_cache() -> None:
     told = json.loads(prune("--json"))
     assert told["dry_run"] is False
-    assert {each["location"]: each["kept_because"] for each in told["caches"]} == {
+    assert {each["location"]: each["keep_reason"] for each in told["caches"]} == {
         "idle": "",
         "busy": "used by `owl`",
         "taken": "in use",

@@ -119,7 +119,7 @@ def test_normal_pending_states_are_no_scheduling_problem(seen: dict[str, Any], w
 REFUSED = {
     "kind": "AssertionError",
     "message": "AssertionError",
-    "place": "server_args.py:5383",
+    "location": "server_args.py:5383",
     "line": "assert self.ep_size > 1",
     "options": ["enable-eplb"],
 }

@@ -18,7 +18,7 @@ NO_EPLB = {
     "refused": {
         "kind": "AssertionError",
         "message": "AssertionError",
-        "place": "server_args.py:5383",
+        "location": "server_args.py:5383",
         "line": "assert self.ep_size > 1",
         "options": ["enable-eplb"],
     }
@@ -70,7 +70,7 @@ def test_rejected_arguments_are_a_located_profile_error(tmp_path: Path) -> None:
     ],
 )
 def test_refusal_is_located_where_setting_was_written(tmp_path: Path, message: str, location: str) -> None:
-    refused = {"kind": "argparse", "message": message, "place": "", "line": "", "options": []}
+    refused = {"kind": "argparse", "message": message, "location": "", "line": "", "options": []}
     with pytest.raises(ProfileError) as caught:
         judge(Answers({"refused": refused}), tmp_path, settings=("layout.tp=1",))
     [problem] = caught.value.problems_or_self()
@@ -79,7 +79,7 @@ def test_refusal_is_located_where_setting_was_written(tmp_path: Path, message: s
 
 
 def test_refusal_without_option_has_a_hint(tmp_path: Path) -> None:
-    refused = {"kind": "ValueError", "message": "ValueError: no", "place": "a.py:1", "line": "raise", "options": []}
+    refused = {"kind": "ValueError", "message": "ValueError: no", "location": "a.py:1", "line": "raise", "options": []}
     with pytest.raises(ProfileError) as caught:
         judge(Answers({"refused": refused}), tmp_path)
     [problem] = caught.value.problems_or_self()

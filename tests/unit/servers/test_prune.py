@@ -46,7 +46,7 @@ def test_old_runs_are_removed_by_count_and_age(home: Home) -> None:
 
     assert pruned(home, keep=5) == []
     assert pruned(home, day=1) == []
-    assert [(Path(old.run_dir), old.bytes, old.kept_because) for old in pruned(home, keep=3, day=2, dry_run=True)] == [
+    assert [(Path(old.run_dir), old.bytes, old.keep_reason) for old in pruned(home, keep=3, day=2, dry_run=True)] == [
         (runs[0].path, size, "")
     ]
     assert tree(home.root) == before
@@ -57,7 +57,7 @@ def test_old_runs_are_removed_by_count_and_age(home: Home) -> None:
 def test_restarted_run_is_removed_like_others(home: Home) -> None:
     past_run(home, 1).save(RESTARTS_FILE, {"restarts": [{"at": "2026-07-01T00:10:00+00:00", "reason": "killed"}]})
     past_run(home, 2)
-    assert [old.kept_because for old in pruned(home)] == [""]
+    assert [old.keep_reason for old in pruned(home)] == [""]
     assert days(home) == [2]
 
 
@@ -69,7 +69,7 @@ def test_runs_needed_by_restart_and_rollback_are_kept(home: Home) -> None:
     for day in (4, 5, 6):
         past_run(home, day, "server.port=3", proven=None)
 
-    kept = {Path(old.run_dir).name[6:8]: old.kept_because for old in pruned(home)}
+    kept = {Path(old.run_dir).name[6:8]: old.keep_reason for old in pruned(home)}
 
     assert days(home) == [6, 3, 2]
     assert kept == {
@@ -94,7 +94,7 @@ def test_run_of_running_server_is_kept(home: Home) -> None:
     past_run(home, 2)
     past_run(home, 3)
     found = pruned(home)
-    assert [old.kept_because for old in found] == ["", "`deploy status` still lists its server"]
+    assert [old.keep_reason for old in found] == ["", "`deploy status` still lists its server"]
     assert days(home) == [3, 1]
 
 
@@ -142,7 +142,7 @@ def test_unreadable_or_foreign_runs_are_kept(
     past_run(home, 3)
     before = {path: what for path, what in tree(home.root.parent).items() if "20260702" not in path}
 
-    found = {Path(old.run_dir): old.kept_because for old in pruned(home)}
+    found = {Path(old.run_dir): old.keep_reason for old in pruned(home)}
 
     assert found.pop(odd.path), "it says why"
     assert list(found.values()) == [""], "the one beside it goes all the same"
@@ -192,7 +192,7 @@ def test_removed_run_does_not_follow_symlinks(home: Home, tmp_path: Path) -> Non
     (run.path / "notes").mkdir()
     (run.path / "notes" / "mine.txt").write_text("why it was slow")
 
-    assert [old.kept_because for old in pruned(home)] == [""]
+    assert [old.keep_reason for old in pruned(home)] == [""]
 
     assert days(home) == [2]
     assert (tmp_path / "outside" / "precious").read_text() == "x"
@@ -257,7 +257,7 @@ def test_container_run_is_removed_only_when_known_ended(
     docker = Docker(answers=answers, lists=run.path if listed else None)
     servers = Servers(home, {"docker": docker, "process": ServerGroup(ProcessRuntime(home))})  # type: ignore[dict-item]
     [old] = prune(servers, None, keep=1, since=datetime(2026, 7, 20, tzinfo=UTC))
-    assert old.kept_because == kept
+    assert old.keep_reason == kept
     assert run.path.exists() == bool(kept)
 
 

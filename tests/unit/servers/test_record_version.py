@@ -118,7 +118,7 @@ def test_prune_keeps_run_of_another_version(home: Home, version: int) -> None:
     gone = past_run(home, 1, name="hen")
     for name in ("owl", "hen"):
         past_run(home, 2, name=name)
-    kept = {each.run_dir: each.kept_because for each in prune(servers_of(home), None, keep=1, since=datetime.now(UTC))}
+    kept = {each.run_dir: each.keep_reason for each in prune(servers_of(home), None, keep=1, since=datetime.now(UTC))}
     assert kept[str(gone.path)] == ""
     assert f"it has version {version}, and this `deploy` reads version {RECORD_VERSION}" in kept[str(run.path)]
     assert f"rm -r {run.path}" in kept[str(run.path)]

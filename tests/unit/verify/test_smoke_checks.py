@@ -323,7 +323,7 @@ FAULTY = {
     "500 for an over-long prompt": (engine(overlong_status=500), "overlong prompt rejected", "is answered 500"),
     "an over-long prompt cut in silence": (engine(overlong_status=200), "overlong prompt rejected", "answered 200"),
     "a shorter second answer": (
-        engine(gives_fewer_tokens_each_time=True),
+        engine(gives_fewer_tokens_per_call=True),
         "greedy deterministic",
         "two greedy answers differ at token 29",
     ),
@@ -441,7 +441,7 @@ def test_cache_tier_check_uses_evicted_prompt(
 
 def test_truncated_tier_answer_fails_despite_nondeterminism(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_checks, "_ANSWER", 32)  # tokens of the answers that the server cuts
-    found = named(run(engine(keeps=("host",), gives_fewer_tokens_each_time=True), UNSURE), "cache tiers")
+    found = named(run(engine(keeps=("host",), gives_fewer_tokens_per_call=True), UNSURE), "cache tiers")
     assert found.verdict is Verdict.FAILED
     assert "with the tokens from host, the answer differs at token" in found.evidence
 
@@ -680,7 +680,7 @@ def test_target_knows_whether_speculation_is_greedy(engine: str | None, greedy: 
 
 
 def test_fewer_tokens_fail_despite_nondeterministic_kernels() -> None:
-    report = run(engine(gives_fewer_tokens_each_time=True), dataclasses.replace(TARGET, nondeterministic=(CAUSE,)))
+    report = run(engine(gives_fewer_tokens_per_call=True), dataclasses.replace(TARGET, nondeterministic=(CAUSE,)))
     assert list(failures(report)) == ["greedy deterministic"]
 
 

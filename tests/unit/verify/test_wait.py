@@ -251,7 +251,7 @@ def test_rejected_arguments_are_a_profile_error() -> None:
     refusal = ArgumentRefusal(
         kind="AssertionError",
         message="AssertionError",
-        place="server_args.py:5383",
+        location="server_args.py:5383",
         line="assert self.ep_size > 1",
         options=("enable-eplb",),
     )
