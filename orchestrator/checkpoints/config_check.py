@@ -136,7 +136,7 @@ def _wrong_storage(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     for (fault, certain), names in wrong.items():
         yield Mismatch(
             message=f"{_count(names)} {fault}: {_format_names(names)}",
-            hint="use a revision of the checkpoint with matching config and tensors, or quantize it again",
+            hint="use a revision whose config and tensors match (`--revision COMMIT`), or quantize it again",
             fatal=certain,
         )
     for label, names in unchecked.items():
@@ -362,7 +362,7 @@ def _quark_fp8_shared_experts(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
         yield Mismatch(
             message=f"{_count(names)} of shared experts in Quark's FP8, which sglang before 0.5.17 cannot "
             f"build: {_format_names(names)}",
-            hint="use sglang 0.5.17 or newer",
+            hint="use sglang 0.5.17 or newer: `--set engine=ENGINE`; `deploy profiles` lists engines",
             fatal=True,
             sglang=_BLOCKS_ASKED,
         )
@@ -379,7 +379,7 @@ def _flat_scales(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
         yield Mismatch(
             message=f"{_count(names)} stored as FP8 with a one-dimensional scale, which sglang before 0.5.18 cannot "
             f"load: {_format_names(names)}",
-            hint="use sglang 0.5.18 or newer, or a checkpoint with attention in bf16",
+            hint="use sglang 0.5.18 or newer (`--set engine=ENGINE`), or a checkpoint with attention in bf16",
             fatal=True,
             sglang=_FLAT_SCALES,
         )

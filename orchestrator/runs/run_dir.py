@@ -127,7 +127,7 @@ def write_files(folder: Path, files: Iterable[RenderedFile]) -> None:
         raise HostError(
             f"cannot write below `{folder}`: {error.strerror}",
             location=str(error.filename or folder),
-            hint="free disk space, or name a directory elsewhere",
+            hint="`deploy prune` frees disk space, or name a directory elsewhere",
         ) from error
 
 

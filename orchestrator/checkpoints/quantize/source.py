@@ -74,5 +74,5 @@ def _require_unquantized(directory: Path, summary: CheckpointSummary) -> None:
         raise UsageError(
             f"this checkpoint is quantized already: {reason}",
             location=str(directory),
-            hint="quantize the original checkpoint: `deploy quantize BF16_DIR TARGET`",
+            hint="quantize the original BF16 checkpoint: `deploy quantize SOURCE TARGET`",
         )

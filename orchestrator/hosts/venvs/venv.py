@@ -139,7 +139,7 @@ def ensure_venv(requirements: Path, *, home: Home, progress: Progress, shim: Pat
             return environment
         remove_tree(folder, within=home.environments)
         require_disk_space(
-            home.environments, recipe.installed_bytes, hint="set DEPLOY_HOME to a directory on another disk"
+            home.environments, recipe.installed_bytes, hint="`export DEPLOY_HOME=DIR`, a directory on another disk"
         )
         try:
             _build(folder, recipe, progress)

@@ -90,7 +90,10 @@ class _Release:
         wheel = self.request.wheel or fetch_wheel(self.request.what, self.home.root / "wheels")
         if (found := wheel_version(wheel)) != self.request.what:
             override = f"has version {found}" if found else "has no version"
-            raise UsageError(f"`{wheel}` {override}, not {self.request.what}", hint="pass the wheel's version")
+            raise UsageError(
+                f"`{wheel}` {override}, not {self.request.what}",
+                hint="pass the wheel's version: `deploy add engine VERSION`",
+            )
         return wheel
 
     def lines(self) -> Iterator[YamlLine]:

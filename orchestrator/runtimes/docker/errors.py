@@ -70,7 +70,7 @@ _CAUSES: Final = (
         pattern=r'gathering device information while adding custom device "(?P<device>[^"]+)"',
         message="this host has no device `{device}`",
         location="{hardware}: container.devices",
-        hint="load the GPU driver, or choose a profile for this host's hardware",
+        hint="load the GPU driver, or choose a profile for this host's hardware: `deploy profiles`",
     ),
     _Cause(
         pattern=r"error setting rlimit type (?P<number>\d+): operation not permitted",
