@@ -94,6 +94,21 @@ def test_correct_server_passes_every_check() -> None:
     assert len(report.checks) == 21
 
 
+def test_request_without_key_is_refused_before_its_body() -> None:
+    """sglang would reset the connection, which ends `kubectl port-forward`."""
+    bodies, behind = [], over_httpx(engine(key="sk-0123456789"))
+
+    def recorded(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST" and "Authorization" not in request.headers:
+            bodies.append(request.read())
+        return behind.handle_request(request)
+
+    target = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
+    report = smoke.smoke_test(target, faults=None, seed=1, transport=httpx.MockTransport(recorded))
+    assert verdicts(report)["API key required"] is Verdict.PASSED
+    assert bodies == [b""]
+
+
 def test_503_during_kernel_compilation_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
