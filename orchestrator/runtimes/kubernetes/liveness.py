@@ -42,8 +42,7 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     """
     between = _between(plan)
     seconds = max(between * 2 // 3, 1)
-    ranks = str(plan.layout.dp) if plan.role is Role.SERVER else "1"  # of a prefill or decode server, one tells
-    arguments = (str(plan.server.port), ranks, str(seconds), *_alone(plan), *config_words[1:])
+    arguments = (str(plan.server.port), str(plan.layout.dp), str(seconds), *_alone(plan), *config_words[1:])
     return {
         "exec": {"command": [*_PYTHON, f"{FOLDER}/{_PROGRAM}", *arguments]},
         "timeoutSeconds": max(between * 5 // 6, 1),

@@ -113,10 +113,10 @@ def test_role_probes_do_not_need_the_other_role(found: dict[tuple[str, str], Any
         assert server["livenessProbe"]["exec"]["command"][-4:] == [port, "1", "20", "--alone"]
 
 
-def test_startup_probe_of_a_role_samples_each_rank() -> None:
+def test_probes_of_a_role_ask_each_rank() -> None:
     server = container(found_of(CPU, HOST_PATH, "layout.decode.dp=2"), "decode-1")
     assert server["startupProbe"]["exec"]["command"][-2:] == ["2", "--alone"]
-    assert server["livenessProbe"]["exec"]["command"][-3:] == ["1", "20", "--alone"]
+    assert server["livenessProbe"]["exec"]["command"][-3:] == ["2", "20", "--alone"]
 
 
 def test_rdma_transfer_uses_host_network() -> None:
