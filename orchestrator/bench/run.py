@@ -2,6 +2,7 @@
 
 import datetime as dt
 import ipaddress
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -139,8 +140,7 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
     if reasons and options.tool == "deploy":  # aiperf has no window in which a rate is judged
         instead = " instead of `--requests`" if options.changes.requests is not None and "duration" in hint else ""
         warn("; ".join(reasons), hint=f"{hint}{instead}")
-    started = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-    directory = options.directory or Path("results") / FileName(f"{name}-{started}")
+    directory = options.directory or _new_directory(name)
     # aiperf has no `generate` API, in which alone a gateway takes token ids
     needs_text = options.tool == "aiperf" and bool(target.replica_urls)
     request = BenchRequest(
@@ -266,6 +266,13 @@ def resume_command(command: str, directory: Path) -> str:
     if not any(word == "--output" or word.startswith("--output=") for word in argv):
         argv += ["--output", str(directory)]
     return shlex.join(argv if "--resume" in argv else [*argv, "--resume"])
+
+
+def _new_directory(workload: str) -> Path:
+    """Return a directory that does not exist yet, named after the workload and the time."""
+    started = f"{workload}-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}"
+    names = (FileName(started if number == 1 else f"{started}-{number}") for number in itertools.count(1))
+    return next(directory for name in names if not (directory := Path("results") / name).exists())
 
 
 def _previous_result(directory: Path, *, resume: bool) -> BenchResult | None:
