@@ -14,6 +14,7 @@ import sys
 CHECK = "check_server_args.py QUESTION"  # in the text of that program
 program = sys.orig_argv[1:3]
 if program == ["-m", "sglang.launch_server"] and "SPAWNED_RANKS" not in os.environ:  # not the scripted engine
+    import gc
     import multiprocessing
     import time
     from multiprocessing.process import BaseProcess
@@ -43,7 +44,13 @@ if program == ["-m", "sglang.launch_server"] and "SPAWNED_RANKS" not in os.envir
             kind.on_idle = wait_on_idle
         run(process)
 
-    multiprocessing.set_start_method = lambda _, force=False: set_start_method("fork", force)
+    def fork(_: str, force: bool = False) -> None:
+        gc.freeze()  # what was imported
+        gc.enable()
+        set_start_method("fork", force)
+
+    gc.disable()  # until all is imported: collections are a tenth of that time
+    multiprocessing.set_start_method = fork
     BaseProcess.run = run_frugally
 elif program and program[0].endswith("/bin/vllm"):
     import multiprocessing
