@@ -20,7 +20,7 @@ def command(
     host: HostOption = None,
 ) -> None:
     """Send one prompt and stream the completion. Sampling is greedy."""
-    with open_servers(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host, name=name) as servers:
         server, answer = servers.open(name), StreamRedactor()
         server.require_running()
         try:

@@ -182,7 +182,7 @@ def _run(target: str, options: BenchOptions, behind: _OfUrl, host: str | None, *
             )
             found = url_target(target, api_key_env=behind.api_key_env, claimed=claimed)
         else:
-            found = server_target(stack.enter_context(open_servers(Home.from_environment(), host)), target)
+            found = server_target(stack.enter_context(open_servers(Home.from_environment(), host, name=target)), target)
         result, directory = _measure(found, options)
     if result.points or result.end_reason is not EndReason.INTERRUPTED:
         _show(result, json=json)

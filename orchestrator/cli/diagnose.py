@@ -65,7 +65,7 @@ def _is_well(subject: str, home: Home, host: str | None) -> bool:
     """Return whether the subject is a healthy server."""
     if subject not in known_names(home):
         return False
-    with open_servers(home, host) as servers:
+    with open_servers(home, host, name=subject) as servers:
         return any(server.health == "healthy" for server in statuses(servers, subject, check_health=True))
 
 
@@ -80,7 +80,7 @@ def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterat
     elif Path(subject).is_file():
         yield LogTail(Path(subject), alone=True).to_end(), ""
     else:
-        with open_servers(home, host) as servers:
+        with open_servers(home, host, name=subject) as servers:
             found = servers.find(subject) if NAME.match(subject) else ()
             if found:
                 runtime = servers.runtime(found[0])

@@ -46,12 +46,12 @@ def command(
     if (name is None) != (all_ or all_homes):
         raise UsageError("no server name given", hint="`deploy status` lists servers; `--all` stops all")
     ended: list[str] = []
-    with open_servers(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host, name=name) as servers:
         try:
             if name is None:
-                down_all(servers, host=host, all_homes=all_homes, drain=drain, ended=ended.append)
+                down_all(servers, all_homes=all_homes, drain=drain, ended=ended.append)
             else:
-                down(servers, name, host=host, drain=drain)
+                down(servers, name, drain=drain)
                 info(f"`{name}` is stopped")
                 ended.append(name)
         except KeyboardInterrupt as error:

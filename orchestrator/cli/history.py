@@ -22,7 +22,7 @@ def command(
 ) -> None:
     """List past runs and their results."""
     measured = tuple(results_below(results))
-    with open_servers(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host, name=name) as servers:
         starts = history(servers, name, measured)
     if json:
         OUTPUT.show(starts)

@@ -66,7 +66,7 @@ def command(
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     options = ProbeOptions(tolerance=tolerance, max_length=max_length, allow_other_checkpoint=allow_other_checkpoint)
     with ExitStack() as stack:
-        servers = stack.enter_context(open_servers(Home.from_environment(), host))
+        servers = stack.enter_context(open_servers(Home.from_environment(), host, name=target))
         saved = load_reference(Path(reference)) if reference is not None and Path(reference).is_file() else None
         side = side_of_url(target, key=api_key(api_key_env)) if is_url(target) else side_of_server(servers, target)
         if reference is not None and saved is None:

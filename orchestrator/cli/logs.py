@@ -27,7 +27,7 @@ def command(
     """Show or follow the log of a server. Secrets are removed; a stopped server's last log is shown."""
     moment = parse_since(since, datetime.now().astimezone()) if since is not None else None
     printed = False
-    with open_servers(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host, name=name) as servers:
         for line in log_lines(servers, name, follow=follow, last=lines, since=moment):
             print_data(line, colors=True)
             printed = True

@@ -57,7 +57,7 @@ def command(
         ignore_sigpipe()  # the server counts and measures these requests
         report = smoke_url(target, plan=plan, key=api_key(api_key_env), engine=engine, soak=soak)
     else:
-        with open_servers(Home.from_environment(), host) as servers:
+        with open_servers(Home.from_environment(), host, name=target) as servers:
             report = smoke_server(servers, target, strict_kernels=strict_kernels, soak=soak)
     if json:
         OUTPUT.show(report)

@@ -24,7 +24,7 @@ def command(
     json: Json = False,
 ) -> None:
     """List servers and their health (alias: ps). With a name or `--health`, each must generate a token."""
-    with open_servers(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host, name=name) as servers:
         if name is None:
             servers.start_listing()
         else:

@@ -35,8 +35,8 @@ def command(
             draw(frame.to_text(width=terminal_width()))
 
     with (
-        open_servers(Home.from_environment(), host) as servers,
-        closing(TopView(servers, name, host=host)) as view,
+        open_servers(Home.from_environment(), host, name=name) as servers,
+        closing(TopView(servers, name, host=servers.host)) as view,
         nullcontext(print_data) if once or json else live_screen() as draw,
     ):
         frame = view.sample()

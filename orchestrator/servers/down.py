@@ -16,7 +16,7 @@ from orchestrator.servers.start.host import resolve_host_ref, wait_until_release
 _GRACE: Final = 120.0  # seconds for running requests, if the plan of the server is not in this home
 
 
-def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = True, drain: float | None = None) -> None:
+def down(servers: Servers, name: str, *, all_homes: bool = True, drain: float | None = None) -> None:
     """Stop the server of that name and wait until its ports and VRAM are free.
 
     Its requests get `drain` seconds; None means the termination grace of its plan. Without `all_homes` only a server of
@@ -33,13 +33,12 @@ def down(servers: Servers, name: str, *, host: str | None, all_homes: bool = Tru
                 rank_hosts = rank_hosts or handle.rank_hosts
                 drain_and_stop(servers, handle, seconds=seconds, reason="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
-            wait_until_released(plan, resolve_host_ref(plan.runtime, servers.home, host, rank_hosts=rank_hosts))
+            wait_until_released(plan, resolve_host_ref(plan.runtime, servers.home, servers.host, rank_hosts=rank_hosts))
 
 
 def down_all(
     servers: Servers,
     *,
-    host: str | None,
     all_homes: bool = False,
     drain: float | None = None,
     ended: Callable[[str], object] | None = None,
@@ -54,7 +53,7 @@ def down_all(
     names = sorted({handle.name for handle in found if all_homes or _is_ours(servers, handle)})
     for name in names:
         try:
-            down(servers, name, host=host, all_homes=all_homes, drain=drain)
+            down(servers, name, all_homes=all_homes, drain=drain)
             info(f"`{name}` is stopped")
             if ended is not None:
                 ended(name)

@@ -26,6 +26,7 @@ from orchestrator.runs.run_dir import (
     note_request,
     read_plan,
     require_name,
+    runs_of,
     runs_with_smoke,
 )
 from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
@@ -119,6 +120,7 @@ class Servers:
     runtimes: Mapping[str, ServerGroup]
     explicit_hosts: frozenset[str] = frozenset()  # runtimes whose host the user gave
     unreachable: dict[str, str] = field(default_factory=dict)  # runtimes that did not respond, with the reason
+    host: str | None = None  # the remote host, `ssh://user@node`
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         """Return all servers (of that name), sorted by name; add runtimes that do not respond to `unreachable`.
@@ -207,12 +209,18 @@ class Servers:
 
 
 @contextmanager
-def open_servers(home: Home, host: str | None = None) -> Iterator[Servers]:
-    """Open the runtimes and close them at the end; with `host` (`ssh://user@node`) only those that support ssh."""
-    names = (name for name in REGISTRY if host is None or runtime_class(name).supports_ssh)
-    runtimes = {name: ServerGroup(open_runtime(name, home, host)) for name in names}
+def open_servers(home: Home, host: str | None = None, *, name: str | None = None) -> Iterator[Servers]:
+    """Open the runtimes and close them at the end; with `host` (`ssh://user@node`) only those that support ssh.
+
+    Without `host`, a `name` whose runs were all started on one remote host is looked up there.
+    """
+    if host is None and name is not None:
+        host = only_host(home, name)
+    kinds = (kind for kind in REGISTRY if host is None or runtime_class(kind).supports_ssh)
+    runtimes = {kind: ServerGroup(open_runtime(kind, home, host)) for kind in kinds}
     try:
-        yield Servers(home, runtimes, frozenset(name for name, runtime in runtimes.items() if runtime.host_given))
+        given = frozenset(kind for kind, runtime in runtimes.items() if runtime.host_given)
+        yield Servers(home, runtimes, given, host=host)
     finally:
         for runtime in runtimes.values():
             runtime.close()
@@ -221,6 +229,13 @@ def open_servers(home: Home, host: str | None = None) -> Iterator[Servers]:
 def requested_host(home: Home, name: str) -> str | None:
     """Return the remote host on which the newest run of a name was started with `--host`; None if there is none."""
     host = requested(run, "host") if (run := latest_run(home, name)) else None
+    return host if isinstance(host, str) else None
+
+
+def only_host(home: Home, name: str) -> str | None:
+    """Return the remote host on which all runs of a name were started; None if there is none, or several."""
+    hosts = {requested(run, "host") for run in runs_of(home, name)}
+    host = hosts.pop() if len(hosts) == 1 else None
     return host if isinstance(host, str) else None
 
 

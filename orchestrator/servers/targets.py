@@ -99,7 +99,7 @@ def resolve_target(
     """Return the target of a URL or a server name; `stack` closes its connections."""
     if is_url(name):
         return url_target(name, api_key_env=api_key_env)
-    return server_target(stack.enter_context(open_servers(home, host)), name)
+    return server_target(stack.enter_context(open_servers(home, host, name=name)), name)
 
 
 def side_of_server(servers: Servers, name: str) -> ProbeSide:

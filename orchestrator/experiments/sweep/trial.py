@@ -93,7 +93,7 @@ def stop_sweep_server(sweep: Sweep) -> None:
     """Stop the server of the sweep, if it exists, at once and with deferred signals."""
     with defer_signals(), open_servers(sweep.home, sweep.request.host) as servers:
         if servers.find(sweep.server) or sweep.plan.runtime in servers.unreachable:
-            down(servers, sweep.server, host=sweep.request.host, drain=0)
+            down(servers, sweep.server, drain=0)
 
 
 def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:

@@ -51,7 +51,8 @@ def test_remote_connection_stays_open_during_evaluation(tmp_path: Path, monkeypa
     steps: list[str] = []
 
     @contextmanager
-    def fleet(_home: object, host: str) -> Iterator[str]:
+    def fleet(_home: object, host: str, *, name: str) -> Iterator[str]:
+        assert name == "tiny"
         steps.append(f"connected to {host}")
         yield "servers"
         steps.append("closed")

@@ -87,7 +87,7 @@ def test_interrupted_down_names_servers_still_running(
     )
 
     @contextmanager
-    def opened(*_: object) -> Iterator[SimpleNamespace]:
+    def opened(*_: object, **__: object) -> Iterator[SimpleNamespace]:
         yield servers
 
     monkeypatch.setattr("orchestrator.cli.down.open_servers", opened)

@@ -58,7 +58,7 @@ def test_down_all_continues_after_failures(tmp_path: Path, capsys: pytest.Captur
     ended: list[str] = []
 
     with pytest.raises(HostError) as caught:
-        command.down_all(fleet(runtime, tmp_path), host=None, ended=ended.append)
+        command.down_all(fleet(runtime, tmp_path), ended=ended.append)
 
     assert ended == ["a", "e"]
     assert runtime.stopped == ["0", "4"]
@@ -77,7 +77,7 @@ def test_unreachable_runtime_is_reported_for_explicit_host(tmp_path: Path) -> No
     servers = replace(fleet(Silent(tmp_path), tmp_path), explicit_hosts=frozenset({"process"}))
 
     with pytest.raises(HostError) as caught:
-        command.down_all(servers, host=None)
+        command.down_all(servers)
 
     assert [problem.message for problem in caught.value.problems] == [
         "cannot query process: the daemon does not answer"
@@ -100,7 +100,7 @@ def test_unused_unreachable_runtime_is_not_reported(tmp_path: Path) -> None:
 def test_down_stops_every_run_of_a_name(tmp_path: Path) -> None:
     runtime = Stopping(tmp_path, "a", "a")
 
-    command.down(fleet(runtime, tmp_path), "a", host=None)
+    command.down(fleet(runtime, tmp_path), "a")
 
     assert runtime.stopped == ["0", "1"]
 
@@ -113,7 +113,7 @@ def test_down_all_reports_servers_of_other_homes(tmp_path: Path, capsys: pytest.
         RunningServer(**{**asdict(runtime.handles[0]), "name": "gone", "run_dir": "/mine/runs/gone/4"})
     )
 
-    command.down_all(fleet(runtime, tmp_path / "mine"), host=None)
+    command.down_all(fleet(runtime, tmp_path / "mine"))
 
     assert runtime.stopped == ["0", "1"]
     said = capsys.readouterr().err
@@ -122,7 +122,7 @@ def test_down_all_reports_servers_of_other_homes(tmp_path: Path, capsys: pytest.
 
 
 def test_down_all_without_servers_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command.down_all(fleet(Stopping(tmp_path), tmp_path), host=None)
+    command.down_all(fleet(Stopping(tmp_path), tmp_path))
     assert capsys.readouterr().err == "no server of this home is running\n"
 
 
@@ -130,7 +130,7 @@ def test_all_homes_option_stops_servers_of_other_homes(tmp_path: Path) -> None:
     runtime = Stopping(tmp_path / "mine", "mine")
     runtime.handles.append(handle("theirs", tmp_path / "theirs/runs/theirs/1"))
 
-    command.down_all(fleet(runtime, tmp_path / "mine"), host=None, all_homes=True)
+    command.down_all(fleet(runtime, tmp_path / "mine"), all_homes=True)
 
     assert runtime.stopped == ["0", "1"]
 
@@ -140,5 +140,5 @@ def test_down_waits_for_hosts_of_all_ranks(tmp_path: Path, monkeypatch: pytest.M
     runtime.handles = [replace(runtime.handles[0], rank_hosts=("ssh://b",))]
     monkeypatch.setattr(command, "read_plan", lambda _: plan_of("mi355x-tp8", "layout.tp=16", "layout.nodes=2"))
     monkeypatch.setattr(command, "wait_until_released", lambda _, host_ref: waited.append(host_ref))
-    command.down(fleet(runtime, tmp_path), "a", host="ssh://a")
+    command.down(replace(fleet(runtime, tmp_path), host="ssh://a"), "a")
     assert [each.remote for each in waited[0].nodes] == ["ssh://a", "ssh://b"]

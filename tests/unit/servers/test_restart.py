@@ -13,7 +13,7 @@ from orchestrator.plan.facts import Facts
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, open_run
 from orchestrator.servers import rollback as command
-from orchestrator.servers.servers import Servers
+from orchestrator.servers.servers import Servers, open_servers
 from orchestrator.servers.start.request import UpRequest
 
 
@@ -66,6 +66,14 @@ def test_missing_server_hints_at_restart_command(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="cannot query docker: no answer") as unanswered:
         Servers(home, {}, unreachable={"docker": "no answer"}).open("owl")
     assert unanswered.value.hint == raised.value.hint
+
+
+def test_name_is_looked_up_on_the_only_host_of_its_runs(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for day, host in enumerate(("ssh://n1", "ssh://n1", "ssh://n2"), start=1):
+        ran(home, request_of(host=host), came_up=True, day=day)
+        with open_servers(home, name="owl") as named, open_servers(home) as others:
+            assert (named.host, others.host) == ("ssh://n1" if day < 3 else None, None)
 
 
 ASKED = asdict(request_of())
