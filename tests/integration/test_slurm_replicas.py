@@ -45,12 +45,11 @@ class Pair:
         [handle] = ServerGroup(SlurmRuntime(self.deploy.home)).find(NAME)
         return handle
 
-    def words(self, *more: str, profile: str = "cpu-tiny") -> list[str]:
-        own = [f"server.port={self.port}", f"engine.python={ENGINE}", "timeouts.termination_grace=1"]
-        own += ["replicas=2"] if profile == "cpu-tiny" else []
+    def words(self, *more: str) -> list[str]:
+        own = [f"server.port={self.port}", f"engine.python={ENGINE}", "timeouts.termination_grace=1", "replicas=2"]
         fixed = ["model.questions=null", "server.api_key_env=PAIR_KEY", "slurm.exclusive=false"]
         settings = (word for each in (*own, *fixed, *more) for word in ("--set", each))
-        return ["up", profile, "--runtime", "slurm", "--name", NAME, *settings]
+        return ["up", "cpu-tiny", "--runtime", "slurm", "--name", NAME, *settings]
 
     def up(self, *settings: str, replace: bool = False) -> None:
         ended = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))
@@ -123,33 +122,6 @@ def test_replica_and_gateway_jobs_full_lifecycle(pair: Pair) -> None:
     assert pair.deploy.run("down", NAME).returncode == 0
     assert not pair.cluster.queue()
     assert pair.deploy.run("status", NAME).returncode == 6
-
-
-def test_prefill_and_decode_run_as_separate_restartable_jobs(pair: Pair) -> None:
-    words = pair.words(profile="cpu-tiny-1p1d")
-    done = pair.deploy.run(*words, "--json")
-    assert done.returncode == 0, done.stderr
-    checks = {check["name"]: check["verdict"] for check in json.loads(done.stdout)["smoke"]["checks"]}
-    assert checks["pair: KV cache transferred"] == checks["pair: answer of one server"] == "passed"
-    assert "is already up" in pair.deploy.run(*words).stderr
-    listed = pair.cluster.run("squeue", "--noheader", "--format=%j").split()
-    assert sorted(listed) == [f"{NAME}-decode-1", f"{NAME}-gateway", f"{NAME}-prefill-1"]
-
-    prefill, decode = pair.handle.replicas
-    pair.cluster.run("scancel", decode.runtime_id)
-    with client_of(pair.handle.url, KEY) as client:
-        wait_for(lambda: complete(client).status_code != 200)
-        told = pair.deploy.run("status", NAME)
-        assert (told.returncode, "decode 1 of 1 is not running: its job was cancelled" in told.stderr) == (8, True), (
-            told
-        )
-        with pair.deploy.running("watch", NAME, "--json") as watch:
-            assert [json.loads(watch.line())["event"] for _ in range(3)] == ["unhealthy", "died", "restarted"]
-            assert watch.end(signal.SIGINT)[0] == 130
-        assert complete(client).status_code == 200
-    assert pair.handle.replicas[0] == prefill
-    assert pair.deploy.run("down", NAME).returncode == 0
-    assert not pair.cluster.queue()
 
 
 def test_replicas_share_a_node_when_they_fit(pair: Pair, tmp_path: Path) -> None:

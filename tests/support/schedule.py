@@ -27,6 +27,7 @@ LONGEST: Final = (
     *GROUPS["Kubernetes"],
     *GROUPS["real server"],
     "test_disaggregation.py",
+    "test_slurm_roles.py",
     "test_slurm.py",
     "test_slurm_nodes.py",
     "test_docker_ranks.py",

@@ -1,0 +1,137 @@
+"""Prefill and decode apart as jobs of a real Slurm: real sglang on a node each, or a role on both nodes."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from ctypes.util import find_library
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from cpu_server import CpuEngine
+from ports import free_port
+from slurm_cluster import SlurmCluster
+from steady_load import client_of, complete, load
+from waits import wait_for
+
+from orchestrator.core.paths import Home
+from orchestrator.core.procfs import find_process
+from orchestrator.runtimes.slurm.record import SERVER
+from orchestrator.runtimes.slurm.runtime import SlurmRuntime
+from orchestrator.runtimes.supervisor.record import read_record
+from orchestrator.servers.group import RunningServer, ServerGroup
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+NAME = "apart"
+KEY = "sk-of-the-clients-of-both-roles"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The servers of both roles and their gateway in a cluster."""
+
+    deploy: CommandLine
+    cluster: SlurmCluster
+    port: int
+
+    def words(self, *more: str) -> list[str]:
+        settings = (f"server.port={self.port}", "server.api_key_env=ROLES_KEY", "slurm.exclusive=false", *more)
+        sets = [word for setting in settings for word in ("--set", setting)]
+        return ["up", "cpu-tiny-1p1d", "--runtime", "slurm", "--name", NAME, *sets]
+
+    @property
+    def handle(self) -> RunningServer:
+        [handle] = ServerGroup(SlurmRuntime(self.deploy.home)).find(NAME)
+        return handle
+
+    def role(self, role: str) -> RunningServer:
+        [server] = [server for server in self.handle.replicas if server.role == role]
+        return server
+
+    def kill(self, role: str, folder: str = "") -> None:
+        """Kill the server of a role, or a rank of it, as the kernel does where memory is short."""
+        record = read_record(Path(self.role(role).run_dir, folder), SERVER)
+        assert record is not None
+        assert record.server is not None
+        process = find_process(record.server)
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+
+    def jobs(self) -> dict[str, str]:
+        """The node list of each job."""
+        rows = self.cluster.run("squeue", "--noheader", "--format=%j %N").splitlines()
+        return {row.split()[0]: row.split()[1] for row in rows}
+
+
+@pytest.fixture
+def roles(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> Iterator[Roles]:
+    """All jobs are cancelled after the test."""
+    assert cpu_engine.python.exists()
+    yield Roles(CommandLine(slurm_home, {"ROLES_KEY": KEY}), slurm_cluster, free_port())
+    for number in slurm_cluster.queue():
+        slurm_cluster.run("scancel", number)
+    slurm_cluster.wait_for_nodes()
+    wait_for(lambda: not slurm_cluster.queue())
+
+
+@pytest.mark.skipif(find_library("ibverbs") is None, reason="only root installs libibverbs, which Mooncake loads")
+def test_sglang_roles_on_two_nodes_restart_separately_under_load(roles: Roles) -> None:
+    # The GPUs, which are character devices, keep the roles on different nodes.
+    words = roles.words("slurm.sbatch_options=[--gpus-per-node=2]", "timeouts.progress_deadline=600")
+    done = roles.deploy.run(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    checks = {check["name"]: check["verdict"] for check in json.loads(done.stdout)["smoke"]["checks"]}
+    for name in ("pair: KV cache transferred", "pair: answer of one server", "pair: network", "correct answers"):
+        assert checks[name] == "passed", (name, checks)
+    assert "is already up" in roles.deploy.run(*words).stderr
+    jobs = roles.jobs()
+    assert jobs.keys() == {f"{NAME}-prefill-1", f"{NAME}-decode-1", f"{NAME}-gateway"}
+    assert jobs[f"{NAME}-prefill-1"] != jobs[f"{NAME}-decode-1"]
+
+    statuses: list[int] = []
+    with load(roles.handle.url, KEY, statuses, clients=1):
+        for role, other in (("decode", "prefill"), ("prefill", "decode")):
+            kept = roles.role(other)
+            roles.kill(role)
+            wait_for(lambda: statuses[-1:] not in ([], [200]))
+            told = roles.deploy.run("status", NAME)
+            assert told.returncode == 8, told
+            assert f"{role} 1 of 1 is not running: killed by SIGKILL" in told.stderr
+            with roles.deploy.running("watch", NAME, "--json") as watch:
+                assert [json.loads(watch.line())["event"] for _ in range(3)] == ["unhealthy", "died", "restarted"]
+                assert watch.end(signal.SIGINT)[0] == 130
+            wait_for(lambda: statuses[-1:] == [200])
+            assert roles.role(other) == kept
+    assert roles.deploy.run("status", NAME).returncode == 0
+    assert roles.deploy.run("down", NAME).returncode == 0
+    assert not roles.cluster.queue()
+
+
+def test_role_on_both_nodes_ends_and_restarts_as_one_job(roles: Roles) -> None:
+    engine = Path(__file__).parents[1] / "support/scripted_engine.py"
+    scripted = (f"engine.python={engine}", "model.questions=null", "timeouts.termination_grace=1")
+    wide = ("layout.decode.nodes=2", "layout.decode.tp=2", "layout.prefill.tp=1")
+    done = roles.deploy.run(*roles.words(*scripted, *wide))
+    assert done.returncode == 0, done.stderr
+    jobs = roles.jobs()
+    assert jobs.keys() == {f"{NAME}-prefill-1", f"{NAME}-decode-1", f"{NAME}-gateway"}
+    assert jobs[f"{NAME}-decode-1"] == "n[0-1]"
+    assert "==> decode-1/rank-1/server.log <==" in roles.deploy.run("logs", NAME).stdout
+
+    kept = roles.role("prefill")
+    roles.kill("decode", "rank-1")
+    wait_for(lambda: roles.deploy.run("status", NAME).returncode == 8)
+    wait_for(lambda: f"{NAME}-decode-1" not in roles.jobs())
+    told = roles.deploy.run("status", NAME).stderr
+    assert "decode 1 of 1 is not running: rank 1 on n1 ended first: killed by SIGKILL" in told, told
+    with roles.deploy.running("watch", NAME, "--json") as watch:
+        assert [json.loads(watch.line())["event"] for _ in range(3)] == ["unhealthy", "died", "restarted"]
+        assert watch.end(signal.SIGINT)[0] == 130
+    assert roles.jobs()[f"{NAME}-decode-1"] == "n[0-1]"
+    assert roles.role("prefill") == kept
+    with client_of(roles.handle.url, KEY) as client:
+        assert complete(client).status_code == 200
+    assert roles.deploy.run("down", NAME).returncode == 0
+    assert not roles.cluster.queue()
