@@ -6,7 +6,9 @@ Uses `http.client`, because the watcher runs as long as its server and httpx alo
 import http.client
 import json
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -36,12 +38,14 @@ class HealthClient:
     key: Secret | None
     model: str  # the served name: an answer for another model comes from another server
     alone: bool = False  # prefill or decode, which needs a bootstrap address
+    connect: Callable[[float], socket.socket] | None = None  # connects to a server of a remote host; takes a timeout
 
     def accepts_connections(self) -> bool:
         """Return whether the port accepts a connection. A host that does not answer in time counts as open."""
         parts = urlsplit(self.url)
+        connect = self.connect or partial(socket.create_connection, (parts.hostname or "", parts.port or 80))
         try:
-            socket.create_connection((parts.hostname or "", parts.port or 80), timeout=_CONNECT_TIMEOUT).close()
+            connect(_CONNECT_TIMEOUT).close()
         except TimeoutError:
             return True
         except OSError:
@@ -103,6 +107,8 @@ class HealthClient:
         connection = kind(parts.netloc, timeout=timeout)
         headers = {**authorization(self.key), "Content-Type": "application/json", "Connection": "close"}
         try:
+            if self.connect is not None:
+                connection.sock = self.connect(timeout)
             connection.request(method, parts.path.rstrip("/") + path, body=content, headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read(MOST_METRICS_BYTES)

@@ -4,8 +4,10 @@ The `ssh` program is used, so that the user's configuration, agent and jump host
 with this process, even if it is killed: the remote command is `cat`, which exits when its standard input is closed.
 """
 
+import errno
 import re
 import signal
+import socket
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence
@@ -114,17 +116,50 @@ def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
         raise _no_ssh() from error
 
 
-def ssh_forward(url: str, port: int) -> tuple[Program, int]:
-    """Forward a local port to 127.0.0.1:`port` of a remote host. Return ssh, not yet connected, and the local port.
+class SshForward:
+    """A port of a remote host, forwarded to a Unix socket in a directory that only this user can enter.
 
-    ssh ends with this process. Raises UsageError if `url` is no valid ssh URL, HostError if `ssh` is not installed.
+    On a local TCP port, another user's program could listen before ssh does, and receive the API key.
     """
-    local = free_port()
-    options = (*_ALIVE, "-N", "-L", f"127.0.0.1:{local}:127.0.0.1:{port}")
-    try:
-        return start(_ssh(SshHost.parse(url), None, *options), output=DEVNULL, tied=True), local
-    except ProgramMissingError as error:
-        raise _no_ssh() from error
+
+    def __init__(self, url: str, port: int) -> None:
+        """Start an ssh that forwards to 127.0.0.1:`port` of a host; it connects later and ends with this process.
+
+        Raises UsageError if `url` is no valid ssh URL, HostError if `ssh` is not installed.
+        """
+        self._far = SshHost.parse(url)
+        temporary = tempfile.TemporaryDirectory(prefix="deploy-ssh-", ignore_cleanup_errors=True)
+        self._socket, self._errors = Path(temporary.name) / "server.sock", Path(temporary.name) / "stderr"
+        # Through a connection that the user's ssh shares, the forward would not end with this ssh: `-S none`.
+        options = ("-S", "none", *_ALIVE, "-N", "-L", f"{self._socket}:127.0.0.1:{port}")
+        try:
+            with open_new(self._errors) as errors:
+                self._program = start(_ssh(self._far, None, *options), output=DEVNULL, errors=errors, tied=True)
+        except ProgramMissingError as error:
+            temporary.cleanup()
+            raise _no_ssh() from error
+        self.close = weakref.finalize(self, _close, self._program, temporary)
+
+    @property
+    def runs(self) -> bool:
+        """Whether ssh runs, connected or not."""
+        return self._program.code is None
+
+    def connect(self, timeout: float) -> socket.socket:
+        """Connect to the port; `timeout` is the limit of each operation in seconds.
+
+        Raises OSError while ssh is not connected; its `strerror` ends with the last line that ssh wrote.
+        """
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout)
+        try:
+            connection.connect(str(self._socket))
+        except OSError as error:
+            connection.close()
+            last = "".join(self._errors.read_text(errors="replace").splitlines()[-1:])
+            reason = f"ssh to `{self._far.address}` is not connected{last and f': {last}'}"
+            raise ConnectionRefusedError(errno.ECONNREFUSED, reason) from error
+        return connection
 
 
 class Tunnel:

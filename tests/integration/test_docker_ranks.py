@@ -181,13 +181,12 @@ def is_reached_while_ssh_runs(home: Home, host: str) -> None:
     assert isinstance(before, ServerSnapshot), before
     assert before.host == host
     wait_for(lambda: backend.listens(before))
-    [forward] = backend._forwards.values()
-    forward.program.end(signal.SIGKILL)
+    [forward] = backend._forwards[NAME].of.values()
+    forward._program.end(signal.SIGKILL)
     assert not backend.listens(before)
     after = replace(before, run=before.run)
     wait_for(lambda: backend.listens(after))
-    [forward] = backend._forwards.values()
-    forward.program.end(signal.SIGKILL)
+    backend.close()
 
 
 def test_ctrl_c_leaves_no_containers_on_any_host(

@@ -19,6 +19,7 @@ class EventKind(StrEnum):
     DIED = "died"  # a restart begins
     RESTARTED = "restarted"  # and verified
     RESTART_FAILED = "restart-failed"
+    MOVED = "moved"  # its newest run is on another host
     STOPPED = "stopped"  # by a person; it is not restarted
     WAITING = "waiting"  # for another command, a job queue, or disk space
     GAVE_UP = "gave-up"  # the restart policy allows no further restart

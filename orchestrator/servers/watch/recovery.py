@@ -63,7 +63,7 @@ def snapshot_of(servers: Servers, name: str, host: str | None = None) -> ServerS
         name=name,
         run=run.path.name,
         url=(handle.service_url or handle.url) if handle else plan.server.url,
-        host=runtime_class(plan.runtime).resolve_host(host, os.environ) or "",
+        host=other_host(plan.runtime, host),
         model=plan.model.served_name,
         processes=tuple(filter(is_identity, (unit.runtime_id for unit in handle.units))) if handle else (),
         status=state.status,
@@ -83,6 +83,11 @@ def snapshot_of(servers: Servers, name: str, host: str | None = None) -> ServerS
         window=plan.restart_policy.window,
         restarted_at=tuple(_restart_times(servers.home, name)),
     )
+
+
+def other_host(runtime: str, host: str | None) -> str:
+    """Return the ssh URL of the host that `host` or the environment names for a runtime; "" for this host."""
+    return runtime_class(runtime).resolve_host(host, os.environ) or ""
 
 
 def _replica_urls(plan: Plan, handle: RunningServer | None) -> Iterator[str]:

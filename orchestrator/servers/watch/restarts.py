@@ -11,9 +11,9 @@ from orchestrator.core.secrets import redact
 from orchestrator.runs.run_dir import RunDir, latest_run, name_lock, read_plan, reserved_room
 from orchestrator.servers.exit_record import RESTARTS_FILE
 from orchestrator.servers.rollback import restart
-from orchestrator.servers.servers import Servers
-from orchestrator.servers.watch.recovery import is_wanted, newest, saved_restarts
-from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult
+from orchestrator.servers.servers import Servers, requested_host
+from orchestrator.servers.watch.recovery import is_wanted, newest, other_host, saved_restarts
+from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult, describe_location
 
 
 def restart_dead(home: Home, name: str, dead: str, reason: str) -> RestartResult:
@@ -47,8 +47,10 @@ def restart_dead(home: Home, name: str, dead: str, reason: str) -> RestartResult
             outcome = RestartOutcome.SUPERSEDED if isinstance(error, NameTakenError) else RestartOutcome.REFUSED
         return RestartResult(outcome=outcome, message=no_room or str(error))
     seconds = "" if done.seconds is None else f", ready after {done.seconds:.1f} s"
-    message, run = f"verified at {done.handle.service_url or done.handle.url}{seconds}", Path(done.handle.run_dir).name
-    return RestartResult(outcome=RestartOutcome.VERIFIED, message=message, run=run)
+    server = done.handle
+    host = other_host(server.runtime, requested_host(home, name))
+    message = f"verified at {describe_location(server.service_url or server.url, host)}{seconds}"
+    return RestartResult(outcome=RestartOutcome.VERIFIED, message=message, run=Path(server.run_dir).name)
 
 
 def _disk_full(home: Home, name: str) -> str:

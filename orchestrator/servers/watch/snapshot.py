@@ -4,6 +4,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+def describe_location(url: str, host: str) -> str:
+    """Return the URL of a server and the host on which it holds; an empty `host` is this one."""
+    return f"{url} on {host}" if host else url
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerSnapshot:
     """A server, as its runtime, the process table and its run directories report it."""
@@ -34,7 +39,12 @@ class ServerSnapshot:
     @property
     def is_remote(self) -> bool:
         """Whether a network lies between this host and the server."""
-        return bool(self.host) or "//127.0.0.1:" not in self.url
+        return bool(self.host) or not self.url.startswith(("http://127.0.0.1:", "http://[::1]:"))
+
+    @property
+    def location(self) -> str:
+        """The URL, and its host if that is another one."""
+        return describe_location(self.url, self.host)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.health import HealthClient
 from orchestrator.engine.liveness import RankProgress, read_work
 from orchestrator.engine.responses import NoResponseError
-from orchestrator.hosts.ssh import ssh_forward
+from orchestrator.hosts.ssh import SshForward
 from orchestrator.servers.watch.alerts import Alerts
 from orchestrator.servers.watch.events import EventKind, PendingEvent, WatchEvent
 from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult, ServerSnapshot, SnapshotFailure
@@ -94,12 +94,11 @@ class _Worker(Generic[T]):
 
 
 @dataclass(frozen=True)
-class _Forward:
-    """A local port that ssh forwards to a server."""
+class _Forwards:
+    """The forwards to a server of a remote host, by host and URL."""
 
-    program: Program
-    port: int
-    snapshot: ServerSnapshot  # the newest at its start
+    snapshot: ServerSnapshot | None = None
+    of: dict[tuple[str, str], SshForward] = field(default_factory=dict)
 
 
 @dataclass
@@ -108,7 +107,7 @@ class LiveBackend:
 
     restarts: list[Program] = field(default_factory=list)
     keys: dict[str, Secret] = field(default_factory=dict)
-    _forwards: dict[tuple[str, int], "_Forward"] = field(default_factory=dict)  # by remote host and port
+    _forwards: dict[str, _Forwards] = field(default_factory=dict)  # by name
 
     def listens(self, snapshot: ServerSnapshot) -> bool:
         """See `WatchBackend.listens`."""
@@ -172,17 +171,31 @@ class LiveBackend:
         ):  # a later start may use another key: its server rejects requests, and the others stay watched
             key = self.api_key_for(snapshot.api_key_env)
         url = snapshot.url if server is None or not snapshot.replica_urls else snapshot.replica_urls[server]
-        local = self._forwarded(url, snapshot) if snapshot.host else url
-        return HealthClient(url=local, key=key, model=snapshot.model, alone=snapshot.has_roles)
+        forward = self._forward(url, snapshot)
+        connect = None if forward is None else forward.connect
+        return HealthClient(url=url, key=key, model=snapshot.model, alone=snapshot.has_roles, connect=connect)
 
-    def _forwarded(self, url: str, snapshot: ServerSnapshot) -> str:
-        """Return the URL on this host. An ssh that ended is started again when a new snapshot has reached the host."""
-        host, port = snapshot.host, int(url.rpartition(":")[2])
-        known = self._forwards.get((host, port))
-        if known is None or (known.program.code is not None and known.snapshot is not snapshot):
-            known = _Forward(*ssh_forward(host, port), snapshot)
-            self._forwards[host, port] = known
-        return f"http://127.0.0.1:{known.port}"
+    def _forward(self, url: str, snapshot: ServerSnapshot) -> SshForward | None:
+        """Return the forward to a URL of a remote host; None on this host.
+
+        A new snapshot ends those that it needs no more. It has reached the host, so an ssh that ended is started again.
+        """
+        known = self._forwards.get(snapshot.name, _Forwards())
+        if known.snapshot is not snapshot:
+            needed = {(snapshot.host, each) for each in (snapshot.url, *snapshot.replica_urls)}
+            kept = {key: forward for key, forward in known.of.items() if key in needed and forward.runs}
+            for key in known.of.keys() - kept:
+                known.of[key].close()
+            known = self._forwards[snapshot.name] = _Forwards(snapshot, kept)
+        if snapshot.host and (snapshot.host, url) not in known.of:
+            known.of[snapshot.host, url] = SshForward(snapshot.host, int(url.rpartition(":")[2]))
+        return known.of.get((snapshot.host, url))
+
+    def close(self) -> None:
+        """End all forwards."""
+        for known in self._forwards.values():
+            for forward in known.of.values():
+                forward.close()
 
 
 def _work_of(client: HealthClient) -> RankProgress:
@@ -225,6 +238,7 @@ def watch(
     """
     backend = LiveBackend()
     with ExitStack() as stack:
+        stack.callback(backend.close)
         snapshots = [_first_snapshot(backend, name) for name in dict.fromkeys(names)]
         for snapshot in snapshots:
             stack.enter_context(_only_watch(home, snapshot.name))

@@ -36,6 +36,7 @@ GATEWAY: Final = -1  # probed like a rank; it does no work of its own
 # After one of these, a healthy server is reported as watched.
 _NOT_WATCHING: Final = {
     EventKind.WAITING,
+    EventKind.MOVED,
     EventKind.STOPPED,
     EventKind.DIED,
     EventKind.RESTART_FAILED,
@@ -209,6 +210,8 @@ class Watcher:
         if (before.run, before.ranks) != (snapshot.run, snapshot.ranks):
             self._known_restarts = 0
             self._reset(now)
+        if before.host != snapshot.host:
+            yield self._events.emit(EventKind.MOVED, f"its newest run is on {snapshot.host or 'this host'}")
         yield from self._evaluate(now, wall)
 
     def _evaluate(self, now: float, wall: float) -> Iterator[PendingEvent]:
@@ -250,7 +253,7 @@ class Watcher:
             self._known_restarts = self.snapshot.restarts
             yield self._events.emit(EventKind.RUNTIME_RESTARTED, f"by its runtime, {self._known_restarts} times so far")
         if self._events.last is None or self._events.last in _NOT_WATCHING:
-            yield self._events.emit(EventKind.WATCHING, self.snapshot.url)
+            yield self._events.emit(EventKind.WATCHING, self.snapshot.location)
         elif self._events.last is EventKind.UNHEALTHY:
             yield self._events.emit(EventKind.RECOVERED, "")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from orchestrator.servers import rollback
 from orchestrator.servers.exit_record import STOPPED_FOR_RESTART, UP_FAILED, failure_reason, record_exit
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
-from orchestrator.servers.start.request import UpRequest
+from orchestrator.servers.start.request import UpRequest, UpResult
 from orchestrator.servers.watch import recovery, restarts
 
 
@@ -187,6 +187,20 @@ def test_restart_is_postponed_without_disk_space(
     monkeypatch.setattr(restarts, "reserved_room", room_for_one)
     restarted = restarts.restart_dead(home, "owl", dead.path.name, "killed")
     assert (restarted.message, restarted.outcome, asked) == ("no space", "postponed", [])
+
+
+@pytest.mark.parametrize(("host", "where"), [(None, ""), ("ssh://n1", " on ssh://n1")])
+def test_restart_names_host_of_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str | None, where: str
+) -> None:
+    home = Home(tmp_path)
+    run = started(home)
+    run.save("request.json", {"version": RECORD_VERSION, "request": asdict(request_of(host=host))})
+    [server] = Recorded(run, RUNS).find()
+    done = UpResult(handle=replace(server, runtime="docker"), served_name="tiny", smoke=None, seconds=3.0)
+    monkeypatch.setattr(restarts, "restart", lambda *_, **__: done)
+    result = restarts.restart_dead(home, "owl", run.path.name, "killed")
+    assert result.message == f"verified at {server.url}{where}, ready after 3.0 s"
 
 
 def test_watching_unknown_server_is_rejected(tmp_path: Path) -> None:

@@ -324,6 +324,24 @@ def test_reconnected_host_causes_no_restart(location: dict[str, str]) -> None:
     assert world.restarted_at == []
 
 
+@pytest.mark.parametrize(("old", "new"), [("", "ssh://n2"), ("ssh://n1", "ssh://n2"), ("ssh://n1", "")])
+def test_newer_run_on_another_host_is_reported(old: str, new: str) -> None:
+    world = World(snapshot=replace(HEALTHY, host=old))
+    watcher = world.watcher()
+    world.snapshot = replace(HEALTHY, host=new, run="run-2")
+    world.pass_by(watcher, 600)
+    details = [detail for _, _, detail in world.events]
+    before, after = (f"{HEALTHY.url} on {host}" if host else HEALTHY.url for host in (old, new))
+    assert world.kinds == ["watching", "moved", "watching"]
+    assert details == [before, f"its newest run is on {new or 'this host'}", after]
+
+
+def test_server_on_either_loopback_address_is_local() -> None:
+    urls = {"http://127.0.0.1:1": False, "http://[::1]:1": False, "http://10.0.0.7:1": True}
+    assert {url: replace(HEALTHY, url=url).is_remote for url in urls} == urls
+    assert replace(HEALTHY, host="ssh://n1").is_remote
+
+
 def test_briefly_unreachable_daemon_causes_no_alert() -> None:
     world = World()
     watcher = world.watcher()

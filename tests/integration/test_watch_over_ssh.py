@@ -1,0 +1,92 @@
+"""How `deploy watch` reaches a server of a remote host: a real ssh connection; the far machine is this one."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine_api import EngineApi
+from engine_process import Server
+from loopback_ssh import needs_sshd, ssh_server, tunnels
+from ports import free_port
+from waits import wait_for
+from watched_world import HEALTHY
+
+from orchestrator.engine.responses import NoResponseError
+from orchestrator.servers.watch.snapshot import ServerSnapshot
+from orchestrator.servers.watch.watch import LiveBackend
+
+pytestmark = needs_sshd
+KEY = "sk-watch-over-ssh"
+
+
+@pytest.fixture
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("OWL_KEY", KEY)
+    with ssh_server(tmp_path, deploy_home=tmp_path / "home", monkeypatch=monkeypatch) as url:
+        yield url
+
+
+@pytest.fixture
+def backend() -> Iterator[LiveBackend]:
+    made = LiveBackend()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server(far: str) -> Iterator[ServerSnapshot]:
+    with Server(("127.0.0.1", 0), EngineApi(key=KEY), 0.0) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{served.server_address[1]}"
+        yield replace(HEALTHY, host=far, url=url, api_key_env="OWL_KEY")
+        served.shutdown()
+
+
+def test_server_answers_and_end_of_watch_ends_ssh(backend: LiveBackend, server: ServerSnapshot) -> None:
+    wait_for(lambda: backend.listens(server))
+    assert backend._client(server).probe_rank(0, timeout=60) == 200
+    assert len(tunnels()) == 1
+    backend.close()
+    assert tunnels() == []
+    assert not backend.listens(server)
+
+
+def test_no_request_leaves_before_ssh_is_connected(backend: LiveBackend, server: ServerSnapshot) -> None:
+    """A stranger listens on this host, on the port that the server has on the other one."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        url, refuses = f"http://127.0.0.1:{stranger.getsockname()[1]}", free_port()
+        away = replace(server, url=url, host=f"ssh://127.0.0.1:{refuses}")
+        client = backend._client(away)
+        wait_for(lambda: tunnels() == [])
+        with pytest.raises(NoResponseError, match=rf"^ssh to `127.0.0.1` .*: .* port {refuses}: Connection refused$"):
+            client.probe_rank(0, timeout=60)
+        assert not client.accepts_connections()
+        stranger.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+
+
+def test_snapshot_ends_ssh_that_it_does_not_need(backend: LiveBackend, server: ServerSnapshot) -> None:
+    wait_for(lambda: backend.listens(server))
+    [before] = tunnels()
+    again, moved, local = (replace(server, **changes) for changes in ({}, {"url": "http://127.0.0.1:9"}, {"host": ""}))
+    backend._client(again)
+    assert tunnels() == [before], "still needed"
+    backend._client(moved)
+    [after] = tunnels()
+    assert after != before
+    backend._client(local)
+    assert tunnels() == []
+
+
+def test_forward_is_not_handed_to_shared_connection(
+    tmp_path: Path, backend: LiveBackend, server: ServerSnapshot
+) -> None:
+    """The connection that the user's ssh shares would keep the forward."""
+    with (tmp_path / "client").open("a") as settings:
+        settings.write(f"ControlMaster auto\nControlPath {tmp_path}/shared\n")
+    wait_for(lambda: backend.listens(server))
+    assert not (tmp_path / "shared").exists()
