@@ -284,8 +284,8 @@ def verify(manifest: list[Patch], roots: Roots, receipt: dict[str, Any]) -> None
 def installed(package: str) -> Path | None:
     """Return the directory of a package as Python would import it, without an import; None if there is none."""
     spec = importlib.util.find_spec(package)
-    matches = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(matches[0]).resolve() if matches else None
+    directories = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(directories[0]).resolve() if directories else None
 
 
 def _verify_files(patch: str, files: list[dict[str, str]]) -> None:

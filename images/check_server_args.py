@@ -205,8 +205,13 @@ class Judge:
             if option not in _FILES or not _is_path(value) or path.exists():
                 continue
             if beside is None or not path.is_relative_to(beside):
-                text = {"kind": "FileNotFoundError", "message": f"`{value}` does not exist", "location": "", "line": ""}
-                return {**text, "options": [option.removeprefix("--")]}
+                refusal = {
+                    "kind": "FileNotFoundError",
+                    "message": f"`{value}` does not exist",
+                    "location": "",
+                    "line": "",
+                }
+                return {**refusal, "options": [option.removeprefix("--")]}
         return None
 
     def _raised(self, argv: Sequence[str], *, parse_only: bool = False) -> BaseException | None:
@@ -331,17 +336,17 @@ def first_step(question: Path, verdict: Path) -> int:
     """Check before a server starts; return REFUSED, and write the file `verdict`, if sglang rejects a command line."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            text = answer(json.loads(question.read_text(encoding="utf-8")))
+            answered = answer(json.loads(question.read_text(encoding="utf-8")))
     except Exception as error:  # noqa: BLE001 - the start of the server shows the error
         print(f"arguments not checked by sglang: {error!r}", file=sys.stderr)
         return 0
-    print(json.dumps(text), file=sys.stderr)
-    if not any("refused" in item for item in text["verdicts"]):
+    print(json.dumps(answered), file=sys.stderr)
+    if not any("refused" in entry for entry in answered["verdicts"]):
         return 0
-    for entry in text["verdicts"]:
+    for entry in answered["verdicts"]:
         if "refused" in entry:
             entry["refused"]["message"] = entry["refused"]["message"][:_MESSAGE]
-    verdict.write_text(json.dumps(text), encoding="utf-8")
+    verdict.write_text(json.dumps(answered), encoding="utf-8")
     return REFUSED
 
 

@@ -131,9 +131,9 @@ def canonical(text: str) -> Reading:
         tree = ast.parse(encoded(text))
         plain = ast.unparse(tree)
         written = ast.parse(plain)
-    ours, suffix = ([node for node in ast.walk(one) if isinstance(node, ast.stmt)] for one in (written, tree))
+    ours, original = ([node for node in ast.walk(one) if isinstance(node, ast.stmt)] for one in (written, tree))
     lines: dict[int, int] = {}
-    for new, old in zip(ours, suffix, strict=True):
+    for new, old in zip(ours, original, strict=True):
         lines.setdefault(new.lineno, old.lineno)
     return Reading(plain, plain, plain, lines)
 

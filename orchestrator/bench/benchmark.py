@@ -94,7 +94,7 @@ class ResultWriteError(Exception):
 def measure(request: BenchRequest, progress: Callable[[str, str], None]) -> BenchResult:
     """Measure and write `result.json` after every point.
 
-    Ctrl-C or a dying endpoint ends the measurement; the finished points are returned (see `BenchResult.ending`). Raises
+    Ctrl-C or a dying endpoint ends the measurement; the finished points are returned (`BenchResult.end_reason`). Raises
     BenchError if nothing can be measured, UsageError if `previous` belongs to another measurement, Interrupted if there
     is no result to return, ResultWriteError on a full disk.
     """
@@ -116,8 +116,8 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
         Connections(Address.from_url(url), key=request.key, clock=clock) for url in (request.url, *request.replica_urls)
     )
     with _cancel_on_signals(), ExitStack() as stack:
-        for replica in (connections, *replicas):
-            stack.callback(replica.close)
+        for opened in (connections, *replicas):
+            stack.callback(opened.close)
         progress("discovering the endpoint", "")
         try:
             endpoint = await discover(

@@ -53,7 +53,7 @@ def forecast_cache(
         prompt_tokens=found.prompt_tokens,
         sampled_share=None if found.sampled == 1 else found.sampled,
         unlimited_share=found.unlimited,
-        sizes=tuple(CacheSize(tokens=size, share=found.at(size)) for size in sizes),
+        sizes=tuple(CacheSize(tokens=tokens, share=found.at(tokens)) for tokens in sizes),
         replicas=replicas,
         cache_tokens=size,
         share=None if size is None else found.at(size),

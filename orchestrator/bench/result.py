@@ -15,7 +15,7 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.validation import validation_problems
 from orchestrator.engine.foreign import UNKNOWN
 
-RESULT_SCHEMA: Final = 2
+RESULT_SCHEMA: Final = 3
 RESULT_FILE: Final = "result.json"
 
 
@@ -335,7 +335,7 @@ class BenchResult:
     @classmethod
     def from_json(cls, text: str, *, location: str) -> "BenchResult":
         """Parse a result read from `location`. Raises BenchError for another schema version or damaged data."""
-        version = parse_strict(_VERSIONED, text, description="result of `deploy bench`", location=location).get(
+        version = parse_strict(ANY_VERSION, text, description="result of `deploy bench`", location=location).get(
             "schema_version"
         )
         if version != RESULT_SCHEMA:
@@ -359,7 +359,7 @@ def parse_strict(adapter: TypeAdapter[Parsed], text: str, *, description: str, l
     raise BenchError(f"not a valid {description}", location=location, problems=problems)
 
 
-_VERSIONED: Final = TypeAdapter(dict[str, object])
+ANY_VERSION: Final = TypeAdapter(dict[str, object])
 
 
 @cache

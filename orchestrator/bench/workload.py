@@ -82,10 +82,10 @@ class Workload(StrictModel):
         if [own, self.sessions is not None, self.trace is not None].count(True) != 1:
             raise ValueError("needs either `input_tokens` and `output_tokens`, `sessions`, or `trace`")
         self._check_load()
-        if not self.has_sessions and (requested := _OF_SESSIONS & self.model_fields_set):
-            raise ValueError(f"`{min(requested)}` requires `sessions` or `trace`")
-        if self.has_sessions and (requested := _OF_PROMPTS & self.model_fields_set):
-            raise ValueError(f"`{min(requested)}` is for independent prompts")
+        if not self.has_sessions and (unfit := _OF_SESSIONS & self.model_fields_set):
+            raise ValueError(f"`{min(unfit)}` requires `sessions` or `trace`")
+        if self.has_sessions and (unfit := _OF_PROMPTS & self.model_fields_set):
+            raise ValueError(f"`{min(unfit)}` is for independent prompts")
         if self.prompts != "random" and "token_ids" in self.model_fields_set:
             raise ValueError("`token_ids` requires `prompts: random`")
         if self.token_ids[1] <= self.token_ids[0]:

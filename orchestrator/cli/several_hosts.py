@@ -24,7 +24,7 @@ from orchestrator.core.streams import ignore_sigpipe
 MULTI_HOST_COMMANDS: Final = frozenset(
     {"up", "preflight", "stage", "build", "status", "smoke", "down", "diagnose", "prune"}
 )
-_READING: Final = frozenset({"preflight", "status", "diagnose"})  # those of `SEVERAL` that change nothing
+_READING: Final = frozenset({"preflight", "status", "diagnose"})  # those that change nothing
 _HOST: Final = "--host"
 _OF_ALL: Final = ("--baseline", "--save-baseline")  # options for all hosts together
 
@@ -79,7 +79,7 @@ def on_all(
 ) -> NoReturn:
     """Run a command for each host, print the output of each, and exit with the highest exit code.
 
-    `place` is the index of the word that names the server.
+    `location` returns the index of the word that names the server.
     """
     if verb not in _READING:
         ignore_sigpipe()  # it is unknown when the command on a host begins to change something

@@ -170,7 +170,7 @@ def model_of(document: Document, kind: type[Model]) -> Model:
 def validate(data: Mapping[str, Data], kind: type[Model], *, location: Callable[[KeyPath], str], message: str) -> Model:
     """Validate `data` as a model `kind`. Raises ProfileError with `message` and every problem.
 
-    `place` returns the location of a key path.
+    `location` returns the location of a key path.
     """
     try:
         return kind.model_validate_json(json.dumps(data))
@@ -207,7 +207,7 @@ def validation_problems(
     data: Any = None,  # noqa: ANN401 - data of any shape is looked into
     kind: type[BaseModel] | None = None,
 ) -> tuple[Problem, ...]:
-    """Return the problems of a validation error; `place` returns the location of a key path.
+    """Return the problems of a validation error; `location` returns the location of a key path.
 
     With the validated `data`, messages show the key path that the user wrote: pydantic's own path also names members of
     a union, which are no keys. With the model `kind`, an unknown key gets a hint with the most similar known one.

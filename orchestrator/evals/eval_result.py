@@ -110,7 +110,7 @@ def effective_items(groups: Sequence[Sequence[Fraction | float]]) -> float:
     """
     shares = [list(map(float, group)) for group in groups]
     share = fmean(map(fmean, shares))
-    variance = sum(pvariance(share) / len(share) for share in shares) / len(shares) ** 2
+    variance = sum(pvariance(group) / len(group) for group in shares) / len(shares) ** 2
     return share * (1 - share) / variance if variance > 0 else float(sum(map(len, groups)))
 
 

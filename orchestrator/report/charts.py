@@ -159,14 +159,14 @@ def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
     """Return the published series, if a result has its workload, and one series per drawn result."""
     drawn = _drawn(report)
     rates = report.published.rates if report.published and any(_is_published(item, report) for item, _ in drawn) else ()
-    text = ((line.rate_rps, _published(line, measured, report.published_usd_per_hour)) for line in rates)
-    table = tuple((rate, value) for rate, value in text if value is not None)
+    published = ((line.rate_rps, _published(line, measured, report.published_usd_per_hour)) for line in rates)
+    table = tuple((rate, value) for rate, value in published if value is not None)
     series = [Line(label="published", points=table, color=None)]
     for comparison, index in drawn:
         points = tuple(
-            (row.rate_rps, metric)
+            (row.rate_rps, value)
             for row in comparison.rows
-            if row.rate_rps is not None and (metric := row.of(measured).measured) is not None
+            if row.rate_rps is not None and (value := row.of(measured).measured) is not None
         )
         series.append(Line(label=_short(comparison, report), points=points, color=index))
     return tuple(line for line in series if line.points)

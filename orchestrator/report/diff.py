@@ -155,7 +155,7 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
     reasons: dict[tuple[str, str], list[str]] = {}
     for entry in values:
         reasons.setdefault((a.reason(entry.key), b.reason(entry.key)), []).append(entry.key)
-    lines = tuple(
+    reason_lines = tuple(
         DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
     )
     compared = _last_per_workload(a.results, b.results)
@@ -166,7 +166,7 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
         a=a.label,
         b=b.label,
         differences=tuple(values),
-        reasons=lines,
+        reasons=reason_lines,
         metrics=tuple(_metrics(compared)),
         same_configuration=bool(compared) and all(item.one_configuration for item in compared.values()),
         unknown=tuple(unknown),

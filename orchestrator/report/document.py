@@ -84,10 +84,13 @@ def build_report(
     """Build a report from results and published measurements."""
     comparisons = with_names(tuple(compare(result, published, prices) for result in results), details.directories)
     together = side_by_side(comparisons)
-    notes = published.evals if published else ()
+    published_evals = published.evals if published else ()
     references = entries_of_kind(everything, Reference) if published else ()
     firsts = {side.runs[0] for side in together.groups}
-    evals = (*map(published_eval, notes), *(row for pair in details.evals for row in measured_evals(published, *pair)))
+    evals = (
+        *map(published_eval, published_evals),
+        *(row for pair in details.evals for row in measured_evals(published, *pair)),
+    )
     sentences = headline(comparisons, together, references, published=published is not None)
     return Report(
         title=details.title or title_of(comparisons, published.title if published else None),
@@ -112,8 +115,8 @@ def _scores(rows: Sequence[EvalRow]) -> Iterator[str]:
     """Yield one sentence per measured score, in a report without benchmark results."""
     for row in rows:
         if row.measured:
-            sentences = row.judgment.sentence if row.judgment else "not comparable"
-            yield f"{row.title}: {row.candidate:.4f}, against {row.baseline:.4f} ({row.baseline_label}): {sentences}."
+            judgment = row.judgment.sentence if row.judgment else "not comparable"
+            yield f"{row.title}: {row.candidate:.4f}, against {row.baseline:.4f} ({row.baseline_label}): {judgment}."
 
 
 def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Iterator[AblationRow]:
@@ -163,10 +166,10 @@ def _price_notes(
         if comparison.usd_per_gpu_hour is not None:
             price_text = f"${comparison.usd_per_gpu_hour:.2f} per GPU-hour, {comparison.price_source}"
             notes.setdefault(price_text, comparison.label)
-    text = tuple(f"{owner}: {price_text}" for price_text, owner in notes.items())
+    lines = tuple(f"{label}: {price_text}" for price_text, label in notes.items())
     if published is None:
-        return text
-    return (*text, *_cost_claim(published, costs), *_price_claims(published, prices), *_of_the_pair(published))
+        return lines
+    return (*lines, *_cost_claim(published, costs), *_price_claims(published, prices), *_of_the_pair(published))
 
 
 def _price_claims(published: Published, prices: PriceBook) -> Iterator[str]:

@@ -60,14 +60,14 @@ def headline(
     """
     own = [_own_side(side, comparisons, side_by_side) for side in side_by_side.groups]
     judged = [comparison for comparison in comparisons if comparison.comparable]
-    describe = tuple(verdict(side_by_side, comparisons))
+    verdict_lines = tuple(verdict(side_by_side, comparisons))
     if not published:
-        return (*describe, *without_verdict(side_by_side, comparisons), *own)
+        return (*verdict_lines, *without_verdict(side_by_side, comparisons), *own)
     sentences = [_sentence(comparison, references) for comparison in judged] or own
     if not (forbidden := len(comparisons) - len(judged)):
-        return (*describe, *sentences)
+        return (*verdict_lines, *sentences)
     of = f"{forbidden} of {len(comparisons)} results" if len(comparisons) > 1 else "The result"
-    return (*describe, f"{of} must not be compared with the publication.", *sentences)
+    return (*verdict_lines, f"{of} must not be compared with the publication.", *sentences)
 
 
 def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:
@@ -95,8 +95,8 @@ def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], tog
     column, load = together.groups.index(side), f"{metrics.plain(knees[0])} rps"
     at = {row.metric: row.estimates[column] for row in together.rows if row.load == load}
     ttft, tok_s = (estimate_text(metric, at.get(metric.key)) for metric in (metrics.TTFT_P95, metrics.OUTPUT))
-    measured_at_load = f"at {load}" if len(knees) > 1 else "there"
-    return f"{of}: sustains {least}{between}; {measured_at_load} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
+    where = f"at {load}" if len(knees) > 1 else "there"
+    return f"{of}: sustains {least}{between}; {where} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
 
 
 def _requests(rate_rps: float) -> str:

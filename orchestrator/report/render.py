@@ -59,7 +59,7 @@ def _shown(report: Report) -> dict[str, object]:
     """
     rows = [row for comparison in report.comparisons for row in comparison.rows]
     known = {metric.key for metric in metrics.METRICS if any(row.of(metric).measured is not None for row in rows)}
-    columns_by_name = {
+    table_of = {
         "by_rate": metrics.DisplayIn.RATE,
         "by_wait": metrics.DisplayIn.WAIT,
         "by_layout": metrics.DisplayIn.LAYOUT,
@@ -68,10 +68,10 @@ def _shown(report: Report) -> dict[str, object]:
     context: dict[str, object] = {
         name: [
             metric
-            for metric in metrics.metrics_for(index)
+            for metric in metrics.metrics_for(table)
             if (report.published and not metric.if_measured) or metric.key in known
         ]
-        for name, index in columns_by_name.items()
+        for name, table in table_of.items()
     }
     firsts = [side.runs[0] for side in report.side_by_side.groups]
     apart = [
@@ -221,8 +221,8 @@ def escaped(value: object) -> object:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     pieces = _SPANS.split(" ".join(value.split()))
-    context = (piece if _SPAN.fullmatch(piece) else _MARKUP.sub(_escape, piece) for piece in pieces)
-    return Markup("".join(context))  # noqa: S704 - escaped above
+    escaped_pieces = (piece if _SPAN.fullmatch(piece) else _MARKUP.sub(_escape, piece) for piece in pieces)
+    return Markup("".join(escaped_pieces))  # noqa: S704 - escaped above
 
 
 def code(text: str) -> Markup:

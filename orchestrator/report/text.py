@@ -74,7 +74,7 @@ def _metrics(report: Report) -> Iterator[str]:
 def _metric_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
     """Return the table of one metric by load, with a column of published values if a result has some."""
     metric, sides = metrics.BY_KEY[key], range(len(report.side_by_side.groups))
-    labels = {
+    published = {
         row.load: row.of(metric).published
         for comparison in report.comparisons
         for row in comparison.rows
@@ -83,14 +83,14 @@ def _metric_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
     changed = [column for column in sides if any(row.changes[column] is not None for row in rows)]
     header = (
         metric.title,
-        *(["published"] if labels else []),
+        *(["published"] if published else []),
         *map(_letter, sides),
         *(f"{_letter(column)} against A" for column in changed),
     )
     lines = [
         (
             row.load,
-            *([metric.text(labels.get(row.load), "-")] if labels else []),
+            *([metric.text(published.get(row.load), "-")] if published else []),
             *(estimate_text(metric, estimate) for estimate in row.estimates),
             *("-" if (found := row.changes[column]) is None else change_text(found) for column in changed),
         )

@@ -87,12 +87,12 @@ def _highest(counted: list[tuple[float, float]]) -> Iterator[tuple[float, float]
     """Yield the highest count of each of `_MOMENTS` equal bins, then the last count."""
     begin, end = counted[0][0], counted[-1][0]
     width = (end - begin) / _MOMENTS or 1.0
-    location, before = 0, 0.0
+    index, before = 0, 0.0
     for moment in range(_MOMENTS):
         highest = before
-        while location < len(counted) and counted[location][0] < begin + (moment + 1) * width:
-            before = counted[location][1]
+        while index < len(counted) and counted[index][0] < begin + (moment + 1) * width:
+            before = counted[index][1]
             highest = max(highest, before)
-            location += 1
+            index += 1
         yield begin + moment * width, highest
     yield end, counted[-1][1]

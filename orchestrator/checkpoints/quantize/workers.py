@@ -148,7 +148,12 @@ def _worker_error(folder: WorkDir, number: int, code: int, *, shard: int) -> Bui
         return OSError(errno.ENOSPC, full, str(folder.root))
     if any("C++ compiler" in line or "g++: not found" in line or "ninja" in line for line in lines):
         message = "Quark could not compile its kernels"
-        return BuildError(message, location=str(log), hint="`apt-get install g++`", details="\n".join(lines))
+        return BuildError(
+            message,
+            location=str(log),
+            hint="install g++ in the image of `--image`, or on this host",
+            details="\n".join(lines),
+        )
     return BuildError(f"a worker of Quark failed with exit code {code}", location=str(log), details="\n".join(lines))
 
 

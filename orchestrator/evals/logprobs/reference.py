@@ -8,11 +8,11 @@ from typing import Annotated, Final
 
 from pydantic import FailFast, Field, TypeAdapter
 
-from orchestrator.bench.result import parse_strict
+from orchestrator.bench.result import ANY_VERSION, parse_strict
 from orchestrator.core.errors import BenchError
 from orchestrator.engine.logprobs import TokenLogprobs
 
-REFERENCE_SCHEMA: Final = 1
+REFERENCE_SCHEMA: Final = 2
 # Limits of a file, to bound the memory of parsing: a list or an object takes up to 250 bytes, another value 60. The
 # longest reference has 10,816 tokens: 1.2 MB, 64,900 lists and 130,000 commas.
 MAX_REFERENCE_BYTES: Final = 3 << 19
@@ -61,6 +61,7 @@ class LogprobReference:
 
 
 _REFERENCE: Final = TypeAdapter(LogprobReference)
+_DESCRIPTION: Final = "reference of `deploy logprobs`"
 
 
 def ids_digest(texts: tuple[tuple[int, ...], ...]) -> str:
@@ -81,11 +82,12 @@ def reference_from_json(text: str, *, location: str) -> LogprobReference:
     """Parse a reference read from `location`. Raises BenchError for another schema version or damaged data."""
     if text.count("[") + text.count("{") > _MAX_LISTS or text.count(",") > _MAX_VALUES:
         raise BenchError("not a valid reference of `deploy logprobs`: too large", location=location)
-    reference = parse_strict(_REFERENCE, text, description="reference of `deploy logprobs`", location=location)
-    if reference.schema_version != REFERENCE_SCHEMA:
+    known = parse_strict(ANY_VERSION, text, description=_DESCRIPTION, location=location)
+    if known.get("schema_version") != REFERENCE_SCHEMA:
         raise BenchError(
             "another version of `deploy` wrote the reference", location=location, hint="write a new one with `--save`"
         )
+    reference = parse_strict(_REFERENCE, text, description=_DESCRIPTION, location=location)
     consistent = all(len(text.actual) == len(text.top) == len(text.ids) - 1 for text in reference.texts)
     tops = {len(ranked) for text in reference.texts for ranked in text.top}
     digest = ids_digest(tuple(text.ids for text in reference.texts))

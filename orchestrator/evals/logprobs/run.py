@@ -36,7 +36,7 @@ REPORT_FILE: Final = "logprobs.json"
 _TEXT: Final = "alice"  # in profiles/texts, public domain
 _MAX_TEXT: Final = 1 << 18  # bytes
 # Correct servers of one model, with different layouts or fp32 against bf16, differed by 0.7 to 1.7 times this noise,
-# and the injected errors that were found by 4 times or more.
+# and the injected errors that were found by 4 times or more (measured by this project).
 _FACTOR: Final = 4.0
 # Nats; decoding against prefill of the tiny model (two layers) on a CPU. Larger models have more, measured noise.
 _MIN_BF16: Final = 5e-4
@@ -201,11 +201,11 @@ class _Comparison:
 
     def _cut(self, client: EngineClient, target: Target) -> probe.Texts:
         """Return the texts as token ids of this server. Raises BenchError if those of the reference differ."""
-        text = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), most=_MAX_TEXT).decode()
+        passage = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), most=_MAX_TEXT).decode()
         self._progress.update("logprobs", transient="tokenizing")
-        texts = probe.cut_texts(client, target, text, max_length=self._options.max_length)
+        texts = probe.cut_texts(client, target, passage, max_length=self._options.max_length)
         if self._reference is not None:
-            before = tuple(text.ids for text in self._reference.texts)
+            before = tuple(known.ids for known in self._reference.texts)
             if before[: len(texts)] != texts[: len(before)]:
                 hint = "write a reference with this tokenizer: `--save FILE`"
                 raise BenchError("the reference has different tokens for the same text", hint=hint)

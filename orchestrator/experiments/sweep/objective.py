@@ -89,9 +89,9 @@ class Goal:
         point = self.point(result)
         if point is None:
             reasons = [
-                f"at {point.label} requests/s: {reason}"
-                for point in result.points
-                for reason in point.not_sustained_because
+                f"at {tried.label} requests/s: {reason}"
+                for tried in result.points
+                for reason in tried.not_sustained_because
             ]
             return "; ".join(reasons) or "no rate was sustained"
         late = point.latency is not None and point.latency.ttft_s.p95 > self.ttft_p95_s

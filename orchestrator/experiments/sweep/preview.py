@@ -90,8 +90,8 @@ def preview_text(sweep: Sweep, preview: SweepPreview) -> str:
     more = f" and {repeats} {'repeats' if repeats > 1 else 'repeat'} of the best (more if another is close)"
     trials = f"{count} {'trials' if count > 1 else 'trial'}{more if repeats else ''}"
     cost = "" if preview.usd is None else f", ${preview.usd:.2f}"
-    item, whole = format_duration(sweep.trial_seconds), format_duration(preview.seconds)
-    lines.append(f"budget: up to {trials}, each about {item}: {whole}{cost}; estimates")
+    per_trial, whole = format_duration(sweep.trial_seconds), format_duration(preview.seconds)
+    lines.append(f"budget: up to {trials}, each about {per_trial}: {whole}{cost}; estimates")
     return "\n".join(lines)
 
 

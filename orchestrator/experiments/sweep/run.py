@@ -38,6 +38,7 @@ JOURNAL: Final = "journal.log"
 CONFIRM: Final = 2  # default number of repeated runs, for a median of three
 _RESERVED: Final = 0.25  # maximum share of the budget reserved for repeated runs
 TRIALS: Final = 20  # default number of trials without any budget
+_JOURNAL_VERSION: Final = 2  # increased by each change of `SweepTrial`
 _MAX_REFUSED: Final = 1000  # consecutive refused points that end the search
 _STREAM_TOK_S: Final = 50.0  # assumed speed of one stream, for estimates
 
@@ -142,6 +143,7 @@ class Sweep:
     def begun(self) -> dict[str, object]:
         """Return the data that identifies the sweep in its journal."""
         return {
+            "version of the journal": _JOURNAL_VERSION,
             "profile": self.plan.digest_without_port,
             "space": self.values,
             "objective": [self.goal.objective.value, self.goal.at_rps, self.goal.ttft_p95_s],
@@ -282,21 +284,24 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
     ran = [trial for trial in trials if trial.ran]
     if most is not None and len(ran) >= most:
         return f"the limit of {most} trials is reached"
-    return budget_exhausted(trials, sweep, confirmed=confirmed, saved=sweep.repeats)
+    return budget_exhausted(trials, sweep, confirmed=confirmed, reserved_runs=sweep.repeats)
 
 
-def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float, saved: int = 0) -> str:
-    """Return the reason why no further run fits into hours or cost, with `kept` runs reserved; "" if one fits."""
+def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float, reserved_runs: int = 0) -> str:
+    """Return the reason why no further run fits into hours or cost, with `reserved_runs` reserved; "" if one fits."""
     budget, cost = sweep.request.budget, sweep.usd_per_hour
     ran = [trial.seconds for trial in trials if trial.ran]
     used = sum(trial.seconds for trial in trials) + confirmed
-    item = sum(ran) / max(len(ran), 1)
-    then = used + item
-    if budget.hours is not None and then + min(saved * item, _RESERVED * budget.hours * 3600) > budget.hours * 3600:
+    mean_seconds = sum(ran) / max(len(ran), 1)
+    then = used + mean_seconds
+    if (
+        budget.hours is not None
+        and then + min(reserved_runs * mean_seconds, _RESERVED * budget.hours * 3600) > budget.hours * 3600
+    ):
         return f"one more trial would exceed {budget.hours:g} hours: {format_duration(used)} were used"
     if budget.usd is not None and cost:
         most = budget.usd / cost * 3600
-        if then + min(saved * item, _RESERVED * most) > most:
+        if then + min(reserved_runs * mean_seconds, _RESERVED * most) > most:
             return f"one more trial would exceed ${budget.usd:g}: ${used / 3600 * cost:.2f} were used"
     return ""
 

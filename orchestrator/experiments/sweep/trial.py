@@ -205,7 +205,8 @@ def _run(
         line.leave()
         raise
     except _CONFIGURATION_ERRORS as error:
-        outcome = TrialOutcome.REFUSED if isinstance(error, ProfileError) else TrialOutcome.FAILED
+        refused = isinstance(error, ProfileError) and "bench" not in clock.step_seconds  # else the server was started
+        outcome = TrialOutcome.REFUSED if refused else TrialOutcome.FAILED
         diagnosis = redact(error.details)[-_MAX_DIAGNOSIS:]
         found = replace(found, values=(), outcome=outcome, reason=_reason(error), diagnosis=diagnosis)
     except BaseException:

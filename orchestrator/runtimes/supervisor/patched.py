@@ -56,7 +56,7 @@ class SourcePatches:
     unexpected: frozenset[str]  # ids of patches that the plan's version should not need
 
     def manifest(self, locations: Mapping[str, str]) -> str:
-        """Return the applier's manifest. `places` replaces destinations of files."""
+        """Return the applier's manifest. `locations` replaces destinations of files."""
         entries = parse_json(manifest(self.patches, self.diffs, unexpected=self.unexpected))
         for entry in entries:
             if destination := entry["apply"].get("destination"):

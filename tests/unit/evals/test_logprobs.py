@@ -196,7 +196,7 @@ def test_reference_round_trips_through_file(right: LogprobReference, tmp_path: P
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("schema_version", 2, "another version"),
+        ("schema_version", 1, "another version"),
         ("ids_sha256", "0", "is corrupt"),
         ("top", 4, "is corrupt"),
         ("noise", "much", "not a valid reference"),
