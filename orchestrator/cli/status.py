@@ -25,9 +25,7 @@ def command(
 ) -> None:
     """List servers and their health (alias: ps). With a name or `--health`, each must generate a token."""
     with open_servers(Home.from_environment(), host, name=name) as servers:
-        if name is None:
-            servers.start_listing()
-        else:
+        if name is not None:
             servers.open(name)
         found = statuses(servers, name, check_health=health or name is not None)
         if json:

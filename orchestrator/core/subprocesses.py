@@ -226,11 +226,6 @@ def run_together(argvs: Sequence[Sequence[str]], *, timeout: float) -> list[Comp
 
     An interruption ends all of them; if this process is killed, the kernel kills them. Raises ProgramMissingError.
     """
-    return start_together(argvs)(timeout)
-
-
-def start_together(argvs: Sequence[Sequence[str]]) -> Callable[[float], list[CompletedProgram]]:
-    """Start programs as `run_together` does; return the function that waits for them, with their timeout."""
     with ExitStack() as stack:
         started = list[tuple[Program, IO[bytes], IO[bytes]]]()
         for argv in argvs:
@@ -238,23 +233,17 @@ def start_together(argvs: Sequence[Sequence[str]]) -> Callable[[float], list[Com
             program = start(argv, output=output, errors=errors, tied=True)
             stack.callback(program.end, signal.SIGTERM, grace=_GRACE)
             started.append((program, output, errors))
-        until_awaited = stack.pop_all()
-
-    def wait(timeout: float) -> list[CompletedProgram]:
-        with until_awaited:
-            end = time.monotonic() + timeout
-            codes = [program.wait_for(max(end - time.monotonic(), 0)) for program, *_ in started]
-            return [
-                CompletedProgram(
-                    argv=tuple(argv),
-                    code=_TIMED_OUT if code is None else code,
-                    stdout=_written(output),
-                    stderr=_written(errors),
-                )
-                for argv, code, (_, output, errors) in zip(argvs, codes, started, strict=True)
-            ]
-
-    return wait
+        end = time.monotonic() + timeout
+        codes = [program.wait_for(max(end - time.monotonic(), 0)) for program, *_ in started]
+        return [
+            CompletedProgram(
+                argv=tuple(argv),
+                code=_TIMED_OUT if code is None else code,
+                stdout=_written(output),
+                stderr=_written(errors),
+            )
+            for argv, code, (_, output, errors) in zip(argvs, codes, started, strict=True)
+        ]
 
 
 def _written(file: IO[bytes]) -> str:

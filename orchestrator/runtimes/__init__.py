@@ -7,12 +7,11 @@ from orchestrator.core.imported import import_attribute
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.base import Runtime
 
-# Servers are listed in this order. kubernetes comes last: its requests run meanwhile (`Runtime.start_listing`).
 REGISTRY: Final[Mapping[str, str]] = {
     "docker": "orchestrator.runtimes.docker.runtime:DockerRuntime",
+    "kubernetes": "orchestrator.runtimes.kubernetes.runtime:KubernetesRuntime",
     "process": "orchestrator.runtimes.process.runtime:ProcessRuntime",
     "slurm": "orchestrator.runtimes.slurm.runtime:SlurmRuntime",
-    "kubernetes": "orchestrator.runtimes.kubernetes.runtime:KubernetesRuntime",
 }
 
 

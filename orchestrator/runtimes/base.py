@@ -84,6 +84,9 @@ class ServerState:
         return f"{max(seconds, 0) / size:.0f} {unit}"
 
 
+UNKNOWN_STATE: Final = ServerState(status=Status.UNKNOWN)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Unit:
     """A started server or gateway: enough data to find it from another terminal, and no secret."""
@@ -100,7 +103,7 @@ class Unit:
     role: Role = Role.SERVER
     number: int = 1  # among the units of its role
     rank_hosts: tuple[str, ...] = ()  # ssh URLs of the hosts of ranks 1, 2, … of a server on several nodes
-    state: ServerState = field(default=ServerState(status=Status.UNKNOWN), compare=False)  # when the unit was listed
+    state: ServerState = field(default=UNKNOWN_STATE, compare=False)  # when the unit was listed
 
     @classmethod
     def unreadable(cls, runtime: str, name: str, run_dir: Path) -> Unit:
@@ -325,9 +328,6 @@ class Runtime(ABC):
         """
         del meanwhile
         return unit
-
-    def start_listing(self) -> None:  # noqa: B027 - optional: `find` asks as well
-        """Start the requests of the next `find()`, which run while other runtimes are asked."""
 
     @abstractmethod
     def find(self, name: str | None = None) -> tuple[Unit, ...]:

@@ -134,11 +134,6 @@ class Servers:
             _know(handle)
         return found
 
-    def start_listing(self) -> None:
-        """Start what the next `find()` requests of remote runtimes: kubectl takes 0.3 s for 50 servers."""
-        for group in self.runtimes.values():
-            group.runtime.start_listing()
-
     def open(self, name: str) -> Server:
         """Return the server of that name.
 

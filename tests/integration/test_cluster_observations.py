@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waits import wait_for
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
@@ -68,24 +67,6 @@ def test_listing_servers_queries_cluster_once(kubectl: Path, tmp_path: Path) -> 
     assert asked(kubectl) == 1
     runtime.state(units[0])
     assert asked(kubectl) == 2
-
-
-def test_started_listing_requests_before_find_and_serves_one_find(kubectl: Path, tmp_path: Path) -> None:
-    runtime = KubernetesRuntime(home_with(tmp_path, None))
-    runtime.start_listing()
-    wait_for((kubectl / "asked").is_file)
-    assert len(runtime.find()) == SERVERS
-    assert asked(kubectl) == 1
-    assert len(runtime.find()) == SERVERS
-    assert asked(kubectl) == 2
-
-
-def test_started_listing_leaves_missing_kubectl_to_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = KubernetesRuntime(home_with(tmp_path, None))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    runtime.start_listing()
-    with pytest.raises(HostError, match="no `kubectl` found"):
-        runtime.find()
 
 
 def test_unreachable_cluster_does_not_hide_others(kubectl: Path, tmp_path: Path) -> None:

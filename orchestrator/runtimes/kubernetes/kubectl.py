@@ -5,7 +5,7 @@ It is the user's own kubectl: contexts, login plug-ins and proxies are those of 
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Final
@@ -18,8 +18,8 @@ from orchestrator.core.subprocesses import (
     ProgramMissingError,
     quote,
     run,
+    run_together,
     start,
-    start_together,
 )
 
 MANAGER: Final = "deploy"  # owns the fields that this tool applies
@@ -116,33 +116,22 @@ class Cluster:
         )
 
 
-def start_lists(
-    clusters: Sequence[Cluster], selector: str
-) -> Callable[[], Iterator[list[Mapping[str, Any]] | HostError]]:
-    """Request the Deployments and pods of each cluster that match a label selector, with a short timeout.
+def list_each(clusters: Sequence[Cluster], selector: str) -> Iterator[list[Mapping[str, Any]] | HostError]:
+    """Yield the Deployments and pods of each cluster that match a label selector, or the cluster's error.
 
-    The returned function yields them, or the cluster's error, in the order of the clusters. Raises HostError.
+    All requests run at the same time with a short timeout.
     """
-    batches = [clusters[at : at + _AT_ONCE] for at in range(0, len(clusters), _AT_ONCE)]
-    first = [_start_list(batch, selector) for batch in batches[:1]]
-
-    def lists() -> Iterator[list[Mapping[str, Any]] | HostError]:
-        for batch in batches:
-            answers = (first.pop() if first else _start_list(batch, selector))(_BRIEFLY + _ASIDE)
-            for cluster, done in zip(batch, answers, strict=True):
-                try:
-                    cluster.require_answer(done)
-                    yield cluster.read(done)["items"]
-                except HostError as error:
-                    yield error
-
-    return lists
-
-
-def _start_list(clusters: Sequence[Cluster], selector: str) -> Callable[[float], list[CompletedProgram]]:
     words = ("get", "deployments,pods", "--selector", selector, "--output", "json")
-    with _kubectl_needed():
-        return start_together([cluster.argv(_timeout(_BRIEFLY), *words) for cluster in clusters])
+    for batch in (clusters[at : at + _AT_ONCE] for at in range(0, len(clusters), _AT_ONCE)):
+        argvs = [cluster.argv(_timeout(_BRIEFLY), *words) for cluster in batch]
+        with _kubectl_needed():
+            answers = run_together(argvs, timeout=_BRIEFLY + _ASIDE)
+        for cluster, done in zip(batch, answers, strict=True):
+            try:
+                cluster.require_answer(done)
+                yield cluster.read(done)["items"]
+            except HostError as error:
+                yield error
 
 
 def _timeout(seconds: float) -> str:

@@ -6,12 +6,11 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, HostError
@@ -38,7 +37,7 @@ from orchestrator.runtimes.base import (
     Unit,
 )
 from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
-from orchestrator.runtimes.kubernetes.kubectl import Cluster, start_lists
+from orchestrator.runtimes.kubernetes.kubectl import Cluster, list_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
 from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
@@ -62,8 +61,6 @@ if TYPE_CHECKING:
     from orchestrator.runtimes.kubernetes import creation
 else:
     creation = ImportedModule("orchestrator.runtimes.kubernetes.creation")
-
-_Lists: TypeAlias = tuple[Sequence[Cluster], Callable[[], Iterator[list[Mapping[str, Any]] | HostError]]]
 
 _APPEARS: Final = 10.0  # seconds for the pod of a new Deployment to appear
 _INTERVAL: Final = 0.2
@@ -103,7 +100,6 @@ class KubernetesRuntime(Runtime):
         self._forwards: dict[str, Forward] = {}
         self._tails: list[ServerLog] = []
         self._seen = ObservationCache()
-        self._started: _Lists | None = None  # by `start_listing`
         self._stuck_since: dict[str, float] = {}
         self._timeout: dict[str, float] = {}
 
@@ -135,22 +131,14 @@ class KubernetesRuntime(Runtime):
         self._forwards[unit.runtime_id] = forward = Forward(cluster, plan.server.port)
         return replace(unit, name=name, url=forward.url, run_dir=start[RUN_DIR])  # as this start has them
 
-    def start_listing(self) -> None:
-        with suppress(HostError):  # `find` raises it
-            self._started = self._start_lists(None)
-
-    def _start_lists(self, name: str | None) -> _Lists:
-        locations = known_namespaces(self._home, name)
-        return locations, start_lists(locations, selector(name) if name else f"{NAME},{OURS}")
-
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`.
 
         Opens a tunnel only to servers that are requested by name; others have their Service's URL.
         """
-        locations, lists = self._started if name is None and self._started else self._start_lists(name)
-        self._started = None
-        found = [self._servers(*item, named=name is not None) for item in zip(locations, lists(), strict=True)]
+        locations = known_namespaces(self._home, name)
+        answers = list_each(locations, selector(name) if name else f"{NAME},{OURS}")
+        found = [self._servers(*item, named=name is not None) for item in zip(locations, answers, strict=True)]
         units = [unit for item in found if not isinstance(item, HostError) for unit in item]
         if name is not None:
             units = [self._reached(unit) for unit in units]
