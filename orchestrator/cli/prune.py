@@ -70,7 +70,7 @@ def command(
             info(caches_text(removed, dry_run=dry_run))
         return
     since = parse_since(older_than, datetime.now().astimezone(), option="--older-than")
-    with open_servers(Home.from_environment(), host) as servers:
+    with open_servers(Home.from_environment(), host, name=name) as servers:
         found = prune(servers, name, keep=keep, since=since, dry_run=dry_run)
     if json:
         OUTPUT.show(PrunedRuns(dry_run=dry_run, runs=found))

@@ -203,13 +203,13 @@ def start(
 
     Raises ProgramMissingError if there is no such program, OSError if it cannot be executed.
     """
-    with _readable(stdin) as requested:
+    with _readable(stdin) as source:
         try:
             process = subprocess.Popen(
                 list(argv),
                 cwd=cwd,
                 env=_environment(env),
-                stdin=requested,
+                stdin=source,
                 stdout=output,
                 stderr=errors if errors is not None else (subprocess.STDOUT if output is not None else None),
                 start_new_session=not tied,

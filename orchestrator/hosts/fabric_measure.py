@@ -106,5 +106,5 @@ def _last_line(done: CompletedProgram) -> str:
         for line in (*done.stdout.splitlines(), *done.stderr.splitlines())
         if line.strip(" -*") and "--help" not in line
     ]
-    results = lines[-1].strip()[:200] if lines else "no output"
-    return f"no answer within {_LIMIT} s" if done.code == _TOO_LATE else results
+    last = lines[-1].strip()[:200] if lines else "no output"
+    return f"no answer within {_LIMIT} s" if done.code == _TOO_LATE else last

@@ -31,14 +31,14 @@ def record_of(plan: Plan, url: str) -> dict[str, str]:
     return {PLAN: plan.digest, PROFILE: plan.profile, URL: url, "deploy.version": __version__}
 
 
-def is_record(text: Mapping[str, str]) -> bool:
+def is_record(labels: Mapping[str, str]) -> bool:
     """Return whether labels are those that a start writes; users may put any labels on their own objects."""
-    part = text.get(UNIT, GATEWAY)
+    part = labels.get(UNIT, GATEWAY)
     return (
-        SERVER_NAME.match(text.get(NAME, "")) is not None
+        SERVER_NAME.match(labels.get(NAME, "")) is not None
         and (part == GATEWAY or is_replica(part))
-        and _URL.fullmatch(text.get(URL, "")) is not None
-        and all(is_ssh_url(host) for host in text.get(RANK_HOSTS, "").split())
-        and not rank_of(Path(text.get(RUN_DIR, "")))  # another rank has no record of its own
-        and all(text.get(item) and text[item].isprintable() for item in RECORD)
+        and _URL.fullmatch(labels.get(URL, "")) is not None
+        and all(is_ssh_url(host) for host in labels.get(RANK_HOSTS, "").split())
+        and not rank_of(Path(labels.get(RUN_DIR, "")))  # another rank has no record of its own
+        and all(labels.get(item) and labels[item].isprintable() for item in RECORD)
     )

@@ -199,8 +199,9 @@ class Servers:
                     self.unreachable[kind] = error.message
 
     def _started_with(self, kind: str) -> bool:
-        """Return whether a newest run of this home is of that runtime: a pod needs no Docker daemon."""
-        return any(run.read("plan.json").get("runtime") == kind for run in latest_runs(self.home))
+        """Return whether a newest run of this home is of that runtime, on this host: a pod needs no Docker daemon."""
+        runs = (run for run in latest_runs(self.home) if self.host is not None or requested(run, "host") is None)
+        return any(run.read("plan.json").get("runtime") == kind for run in runs)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def wait_until_ready(
     """Wait until the server serves its model; returns the seconds that took.
 
     One that takes twice as long as was estimated says so. Gives up at once when it has exited or was restarted, when
-    nothing has moved for `silence` seconds, and, where the user has set one, after `timeout` seconds. Raises
+    nothing has moved for `progress_deadline` seconds, and, where the user has set one, after `timeout` seconds. Raises
     NotReadyError with the last log lines, secrets removed, in its details; ProfileError where its engine refuses its
     arguments.
     """

@@ -103,7 +103,7 @@ def _sampled(server: EngineClient, body: Body, *, is_gateway: bool, clock: Calla
 
     While kernels are compiled a server fails its health checks. A gateway then answers 503, and for some seconds after
     the kernels are there: the request is repeated until it is answered at once. A gateway may also drop a connection:
-    only `_SAMPLE_TRIES` requests without a response are a failure.
+    only `_SAMPLE_TRIES` requests in a row without a response are a failure.
     """
     dropped: list[str] = []
 
@@ -114,6 +114,7 @@ def _sampled(server: EngineClient, body: Body, *, is_gateway: bool, clock: Calla
         except NoResponseError as error:
             dropped.append(str(error))
             return dropped[-1] if len(dropped) == _SAMPLE_TRIES else None
+        dropped.clear()
         return "" if status != httpx.codes.SERVICE_UNAVAILABLE and clock() - began < AT_ONCE_SECONDS else None
 
     limit = SAMPLE_LIMIT if is_gateway else 0.0

@@ -118,7 +118,7 @@ def _is_used(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def _imported(repository: str, text: list[str], fill: Callable[[tarfile.TarFile], None], *, docker: str) -> str:
-    """The tag of an image that is known by what it is made of, `told`; made of the tar that `fill` writes."""
+    """The tag of an image that is known by what it is made of, `text`; made of the tar that `fill` writes."""
     made_of = chr(10).join(sorted([*text, _TAG]))
     tag = f"{repository}:{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
     if subprocess.run([docker, "image", "inspect", tag], capture_output=True, check=False).returncode == 0:

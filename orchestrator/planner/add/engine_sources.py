@@ -89,9 +89,9 @@ class _Release:
     def wheel(self) -> Path:
         wheel = self.request.wheel or fetch_wheel(self.request.what, self.home.root / "wheels")
         if (found := wheel_version(wheel)) != self.request.what:
-            override = f"has version {found}" if found else "has no version"
+            mismatch = f"has version {found}" if found else "has no version"
             raise UsageError(
-                f"`{wheel}` {override}, not {self.request.what}",
+                f"`{wheel}` {mismatch}, not {self.request.what}",
                 hint="pass the wheel's version: `deploy add engine VERSION`",
             )
         return wheel

@@ -134,7 +134,7 @@ _CAUSES: Final = (
 
 
 def start_error(text: str, artifacts: Artifacts, *, host: str, port_holder: Callable[[int], str | None]) -> DeployError:
-    """Return the error for the daemon's message `said` about a container, by the first cause that matches it.
+    """Return the error for the daemon's message `text` about a container, by the first cause that matches it.
 
     `host` is the URL of the daemon; `port_holder` returns who listens on a port of its host, None if nothing does.
     """

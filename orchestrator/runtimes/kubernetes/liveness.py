@@ -1,10 +1,10 @@
 """The programs of a server's container: startup probe, liveness probe and drain.
 
 The startup probe, `engine.first_sample`, succeeds after the first sampled request of each rank. The liveness probe,
-`engine.liveness`, checks each rank, with the same rule as `deploy watch`; a cluster then restarts a hung server.
-`/health` would not do: it succeeds as soon as any rank emits anything, and fails during a chunk of prefill that takes
-longer than 20 s. `engine.drain` is the preStop hook: a pod that is deleted gets no new requests, and SIGTERM when those
-that it has are done. A ConfigMap carries all three.
+`engine.liveness`, checks each rank as `deploy watch` does (which asks one rank of a prefill or decode server); a
+cluster then restarts a hung server. `/health` would not do: it succeeds as soon as any rank emits anything, and fails
+during a chunk of prefill that takes longer than 20 s. `engine.drain` is the preStop hook: a pod that is deleted gets no
+new requests, and SIGTERM when those that it has are done. A ConfigMap carries all three.
 """
 
 import inspect

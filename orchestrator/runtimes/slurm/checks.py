@@ -66,7 +66,8 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
     found = sum(int(count) for name, count in rows if name.removesuffix("*") in ours)
     needed = whole + (job.gateway_partition in {None, *ours})
     if found < needed:
-        yield fail("nodes", str(found), f"{needed}, for servers that take whole nodes, and their gateway", _GIVE_ROOM)
+        hint = _GIVE_ROOM if found >= whole else "reduce the number of servers, or `--set slurm.partition=NAME`"
+        yield fail("nodes", str(found), f"{needed}, for servers that take whole nodes, and their gateway", hint)
 
 
 def node_interpreter(subject: CheckContext) -> Iterator[Finding]:

@@ -75,6 +75,7 @@ def snapshot_of(servers: Servers, name: str, host: str | None = None) -> ServerS
         ready=bool(run.read(PROCESSES_FILE)),
         by_watch=_started_by_watch(run),
         ranks=plan.replicas if plan.roles else plan.layout.dp * plan.replicas,
+        is_remote=bool(host) or not runtime_class(plan.runtime).is_local,
         has_roles=bool(plan.roles),
         replica_urls=tuple(_replica_urls(plan, handle)) if plan.gateway else (),
         api_key_env=plan.server.api_key_env,

@@ -34,12 +34,8 @@ class ServerSnapshot:
     max_attempts: int  # in `window`
     window: float  # seconds
     restarted_at: tuple[float, ...]  # Unix times of restarts since a person started the server
+    is_remote: bool = False  # it runs on another host
     has_roles: bool = False  # prefill and decode are apart; then each server counts as one rank
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether a network lies between this host and the server."""
-        return bool(self.host) or not self.url.startswith(("http://127.0.0.1:", "http://[::1]:"))
 
     @property
     def location(self) -> str:

@@ -78,11 +78,11 @@ def test_gateway_job_needs_its_own_node() -> None:
     for settings in (
         ("replicas=2",),
         ("replicas=2", "slurm.partition=main"),
-        (*several, "replicas=3"),
         ("replicas=2", "slurm.gateway_partition=main"),
     ):
         found = findings(*settings, "slurm.exclusive=true")["nodes"]
         assert (found.level, found.value, "slurm.gateway_partition" in found.hint) == (Level.FAIL, "2", True)
+    assert "number of servers" in findings(*several, "replicas=3")["nodes"].hint
     assert "nodes" not in findings("replicas=2")
     assert "nodes" not in findings("replicas=2", "slurm.partition=short,large", "slurm.exclusive=true")
 
