@@ -42,7 +42,7 @@ VERIFIED = RestartResult(outcome=RestartOutcome.VERIFIED, message="proven")
 
 @dataclass
 class Later(Generic[T]):
-    """Something that comes to its end at a moment."""
+    """Something that ends at a moment."""
 
     world: "World"
     at: float
@@ -63,7 +63,7 @@ class World:
     gets_on: list[bool] = field(default_factory=lambda: [False, False])  # it prefills or decodes for others
     counts_work: bool = True
     decodes: bool = True  # what it gets on with is decoding, not a long prefill
-    comes_out: bool = True  # what was decoded
+    emits: bool = True  # what was decoded
     snapshot_error: str = ""  # why it cannot be looked at
     outcome: RestartResult = VERIFIED
     records: bool = True  # a restart is recorded in the run directory
@@ -73,7 +73,7 @@ class World:
     restarted_at: list[float] = field(default_factory=list)
     snapshots: int = 0
     work_done: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    came_out: float = 0.0
+    emitted: float = 0.0
     plans: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
 
     def listens(self, _: ServerSnapshot) -> bool:
@@ -87,9 +87,7 @@ class World:
 
     def work(self, _: ServerSnapshot) -> Later[RankProgress]:
         done = dict(enumerate(self.work_done)) if self.counts_work else {}
-        work = RankProgress(
-            done=done, decoded=done if self.decodes else dict.fromkeys(done, 5.0), emitted=self.came_out
-        )
+        work = RankProgress(done=done, decoded=done if self.decodes else dict.fromkeys(done, 5.0), emitted=self.emitted)
         return Later(self, self.now, lambda: work)
 
     def take_snapshot(self, name: str) -> Later[ServerSnapshot | SnapshotFailure]:
@@ -98,8 +96,8 @@ class World:
         unseen = SnapshotFailure(message=self.snapshot_error, hint="", code=4)
         return Later(self, self.now + SNAPSHOT_SECONDS, lambda: unseen if self.snapshot_error else self.snapshot)
 
-    def restart(self, snapshot: ServerSnapshot, why: str) -> Later[RestartResult]:
-        assert why
+    def restart(self, snapshot: ServerSnapshot, reason: str) -> Later[RestartResult]:
+        assert reason
         self.restarted_at.append(self.now)
         taken = self.outcome
 
@@ -134,7 +132,7 @@ class World:
                 self.plans.remove((moment, happen))
                 happen()
             self.work_done = [done + TICK * on for done, on in zip(self.work_done, self.gets_on, strict=True)]
-            self.came_out += self.comes_out and any(self.gets_on)
+            self.emitted += self.emits and any(self.gets_on)
             self._note(watcher.step(self.now, self.now))
 
     def watcher(self) -> Watcher:
@@ -143,9 +141,9 @@ class World:
         return made
 
     def _note(self, events: Iterator[PendingEvent]) -> None:
-        for each in events:
-            self.events.append((self.now, each.kind, each.detail))
-            self.alerted += [(self.now, each.kind.value)] if each.alert else []
+        for event in events:
+            self.events.append((self.now, event.kind, event.detail))
+            self.alerted += [(self.now, event.kind.value)] if event.alert else []
 
     @property
     def kinds(self) -> list[str]:

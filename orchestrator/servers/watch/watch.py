@@ -182,11 +182,11 @@ class LiveBackend:
         """
         known = self._forwards.get(snapshot.name, _Forwards())
         if known.snapshot is not snapshot:
-            needed = {(snapshot.host, each) for each in (snapshot.url, *snapshot.replica_urls)}
-            kept = {key: forward for key, forward in known.of.items() if key in needed and forward.runs}
-            for key in known.of.keys() - kept:
+            needed = {(snapshot.host, server_url) for server_url in (snapshot.url, *snapshot.replica_urls)}
+            running = {key: forward for key, forward in known.of.items() if key in needed and forward.runs}
+            for key in known.of.keys() - running:
                 known.of[key].close()
-            known = self._forwards[snapshot.name] = _Forwards(snapshot, kept)
+            known = self._forwards[snapshot.name] = _Forwards(snapshot, running)
         if snapshot.host and (snapshot.host, url) not in known.of:
             known.of[snapshot.host, url] = SshForward(snapshot.host, int(url.rpartition(":")[2]))
         return known.of.get((snapshot.host, url))

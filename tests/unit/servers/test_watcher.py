@@ -65,7 +65,7 @@ def test_hung_detokenizer_is_restarted_while_ranks_decode() -> None:
     watcher = world.watcher()
     world.pass_by(watcher, 100)
     hung = world.now
-    world.answers_after, world.comes_out = [None, None], False
+    world.answers_after, world.emits = [None, None], False
     world.pass_by(watcher, 400)
     assert world.kinds == ["watching", "unhealthy", "unhealthy", "died", "restarted"]
     assert "no output for" in world.events[3][2]
@@ -73,7 +73,7 @@ def test_hung_detokenizer_is_restarted_while_ranks_decode() -> None:
 
 
 def test_long_prefill_without_output_is_not_restarted() -> None:
-    world = World(answers_after=[None, None], gets_on=[True, True], decodes=False, comes_out=False)
+    world = World(answers_after=[None, None], gets_on=[True, True], decodes=False, emits=False)
     world.pass_by(world.watcher(), 3600)
     assert world.kinds == ["watching"]
 
