@@ -116,7 +116,7 @@ RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "bench": {"--in": "--input-tokens", "--out": "--output-tokens", "--rates": "--request-rate"},
     "build": {"--at-once": "--parallel", "--give": "--input", **_UNTUNED},
     "eval": {"--data": "--dataset"},
-    "kernels tune": {"--every": "--retune-derived", "--rekeyed": "--retune-derived"},
+    "kernels tune": {"--rekeyed": "--retune-derived"},
     "logprobs": {
         "--against": "--reference",
         "--limit": "--tolerance",

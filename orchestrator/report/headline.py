@@ -95,8 +95,8 @@ def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], tog
     column, load = together.groups.index(side), f"{metrics.plain(knees[0])} rps"
     at = {row.metric: row.estimates[column] for row in together.rows if row.load == load}
     ttft, tok_s = (estimate_text(metric, at.get(metric.key)) for metric in (metrics.TTFT_P95, metrics.OUTPUT))
-    where = f"at {load}" if len(knees) > 1 else "there"
-    return f"{of}: sustains {least}{between}; {where} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
+    at_load = f"at {load}" if len(knees) > 1 else "there"
+    return f"{of}: sustains {least}{between}; {at_load} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
 
 
 def _requests(rate_rps: float) -> str:

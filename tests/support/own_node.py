@@ -37,7 +37,7 @@ _APART: Final = "here=$0; for place in {}; do mkdir -p $place $here$place && mou
 _KERNEL: Final = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 _ENDS: Final = 60.0  # seconds that killed containers may take
 _RARELY: Final = "10m"  # between two measurements of all containers: no test looks at any
-_PAUSE_IMAGE: Final = "deploy.test/pause:1"
+_SANDBOX_IMAGE: Final = "deploy.test/pause:1"
 ENGINE_IMAGE: Final = "deploy.test/engine:1"
 PACKAGES: Final = "packages"  # beside the models, in a pod of ENGINE_IMAGE
 PYTHON_IMAGE: Final = "deploy.test/python:1"  # Debian's Python and a shell
@@ -88,7 +88,7 @@ class OwnNode:
             "containerd", "--config", str(self.folder / "containerd.toml"),
         )  # fmt: skip
         wait_for(self._answers)
-        self.load(_PAUSE_IMAGE, of=("/usr/bin/sleep", "infinity"))
+        self.load(_SANDBOX_IMAGE, of=("/usr/bin/sleep", "infinity"))
         (self.folder / "kubelet.yaml").write_text(json.dumps(self._kubelet()))
         self._run(
             "kubelet", *self._inside, str(PROGRAMS / "kubelet"), "--config", str(self.folder / "kubelet.yaml"),
@@ -175,7 +175,7 @@ disabled_plugins = []
 [grpc]
 address = "{self._socket}"
 [plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{_PAUSE_IMAGE}"
+sandbox_image = "{_SANDBOX_IMAGE}"
 restrict_oom_score_adj = true
 disable_apparmor = true
 stream_server_port = "0"

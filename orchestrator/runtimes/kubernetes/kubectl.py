@@ -116,7 +116,7 @@ class Cluster:
         )
 
 
-def list_each(clusters: Sequence[Cluster], selector: str) -> Iterator[list[Mapping[str, Any]] | HostError]:
+def list_objects(clusters: Sequence[Cluster], selector: str) -> Iterator[list[Mapping[str, Any]] | HostError]:
     """Yield the Deployments and pods of each cluster that match a label selector, or the cluster's error.
 
     All requests run at the same time with a short timeout.

@@ -37,7 +37,7 @@ from orchestrator.runtimes.base import (
     Unit,
 )
 from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
-from orchestrator.runtimes.kubernetes.kubectl import Cluster, list_each
+from orchestrator.runtimes.kubernetes.kubectl import Cluster, list_objects
 from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
 from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
@@ -137,7 +137,7 @@ class KubernetesRuntime(Runtime):
         Opens a tunnel only to servers that are requested by name; others have their Service's URL.
         """
         locations = known_namespaces(self._home, name)
-        answers = list_each(locations, selector(name) if name else f"{NAME},{OURS}")
+        answers = list_objects(locations, selector(name) if name else f"{NAME},{OURS}")
         found = [self._servers(*item, named=name is not None) for item in zip(locations, answers, strict=True)]
         units = [unit for item in found if not isinstance(item, HostError) for unit in item]
         if name is not None:
