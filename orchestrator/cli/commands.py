@@ -147,7 +147,6 @@ RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         **_UNTUNED,
     },
     "up": {
-        "--accept-known-bad": "--set allow_known_issues=[ID]",
         "--keep": "--keep-failed",
         "--least-gsm8k": "--min-gsm8k",
         "--only": "--max-replicas",

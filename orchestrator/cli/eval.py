@@ -94,12 +94,18 @@ def command(
     is `gpqa_diamond.csv`. `tau2` is run by its own program: without `--simulations` its commands are printed.
     """
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
-    home, text = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
+    home, command_line = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
     request = EvalPlan(
         target=target,
         baseline=baseline,
         options=EvalOptions(
-            suite=suite, limit=limit, dataset=dataset, command=text, output=output, resume=resume, max_tokens=max_tokens
+            suite=suite,
+            limit=limit,
+            dataset=dataset,
+            command=command_line,
+            output=output,
+            resume=resume,
+            max_tokens=max_tokens,
         ),
         seeds=seeds,
         simulations=simulations,

@@ -74,10 +74,10 @@ def parse_hosts(words: Iterable[str]) -> tuple[Node, ...]:
 
 def require_machine(word: str, *, location: str = "") -> None:
     """Raise UsageError, with the nearest valid form, for a word that is not the URL of a host."""
-    scheme, requested, rest = word.partition("://")
-    if requested and scheme in _SCHEMES:
+    scheme, separator, rest = word.partition("://")
+    if separator and scheme in _SCHEMES:
         return
-    if not requested:
+    if not separator:
         scheme, rest = ("unix" if word.startswith("/") else "ssh"), word
     meant = f"{closest_match(scheme, _SCHEMES) or 'ssh'}://{rest}"
     raise UsageError(f"`{word}` is not the URL of a host", location=location, hint=f"did you mean `{meant}`?")

@@ -71,13 +71,13 @@ def command(
         side = side_of_url(target, key=api_key(api_key_env)) if is_url(target) else side_of_server(servers, target)
         if reference is not None and saved is None:
             saved = measure_reference(side_of_server(servers, reference), options)
-        report, text = run_probe(side, saved, options, reference_name=reference)
+        report, scores = run_probe(side, saved, options, reference_name=reference)
     save_report(side, report)
     if json:
         OUTPUT.show(report)
     else:
         print_data(report.to_table(width=terminal_width()))
     if save is not None and report.ok:
-        save_reference(text, save)
+        save_reference(scores, save)
         note(f"wrote the reference to `{save}`")
     report.require()

@@ -78,19 +78,19 @@ def command(
     run` line, or manifests. They include the kernel table that `deploy kernels build` made on this host, or the one of
     `--input`. An `--image` is not inspected.
     """
-    requested, home, missing = named_files("--input", input_), Home.from_environment(), tuple[str, ...]()
+    input_files, home, missing = named_files("--input", input_), Home.from_environment(), tuple[str, ...]()
     table: bytes | None = None
     if package is not None and runtime not in LAUNCHERS:
         raise UsageError(
             "`--package` requires a cloud launcher", hint=f"`--runtime {'`, `--runtime '.join(LAUNCHERS)}`"
         )
     if runtime is not None and runtime in LAUNCHERS:
-        if requested or image:
+        if input_files or image:
             raise UsageError("`--input` and `--image` do not apply to a rented machine: `up` makes both there")
         set_invocation(profile, set_ or (), None)
         plan, files = rental_files(runtime, profile, set_ or (), home, tool=package)
     else:
-        source = profile_source(profile, overridden(set_, runtime=runtime), home, given=requested, image=image)
+        source = profile_source(profile, overridden(set_, runtime=runtime), home, given=input_files, image=image)
         inputs = {} if image else source.files()
         with collect_rejections(source):
             plan = source.decide(Facts(inputs=input_digests(inputs), image=image))

@@ -175,9 +175,9 @@ def _check(*, tune: bool, host: str | None, running: bool, others: bool) -> None
         raise UsageError("`--tune`, `--checkpoint` and `--ablation` do not apply to a running server")
 
 
-def _show(text: Sequence[str], bill: CostEstimate, todo: Sequence[StepOutput], *, dry_run: bool) -> None:
+def _show(notes: Sequence[str], bill: CostEstimate, todo: Sequence[StepOutput], *, dry_run: bool) -> None:
     """Print the skipped steps, then the remaining ones with time and price."""
-    for sentence in text:
+    for sentence in notes:
         note(sentence)
     (print_data if dry_run else info)(bill.to_table(todo))
     note(bill.terms)

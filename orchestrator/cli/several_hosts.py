@@ -54,7 +54,7 @@ def several_hosts(hosts: Sequence[str]) -> bool:
     return False
 
 
-def require_hosts_accepted(verb: str, hosts: Sequence[str]) -> tuple[Node, ...]:
+def accepted_nodes(verb: str, hosts: Sequence[str]) -> tuple[Node, ...]:
     """Return the hosts of the `--host` values. Raises UsageError, also for a command that accepts only one host."""
     nodes = parse_hosts(hosts)
     if len(nodes) > 1 and verb not in MULTI_HOST_COMMANDS:

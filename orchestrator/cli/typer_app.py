@@ -28,7 +28,7 @@ from orchestrator.cli.commands import (
     listed_below,
 )
 from orchestrator.cli.overrides import name_options, overridden
-from orchestrator.cli.several_hosts import is_one_server, on_all, require_hosts_accepted, several_hosts, split_hosts
+from orchestrator.cli.several_hosts import accepted_nodes, is_one_server, on_all, several_hosts, split_hosts
 from orchestrator.core.command_hints import left_running, set_invocation
 from orchestrator.core.console import expect_json
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
@@ -72,7 +72,7 @@ class ProfileCommand(TyperCommand):
         if not several_hosts(hosts):
             return args
         verb = ctx.command_path.partition(" ")[2]
-        ctx.meta[_NODES] = require_hosts_accepted(verb, hosts), verb, tuple(others)
+        ctx.meta[_NODES] = accepted_nodes(verb, hosts), verb, tuple(others)
         return others
 
     def invoke(self, ctx: "Context") -> object:

@@ -36,8 +36,8 @@ class _SignatureState:
         kinds = (known.near, known.lines, known.unless_near, known.until)
         return tuple(any(clause.matches(line) for clause in clauses) for clauses in kinds)
 
-    def see(self, number: int, line: str, text: _Matched) -> None:
-        near, evidence, against, end = text
+    def see(self, number: int, line: str, matched: _Matched) -> None:
+        near, evidence, against, end = matched
         if end:
             self._context = None
         if near:

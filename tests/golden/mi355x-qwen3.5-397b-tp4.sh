@@ -44,7 +44,7 @@
 #
 # warning qwen-aiter-attention-fault: aiter's attention faults within minutes (`FmhaBatchPrefillWithPagedKVCache`), in 6
 #   of 6 runs (sglang #39517, open, read through AMD-AGI/Infera: Qwen3.5-122B, TP1)
-# hint: `--set flags.attention-backend=triton`, which was 54 % faster there
+# hint: `--set flags.attention-backend=triton`: Triton was 54 % faster there
 set -eu
 export AITER_FLYDSL_FORCE=1
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0

@@ -1,7 +1,7 @@
 """Each fenced `deploy` command of the README and the guides is accepted, and runs unless `CANNOT_RUN` has its reason.
 
-The commands of a page run in their order, in a home of its own. The scripted engine serves `cpu-tiny`; where a command
-needs a GPU, another host or a cluster, it runs with `--dry-run`.
+The commands of a page run in their order, in a home of its own. The scripted engine serves `cpu-tiny`; `up` of other
+profiles, `reproduce`, `eval`, `sweep`, `prune` and `kernels tune` run with `--dry-run`.
 """
 
 import re
