@@ -38,6 +38,7 @@ CANNOT_RUN = {
     r"quantize": "needs AMD Quark and a checkpoint in BF16",
     r"stage": "downloads the checkpoint, or needs it whole",
     r"(status|preflight|stage) .*--host|status mi355x-tp8": "needs another host",
+    r"prune --caches": "needs a Docker daemon",
     r"down --all": "stops servers of other tests",
     r"watch .*--webhook": "runs until it is stopped",
     r"status pair": "needs two replicas and the gateway's package",
