@@ -142,7 +142,7 @@ class SshForward:
 
     @property
     def runs(self) -> bool:
-        """Whether ssh runs, connected or not."""
+        """Whether the ssh process runs; it may not be connected yet."""
         return self._program.code is None
 
     def connect(self, timeout: float) -> socket.socket:

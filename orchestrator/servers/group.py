@@ -161,7 +161,7 @@ class ServerGroup:
         try:
             if own.runtime_id:
                 self.runtime.stop(own, grace=grace)
-        finally:  # the highest replica first; the gateway again at the end, in case its stop failed
+        finally:  # highest replica first (pods all at once); the gateway again last, in case its stop failed
             self.runtime.stop_together(server.units[::-1], grace=max(until - time.monotonic(), 0))
 
     def set_routable(self, server: RunningServer, *, routable: bool) -> None:
