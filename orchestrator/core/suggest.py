@@ -16,7 +16,7 @@ def closest_match(name: str, known: Iterable[str]) -> str | None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint with the most similar name, or with all names if they are few; else an empty one."""
-    candidates = sorted(known)
+    candidates = sorted(set(known))
     if near := closest_match(name, candidates):
         return f"did you mean `{near}`?"
     return f"known: {', '.join(f'`{candidate}`' for candidate in candidates)}" if 0 < len(candidates) <= _FEW else ""
