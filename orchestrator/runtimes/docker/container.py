@@ -13,7 +13,7 @@ from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
 from orchestrator.engine.launch import HOST_ADDRESS, key_file_words, rank_argv
 from orchestrator.hosts.head_address import Interface
 from orchestrator.plan.networks import ranks_use_rdma, transfer_uses_rdma
-from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan
+from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan, Ulimit
 from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import (
     Artifacts,
@@ -38,6 +38,7 @@ _HERE: Final = 'RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"'
 _NOTHING: Final = ContainerRequirements(
     devices=(), all_gpus=False, groups=(), ipc=None, shm_bytes=None, ulimits=(), security_opt=(), cap_add=()
 )
+_LOCKED: Final = Ulimit(name="memlock", soft=-1, hard=-1)
 # Caches of compiled kernels at their default paths, by compiler: tvm-ffi and hub metadata, and triton; see
 # `engine/kernel_caches.py`. Beside aiter's own folder there are its templates, FlyDSL and MIOpen's database.
 _CACHED: Final = {"jit": "/root/.cache", "triton": "/root/.triton"}
@@ -155,11 +156,17 @@ def _publishes(plan: Plan) -> bool:
 
 
 def _needs_of(plan: Plan) -> ContainerRequirements:
-    """Return what the hardware needs, and the RDMA devices if ranks or roles transfer over them."""
+    """Return what the hardware needs; if ranks or roles transfer by RDMA, also its devices and locked memory.
+
+    A NIC locks its queues and buffers in memory, of which Docker allows 64 KiB to 8 MiB.
+    """
     needs = plan.hardware.container
     ranks = plan.layout.nodes > 1 and ranks_use_rdma(plan)
-    rdma = ranks or (plan.role is not Role.SERVER and transfer_uses_rdma(plan))
-    return replace(needs, devices=(*needs.devices, "/dev/infiniband")) if rdma else needs
+    if not ranks and (plan.role is Role.SERVER or not transfer_uses_rdma(plan)):
+        return needs
+    own = any(limit.name == _LOCKED.name for limit in needs.ulimits)
+    limits = needs.ulimits if own else (*needs.ulimits, _LOCKED)
+    return replace(needs, devices=(*needs.devices, "/dev/infiniband"), ulimits=limits)
 
 
 def container_name(name: str, part: str) -> str:

@@ -59,6 +59,7 @@ def test_ranks_use_host_network_and_never_restart(plan: Plan) -> None:
     artifacts = render(plan, None, "image")
     given = spec_of(artifacts)
     assert (given.publish, given.restarts, given.needs.devices[-1]) == (None, 0, "/dev/infiniband")
+    assert [(limit.name, limit.hard) for limit in given.needs.ulimits] == [("memlock", -1)]  # of the NIC's buffers
     options = host_options(artifacts, given, home="/home", gid=lambda _: "1")
     assert options["restart_policy"]["Name"] == "no"  # `on-failure` with a limit of 0 has no limit
     assert options["network_mode"] == "host"
@@ -66,6 +67,7 @@ def test_ranks_use_host_network_and_never_restart(plan: Plan) -> None:
     assert argv[argv.index("--host") + 1] == "127.0.0.1"  # the URL of rank 0 is reached through the tunnel
     over_tcp = render(plan_of("mi355x-tp8", *SETTINGS, "env.NCCL_IB_DISABLE=1"), None, "image")
     assert "/dev/infiniband" not in spec_of(over_tcp).needs.devices
+    assert not spec_of(over_tcp).needs.ulimits
 
 
 def test_rank_command_has_number_and_head_address(plan: Plan) -> None:
