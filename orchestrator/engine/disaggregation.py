@@ -16,7 +16,7 @@ MODE: Final = "disaggregation-mode"
 BACKEND: Final = "disaggregation-transfer-backend"
 BOOTSTRAP_PORT: Final = "disaggregation-bootstrap-port"
 DECODE_CACHE: Final = "disaggregation-decode-enable-radix-cache"  # a decode server has no prefix cache without it
-NO_HIP: Final = "MC_DISABLE_HIP"
+RDMA_ONLY: Final = "mori"  # sglang 0.5.14, disaggregation/mori/conn.py:372; newer versions too
 # Policies of the gateway that send equal prefixes to the same server (smg 1.13.0). With two prefill servers and others,
 # 151 prefixes were saved to the host tier and none was read again (ROCm/ATOM, recipes/DeepSeek-V4-Agentic-PD-Max.md).
 PREFIX_AFFINE: Final = ("cache_aware", "prefix_hash", "consistent_hashing")
@@ -52,6 +52,11 @@ def worker_fields(role: str, bootstrap_port: int | None) -> dict[str, object]:
     """Return the fields that tell the gateway the role of a worker that is added."""
     port = {} if bootstrap_port is None else {"bootstrap_port": bootstrap_port}
     return {"worker_type": role, **port}
+
+
+def network_unknown(backend: str, *, tcp: bool) -> str:
+    """Return why no log tells the network of a backend; "" if its log does, or if the backend has one network only."""
+    return "the log of nixl names no network: it may be TCP" if backend == "nixl" and not tcp else ""
 
 
 def transfer_fault(log: Iterable[str], *, backend: str, tcp: bool) -> str:

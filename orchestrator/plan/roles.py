@@ -13,6 +13,7 @@ from orchestrator.engine.disaggregation import (
     MODE,
     PREFILL,
     PREFIX_AFFINE,
+    RDMA_ONLY,
     missing_decode_cache,
 )
 from orchestrator.engine.gateway import DEFAULTS
@@ -103,6 +104,9 @@ def roles_agree(context: "RuleContext") -> Iterator[Problem]:
     if layout.transfer is None:
         hint = "`layout.transfer: {backend: mooncake, network: tcp}`, or the NICs: ainic, thor2, connectx"
         yield Problem("`layout.transfer` is missing: how the KV cache crosses", context.location("layout"), hint)
+    elif layout.transfer.backend == RDMA_ONLY and layout.transfer.network == "tcp":
+        hint = "`layout.transfer.backend: mooncake`, or the NICs as `network`: ainic, thor2, connectx"
+        yield Problem(f"{RDMA_ONLY} cannot send over TCP, only by RDMA", context.location("layout", "transfer"), hint)
     if profile.replicas > 1:
         hint = "set `layout.prefill.replicas` and `layout.decode.replicas`"
         yield Problem(

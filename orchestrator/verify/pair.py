@@ -12,7 +12,7 @@ from typing import Final
 from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, Timeouts
-from orchestrator.engine.disaggregation import TRANSFERS, transfer_fault
+from orchestrator.engine.disaggregation import TRANSFERS, network_unknown, transfer_fault
 from orchestrator.engine.liveness import FAKE_BOOTSTRAP, samples
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.requests import generate_body
@@ -123,4 +123,6 @@ def _network(pair: Pair) -> CheckOutcome:
     for name, log in pair.logs().items():
         if fault := transfer_fault(log, backend=backend, tcp=network == "tcp"):
             return failed(f"{name}: {fault}")
+    if unknown := network_unknown(backend, tcp=network == "tcp"):
+        return warning(unknown)
     return passed(f"{pair.transfer}, as the profile says")

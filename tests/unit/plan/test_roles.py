@@ -68,6 +68,12 @@ def test_transfer_backend_sets_environment_with_source() -> None:
         (GPUS, (*PAIR[:1], *PAIR[2:]), "`layout.prefill` cannot serve without `layout.decode`", "`layout.decode"),
         (GPUS, (*PAIR[1:], SAID), "`layout.decode` cannot serve without `layout.prefill`", "`layout.prefill: {}`"),
         (GPUS, (*PAIR[:2], SAID), "`layout.transfer` is missing: how the KV cache crosses", "network: tcp"),
+        (
+            GPUS,
+            (*PAIR[:3], "layout.transfer.network=tcp", SAID),
+            "mori cannot send over TCP, only by RDMA",
+            "backend: mooncake`",
+        ),
         (GPUS, PAIR, "a decode server has no prefix cache unless the profile says so", "to true, or to false"),
         (
             GPUS,

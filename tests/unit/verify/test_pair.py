@@ -60,7 +60,12 @@ class Client:
 
 
 def verdicts(
-    world: World, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool = False, log: str = "TcpTransport: listen on 1"
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    on_gpu: bool = False,
+    log: str = "TcpTransport: listen on 1",
+    transfer: str = "mooncake over tcp",
 ) -> dict[str, tuple[str, str]]:
     monkeypatch.setattr(Client, "world", world, raising=False)
     monkeypatch.setattr(checked, "EngineClient", Client)
@@ -72,7 +77,7 @@ def verdicts(
         decode=["decode"],
         key=None,
         on_gpu=on_gpu,
-        transfer="mooncake over tcp",
+        transfer=transfer,
         logs=lambda: {"prefill 1": [log]},
     )
     return {check.name.removeprefix("pair: "): (str(check.verdict), check.evidence) for check in pair_checks(pair)}
@@ -104,6 +109,14 @@ def test_unexpected_transfer_network_fails(monkeypatch: pytest.MonkeyPatch) -> N
     found = verdicts(World(), monkeypatch, log="installTransport, type=rdma")["network"]
     assert found[0] == "failed"
     assert found[1].startswith("prefill 1: the profile says TCP")
+
+
+@pytest.mark.parametrize(
+    ("transfer", "verdict"),
+    [("nixl over connectx", "warning"), ("nixl over tcp", "passed"), ("mori over ainic", "passed")],
+)
+def test_log_without_a_network_proves_no_rdma(transfer: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdicts(World(), monkeypatch, log="", transfer=transfer)["network"][0] == verdict
 
 
 @pytest.mark.parametrize(("on_gpu", "sampled"), [(True, [0, 1]), (False, [])])
