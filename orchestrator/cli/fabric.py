@@ -14,6 +14,7 @@ from orchestrator.hosts.fabric_baseline import read_baseline
 from orchestrator.hosts.fabric_measure import FabricNode
 from orchestrator.hosts.gpu_checks import VRAM_IN_USE
 from orchestrator.hosts.report import Finding, PreflightReport, fail, not_checked
+from orchestrator.plan.networks import transfer_uses_rdma
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
 from orchestrator.runtimes import runtime_class
@@ -33,7 +34,7 @@ def fabric_of_hosts(results: Sequence[HostResult], params: Mapping[str, Any]) ->
         overrides = overridden(params["set_"], runtime=params["runtime"])
         plan = load(params["profile"], overrides=overrides).plan
         baseline, save = params["baseline"], params["save_baseline"]
-        if plan.layout.nodes == 1 and not baseline and not save:
+        if not _crosses_nodes(plan) and not baseline and not save:
             return None
         return _fabric(plan, ssh_nodes(hosts), Home.from_environment(), baseline, save, busy)
     except DeployError as error:
@@ -52,7 +53,7 @@ def _vram_in_use(result: HostResult) -> bool:
 
 def fabric_of_cluster(plan: Plan, home: Home, baseline: Path | None, save: Path | None) -> Sequence[Finding]:
     """Return the findings about the network between the nodes of the allocation of this shell, if there is one."""
-    if plan.layout.nodes == 1 and not baseline and not save:
+    if not _crosses_nodes(plan) and not baseline and not save:
         return ()
     try:
         nodes = runtime_class(plan.runtime).allocated_nodes(environ)
@@ -60,11 +61,18 @@ def fabric_of_cluster(plan: Plan, home: Home, baseline: Path | None, save: Path 
             return _fabric(plan, nodes, home, baseline, save).findings
     except DeployError as error:
         return _failed(error)
-    salloc = f"`salloc --nodes={max(plan.layout.nodes, 2)}`"
+    salloc = f"`salloc --nodes={max(2, *(unit.plan.layout.nodes for unit in plan.servers))}`"
     runtime = " --runtime docker" if runtime_class(plan.runtime).cluster_managed else ""
     hint = f"`deploy preflight PROFILE{runtime} --host A --host B`; on Slurm {salloc}, and then this command again"
     level = fail if baseline or save else not_checked
     return (level("fabric", "no nodes named", _NEEDED, hint),)
+
+
+def _crosses_nodes(plan: Plan) -> bool:
+    """Return whether a server is on several nodes, or roles on nodes of their own send the KV cache by RDMA."""
+    in_cluster = runtime_class(plan.runtime).cluster_managed  # its nodes are unknown
+    apart = bool(plan.roles) and plan.gateway is not None and not plan.gateway.one_node and not in_cluster
+    return any(unit.plan.layout.nodes > 1 for unit in plan.servers) or (apart and transfer_uses_rdma(plan))
 
 
 def _failed(error: DeployError) -> tuple[Finding, ...]:

@@ -336,6 +336,26 @@ def test_baseline_without_nodes_fails(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (refused.level, refused.value) == (Level.FAIL, "no nodes named")
 
 
+def test_roles_on_nodes_of_their_own_are_checked(
+    trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    words = ("runtime=slurm", "server.api_key_env=K", "engine.python=/p")
+    roles = plan_of("mi355x-1p1d", *words, "layout.tp=8")
+    [asked] = fabric_of_cluster(roles, Home(tmp_path), None, None)
+    assert (asked.value, "`salloc --nodes=2`" in asked.hint) == ("not checked: no nodes named", True)
+    [asked] = fabric_of_cluster(
+        plan_of("cpu-tiny-1p1d", *words, "layout.decode.nodes=4", "layout.decode.tp=4", "layout.prefill.tp=1"),
+        Home(tmp_path),
+        None,
+        None,
+    )
+    assert "`salloc --nodes=4`" in asked.hint
+    assert not fabric_of_cluster(plan_of("cpu-tiny-1p1d", *words), Home(tmp_path), None, None)  # over TCP
+    preflight_fabric(roles, nodes_of(trees), Home(tmp_path), None, tmp_path / "site.json")
+    assert read_baseline(tmp_path / "site.json").ranks == 16
+
+
 def test_image_missing_on_one_node_is_reported() -> None:
     lacks = ("sh", "-c", "echo 'docker: Error response from daemon: No such image: x' >&2; exit 125")
     first = FabricNode(name="n0", address="127.0.0.1", argv=lambda _: ("sh", "-c", "echo timeout >&2; exit 124"))

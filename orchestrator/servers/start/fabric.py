@@ -29,9 +29,12 @@ def preflight_fabric(
 ) -> PreflightReport:
     """Run every check of the fabric, and save the figures as a baseline if none is missing.
 
+    Of servers with nodes of their own, the one with most GPUs tells the GPUs of a node.
     Nothing is measured if the GPUs of a node are `busy`.
     Raises HostError if a node does not answer, OSError if the file cannot be written.
     """
+    if len(plan.gpus) > plan.hardware.gpus:
+        plan = max((unit.plan for unit in plan.servers), key=lambda server: len(server.gpus))
     fabric = Fabric(
         plan=plan,
         nodes=nodes,
