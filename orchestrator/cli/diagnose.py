@@ -10,7 +10,6 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import HostOption, Json, server_names
-from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.console import print_data
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
@@ -44,14 +43,13 @@ def command(
     """Find the cause of a failure in a log. Only known causes are named, with their log lines."""
     home = Home.from_environment()
     subject = subject or _last_started(home)
+    if (run := latest_run(home, subject)) is not None:
+        note_request(run)
     try:
         with _log_of(subject, home, host) as (lines, ended):
             diagnosis = diagnose(lines)
     except OSError as error:
         raise UsageError(f"cannot read the log of `{subject}`: {error.strerror}") from error
-    if (run := latest_run(home, subject)) is not None:
-        note_request(run)
-    diagnosis = diagnosis.with_expanded_commands(expand_commands)
     well = not diagnosis.matches and not ended and _is_well(subject, home, host)
     if json:
         OUTPUT.show(diagnosis.to_output(well=well, ended=ended))

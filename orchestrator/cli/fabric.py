@@ -10,7 +10,8 @@ from orchestrator.cli.fanout import HostResult
 from orchestrator.cli.overrides import overridden
 from orchestrator.core.errors import DeployError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.hosts.fabric_baseline import read_baseline
+from orchestrator.core.validation import read_model
+from orchestrator.hosts.fabric import FabricBaseline
 from orchestrator.hosts.fabric_measure import FabricNode
 from orchestrator.hosts.gpu_checks import VRAM_IN_USE
 from orchestrator.hosts.report import Finding, PreflightReport, fail, not_checked
@@ -91,7 +92,7 @@ def _fabric(
     save: Path | None,
     busy: Sequence[str] = (),
 ) -> PreflightReport:
-    known = read_baseline(baseline) if baseline else None
+    known = read_model(baseline, FabricBaseline, str(baseline)) if baseline else None
     if save and not save.absolute().parent.is_dir():  # found before the measurement, not after it
         raise UsageError(f"cannot write `{save}`: no such directory", hint=f"`mkdir -p {save.parent}`")
     return preflight_fabric(plan, nodes, home, known, save, busy)

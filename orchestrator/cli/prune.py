@@ -12,8 +12,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.caches import PrunedCache, caches_text, prune_caches
-from orchestrator.servers.logs import parse_since
-from orchestrator.servers.prune import OldRun, prune, prune_text
+from orchestrator.servers.prune import OldRun, parse_older_than, prune, prune_text
 from orchestrator.servers.servers import open_servers
 
 _KEEP: Final = 10
@@ -69,7 +68,7 @@ def command(
         else:
             info(caches_text(removed, dry_run=dry_run))
         return
-    since = parse_since(older_than, datetime.now().astimezone(), option="--older-than")
+    since = parse_older_than(older_than, datetime.now().astimezone())
     with open_servers(Home.from_environment(), host, name=name) as servers:
         found = prune(servers, name, keep=keep, since=since, dry_run=dry_run)
     if json:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
+from orchestrator.core.command_hints import expand_commands
 from orchestrator.core.logs.lines import batches, last_lines, lines_containing
 from orchestrator.core.secrets import excerpt
 from orchestrator.core.text import line_shapes
@@ -56,6 +57,15 @@ class _SignatureState:
             self.evidence.append(_evidence(*context))
         self.evidence.append(_evidence(number, line))
 
+    def match(self, *, foreign: bool) -> Match | None:
+        """Return the match; None if the log is `foreign`, of another engine, and only sglang has this failure."""
+        known = self.signature
+        if foreign and known.elsewhere is None:
+            return None
+        about = known.model_dump(include={"id", "effect", "cause", "source"})
+        hint = expand_commands((known.elsewhere if foreign else "") or known.hint)
+        return Match(**about, hint=hint, count=self.count, evidence=tuple(self.evidence))
+
 
 class _Search:
     """Search for the literals of all signatures; lines that differ in digits only are searched once per batch."""
@@ -107,9 +117,9 @@ def diagnose(lines: Iterable[str]) -> Diagnosis:
     for batch in batches(lines):
         total = search.see(batch, before=total)
         tail.extend(line[:_MAX_LINE_CHARACTERS] for line in last_lines(batch, TAIL_LINES))
-    matches = [Match(signature=w.signature, count=w.count, evidence=tuple(w.evidence)) for w in watches if w.count]
-    if any(found.signature.id == OTHER_ENGINE for found in matches):
-        matches = [item for found in matches if (item := found.of_another_engine()) is not None]
+    seen = [watch for watch in watches if watch.count]
+    foreign = any(watch.signature.id == OTHER_ENGINE for watch in seen)
+    matches = filter(None, (watch.match(foreign=foreign) for watch in seen))
     return Diagnosis(
         matches=tuple(sorted(matches, key=Match.order)),
         lines=total,

@@ -1,10 +1,10 @@
 """Diagnosis of a log: the matched signatures and their evidence, as text and JSON."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.diagnose.signatures import MEANING, Effect, Signature
+from orchestrator.diagnose.signatures import MEANING, Effect
 
 TAIL_LINES: Final = 40
 _RANK: Final = {Effect.FATAL: 0, Effect.DEGRADED: 1, Effect.NOTICE: 2, Effect.SYMPTOM: 3}
@@ -20,44 +20,6 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A signature found `count` times in a log, with the first matched lines."""
-
-    signature: Signature
-    count: int
-    evidence: tuple[Evidence, ...]
-
-    def with_expanded_commands(self, word: Callable[[str], str]) -> "Match":
-        """Return a copy with the hint rewritten by `word`."""
-        hint = word(self.signature.hint)
-        return replace(self, signature=self.signature.model_copy(update={"hint": hint}))
-
-    def of_another_engine(self) -> "Match | None":
-        """Return the match as it is in a log of another engine; None if only sglang has this failure."""
-        hint = self.signature.elsewhere
-        if hint is None:
-            return None
-        return replace(self, signature=self.signature.model_copy(update={"hint": hint})) if hint else self
-
-    def order(self) -> tuple[int, int]:
-        """Return the sort key: causes before symptoms, then by line."""
-        return _RANK[self.signature.effect], self.evidence[0].line
-
-    def to_text(self, *, brief: bool = False) -> str:
-        """Format the match with its evidence; `brief` omits cause, hint and source."""
-        more = f" ({self.count} times)" if self.count > 1 else ""
-        known = self.signature
-        quotes = [f"line {evidence.line}: {evidence.text}" for evidence in self.evidence]
-        about = [] if brief else [f"cause: {known.cause}", f"hint: {known.hint}", f"source: {known.source}"]
-        return "\n  ".join([f"{known.effect}: {known.id}{more}", *quotes, *about])
-
-    def to_output(self) -> "MatchOutput":
-        """Return the match for JSON."""
-        about = self.signature.model_dump(include={"id", "effect", "cause", "hint", "source"})
-        return MatchOutput(**about, count=self.count, evidence=self.evidence)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MatchOutput:
     """A known failure found `count` times in a log, with the first matched lines."""
 
     id: str
@@ -68,10 +30,21 @@ class MatchOutput:
     count: int
     evidence: tuple[Evidence, ...]
 
+    def order(self) -> tuple[int, int]:
+        """Return the sort key: causes before symptoms, then by line."""
+        return _RANK[self.effect], self.evidence[0].line
+
+    def to_text(self, *, brief: bool = False) -> str:
+        """Format the match with its evidence; `brief` omits cause, hint and source."""
+        more = f" ({self.count} times)" if self.count > 1 else ""
+        quotes = [f"line {evidence.line}: {evidence.text}" for evidence in self.evidence]
+        about = [] if brief else [f"cause: {self.cause}", f"hint: {self.hint}", f"source: {self.source}"]
+        return "\n  ".join([f"{self.effect}: {self.id}{more}", *quotes, *about])
+
 
 def legend(matches: Iterable[Match]) -> str:
     """Define the effects of the matches, in one line."""
-    effects = {match.signature.effect for match in matches}
+    effects = {match.effect for match in matches}
     return "; ".join(f"`{effect}`: {MEANING[effect]}" for effect in Effect if effect in effects)
 
 
@@ -86,22 +59,18 @@ class Diagnosis:
     @property
     def cause(self) -> Match | None:
         """The first fatal match; None if no signature explains a failure."""
-        return next((found for found in self.matches if found.signature.effect is Effect.FATAL), None)
+        return next((found for found in self.matches if found.effect is Effect.FATAL), None)
 
     @property
     def degraded(self) -> tuple[str, ...]:
         """The faults of a running server, one line each; they fail a smoke test."""
-        degraded = [found for found in self.matches if found.signature.effect is Effect.DEGRADED]
-        return tuple(f"{found.signature.id}: {found.evidence[-1].text}" for found in degraded)
-
-    def with_expanded_commands(self, word: Callable[[str], str]) -> "Diagnosis":
-        """Return a copy with the hints rewritten by `word`."""
-        return replace(self, matches=tuple(match.with_expanded_commands(word) for match in self.matches))
+        degraded = (found for found in self.matches if found.effect is Effect.DEGRADED)
+        return tuple(f"{found.id}: {found.evidence[-1].text}" for found in degraded)
 
     def to_text(self) -> str:
         """Format the matches, causes first; without a cause also the end of the log."""
         explained = self.cause is not None
-        parts = [found.to_text(brief=explained and found.signature.effect is Effect.SYMPTOM) for found in self.matches]
+        parts = [found.to_text(brief=explained and found.effect is Effect.SYMPTOM) for found in self.matches]
         parts += [legend(self.matches)] if parts else []
         if self.cause is None:
             known = "no known cause of a failure" if parts else "no known signature"
@@ -111,8 +80,8 @@ class Diagnosis:
     def to_output(self, *, well: bool, ended: str) -> "DiagnosisOutput":
         """Return the diagnosis for JSON."""
         return DiagnosisOutput(
-            cause=self.cause.signature.id if self.cause else None,
-            matches=tuple(match.to_output() for match in self.matches),
+            cause=self.cause.id if self.cause else None,
+            matches=self.matches,
             lines=self.lines,
             tail=self.tail,
             well=well,
@@ -128,7 +97,7 @@ class DiagnosisOutput:
     """
 
     cause: str | None
-    matches: tuple[MatchOutput, ...]
+    matches: tuple[Match, ...]
     lines: int
     tail: tuple[str, ...]
     well: bool

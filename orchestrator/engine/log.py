@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
 
@@ -35,7 +35,6 @@ _DRAFT: Final = "loading draft weights"  # with EAGLE a rank loads twice: the ta
 _RANK: Final = re.compile(r"^\[[\d-]+ [\d:]+([^\]]*)\]")
 # tqdm: `Loading safetensors checkpoint shards:  38% Completed | 18/47 [...]`, `Capturing batches (...):  5%|..| 1/20 [`
 # and `Capturing num tokens (...):  2%|..| 1/58 [`
-_STAMP: Final = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")  # 0.5.10 to 0.5.23, in the server's own time zone
 _COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[")
 _PORT_TAKEN: Final = "error while attempting to bind on address"
 _ACCESS: Final = re.compile(r'"(?:get|head) /(?:health|metrics)')  # a client's probe is no progress of the server
@@ -59,19 +58,6 @@ class _Says(Enum):
     PROBED = auto()  # a client's probe: no sign of progress
     COUNTED = auto()  # a progress bar: only the last of several in a row matters
     MORE = auto()  # a stage or a taken port
-
-
-def written_since(lines: Iterable[str], time: str) -> Iterator[str]:
-    """Yield the lines from `time` on, which has sglang's format and the server's time zone: `2026-11-22 14:05:00`.
-
-    A line without a time counts as being as old as the previous line.
-    """
-    seen = False
-    for line in lines:
-        if not seen and (stamp := _STAMP.match(line)):
-            seen = stamp[1] >= time
-        if seen:
-            yield line
 
 
 class StartupLogParser:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -34,20 +35,13 @@ def remote_host(host: str | None, environ: Mapping[str, str] = os.environ) -> st
 
 def _of_context(environ: Mapping[str, str]) -> str | None:
     """Return the endpoint of the current docker context; None for the default context, or if `docker` fails."""
-    name = environ.get("DOCKER_CONTEXT") or _current_context(environ)
-    if name in {None, "", "default"}:
+    name = environ.get("DOCKER_CONTEXT")
+    if not name:  # to read the file costs less than to run `docker`
+        folder = environ.get("DOCKER_CONFIG") or str(Path(environ.get("HOME", "~")).expanduser() / ".docker")
+        with suppress(OSError, ValueError, AttributeError):
+            name = parse_json(Path(folder, "config.json").read_text(encoding="utf-8")).get("currentContext")
+    if not isinstance(name, str) or name in {"", "default"}:
         return None
-    result = run_or_127(
-        ["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", str(name)], timeout=10
-    )
+    argv = ["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", name]
+    result = run_or_127(argv, timeout=10)
     return result.stdout.strip() or None if result.ok else None
-
-
-def _current_context(environ: Mapping[str, str]) -> str | None:
-    folder = environ.get("DOCKER_CONFIG") or str(Path(environ.get("HOME", "~")).expanduser() / ".docker")
-    try:
-        config = parse_json(Path(folder, "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    name = config.get("currentContext") if isinstance(config, dict) else None
-    return name if isinstance(name, str) else None

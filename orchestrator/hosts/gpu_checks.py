@@ -19,7 +19,7 @@ _VRAM_TOLERANCE = 0.97  # share; firmware reserves some: a B200 reports 183359 o
 _ROCM = ("5.7", "6.0", "6.1", "6.2", "6.3", "6.4", "7.0", "7.1", "7.2")
 _NEWER, _OLDER = 2, 4
 _ARCH_HINTS = {
-    "amd": "install `amd-smi`, or load the driver: `sudo modprobe amdgpu`",
+    "amd": "update ROCm; `amd-smi static --asic` shows what it reports",
     "nvidia": "update the driver; `nvidia-smi --query-gpu=name,compute_cap --format=csv` shows what it reports",
 }
 
@@ -34,7 +34,7 @@ def gpus_present(subject: CheckContext) -> Iterator[Finding]:
     if inventory is None:
         other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in subject.machine.inventories)
         found = f"no {VENDORS[hardware.vendor].name} GPU" + (
-            f" ({other})" if other else "; no GPU tool or driver found"
+            f" ({other})" if other else "; found neither `amd-smi` nor `nvidia-smi`"
         )
         yield fail("gpus", found, needed, "choose a profile for this host: `deploy profiles`")
         return
@@ -51,8 +51,7 @@ def gpus_present(subject: CheckContext) -> Iterator[Finding]:
     else:
         yield info("gpus", found, needed)
     for fault in inventory.faults:
-        hint = "install `amd-smi`" if "not installed" in fault else "run it by hand and read its output"
-        yield warn("gpu tool", fault, "complete output", hint)
+        yield warn("gpu tool", fault, "complete output", "run it by hand and read its output")
 
 
 def gpu_arch(subject: CheckContext) -> Iterator[Finding]:

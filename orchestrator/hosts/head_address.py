@@ -77,11 +77,6 @@ class RankNetwork:
     interfaces: tuple[Interface, ...]
 
 
-def head_address(first: str, others: Sequence[str]) -> str:
-    """Return the address of `rank_network`. Raises HostError."""
-    return rank_network(first, others).address
-
-
 def rank_network(first: str, others: Sequence[str]) -> RankNetwork:
     """Return an IPv4 address of the host `first` at which itself and all others reach it. All are ssh URLs.
 

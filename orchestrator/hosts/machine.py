@@ -53,7 +53,6 @@ class Machine:
     kernel_options: tuple[str, ...]
     cpus_allowed: frozenset[int]
     cpus_online: frozenset[int]
-    cores: int  # physical cores; 0 if unknown
     listening: frozenset[int]  # TCP ports with a listener
     rdma: tuple[Nic, ...]
     disks: Mapping[str, Disk]  # by the surveyed directory
@@ -75,7 +74,6 @@ def read_machine(survey: Survey) -> Machine:
         kernel_options=tuple(survey["kernel options"].text.split()),
         cpus_allowed=cpu_list(survey["cpus allowed"].text.partition(":")[2]),
         cpus_online=cpu_list(survey["cpus online"].text),
-        cores=_count(survey["cores"].text),
         listening=listening_ports(survey["sockets"].text),
         rdma=read_nics(survey["rdma"].text),
         disks={
@@ -147,8 +145,3 @@ def _disk(text: str) -> Disk | None:
     if len(columns) < 6 or not columns[3].isdigit():
         return None
     return Disk(device=columns[0], mount=columns[5], free=int(columns[3]) * 1024)
-
-
-def _count(text: str) -> int:
-    last = text.strip().splitlines()[-1:]
-    return int(last[0]) if last and last[0].isdigit() else 0

@@ -13,7 +13,6 @@ from orchestrator.hosts.gpus.inventory import GIB, gib
 from orchestrator.hosts.ports import plan_ports, port_holder
 from orchestrator.hosts.report import Finding, Level, fail, info, info_if, warn
 from orchestrator.plan.host_needs import ranks_per_node
-from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 
 _SIZE_TOLERANCE = 0.1  # share by which the size of a checkpoint may differ from the planned size;
@@ -115,25 +114,19 @@ def kernel_options(subject: CheckContext) -> Iterator[Finding]:
 
 
 def cpu_affinity(subject: CheckContext) -> Iterator[Finding]:
-    """Check that the cpuset allows the CPUs to which sglang binds each rank.
+    """Check that the cpuset allows all CPUs if sglang binds its ranks: it divides all cores, and ignores the cpuset.
 
-    sglang divides the cores of the host from CPU 0 on and ignores the cpuset. If no CPU of a rank is allowed, the rank
-    dies at startup with "CPU number 0 is not eligible" (sglang PR 39552; wheel 0.5.14 srt/utils/common.py:2283-2316).
+    A rank without an allowed CPU dies at startup with "CPU number 0 is not eligible" (sglang PR 39552; wheel 0.5.14
+    srt/utils/common.py:2283-2316). Without SGLANG_SET_CPU_AFFINITY, only the ROCm image binds (docker/rocm.Dockerfile).
     """
     plan, machine = subject.plan, subject.machine
-    if not binds_cpus(plan, contained=subject.access.in_container) or not machine.cores or not machine.cpus_allowed:
+    in_rocm_image = plan.engine.platform == "rocm" and subject.access.in_container
+    binds = {item.name: item.value for item in plan.env}.get("SGLANG_SET_CPU_AFFINITY", str(int(in_rocm_image)))
+    if binds.lower() not in {"1", "true"} or not machine.cpus_allowed:
         return
-    needed = {gpu: bound_cpus(gpu, plan.layout.tp, machine.cores, len(machine.cpus_online)) for gpu in plan.gpus}
     found = f"{len(machine.cpus_allowed)} of {len(machine.cpus_online)} CPUs"
     hint = "`--set env.SGLANG_SET_CPU_AFFINITY=0`, or start the server with all CPUs allowed"
-    if homeless := [str(gpu) for gpu, cpus in needed.items() if cpus and not cpus & machine.cpus_allowed]:
-        # A container does not inherit the cpuset of this shell, so this cpuset proves nothing about it.
-        level = warn if subject.access.in_container else fail
-        yield level("cpu affinity", f"{found}: none for gpu {' '.join(homeless)}", "local CPUs for each GPU", hint)
-    elif any(cpus - machine.cpus_allowed for cpus in needed.values()):
-        yield warn("cpu affinity", found, "all local CPUs for each GPU", hint)
-    else:
-        yield info("cpu affinity", found, "local CPUs for each GPU")
+    yield info_if(machine.cpus_allowed >= machine.cpus_online, warn, "cpu affinity", found, "all CPUs", hint)
 
 
 def disk_space(subject: CheckContext) -> Iterator[Finding]:
@@ -158,7 +151,9 @@ def ports(subject: CheckContext) -> Iterator[Finding]:
         if port in subject.access.freed:
             yield info(f"port {port}", "in use by the server to be replaced", purpose)
             continue
-        hint = _another_port(subject, purpose, port)
+        others = (*range(port + 1, 1 << 16), *range(1024, port))
+        free = next(other for other in others if other not in subject.machine.listening)
+        hint = f"`--set server.port={free}`" if purpose == "server" else f"change `{purpose}`"
         if name := subject.access.server_on(port):
             yield fail(f"port {port}", f"in use by your server `{name}`", purpose, f"`deploy down {name}`, or {hint}")
             continue
@@ -166,12 +161,6 @@ def ports(subject: CheckContext) -> Iterator[Finding]:
         if holder and holder.pid:
             hint = f"`kill {holder.pid}`, or {hint}"
         yield fail(f"port {port}", f"in use by {holder}" if holder else "held", purpose, hint)
-
-
-def _another_port(subject: CheckContext, purpose: str, port: int) -> str:
-    others = (*range(port + 1, 1 << 16), *range(1024, port))
-    free = next(other for other in others if other not in subject.machine.listening)
-    return f"`--set server.port={free}`" if purpose == "server" else f"change `{purpose}`"
 
 
 def checkpoint(subject: CheckContext) -> Iterator[Finding]:
@@ -216,28 +205,6 @@ def api_key(subject: CheckContext) -> Iterator[Finding]:
         except UsageError as error:
             found = fail(found.check, error.message, found.needed, error.hint)
     yield found
-
-
-def binds_cpus(plan: Plan, *, contained: bool) -> bool:
-    """Return whether sglang sets CPU affinity, by the plan's SGLANG_SET_CPU_AFFINITY.
-
-    Without that variable, only the ROCm image turns it on (sglang docker/rocm.Dockerfile).
-    """
-    options = {variable.name: variable.value for variable in plan.env}.get("SGLANG_SET_CPU_AFFINITY")
-    if options is None:
-        return plan.engine.platform == "rocm" and contained
-    return options.lower() in {"1", "true"}
-
-
-def bound_cpus(gpu: int, tp: int, cores: int, cpus: int) -> frozenset[int]:
-    """Return the CPUs to which sglang binds the rank of a GPU (wheel 0.5.14 srt/utils/common.py:2296-2312, one node).
-
-    The set is empty if there are fewer cores than ranks: psutil then binds the rank to all allowed CPUs.
-    """
-    item = cores // tp
-    first = gpu * item % cores
-    lower = frozenset(range(first, first + item))
-    return lower | {cpu + cores for cpu in lower} if cpus != cores else lower
 
 
 def _first(error: CheckpointError) -> str:

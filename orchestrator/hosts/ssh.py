@@ -86,8 +86,8 @@ def ssh_runner(url: str) -> Callable[[Sequence[str]], CompletedProgram]:
 
     ssh never asks for a password. Raises UsageError if `url` is not a valid ssh URL.
     """
-    host = SshHost.parse(url)
-    return lambda argv: run_or_127([*_ssh(host), quote(argv)], timeout=150)
+    prefix = _ssh(SshHost.parse(url))
+    return lambda argv: run_or_127([*prefix, quote(argv)], timeout=150)
 
 
 def ssh_argv(url: str, argv: Sequence[str]) -> list[str]:
@@ -190,7 +190,8 @@ class Tunnel:
             temporary.cleanup()
             raise _no_ssh() from error
         try:
-            home = _await_ready(program)
+            ready = (line.removeprefix(_READY) for line in program.lines() if line.startswith(_READY))
+            home = next(ready, None)  # after the banners of login scripts; None if ssh exits first
         except BaseException:  # Ctrl-C does not reach ssh, so close it here
             _close(program, temporary)
             raise
@@ -252,17 +253,6 @@ def _ssh(far: SshHost, folder: Path | None = None, *options: str) -> list[str]:
 
 def _no_ssh() -> HostError:
     return HostError("no `ssh` found on this host", hint="`apt-get install openssh-client`")
-
-
-def _await_ready(program: Program) -> str | None:
-    """Wait for the connection and return the remote home directory of `deploy`; None if ssh exits first.
-
-    Other lines, such as banners of login scripts, are ignored.
-    """
-    for line in program.lines():
-        if line.startswith(_READY):
-            return line.removeprefix(_READY)
-    return None
 
 
 def _close(program: Program, temporary: tempfile.TemporaryDirectory[str]) -> None:

@@ -28,7 +28,6 @@ MACHINE_SECTIONS: Mapping[str, str] = {
     "kernel options": "cat /proc/cmdline",
     "cpus allowed": "grep Cpus_allowed_list /proc/self/status",
     "cpus online": "cat /sys/devices/system/cpu/online",
-    "cores": "cat /sys/devices/system/cpu/cpu[0-9]*/topology/core_cpus_list | sort -u | wc -l",
     "rdma": nic_survey(),
     "sockets": "cat /proc/net/tcp /proc/net/tcp6",
 }
@@ -48,6 +47,7 @@ class Section:
 
 
 _NOTHING = Section(127, "")
+_FREE_SPACE = 'd={}; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"'
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def survey(runner: Runner, sections: Mapping[str, str], *, directories: Sequence
     `sections` maps names to shell commands. The free space of each of the `directories` is measured at its nearest
     existing parent, in the section `disk DIRECTORY`.
     """
-    commands = {**sections, **{f"disk {path}": _free_space(path) for path in directories}}
+    commands = {**sections, **{f"disk {path}": _FREE_SPACE.format(shlex.quote(path)) for path in directories}}
     result = runner(("sh", "-c", script(commands)))
     found = parse(result.stdout)
     if not result.ok or not found:
@@ -102,7 +102,3 @@ def parse(output: str) -> dict[str, Section]:
         match[1]: Section(int(match[3]), match[2])
         for match in re.finditer(r"\x1e([^\n]*)\n([^\x1e\x1f]*)\x1f(\d+)", output)
     }
-
-
-def _free_space(path: str) -> str:
-    return f'd={shlex.quote(path)}; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"'

@@ -16,14 +16,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from orchestrator import __version__
 from orchestrator.core.command_hints import set_profile
-from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, NameTakenError, ProfileError, StartError, UsageError
 from orchestrator.core.files import atomic_write, atomic_write_all, read_file, read_private, remove_tree
 from orchestrator.core.locks import LockHeldError, hold, is_held
@@ -204,15 +203,13 @@ def reserved_room(home: Home, name: str, *, replicas: int = 1) -> Iterator[None]
 
 def _make_folder(first: Path) -> Path:
     """Make the folder `first`; if it exists, `first-2` and so on. Return its path."""
-    path, attempt = first, 1
-    while True:
-        try:
+    path = first
+    for number in count(2):
+        with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        except FileExistsError:
-            attempt += 1
-            path = first.with_name(f"{first.name}-{attempt}")
-        else:
-            return path
+            break
+        path = first.with_name(f"{first.name}-{number}")
+    return path
 
 
 def write_error(home: Home, error: OSError) -> HostError:
@@ -325,13 +322,6 @@ def version_error(run: RunDir) -> StartError:
     return StartError(
         f"cannot read the run `{run}`: {run.other_version}", location=str(run.path), hint=version_hint(run)
     )
-
-
-def warn_of_version(run: RunDir) -> None:
-    """Warn of a run of another version; for listings."""
-    if run.other_version:
-        error = version_error(run)
-        warn(error.message, hint=error.hint)
 
 
 def version_hint(run: RunDir) -> str:

@@ -85,6 +85,7 @@ class ServerState:
 
 
 UNKNOWN_STATE: Final = ServerState(status=Status.UNKNOWN)
+NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,9 +334,7 @@ class Runtime(ABC):
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """Return the units of this runtime (of that name) with their states, running or exited, sorted by name.
 
-        A gateway comes before its replicas, and these come in order of their numbers.
-
-        Raises HostError if no units can be listed, PartialResultError if only some of them can.
+        A gateway comes before its replicas, and these come in order of their numbers. Raises HostError if no units can be listed, PartialResultError if only some of them can.
         """
 
     @abstractmethod
@@ -351,8 +350,8 @@ class Runtime(ABC):
         return None
 
     @abstractmethod
-    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
-        """Yield the lines of the server's log written at or after `since`, without line ends and secrets."""
+    def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
+        """Yield the lines of the server's log, without line ends and secrets."""
 
     @abstractmethod
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:

@@ -11,12 +11,13 @@ On several nodes, each rank but the first has a subdirectory `rank-N` in that of
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Final
 
+from orchestrator.core.errors import NameTakenError
 from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.units import Role
 from orchestrator.runtimes.base import Unit
@@ -91,9 +92,49 @@ def with_roles(units: Iterable[Unit]) -> tuple[Unit, ...]:
     return tuple(replace(unit, role=role(name, folder, unit)) for name, folder, unit in folders)
 
 
-def may_coexist(run_dir: Path, others: Iterable[Unit]) -> bool:
+def require_name_free(run_dir: Path, others: Sequence[Unit]) -> None:
+    """Raise NameTakenError if a unit may not start beside others of its name."""
+    if not may_coexist(run_dir, others):
+        name = others[0].name
+        hint = f"`deploy down {name}` stops it"
+        raise NameTakenError(f"server `{name}` already exists", location=others[0].run_dir, hint=hint)
+
+
+def may_coexist(run_dir: Path, others: Sequence[Unit]) -> bool:
     """Return whether a unit may start beside others of its name: in the same run, or as their gateway's replica."""
-    top, others = run_root(run_dir), list(others)
+    top = run_root(run_dir)
     apart = [other for other in others if run_root(Path(other.run_dir)) != top]
     behind = run_dir != top and any(other.role is Role.GATEWAY for other in others)
     return not apart or (behind and all(run_root(Path(other.run_dir)).parent == top.parent for other in apart))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """The units of one run by their records: a server, or replicas and their gateway."""
+
+    folder: Path
+    own: Unit | None  # a server without replicas, or the gateway; None if the start ended before the gateway's
+    replicas: tuple[Unit, ...]
+    stopped: bool  # all units were stopped on request
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The units, the gateway first."""
+        return self.replicas if self.own is None else (self.own, *self.replicas)
+
+
+def current_runs(newest_first: Iterable[RecordedRun], live: Collection[Path]) -> list[RecordedRun]:
+    """Return the runs whose folder is in `live`; if `live` is empty, the newest run unless it was stopped.
+
+    A rolling update records replaced replicas in later runs, so unstopped runs of replicas are also returned, back to
+    the run of their gateway. `newest_first` is read only as far as needed.
+    """
+    left, found = set(live), list[RecordedRun]()
+    for run in newest_first:
+        left.discard(run.folder)
+        if run.folder in live or (not run.stopped and (run.replicas or not live)):
+            found.append(run)
+        ended = run.stopped and run.own is not None
+        if not left and (ended or any(item.own is not None for item in found)):
+            break
+    return found

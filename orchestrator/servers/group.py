@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -141,11 +140,11 @@ class ServerGroup:
         used = [self.runtime.host_memory(unit) for unit in server.units]
         return None if None in used else sum(filter(None, used))
 
-    def logs(self, server: RunningServer, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, server: RunningServer, *, follow: bool) -> Iterator[str]:
         """Yield the log; of several units or ranks, each part follows the name of its file, as `tail` prints it."""
         if len(server.logged) > 1:
-            return self._all_logs(server, follow=follow, since=since)
-        return self.runtime.logs(server.unit, follow=follow, since=since)
+            return self._all_logs(server, follow=follow)
+        return self.runtime.logs(server.unit, follow=follow)
 
     def tail(self, server: RunningServer) -> Callable[[], Iterator[str]]:
         """Return a function that yields the new lines of all logs at each call."""
@@ -192,12 +191,12 @@ class ServerGroup:
                 raise
             return False
 
-    def _all_logs(self, server: RunningServer, *, follow: bool, since: datetime | None) -> Iterator[str]:
+    def _all_logs(self, server: RunningServer, *, follow: bool) -> Iterator[str]:
         units, lost = server.logged, set[Unit]()
         names = [os.path.relpath(Path(unit.run_dir, LOG), server.run_dir) for unit in units]
         for name, unit in zip(names, units, strict=True):
             yield f"==> {name} <=="
-            yield from _unless_lost(unit, self.runtime.logs(unit, follow=False, since=since), lost)
+            yield from _unless_lost(unit, self.runtime.logs(unit, follow=False), lost)
         tails = [self._tail(unit, lost) for unit in units] if follow else []
         for tail in tails:
             deque(tail(), maxlen=0)

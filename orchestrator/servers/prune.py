@@ -5,15 +5,16 @@ command. Any other run is kept and reported.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.console import note
-from orchestrator.core.errors import DeployError, HostError, Problem
+from orchestrator.core.errors import DeployError, HostError, Problem, UsageError
 from orchestrator.core.files import move, remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
@@ -36,6 +37,19 @@ from orchestrator.servers.run_history import protected_runs
 from orchestrator.servers.servers import Servers
 
 _REMOVED: Final = ".removed-"  # prefix of a run directory while its files are removed
+_AGE: Final = re.compile(r"(\d{1,5})([dh])")
+
+
+def parse_older_than(text: str, now: datetime) -> datetime:
+    """Parse `30d`, `12h` or a date as `2026-11-22`, in the time zone of `now`. Raises UsageError for other texts."""
+    if age := _AGE.fullmatch(text):
+        return now - timedelta(**{"days" if age[2] == "d" else "hours": int(age[1])})
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
+    except ValueError as error:
+        hint = "`--older-than 30d`, `--older-than 12h` or `--older-than 2026-11-22`"
+        raise UsageError(f"`--older-than {text}` is neither a date nor an age", hint=hint) from error
 
 
 @dataclass(frozen=True, kw_only=True)

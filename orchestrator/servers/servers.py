@@ -131,7 +131,9 @@ class Servers:
             require_name(name)
         found = tuple(sorted(self._find(name), key=lambda handle: handle.name))
         for handle in found if name is not None else ():
-            _know(handle)
+            note_request(handle.run)  # for hints
+            if (plan := handle.plan) is not None:
+                register_env_secret(plan.server.api_key_env)
         return found
 
     def open(self, name: str) -> Server:
@@ -211,7 +213,9 @@ def open_servers(home: Home, host: str | None = None, *, name: str | None = None
     Without `host`, a `name` whose runs were all started on one remote host is looked up there.
     """
     if host is None and name is not None:
-        host = only_host(home, name)
+        hosts = {requested(run, "host") for run in runs_of(home, name)}
+        only = hosts.pop() if len(hosts) == 1 else None
+        host = only if isinstance(only, str) else None
     kinds = (kind for kind in REGISTRY if host is None or runtime_class(kind).supports_ssh)
     runtimes = {kind: ServerGroup(open_runtime(kind, home, host)) for kind in kinds}
     try:
@@ -225,13 +229,6 @@ def open_servers(home: Home, host: str | None = None, *, name: str | None = None
 def requested_host(home: Home, name: str) -> str | None:
     """Return the remote host on which the newest run of a name was started with `--host`; None if there is none."""
     host = requested(run, "host") if (run := latest_run(home, name)) else None
-    return host if isinstance(host, str) else None
-
-
-def only_host(home: Home, name: str) -> str | None:
-    """Return the remote host on which all runs of a name were started; None if there is none, or several."""
-    hosts = {requested(run, "host") for run in runs_of(home, name)}
-    host = hosts.pop() if len(hosts) == 1 else None
     return host if isinstance(host, str) else None
 
 
@@ -255,13 +252,6 @@ def resolve_server_name(target: str, home: Home, *others: object) -> str:
     url = target.rstrip("/").removesuffix("/v1").replace("//localhost", "//127.0.0.1")
     with open_servers(home) as servers:
         return next((found.name for found in servers.find() if found.has_roles and found.url == url), target)
-
-
-def _know(handle: RunningServer) -> None:
-    """Register the API key of a server for redaction, and its profile for hints."""
-    note_request(handle.run)
-    if (plan := handle.plan) is not None:
-        register_env_secret(plan.server.api_key_env)
 
 
 def api_key(variable: str | None) -> Secret | None:

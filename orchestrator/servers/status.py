@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from orchestrator.core.console import table
+from orchestrator.core.console import table, warn
 from orchestrator.core.errors import HostError, SmokeError
-from orchestrator.runs.run_dir import SMOKE_FILE, STARTUP, RunDir, warn_of_version
+from orchestrator.runs.run_dir import SMOKE_FILE, STARTUP, RunDir, version_error
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, run_dir_of
 from orchestrator.servers.servers import PROCESSES_FILE, RESTART_HINT, Servers, dead_processes
@@ -52,7 +52,9 @@ def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple
     """
     handles = servers.find(name)
     for handle in handles:
-        warn_of_version(handle.run)
+        if handle.run.other_version:
+            error = version_error(handle.run)
+            warn(error.message, hint=error.hint)
     listed = handles if name is None and not check_health else None  # a check needs a URL that this host reaches
     found = [(handle, servers.gateway_of(handle, listed)) for handle in handles]
     with ThreadPool(_MAX_PARALLEL) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads

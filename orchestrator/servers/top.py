@@ -127,13 +127,12 @@ class Frame:
 def _gpu_table(gpus: Sequence[GpuSample], width: int | None) -> str:
     """Return a table of the GPUs, without the column `power` where no GPU reports it."""
     columns = 3 if any(gpu.watts is not None for gpu in gpus) else 2
-    return table(("GPU", "VRAM", "power")[:columns], [_gpu_row(gpu)[:columns] for gpu in gpus], width=width)
-
-
-def _gpu_row(gpu: GpuSample) -> tuple[str, str, str]:
-    used = "" if gpu.vram_used is None else gib(gpu.vram_used)
-    size = "" if gpu.vram_bytes is None else f" of {gib(gpu.vram_bytes)}"
-    return str(gpu.index), f"{used}{size}", "" if gpu.watts is None else f"{gpu.watts:.0f} W"
+    rows = []
+    for gpu in gpus:
+        used = "" if gpu.vram_used is None else gib(gpu.vram_used)
+        size = "" if gpu.vram_bytes is None else f" of {gib(gpu.vram_bytes)}"
+        rows.append((str(gpu.index), f"{used}{size}", "" if gpu.watts is None else f"{gpu.watts:.0f} W")[:columns])
+    return table(("GPU", "VRAM", "power")[:columns], rows, width=width)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ def replace_and_prune(deployment: Deployment, dice: Random) -> Iterator[str]:
     """Old runs go; neither what runs, nor what it takes the place of, nor one that is being made."""
     for _ in range(2):
         yield from deployment.run(*deployment.up("--replace")).faults(0)
-    prune = ("prune", "--keep", "1", "--older-than", "0s")
+    prune = ("prune", "--keep", "1", "--older-than", "0h")
     replaced, *pruned, watched = meet(deployment, dice, deployment.up("--replace"), prune, prune)
     for one, codes in ((watched, (0,)), (replaced, (0, 6)), *((each, (0, 4)) for each in pruned)):
         yield from one.faults(*codes)

@@ -61,8 +61,8 @@ def test_missing_device_is_reported(docker_engine: DockerEngine) -> None:
 
 def test_forbidden_ulimit_is_reported(docker_engine: DockerEngine) -> None:
     beyond = Ulimit(name="nofile", soft=2**31 - 1, hard=2**31 - 1)  # above the kernel's fs.nr_open, for root too
-    error = refused(docker_engine, needing(docker_engine.artifacts(argv=SLEEP), ulimits=(beyond,)), HostError)
-    assert error.message.startswith("the Docker daemon is not permitted to set the limit `nofile`")
+    error = refused(docker_engine, needing(docker_engine.artifacts(argv=SLEEP), ulimits=(beyond,)), StartError)
+    assert "error setting rlimit" in error.details
 
 
 def test_port_used_by_process_is_reported(docker_engine: DockerEngine) -> None:
@@ -84,8 +84,8 @@ def test_missing_checkpoint_is_reported(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     spec = spec_of(artifacts)
     moved = replace(spec, mounts=(replace(spec.mounts[0], source="/no/such/checkpoint"),))
-    error = refused(docker_engine, replace(artifacts, spec=moved), HostError)
-    assert error.message == "`/no/such/checkpoint` does not exist on the Docker host"
+    error = refused(docker_engine, replace(artifacts, spec=moved), StartError)
+    assert "bind source path does not exist: /no/such/checkpoint" in error.details
 
 
 def test_missing_image_is_reported(docker_engine: DockerEngine) -> None:

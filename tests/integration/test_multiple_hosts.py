@@ -67,21 +67,21 @@ def test_head_address_is_reachable_from_all_hosts(tmp_path: Path, monkeypatch: p
         reached = head_address.rank_network(first, [second])
         assert (reached.address, reached.interfaces) == ("127.0.0.1", (("127.0.0.1", "lo"),) * 2)
         with pytest.raises(HostError, match="cannot check the network of ssh://nowhere"):
-            head_address.head_address(first, ["ssh://nowhere.invalid"])
+            head_address.rank_network(first, ["ssh://nowhere.invalid"])
         with pytest.raises(HostError, match="cannot check the network of ssh://nowhere") as failed:
-            head_address.head_address("ssh://nowhere.invalid", [first])
+            head_address.rank_network("ssh://nowhere.invalid", [first])
         assert "nowhere.invalid" in failed.value.details  # in ssh's own words
         with monkeypatch.context() as changed:
             changed.setattr(head_address, "_reached", lambda host, _: {host: ""})
             with pytest.raises(HostError, match=f"{first} has no address that all hosts reach: 127.0.0.1") as failed:
-                head_address.head_address(first, [second])
+                head_address.rank_network(first, [second])
             assert failed.value.details.splitlines()[1] == f"  {second} reaches {second}"
             changed.setattr(head_address, "_ssh_addresses", lambda _: [])
             changed.setattr(head_address, "_LISTEN", head_address._LISTEN.replace("hostname", "no-such-program"))
             with pytest.raises(HostError, match=f"{first} has no known IPv4 address"):
-                head_address.head_address(first, [second])
+                head_address.rank_network(first, [second])
         # A listener that another word is expected from stands for one that is another host's.
         monkeypatch.setattr(head_address, "_LISTEN", head_address._LISTEN.replace("sys.argv[1]", "'other'"))
         with pytest.raises(HostError, match=f"cannot reach {first} from {first} at 127.0.0.1, "):
-            head_address.head_address(first, [second])
+            head_address.rank_network(first, [second])
     assert processes_with("create_server") == []

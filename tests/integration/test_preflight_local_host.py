@@ -51,7 +51,6 @@ def test_survey_matches_local_host(tmp_path: Path) -> None:
     )
     assert machine.root == (os.getuid() == 0)
     assert machine.cpus_allowed == os.sched_getaffinity(0)
-    assert 0 < machine.cores <= len(machine.cpus_online)
     disk = machine.disks[str(tmp_path / "not" / "there")]
     assert disk.free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
     assert machine.shm_free is not None

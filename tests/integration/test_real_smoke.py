@@ -213,4 +213,4 @@ def test_port_used_by_other_process_is_diagnosed(cpu_engine: CpuEngine) -> None:
         assert "address already in use" in caught.value.details
         cause = diagnose(server.log.read_text().splitlines()).cause
         assert cause is not None
-        assert cause.signature.id == "port-taken"
+        assert cause.id == "port-taken"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from cluster_server import ClusterEngine
@@ -108,9 +107,7 @@ def test_started_server_is_discoverable_until_stopped(case: Case) -> None:
         port == server.plan.server.port
     )  # whose own port, or any that leads there
 
-    now, hour = datetime.now(UTC), timedelta(hours=1)
-    assert list(server.runtime.logs(server.handle, follow=False, since=now - hour)) == ["serving"]
-    assert list(server.runtime.logs(server.handle, follow=False, since=now + hour)) == []
+    assert list(server.runtime.logs(server.handle, follow=False)) == ["serving"]
 
     with pytest.raises(NameTakenError):
         case.start("found", SERVES)

@@ -158,7 +158,7 @@ def test_ctrl_c_cancels_pending_job_with_reported_reason(
 ) -> None:
     up = with_gpus("queued", gpu_python)
     with taken(slurm_cluster, NODES), deploy.running(*up) as first:
-        first.wait_for(r"job \d+ is pending: no node has enough free resources \(Resources\)")
+        first.wait_for(r"job \d+ is pending: Resources")
         told = status(deploy, "queued")
         assert (told["status"], told["url"], "(Resources)" in told["detail"]) == ("pending", "", True)
         asked = deploy.run("status", "queued")
@@ -219,24 +219,18 @@ def test_preflight_validates_job_with_slurm(deploy: CommandLine, slurm_cluster: 
 
 
 @pytest.mark.parametrize(
-    ("settings", "why", "hint"),
+    ("settings", "why"),
     [
-        (
-            ["slurm.partition=short", "slurm.time_limit=30"],
-            "exceeds the time limit of the partition",
-            "slurm.time_limit",
-        ),
-        (["slurm.sbatch_options=[--constraint=nothing]"], "Invalid feature specification", "sinfo"),
-        (["slurm.sbatch_options=[--mem=900G]"], "node configuration is not available", "slurm.gpu_type"),
+        (["slurm.partition=short", "slurm.time_limit=30"], "PartitionTimeLimit"),
+        (["slurm.sbatch_options=[--constraint=nothing]"], "Invalid feature specification"),
+        (["slurm.sbatch_options=[--mem=900G]"], "node configuration is not available"),
     ],
 )
-def test_unschedulable_job_is_rejected_with_hint(
-    slurm_engine: SlurmEngine, settings: list[str], why: str, hint: str
-) -> None:
+def test_unschedulable_job_is_rejected_with_hint(slurm_engine: SlurmEngine, settings: list[str], why: str) -> None:
     with pytest.raises(StartError) as refused:
         slurm_engine.start("never", ("sleep", "600"), *settings)
     assert why in refused.value.message
-    assert hint in refused.value.hint
+    assert "sinfo" in refused.value.hint
     assert not slurm_engine.cluster.queue()
     assert slurm_engine.runtime.find("never") == ()
 

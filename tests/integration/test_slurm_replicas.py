@@ -183,7 +183,7 @@ def test_exited_replica_aborts_start_while_another_is_pending(pair: Pair) -> Non
     others = [pair.cluster.run(*words, f"--nodelist={node}", f"--ntasks={each}").strip() for node, each in FILL]
     wait_for(lambda: pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split() >= others)
     with pair.deploy.running(*pair.words()) as command:
-        command.wait_for("job .* is pending: no node has enough free resources")
+        command.wait_for("job .* is pending: Resources")
         [first] = set(pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split()) - {*others}
         pair.cluster.run("scancel", first)
         assert command.wait()[0] == 7

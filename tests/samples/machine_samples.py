@@ -19,7 +19,6 @@ READY: Mapping[str, str] = {
     "kernel options": "BOOT_IMAGE=/vmlinuz root=/dev/sda1 iommu=pt pci=realloc=off\n",
     "cpus allowed": "Cpus_allowed_list:\t0-255\n",
     "cpus online": "0-255\n",
-    "cores": "128\n",
     "sockets": "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n",
 }
 

@@ -1,4 +1,4 @@
-"""Inventory of AMD GPUs from `amd-smi`, which ROCm has since release 6, and from the topology of the driver.
+"""Inventory of AMD GPUs from `amd-smi`, which ROCm has since release 6.
 
 The parsed formats come from the sources of the tools and from outputs that users posted:
 
@@ -13,7 +13,7 @@ The parsed formats come from the sources of the tools and from outputs that user
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from contextlib import suppress
 
 from orchestrator.hosts.gpus.inventory import MIB, Gpu, GpuInventory, GpuProcess
 from orchestrator.hosts.survey import Section, Survey
@@ -24,38 +24,25 @@ SECTIONS: Mapping[str, str] = {
     "amd-smi metric": f"{_SMI} amd-smi metric --mem-usage --json",
     "amd-smi process": f"{_SMI} amd-smi process --json",
     "amd-smi version": f"{_SMI} amd-smi version --json",
-    "rocm": "cat /opt/rocm/.info/version",
-    "kfd": "grep -HE '^(simd_count|simd_per_cu|gfx_target_version) ' /sys/class/kfd/kfd/topology/nodes/*/properties",
 }
 
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": MIB, "GB": 1 << 30}
-_EMPTY = GpuInventory(vendor="amd", tool="kfd", driver=None, toolkit=None, gpus=(), processes=(), faults=())
 
 Record = Mapping[str, object]
 
 
 def read_amd(survey: Survey) -> GpuInventory | None:
-    """Return the AMD GPUs in a survey; None if the host has neither a tool nor a driver for them."""
-    topology = _topology(survey["kfd"].text)
-    release = survey["rocm"].text.strip().partition("-")[0] if survey["rocm"].code == 0 else None
-    if not survey["amd-smi static"].missing:
-        inventory = _from_amd_smi(survey)
-    elif topology:
-        inventory = replace(_EMPTY, faults=("VRAM use is unknown: `amd-smi` is not installed",))
-    else:
+    """Return the AMD GPUs in a survey; None if `amd-smi` is not installed."""
+    if survey["amd-smi static"].missing:
         return None
-    return _with_topology(replace(inventory, toolkit=inventory.toolkit or release), topology)
-
-
-def _from_amd_smi(survey: Survey) -> GpuInventory:
     faults: list[str] = []
     static, metric, process, version = (
         _records(name, survey[name], faults)
         for name in ("amd-smi static", "amd-smi metric", "amd-smi process", "amd-smi version")
     )
     usage = {record.get("gpu"): record for record in metric}
-    return replace(
-        _EMPTY,
+    return GpuInventory(
+        vendor="amd",
         tool="amd-smi",
         driver=next((text for record in static if (text := _text(_at(record, "driver", "version")))), None),
         toolkit=_text(version[0].get("rocm_version")) if version else None,
@@ -68,7 +55,7 @@ def _from_amd_smi(survey: Survey) -> GpuInventory:
 def _gpu(static: Record, metric: Record) -> Gpu:
     return Gpu(
         index=_number(static.get("gpu")) or 0,
-        arch=_arch(_at(static, "asic", "target_graphics_version")),
+        arch=(_text(_at(static, "asic", "target_graphics_version")) or "").lower().partition(":")[0] or None,
         name=_text(_at(static, "asic", "market_name")),
         compute_units=_number(_at(static, "asic", "num_compute_units")),
         vram_bytes=_size(_at(static, "vram", "size"), "MB") or _size(_at(metric, "mem_usage", "total_vram"), "MB"),
@@ -91,64 +78,18 @@ def _processes(record: Record) -> Iterator[GpuProcess]:
         )
 
 
-def _topology(text: str) -> tuple[tuple[str, int], ...]:
-    """Parse architecture and CU count of each GPU from /sys/class/kfd/kfd/topology, in the order of its nodes.
-
-    CPU nodes are skipped: they have no SIMDs.
-    """
-    nodes: dict[int, dict[str, int]] = {}
-    for node, key, value in re.findall(r"nodes/(\d+)/properties:(\w+) (\d+)", text):
-        nodes.setdefault(int(node), {})[key] = int(value)
-    return tuple(
-        (_gfx(node.get("gfx_target_version", 0)), node["simd_count"] // (node.get("simd_per_cu") or 4))
-        for _, node in sorted(nodes.items())
-        if node.get("simd_count")
-    )
-
-
-def _gfx(target: int) -> str:
-    """Convert the driver's `gfx_target_version` to a name: 90402 is gfx942, 90010 is gfx90a.
-
-    Major, minor and stepping are pairs of decimal digits; the name has the stepping in hexadecimal.
-    """
-    return f"gfx{target // 10000}{target // 100 % 100}{target % 100:x}"
-
-
-def _with_topology(inventory: GpuInventory, topology: tuple[tuple[str, int], ...]) -> GpuInventory:
-    """Fill in missing architectures and CU counts, if the tool and the driver list equally many GPUs."""
-    unknown = Gpu(index=0, arch=None, name=None, compute_units=None, vram_bytes=None, vram_used=None)
-    listed = inventory.gpus or tuple(replace(unknown, index=index) for index in range(len(topology)))
-    if len(listed) != len(topology):
-        return inventory
-    pairs = zip(listed, topology, strict=True)
-    gpus = tuple(
-        replace(gpu, arch=gpu.arch or arch, compute_units=gpu.compute_units or units) for gpu, (arch, units) in pairs
-    )
-    return replace(inventory, gpus=gpus)
-
-
 def _records(name: str, section: Section, faults: list[str]) -> list[Record]:
-    document = _document(name, section, faults)
-    listed = document.get("gpu_data", [document]) if isinstance(document, dict) else document
-    return [record for record in listed if isinstance(record, dict)] if isinstance(listed, list) else []
-
-
-def _document(name: str, section: Section, faults: list[str]) -> object:
-    """Return the first JSON document in the output of a tool; None, with a new entry in `faults`, if there is none."""
+    """Return the objects of the first JSON document in the output of a tool; none, with a new fault, without one."""
     decoder = json.JSONDecoder()
     for start in re.finditer(r"^[\[{]", section.text, re.MULTILINE):
-        try:
-            return decoder.raw_decode(section.text, start.start())[0]
-        except json.JSONDecodeError:
-            continue
+        with suppress(json.JSONDecodeError):
+            document, _ = decoder.raw_decode(section.text, start.start())
+            listed = document.get("gpu_data", [document]) if isinstance(document, dict) else document
+            return [record for record in listed if isinstance(record, dict)] if isinstance(listed, list) else []
     lines = section.text.strip().splitlines()
-    reason = (
-        "did not respond within 30 s"
-        if section.code == 124
-        else f"printed no JSON: {lines[-1] if lines else 'nothing'}"
-    )
-    faults.append(f"`{name}` {reason}")
-    return None
+    printed = f"printed no JSON: {lines[-1] if lines else 'nothing'}"
+    faults.append(f"`{name}` {'did not respond within 30 s' if section.code == 124 else printed}")
+    return []
 
 
 def _at(value: object, *keys: str) -> object:
@@ -159,11 +100,6 @@ def _at(value: object, *keys: str) -> object:
 
 def _text(value: object) -> str | None:
     return value.strip() if isinstance(value, str) and value.strip() not in {"", "N/A"} else None
-
-
-def _arch(value: object) -> str | None:
-    text = _text(value)
-    return text.lower().partition(":")[0] if text else None
 
 
 def _number(value: object) -> int | None:

@@ -1,6 +1,5 @@
 """Preflight checks for a host that is to run a container."""
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -16,9 +15,6 @@ from orchestrator.plan.plan import Engine, Plan
 from orchestrator.render.dockerfile import base_reference
 
 _MISSING: Final = 127  # a shell's exit code if it finds no such program
-_DENIED: Final = re.compile(r"denied|unauthorized", re.IGNORECASE)
-_UNREACHABLE: Final = re.compile(r"time(d )?out|deadline exceeded|no such host|refused|unreachable|reset by peer|EOF")
-_OTHER_WAY: Final = ("docker", "info", "--format", '{{join .RegistryConfig.Mirrors " "}}{{.HTTPProxy}}{{.HTTPSProxy}}')
 _VERSION: Final = ("timeout", "10", "docker", "version", "--format", "{{.Server.Version}}")
 
 
@@ -53,17 +49,12 @@ def image(subject: CheckContext) -> Iterator[Finding]:
 
 
 def _not_queried(subject: CheckContext, name: str, error: str) -> Finding:
-    """Return what an error of the registry means for a pull: it fails as well, unless the daemon has another way."""
-    plan, runner, hint = subject.plan, subject.access.runner, f"see what `docker manifest inspect {name}` prints"
+    """Return a warning: the daemon's pull may still work, as by a mirror. The pull precedes the download of weights."""
+    plan, runner = subject.plan, subject.access.runner
     if not plan.prebuilt_image and runner(("docker", "image", "inspect", base_reference(plan.engine))).ok:
         return info("image", "there", name)  # by its digest; its tag was never pulled
     reason = error.rpartition(": ")[2]  # Go puts the cause last
-    if _DENIED.search(error):
-        others = () if plan.prebuilt_image or plan.engine.image_digest else plan.engine.image_fallbacks
-        login = f"`docker login`, if it is private; {hint}"
-        return (warn if others else fail)("image", "denied by its registry, or no such image", name, login)
-    if _UNREACHABLE.search(error) and not "".join(runner(_OTHER_WAY).stdout.split()):
-        return fail("image", f"not on this host, and its registry is unreachable: {reason}", name, hint)
+    hint = f"see what `docker manifest inspect {name}` prints; `docker login`, if the image is private"
     return warn("image", f"cannot query the registry: {reason}", name, hint)
 
 
@@ -91,14 +82,8 @@ def rdma(subject: CheckContext) -> Iterator[Finding]:
         yield fail("rdma", "no NIC in /sys/class/infiniband", needed, f"`--set {tcp}`")
         return
     name = plan.prebuilt_image or base_reference(plan.engine)
-    options = (
-        "--rm",
-        "--pull=never",
-        "--network=none",
-        "--volume=/dev/infiniband:/dev/infiniband",
-        "--entrypoint=ibv_devices",
-    )
-    result = subject.access.runner(("docker", "run", *options, name))
+    options = ("--pull=never", "--network=none", "--volume=/dev/infiniband:/dev/infiniband", "--entrypoint=ibv_devices")
+    result = subject.access.runner(("docker", "run", "--rm", *options, name))
     if not result.ok:
         yield info("rdma", f"{', '.join(nics)}; not compared: {_last_line(result)}", expected)
     elif missing := [nic for nic in nics if nic not in result.stdout.split()]:
@@ -112,18 +97,9 @@ def engine_python(plan: Plan, _home: Home) -> Sequence[str]:
     """Return the command that starts the Python of the plan's image, with the GPUs and NICs of the host."""
     name = plan.prebuilt_image or base_reference(plan.engine)
     gpus = ("--gpus=all",) if plan.hardware.container.all_gpus else ()
-    options = (
-        "--rm",
-        "--init",
-        "--pull=never",
-        "--network=host",
-        "--ipc=host",
-        "--privileged",
-        "--ulimit=memlock=-1",
-        *gpus,
-    )
+    options = ("--rm", "--init", "--pull=never", "--network=host", "--ipc=host", "--privileged", "--ulimit=memlock=-1")
     variables = [f"{item.name}={item.value}" for item in plan.env]
-    return ("docker", "run", *options, "--entrypoint=env", name, *variables, "python3")
+    return ("docker", "run", *options, *gpus, "--entrypoint=env", name, *variables, "python3")
 
 
 def image_space(plan: Plan, runner: Runner) -> Iterator[DiskNeed]:

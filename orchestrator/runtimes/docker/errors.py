@@ -1,7 +1,6 @@
 """Errors of the Docker daemon when it creates or starts a container, translated to errors that name the cause."""
 
 import re
-import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +11,6 @@ from orchestrator.core.errors import DeployError, HostError, NameTakenError, Sta
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import spec_of
 from orchestrator.runtimes.docker.sdk import docker, requests, urllib3
-
-# runc reports a limit by its number (setrlimit(2)). OFILE is the BSD name of NOFILE.
-_LIMITS: Final = {
-    getattr(resource, name): name.removeprefix("RLIMIT_").lower()
-    for name in dir(resource)
-    if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
-}
 
 
 @contextmanager
@@ -54,13 +46,12 @@ def daemon_errors(host: str) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Cause:
-    """A pattern of a daemon message, and the error for it. `{...}` are groups of the pattern, or keys of `_facts`."""
+    """A pattern of a daemon message, and the error for it. `{...}` are groups of the pattern, or keys of `facts`."""
 
     pattern: str
     message: str
     location: str = ""
     hint: str = ""
-    details: str = ""
     fault: type[DeployError] = HostError
 
 
@@ -73,27 +64,11 @@ _CAUSES: Final = (
         hint="load the GPU driver, or choose a profile for this host's hardware: `deploy profiles`",
     ),
     _Cause(
-        pattern=r"error setting rlimit type (?P<number>\d+): operation not permitted",
-        message="the Docker daemon is not permitted to set the limit `{limit}`{asked}",
-        location="{hardware}: container.ulimits",
-        hint="the daemon lacks CAP_SYS_RESOURCE: raise the daemon's limit, or lower the limit in the profile",
-    ),
-    _Cause(
         pattern=r"listen tcp\d? \S*:(?P<port>\d+): bind: address already in use"
         r"|Bind for \S*:(?P<allocated>\d+) failed: port is already allocated",
         message="port {taken} is in use{by}",
         location="server.port",
         hint="stop that program, or choose another port with `--set server.port=PORT`",
-    ),
-    _Cause(
-        pattern=r"bind source path does not exist: (?P<path>\S+)",
-        message="`{path}` does not exist on the Docker host",
-        hint="`deploy stage PROFILE` downloads the checkpoint to it",
-    ),
-    _Cause(
-        pattern=r"Unable to find group (?P<group>\S+?):",
-        message="the image has no group `{group}`",
-        location="{hardware}: container.groups",
     ),
     _Cause(
         pattern=r'container name "/(?P<name>deploy-[^"]+--rank-\d+)" is already in use',
@@ -119,17 +94,6 @@ _CAUSES: Final = (
         location="{hardware}: container.all_gpus",
         hint="install the NVIDIA container toolkit and restart the daemon",
     ),
-    _Cause(
-        pattern=r"unable to apply caps",
-        message="the Docker daemon is not permitted to grant {capabilities}",
-        location="{hardware}: container.cap_add",
-    ),
-    _Cause(
-        pattern=r"no space left on device",
-        message="the Docker host's disk is full",
-        hint="`docker system df` shows the disk usage",
-        details="  {said}",
-    ),
 )
 
 
@@ -140,31 +104,17 @@ def start_error(text: str, artifacts: Artifacts, *, host: str, port_holder: Call
     """
     for cause in _CAUSES:
         if match := re.search(cause.pattern, text, re.IGNORECASE):
-            facts = _facts(match.groupdict(), artifacts, port_holder) | {"said": text, "host": host}
-            return cause.fault(
-                cause.message.format_map(facts),
-                location=cause.location.format_map(facts),
-                hint=cause.hint.format_map(facts),
-                details=cause.details.format_map(facts),
-            )
+            groups = match.groupdict()
+            taken = groups.get("port") or groups.get("allocated")
+            holder = port_holder(int(taken)) if taken else None
+            facts = groups | {
+                "hardware": f"profiles/hardware/{artifacts.plan.hardware.name}.yaml",
+                "image": spec_of(artifacts).image,
+                "host": host,
+                "taken": taken,
+                "by": f" by {holder}" if holder else "",
+                "server": (groups.get("name") or "").removeprefix("deploy-").partition("--")[0],
+            }
+            location, hint = cause.location.format_map(facts), cause.hint.format_map(facts)
+            return cause.fault(cause.message.format_map(facts), location=location, hint=hint)
     return StartError("cannot start the container", details=f"  {text}")
-
-
-def _facts(
-    groups: dict[str, str | None], artifacts: Artifacts, port_holder: Callable[[int], str | None]
-) -> dict[str, str | None]:
-    """Return the values for an error message: the groups of the pattern, and data of the container."""
-    spec = spec_of(artifacts)
-    limit = _LIMITS.get(int(groups.get("number") or -1), groups.get("number"))
-    taken = groups.get("port") or groups.get("allocated")
-    holder = port_holder(int(taken)) if taken else None
-    return groups | {
-        "hardware": f"profiles/hardware/{artifacts.plan.hardware.name}.yaml",
-        "image": spec.image,
-        "capabilities": ", ".join(spec.needs.cap_add),
-        "limit": limit,
-        "asked": next((f" to {ulimit.hard}" for ulimit in spec.needs.ulimits if ulimit.name == limit), ""),
-        "taken": taken,
-        "by": f" by {holder}" if holder else "",
-        "server": (groups.get("name") or "").removeprefix("deploy-").partition("--")[0],
-    }

@@ -25,17 +25,18 @@ _SETTLED: Final = 10.0  # seconds after which a run that continues has not ended
 
 
 def container_log(container: Container, since: float | None = None, *, follow: bool = False) -> Iterator[str]:
-    """Yield the container's log so far, or with `follow` of this run, without secrets. `since` is Unix time."""
+    """Return the container's log so far, or with `follow` of this run, without secrets. `since` is Unix time."""
     pieces = container.logs(stream=True, follow=follow, since=since)  # one line each
     return Lines(redacted(pieces if follow else coalesce(pieces)))
 
 
-def follow_log(container: Container, since: float | None = None) -> Iterator[str]:
+def follow_log(container: Container) -> Iterator[str]:
     """Yield the container's log without secrets until it has exited for good; Docker ends a stream at every restart.
 
     Raises HostError if the stream ends and the run continues, as when the daemon restarts and leaves containers
     running.
     """
+    since = None
     while True:
         run = container.attrs["State"]["StartedAt"]
         yield from container_log(container, since, follow=True)

@@ -36,9 +36,11 @@ def container_options(
     artifacts: Artifacts, spec: ContainerSpec, secrets: SecretDelivery
 ) -> dict[str, Any]:  # Any: the SDK's own keywords
     """Return keyword arguments of `create_container`, apart from name, labels and `host_config`."""
+    argv = container_argv(artifacts, config=secrets.config is not None)
+    exported = ("sh", "-c", f'. {_ENV_FILE} && exec "$@"', "sh") if secrets.env else ()
     return {
         "image": spec.image,
-        "command": _argv(artifacts, secrets),
+        "command": [*exported, *argv],
         "environment": dict(container_env(artifacts)),
         "ports": [spec.publish[2]] if spec.publish else [],
         "stop_timeout": spec.stop_grace,
@@ -56,8 +58,14 @@ def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: G
     else:
         host, outside, inside = spec.publish
         reached = {"port_bindings": {inside: (host, outside)}}
+    binds = [
+        docker.types.Mount(
+            bind.target, str(path_named_in(Path(home), bind.source)), type="bind", read_only=bind.read_only
+        )
+        for bind in spec.mounts
+    ]
     return {
-        "mounts": [*_binds(spec, home), *cache_mounts(spec, artifacts)],
+        "mounts": [*binds, *cache_mounts(spec, artifacts)],
         **reached,
         "restart_policy": {"Name": "on-failure" if spec.restarts else "no", "MaximumRetryCount": spec.restarts},
         "init": True,
@@ -88,22 +96,6 @@ def archive(files: Mapping[str, Secret]) -> bytes:
             entry.size, entry.mode = len(content), 0o600
             tar.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
-
-
-def _argv(artifacts: Artifacts, secrets: SecretDelivery) -> list[str]:
-    argv = list(container_argv(artifacts, config=secrets.config is not None))
-    if secrets.env:
-        argv = ["sh", "-c", f'. {_ENV_FILE} && exec "$@"', "sh", *argv]
-    return argv
-
-
-def _binds(spec: ContainerSpec, home: str) -> list[docker.types.Mount]:
-    return [
-        docker.types.Mount(
-            mount.target, str(path_named_in(Path(home), mount.source)), type="bind", read_only=mount.read_only
-        )
-        for mount in spec.mounts
-    ]
 
 
 def cache_mounts(spec: ContainerSpec, artifacts: Artifacts) -> list[docker.types.Mount]:

@@ -8,12 +8,11 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import HostError, NameTakenError, naming_host
+from orchestrator.core.errors import HostError, naming_host
 from orchestrator.core.files import private_dir
 from orchestrator.core.imported import Imported
 from orchestrator.core.paths import Home
@@ -24,13 +23,7 @@ from orchestrator.core.secrets import Secret
 from orchestrator.engine.launch import split_secrets
 from orchestrator.hosts.daemon import remote_host
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import (
-    Cache,
-    Runtime,
-    ServerState,
-    Status,
-    Unit,
-)
+from orchestrator.runtimes.base import NOT_FOUND, Cache, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.docker.caches import caches
 from orchestrator.runtimes.docker.container import (
     container_labels,
@@ -42,7 +35,7 @@ from orchestrator.runtimes.docker.creation import discard, remove, start_on
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 from orchestrator.runtimes.docker.sdk import docker
-from orchestrator.runtimes.docker.state import NOT_FOUND, server_state, state_of_ranks
+from orchestrator.runtimes.docker.state import server_state, state_of_ranks
 from orchestrator.runtimes.labels import (
     HEAD,
     NAME,
@@ -58,12 +51,12 @@ from orchestrator.runtimes.labels import (
     is_record,
 )
 from orchestrator.runtimes.replicas import (
-    may_coexist,
     rank_dir,
     rank_name,
     rank_of,
     replica_name,
     replica_number,
+    require_name_free,
     with_roles,
 )
 from orchestrator.runtimes.saved_logs import saved_log
@@ -107,8 +100,8 @@ class DockerRuntime(Runtime):
         """See `Runtime.start`. Removes all containers before it raises. Of several ranks the first starts last."""
         spec, run_dir = spec_of(artifacts), run_dir.absolute()
         part = replica_name(run_dir)
-        if (part or artifacts.plan.gateway is not None) and not may_coexist(run_dir, self.find(name)):
-            raise NameTakenError(f"server `{name}` already exists", hint=f"`deploy down {name}` stops it")
+        if part or artifacts.plan.gateway is not None:
+            require_name_free(run_dir, self.find(name))
         delivery = split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
         starter = f"{process_identity(os.getpid())}/{uuid.uuid4()}"
         common, hosts = {STARTER: starter, RUN_DIR: str(run_dir)}, (self._host, *map(self._host_at, spec.rank_hosts))
@@ -208,15 +201,14 @@ class DockerRuntime(Runtime):
         anonymous = counted.get("anon", counted.get("total_rss", 0))
         return anonymous + counted.get("shmem", counted.get("total_shmem", 0)) or None
 
-    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; reads the saved log if the container is removed."""
         container = self._get(unit)
         if container is None:
-            yield from saved_log(unit, since)
+            yield from saved_log(unit)
             return
-        moment = since.timestamp() if since else None
         with self._host_of(unit).errors_unless_gone():
-            yield from follow_log(container, moment) if follow else container_log(container, moment)
+            yield from follow_log(container) if follow else container_log(container)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`. A call raises HostError if the daemon does not answer."""

@@ -10,8 +10,6 @@ from orchestrator.runtimes.supervisor.record import describe_exit
 _NEVER: Final = "0001-01-01T00:00:00Z"
 _ALIVE: Final = frozenset({"running", "restarting", "paused"})
 
-NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
-
 
 def server_state(inspected: Mapping[str, Any]) -> ServerState:  # Any: JSON of the Docker API
     """Return the state of a server from its container's inspection (Docker Engine API 1.41, `ContainerInspect`)."""

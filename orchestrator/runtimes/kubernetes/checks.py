@@ -1,7 +1,6 @@
 """Preflight checks of a cluster without a survey of its nodes: kubectl, permissions, nodes, claims, Secrets."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from orchestrator.core.errors import HostError
@@ -12,7 +11,6 @@ from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.pod import cluster_of, gpus_asked
 from orchestrator.runtimes.kubernetes.security import LEVELS, required_level
 
-LWS_SITE: Final = "lws.sigs.k8s.io/docs/installation"
 _ENFORCED: Final = "pod-security.kubernetes.io/enforce"
 
 
@@ -23,8 +21,6 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
     try:
         version = cluster.json("get", "--raw", "/version").get("gitVersion", "")
         yield info("cluster", str(version), "a cluster that responds")
-        if any(replica_plan.layout.nodes > 1 for replica_plan in replica_plans(plan)):
-            yield _leader_worker_set(cluster, plan)
         yield from _rights(cluster, plan)
         yield from _nodes(cluster, plan)
         for kind, name in (("persistentvolumeclaim", settings.weights.pvc), ("secret", settings.api_key_secret)):
@@ -34,26 +30,13 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
         yield fail("cluster", error.message, "a cluster that responds", error.hint)
 
 
-def _leader_worker_set(cluster: Cluster, plan: Plan) -> Finding:
-    """Return why `up` starts no server on several nodes: a LeaderWorkerSet does, and `kubectl apply` creates it."""
-    needed, crd = "LeaderWorkerSet, for a server on several nodes", "leaderworkersets.leaderworkerset.x-k8s.io"
-    if not cluster.ask("get", "crd", crd).ok:
-        return fail("several nodes", f"no `{crd}` in this cluster", needed, f"install it: {LWS_SITE}")
-    hint = f"`deploy render {plan.profile} --runtime kubernetes --output lws`; `kubectl apply -f lws/kubernetes.yaml`"
-    return fail("several nodes", "`up` starts servers of one node", needed, hint)
-
-
 def _rights(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
     if not cluster.ask("get", "namespace", cluster.namespace).ok:
         create = Cluster(cluster.context, "default").shown("create", "namespace", cluster.namespace)
         yield fail("namespace", f"no `{cluster.namespace}` that you can read", cluster.namespace, create)
     elif not cluster.ask("auth", "can-i", "create", "deployments").ok:
-        yield fail(
-            "rights",
-            "you are not permitted to create deployments",
-            "create, patch, delete",
-            "ask the cluster's administrator",
-        )
+        found, hint = "you are not permitted to create deployments", "ask the cluster's administrator"
+        yield fail("rights", found, "create, patch, delete", hint)
     else:
         yield info("namespace", cluster.namespace, "you are permitted to create deployments")
         yield from _pod_security(cluster, plan)
@@ -69,36 +52,18 @@ def _pod_security(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
 
 
 def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
-    """Yield a finding about the nodes that fit the server when empty. An autoscaled cluster may have none yet."""
+    """Yield a finding about the nodes that fit the largest pod when empty. An autoscaled cluster may have none yet."""
     selector = ",".join(cluster_of(plan).node_selector)
     try:
         nodes = cluster.json("get", "nodes", *(["--selector", selector] if selector else []))["items"]
     except HostError:  # without the permission to list nodes
         return
-    requested = Counter(
-        gpus_asked(replica_plan) for replica_plan in replica_plans(plan) for _ in range(replica_plan.layout.nodes)
-    )
-    resource, most = max(requested)
-    free = [int(node["status"].get("allocatable", {}).get(resource, 0)) for node in nodes]
-    fitting = sum(gpus >= most for gpus in free)
-    needed = " and ".join(
-        (f"{count} {resource} on one node" if count else "a node") + (f", {times} times" if times > 1 else "")
-        for (_, count), times in requested.items()
-    )
+    resource, count = max(map(gpus_asked, replica_plans(plan)))
+    fitting = sum(int(node["status"].get("allocatable", {}).get(resource, 0)) >= count for node in nodes)
     found = f"{fitting} of {len(nodes)} nodes" + (f" with `{selector}`" if selector else "")
-    enough = fitting > 0 and _all_fit(free, sorted((count for _, count in requested.elements()), reverse=True))
+    needed = f"{count} {resource} on one node" if count else "a node"
     hint = f"{cluster.shown('describe', 'nodes')} shows their device plugin, labels and taints"
-    yield info_if(enough, warn, "nodes", found, needed, hint)
-
-
-def _all_fit(free: list[int], counts: Iterable[int]) -> bool:
-    """Return whether nodes with so many free GPUs hold the pods, the largest first, each on the fullest that fits."""
-    left = list(free)
-    for count in counts:
-        if (room := min((gpus for gpus in left if gpus >= count), default=None)) is None:
-            return False
-        left[left.index(room)] -= count
-    return True
+    yield info_if(fitting > 0, warn, "nodes", found, needed, hint)
 
 
 def _there(cluster: Cluster, kind: str, name: str) -> Finding:

@@ -8,7 +8,6 @@ from orchestrator.core.console import note, warn
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.secrets import Secret
 from orchestrator.core.subprocesses import CompletedProgram
-from orchestrator.core.text import printable
 from orchestrator.engine.launch import split_secrets
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.kubernetes.files import image_of_pods
@@ -16,7 +15,7 @@ from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.manifests import Manifest, metadata, objects_of
 from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
 from orchestrator.runtimes.kubernetes.record import ReplicaRef, object_name
-from orchestrator.runtimes.labels import NAME, STARTER
+from orchestrator.runtimes.labels import NAME
 
 
 def objects_of_start(
@@ -47,18 +46,10 @@ def create_deployment(cluster: Cluster, deployment: Manifest) -> Mapping[str, An
         return made
     if "AlreadyExists" not in done.stderr:
         require_taken(done)
-    found = cluster.json("get", "deployment", about["name"], "--ignore-not-found")
     raise NameTakenError(
-        f"`{about['labels'][NAME]}` exists in namespace `{cluster.namespace}`{holder(found.get('metadata', {}))}",
+        f"`{about['labels'][NAME]}` exists in namespace `{cluster.namespace}`",
         hint=f"choose another `--name`; {cluster.shown('get', 'deployment', about['name'])} shows it",
     )
-
-
-def holder(about: Mapping[str, Any]) -> str:
-    """Return who started the server with these metadata, as far as they tell."""
-    host = about.get("annotations", {}).get(STARTER, "").partition("/")[0]
-    since = about.get("creationTimestamp")
-    return f": started from {printable(host)} at {since}" if host and since else ""
 
 
 def require_taken(applied: CompletedProgram) -> None:

@@ -12,16 +12,11 @@ from orchestrator.runtimes.kubernetes.state import has_started, is_over
 
 # Objects of a start in addition to the Deployment. Claims are not among them: checkpoints are never deleted.
 _KINDS: Final = "services,networkpolicies,poddisruptionbudgets,configmaps,secrets"
-_OF_SEVERAL: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
+OF_SEVERAL: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
 _INTERVAL: Final = 0.5
 _ASKED: Final = 5.0  # seconds for an answer; kubectl takes up to three times as long if the API server hangs
 _UNSTARTED: Final = 5.0  # seconds after which a kubelet starts no container of a deleted pod
 _LATE: Final = 60.0  # seconds after the grace period for a pod to end
-
-
-def kinds_of(part: str) -> str:
-    """Return the kinds of all objects of a server; `part` adds those of a replicated server."""
-    return f"deployments,{_OF_SEVERAL if part else _KINDS}"
 
 
 class Removal:
@@ -40,7 +35,7 @@ class Removal:
         """
         self._grace = max(int(grace), 1)
         deployments, pods = self._seen()
-        kinds = _OF_SEVERAL if any(self._meant.values()) else _KINDS
+        kinds = OF_SEVERAL if any(self._meant.values()) else _KINDS
         parts = self._parts(deployments)
         if parts and all(deployment["metadata"]["uid"] in self._meant for deployment in deployments):
             self._delete(kinds, "--selector", selector(self._name))
@@ -85,10 +80,9 @@ class Removal:
         parts = self._parts(deployments)
         ours = [pod for pod in pods if replica_of(pod) in parts or _named(pod) in self._report]
         self._end(*sorted({_named(pod) for pod in ours} - self._report.keys()))
-        return [pod for pod in ours if not (is_over(pod) or self._never_starts(pod))]
-
-    def _never_starts(self, pod: Mapping[str, Any]) -> bool:
-        return not has_started(pod) and time.monotonic() - self._report[_named(pod)] > _UNSTARTED
+        now = time.monotonic()
+        unstarted = [pod for pod in ours if not has_started(pod) and now - self._report[_named(pod)] > _UNSTARTED]
+        return [pod for pod in ours if not is_over(pod) and pod not in unstarted]
 
     def _delete(self, *words: str) -> None:
         if not (done := self._cluster.ask("delete", *words, "--ignore-not-found", "--wait=false")).ok:

@@ -15,10 +15,8 @@ from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, RenderedFile
 from orchestrator.render.scripts import text_file
 from orchestrator.runtimes.kubernetes.autoscaling import autoscaling_notes, autoscaling_of
-from orchestrator.runtimes.kubernetes.checks import LWS_SITE
-from orchestrator.runtimes.kubernetes.claim import how_to_fill
 from orchestrator.runtimes.kubernetes.manifests import objects_of
-from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
+from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, copy_to_claim, secret_name
 from orchestrator.runtimes.kubernetes.security import required_level
 
 
@@ -68,7 +66,7 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
     yield f"{plan.profile}: {plan.description}"
     yield "`kubectl apply --server-side -f kubernetes.yaml` starts it"
     if any(replica_plan.layout.nodes > 1 for replica_plan in replica_plans(plan)):
-        yield f"the cluster needs LeaderWorkerSet 0.6 or newer ({LWS_SITE})"
+        yield "the cluster needs LeaderWorkerSet 0.6 or newer (lws.sigs.k8s.io/docs/installation)"
     yield from autoscaling_notes(plan)
     level, reason = required_level(plan)
     yield f"the namespace has to admit the Pod Security Standard {level}: {reason}"
@@ -76,7 +74,7 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
         yield f"limits ({limits}): a pod has the limits of its node's container runtime and cannot request others"
     cluster = cluster_of(plan)
     if cluster.weights.pvc:
-        yield f"before that, once: copy `{plan.model.name}` to claim `{cluster.weights.pvc}`; {how_to_fill(plan)}"
+        yield f"before that, once: fill claim `{cluster.weights.pvc}`: {copy_to_claim(plan)}"
     if variable := plan.server.api_key_env:
         argv = ["kubectl", "create", "secret", "generic", secret_name(plan, name), "--namespace", cluster.namespace]
         argv += [f"--from-file={CONFIG}=/dev/stdin", *(["--context", cluster.context] if cluster.context else [])]

@@ -34,9 +34,8 @@ class NewLines:
     off at the end of a stream is left to the next stream.
     """
 
-    def __init__(self, since: datetime | None = None) -> None:
-        """Pass the lines written at or after `since`."""
-        self._since = since
+    def __init__(self) -> None:
+        """Begin before the first line."""
         self._pod = ""  # a new pod may run on a node with another clock
         self._last: tuple[bytes, ...] = ()  # timestamp of the newest line passed
         self._given: tuple[bytes, ...] = ()  # the current stream has nothing new up to this timestamp
@@ -48,9 +47,10 @@ class NewLines:
         if pod != self._pod:
             self._pod, self._last = pod, ()
         self.begin()
-        since = _moment(self._last)[0] if self._last else self._since
-        moment = (f"--since-time={since.astimezone(UTC).strftime('%Y-%m-%dT%H:%M:%SZ')}",) if since else ()
-        return "--timestamps", *moment, pod
+        if not self._last:
+            return "--timestamps", pod
+        second = _moment(self._last)[0].astimezone(UTC)
+        return "--timestamps", f"--since-time={second.strftime('%Y-%m-%dT%H:%M:%SZ')}", pod
 
     def begin(self) -> None:
         """Begin a stream: the next chunk is its first, even if another was read since `words`."""
@@ -81,10 +81,10 @@ class NewLines:
 class ServerLog:
     """The log of a server in its pods, including the previous run."""
 
-    def __init__(self, cluster: Cluster, look: Look, since: datetime | None = None) -> None:
+    def __init__(self, cluster: Cluster, look: Look) -> None:
         """Read the log of a server. `look` returns its state at the API server, at most a second old."""
         self._cluster, self._look = cluster, look
-        self._lines = NewLines(since)
+        self._lines = NewLines()
         self._read: tuple[object, ...] = ()  # identity of the run read last
         self._following: Program | None = None  # by `tail`
         self._ended = -inf  # monotonic time at which the followed stream ended

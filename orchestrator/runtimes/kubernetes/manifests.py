@@ -14,20 +14,22 @@ import yaml
 from orchestrator.core.templates import render_template
 from orchestrator.engine import endpoints, gateway
 from orchestrator.engine.launch import HEAD_ADDRESS, HOST_ADDRESS, NODE_RANK, key_file_words
+from orchestrator.engine.server_args import is_server
+from orchestrator.images.argument_checker import argument_checker
 from orchestrator.plan.host_needs import host_needs, mebibytes
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.profiles.kubernetes import KubernetesSection
+from orchestrator.render.arguments import argument_question
 from orchestrator.render.artifacts import Artifacts, Command, gateway_command
-from orchestrator.runtimes.kubernetes.arguments import argument_command, argument_files
 from orchestrator.runtimes.kubernetes.autoscaling import PART, autoscaling_of, scaled_object
-from orchestrator.runtimes.kubernetes.claim import how_to_fill
 from orchestrator.runtimes.kubernetes.liveness import FOLDER, drain_hook, liveness_probe, programs, startup_probe
 from orchestrator.runtimes.kubernetes.pod import (
     CONFIG,
     MODELS,
     cluster_of,
+    copy_to_claim,
     gpus_asked,
     model_path,
     node_checkpoint,
@@ -54,6 +56,7 @@ _WORKER: Final = "leaderworkerset.sigs.k8s.io/worker-index"  # label of a pod, "
 # Variables of a pod of a LeaderWorkerSet (kubernetes-sigs/lws v0.7.0, api/leaderworkerset/v1/leaderworkerset_types.go).
 _OF_GROUP: Final = {NODE_RANK: "$(LWS_WORKER_INDEX)", HEAD_ADDRESS: "$(LWS_LEADER_ADDRESS)"}
 _SECRETS: Final = "/run/secrets/deploy"
+_MESSAGE: Final = "/dev/termination-log"  # the default of `terminationMessagePath`
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -167,18 +170,22 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
         mounts["shm"] = "/dev/shm"  # noqa: S108 - the pod's
     if uses_host_network(plan) and plan.gpus:
         mounts["infiniband"] = "/dev/infiniband"
+    checker = {}  # the engine validates the arguments first: before the weights are loaded, and without a crash loop
+    if is_server(artifacts.command.argv):
+        question = argument_question(artifacts, None).to_json() + "\n"
+        checker = {"check_server_args.py": argument_checker(), "arguments.json": question}
     claim = None if directory else cluster.weights.pvc
-    missing = f"claim `{claim}` has no `{plan.model.name}`; {how_to_fill(plan)}" if claim else ""
+    missing = f"claim `{claim}` has no `{plan.model.name}`; {copy_to_claim(plan)}" if claim else ""
     return {
         **_command(plan, artifacts.command, security),
-        "programs": {**programs(), **argument_files(artifacts)},
+        "programs": {**programs(), **checker},
         "programs_at": FOLDER,
         "models_at": models_at,
         "claim": claim,
         "host_path": directory or cluster.weights.host_path,
         "config_file": f"{model_path(plan)}/config.json",
         "missing": _literal(missing),
-        "judge": argument_command(artifacts),
+        "judge": ["python3", "-B", *(f"{FOLDER}/{name}" for name in checker), _MESSAGE] if checker else [],
         **_resources(plan, cluster),
         "readiness": endpoints.HEALTH,
         "startup": startup_probe(plan, _config_words(plan)),

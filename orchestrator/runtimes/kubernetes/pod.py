@@ -9,6 +9,7 @@ from orchestrator.runtimes.kubernetes.record import object_name
 MODELS: Final = "/models"  # checkpoints by name, inside a pod
 CONTAINER: Final = "server"
 CHECKPOINT: Final = "checkpoint"  # the init container that checks for the checkpoint in the claim
+ARGUMENTS: Final = "arguments"  # the init container in which the engine validates the arguments, without a GPU
 PORT: Final = "http"  # the name of the server's port in a pod
 METRICS_PORT: Final = "metrics"  # the name of the port for the gateway's own metrics
 CONFIG: Final = "config.yaml"  # the key of the Secret that holds sglang's `--config` file
@@ -40,3 +41,13 @@ def node_checkpoint(plan: Plan) -> str | None:
 def model_path(plan: Plan) -> str:
     """Return the path of the checkpoint in a pod."""
     return f"{MODELS}/{plan.model.name}"
+
+
+def copy_to_claim(plan: Plan) -> str:
+    """Return where the checkpoint for the plan's claim comes from; whoever runs the cluster copies it."""
+    source = plan.model.checkpoint
+    if source.source == "generated":
+        origin = f"the checkpoint that `deploy stage {plan.profile}` makes"
+    else:
+        origin = f"`{source.path}`" + (f", revision `{source.revision}`," if source.source == "hub" else "")
+    return f"copy {origin} to its directory `{plan.model.name}`"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +34,7 @@ from orchestrator.runtimes.base import (
     Status,
     Unit,
 )
-from orchestrator.runtimes.kubernetes.deletion import Removal, kinds_of
+from orchestrator.runtimes.kubernetes.deletion import OF_SEVERAL, Removal
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, list_objects
 from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
@@ -113,7 +111,7 @@ class KubernetesRuntime(Runtime):
         cluster = Cluster(settings.context or "", settings.namespace)
         replica = ReplicaRef(cluster, replica_name(run_dir) or (GATEWAY if plan.gateway is not None else ""))
         *others, deployment = creation.objects_of_start(replica, artifacts, name, secrets)
-        start = {RUN_DIR: str(run_dir.absolute()), STARTER: f"{socket.gethostname()}/{uuid.uuid4()}"}
+        start = {RUN_DIR: str(run_dir.absolute()), STARTER: str(uuid.uuid4())}
         for other in (*others, deployment):
             other["metadata"]["annotations"] |= start
         try:
@@ -176,12 +174,12 @@ class KubernetesRuntime(Runtime):
         listed = self._replicas[unit.runtime_id].cluster.ask(*words)
         return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip()) if listed.ok else ()
 
-    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; reads the saved log if the server is deleted."""
         if not unit.runtime_id or self._look(unit)[0] is None:
-            yield from saved_log(unit, since)
+            yield from saved_log(unit)
             return
-        log = self._log(unit, since)
+        log = self._log(unit)
         yield from Lines(redacted(log.follow() if follow else log.so_far()))
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
@@ -258,12 +256,12 @@ class KubernetesRuntime(Runtime):
         seen = self._seen.of(unit, self._replicas[unit.runtime_id])
         return seen.deployment, seen.view
 
-    def _log(self, unit: Unit, since: datetime | None = None) -> ServerLog:
+    def _log(self, unit: Unit) -> ServerLog:
         def look() -> tuple[bool, PodView | None]:
             deployment, view = self._look(unit)
             return deployment is not None, view
 
-        return ServerLog(self._replicas[unit.runtime_id].cluster, look, since)
+        return ServerLog(self._replicas[unit.runtime_id].cluster, look)
 
     def _keep_log(self, unit: Unit) -> None:
         """Save the log if this home has the run directory; an error must not prevent a stop."""
@@ -299,7 +297,7 @@ class KubernetesRuntime(Runtime):
                 self._end([self._unit(cluster, found)], grace=1)
         except DeployError as error:
             selected = selector(name, replica.part)
-            hint = f"{cluster.shown('delete', kinds_of(replica.part), '--selector', selected)} removes them"
+            hint = f"{cluster.shown('delete', f'deployments,{OF_SEVERAL}', '--selector', selected)} removes them"
             warn(f"cannot remove the objects of `{name}`: {error}", hint=hint)
 
     def _unit(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Unit:

@@ -1,17 +1,16 @@
 """The API server's objects of a server as the state of the server. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.runtimes.kubernetes.arguments import NAME as ARGUMENTS
-from orchestrator.runtimes.kubernetes.arguments import refusal_in
-from orchestrator.runtimes.kubernetes.pod import CHECKPOINT, CONTAINER
+from orchestrator.engine.server_args import ArgumentRefusal, first_refusal
+from orchestrator.runtimes.base import NOT_FOUND, ServerState, Status
+from orchestrator.runtimes.kubernetes.pod import ARGUMENTS, CHECKPOINT, CONTAINER
 
 Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API
 
-NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
 # Reasons of the kubelet for a container that cannot start without a change by a person (kubelet, images/types.go,
 # kuberuntime_container.go); the kubelet gives the same reasons for its own retries.
 _HELD: Final[Mapping[str, str]] = {
@@ -25,6 +24,7 @@ _HELD: Final[Mapping[str, str]] = {
     "RunContainerError": "cannot start its container",
     "StartError": "cannot start its container",
 }
+_REFUSED: Final = 3  # exit code of the program that validates the arguments
 _AGAIN: Final = "CrashLoopBackOff"
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _SANDBOX: Final = ("FailedCreatePodSandBox",)
@@ -128,12 +128,9 @@ def server_state(deployment: Seen | None, view: PodView | None) -> ServerState:
     if deployment is None:
         return NOT_FOUND if view is None or not has_started(view.pod) else _ending(view)
     if view is None:
-        scaled = deployment["spec"].get("replicas") == 0
-        return (
-            _exited("the Deployment was scaled to 0")
-            if scaled
-            else _pending(_pod_creation_error(deployment) or "waiting for its pod")
-        )
+        if deployment["spec"].get("replicas") == 0:
+            return _exited("the Deployment was scaled to 0")
+        return _pending(_pod_creation_error(deployment) or "waiting for its pod")
     state = _ending(view) if view.pod["metadata"].get("deletionTimestamp") else _of_pod(view)
     if view.lost is None:
         return state
@@ -151,6 +148,16 @@ def _of_pod(view: PodView) -> ServerState:
     return replace(
         _pending(scheduling_problem(None, view) or _waits_for(view)), refusal=refusal, unschedulable=refusal is not None
     )
+
+
+def refusal_in(pod: Seen) -> ArgumentRefusal | None:
+    """Return the arguments that the engine of a pod rejects; None if it accepts them or has not finished."""
+    for status in pod.get("status", {}).get("initContainerStatuses", ()):
+        ended = _last_end(status) or {}
+        if status["name"] == ARGUMENTS and ended.get("exitCode") == _REFUSED:
+            with suppress(ValueError):
+                return first_refusal(str(ended.get("message", "")))
+    return None
 
 
 def scheduling_problem(deployment: Seen | None, view: PodView | None) -> str:

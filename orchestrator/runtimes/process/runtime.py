@@ -12,12 +12,12 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core import subprocesses
-from orchestrator.core.errors import HostError, NameTakenError, StartError
+from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.imported import Imported
 from orchestrator.core.locks import hold, is_held
 from orchestrator.core.logs.lines import LogTail
@@ -38,18 +38,16 @@ from orchestrator.core.signals import defer_signals
 from orchestrator.plan.plan import NAME
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import known_names, subfolders
-from orchestrator.runtimes.base import (
-    LOG,
-    STOPPED,
-    Cache,
-    Runtime,
-    ServerState,
-    Status,
-    Unit,
-)
-from orchestrator.runtimes.current_runs import RecordedRun, current_runs
+from orchestrator.runtimes.base import LOG, NOT_FOUND, STOPPED, Cache, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.process.stop import ask, is_serving, quarantine_record, record_end, runs, terminate
-from orchestrator.runtimes.replicas import may_coexist, replica_number, run_root, with_roles
+from orchestrator.runtimes.replicas import (
+    RecordedRun,
+    current_runs,
+    replica_number,
+    require_name_free,
+    run_root,
+    with_roles,
+)
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.supervisor.main import StartRequest
 from orchestrator.runtimes.supervisor.record import (
@@ -105,11 +103,7 @@ class ProcessRuntime(Runtime):
             artifacts, name=name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=FILE
         )
         with hold(self._home.make_runs(name) / _START_LOCK, wait=True) as lock:
-            found = _servers(self._home.runs / FileName(name))
-            if not may_coexist(run_dir.absolute(), found):
-                raise NameTakenError(
-                    f"server `{name}` already exists", location=found[0].run_dir, hint=f"`deploy down {name}`"
-                )
+            require_name_free(run_dir.absolute(), _servers(self._home.runs / FileName(name)))
             try:
                 with defer_signals():
                     record = _launch(
@@ -127,7 +121,9 @@ class ProcessRuntime(Runtime):
         folders = [self._home.runs / FileName(name) for name in names]
         folders = [folder for folder in folders if not folder.is_symlink()]
         for folder in folders:
-            _await_handover(folder / _START_LOCK)
+            lock = folder / _START_LOCK
+            if is_held(lock):  # a start in progress writes its record
+                poll_until(lambda held: not held, partial(is_held, lock), timeout=_HANDOVER, interval=_POLL)
         recorded = [server for folder in folders for server in _servers(folder)]
         deleted = [server for server in _deleted(self._home.runs) if name in {None, server.name}]
         return with_roles(replace(unit, state=self.state(unit)) for unit in (*recorded, *deleted))
@@ -143,7 +139,7 @@ class ProcessRuntime(Runtime):
             deleted = f"running, but its run directory `{unit.run_dir}` was deleted"
             return ServerState(status=Status.UNKNOWN, detail=deleted)
         if record is None or record.stopped or record.supervisor != unit.runtime_id:
-            return ServerState(status=Status.NOT_FOUND)
+            return NOT_FOUND
         return _state(record)
 
     def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
@@ -152,9 +148,9 @@ class ProcessRuntime(Runtime):
     def host_memory(self, unit: Unit) -> int | None:
         return sum(resident_bytes(process.pid) for process in _running(unit)) or None
 
-    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
-        """See `Runtime.logs`. The supervisor has stored the log without secrets, and without timestamps of its own."""
-        return supervised_log(unit, lambda: self.state(unit), follow=follow, since=since)
+    def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
+        """See `Runtime.logs`. The supervisor has stored the log without secrets."""
+        return supervised_log(unit, lambda: self.state(unit), follow=follow)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return LogTail(Path(unit.run_dir, LOG))
@@ -197,12 +193,6 @@ class ProcessRuntime(Runtime):
             record_end(record, run_dir)
 
 
-def _await_handover(lock: Path) -> None:
-    """Wait until a start in progress has written its record; return at once if there is none."""
-    if is_held(lock):
-        poll_until(bool, lambda: not is_held(lock), timeout=_HANDOVER, interval=_POLL)
-
-
 def _running(unit: Unit) -> tuple[Process, ...]:
     """Return the processes of a unit that was not stopped; () if its record is unreadable."""
     try:
@@ -213,13 +203,18 @@ def _running(unit: Unit) -> tuple[Process, ...]:
 
 
 def _state(record: Record) -> ServerState:
-    running = record.exit_code is None and is_serving(record.marks)
+    running, detail = record.exit_code is None and is_serving(record.marks), ""
+    if record.exit_code is not None:
+        detail = describe_exit(record.exit_code)
+    elif not running:
+        left = f"; {count} of its processes are still running" if (count := len(server_processes(record.marks))) else ""
+        detail = f"the supervisor was killed, and the server with it{left}"
     return ServerState(
         status=Status.RUNNING if running else Status.EXITED,
         exit_code=record.exit_code,
         started_at=record.started_at,
         ended_at=record.ended_at,
-        detail="" if running else _how_it_ended(record),
+        detail=detail,
     )
 
 
@@ -287,11 +282,3 @@ def _unit(record: Record, run_dir: Path) -> Unit:
         runtime_id=record.supervisor,
         number=replica_number(run_dir.name) or 1,
     )
-
-
-def _how_it_ended(record: Record) -> str:
-    code = record.exit_code
-    if code is None:
-        left = f"; {count} of its processes are still running" if (count := len(server_processes(record.marks))) else ""
-        return f"the supervisor was killed, and the server with it{left}"
-    return describe_exit(code)

@@ -13,7 +13,7 @@ from orchestrator.hosts.survey import Runner, local
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.profiles.slurm import SlurmSection
-from orchestrator.runtimes.slurm.jobs import node_address, refusal
+from orchestrator.runtimes.slurm.jobs import REQUEST_HINT, last_error, node_address
 from orchestrator.runtimes.slurm.script import job_of, job_options, takes_node
 from orchestrator.runtimes.supervisor.interpreter import interpreter, interpreter_argv
 
@@ -44,12 +44,8 @@ def cluster(subject: CheckContext) -> Iterator[Finding]:
         yield _judged(runner, "gateway", job_options(plan, plan.profile))
         yield from _whole_nodes(runner, plan, job)
     if job.time_limit is None:
-        yield warn(
-            "time",
-            "the partition's default",
-            "the planned lifetime of the server",
-            "`--set slurm.time_limit=7-00:00:00`",
-        )
+        hint = "`--set slurm.time_limit=7-00:00:00`"
+        yield warn("time", "the partition's default", "the planned lifetime of the server", hint)
 
 
 def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Finding]:
@@ -105,8 +101,7 @@ def _judged(runner: Runner, check: str, options: Sequence[str]) -> Finding:
     done = runner(("sbatch", "--test-only", *options, "--export=NONE", "--wrap=true"))
     wanted = " ".join(option for option in options if not option.startswith(_ASIDE))
     if not done.ok:
-        reason, hint = refusal(done)
-        return fail(check, reason, wanted, hint)
+        return fail(check, last_error(done), wanted, REQUEST_HINT)
     found = _TAKEN.search(done.stderr)
     return info(check, f"{found[2]} of {found[3]}, from {found[1]}" if found else "Slurm accepts the job", wanted)
 

@@ -14,8 +14,7 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import NAME
 from orchestrator.runs.run_dir import known_names, subfolders
 from orchestrator.runtimes.base import Unit
-from orchestrator.runtimes.current_runs import RecordedRun, current_runs
-from orchestrator.runtimes.replicas import run_root
+from orchestrator.runtimes.replicas import RecordedRun, current_runs, run_root
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.record import JobComment, read_submission

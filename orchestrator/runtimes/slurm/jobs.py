@@ -22,6 +22,27 @@ _NO_JOB: Final = "Invalid job id"
 # src/scancel/scancel.c): ESLURM_ALREADY_DONE, seen with 22.05, or ESLURM_INVALID_JOB_ID.
 _GONE: Final = frozenset({2021 % 256, 2017 % 256})
 _SIGNALED: Final = 128
+REQUEST_HINT: Final = (
+    "`sinfo --format='%P %G %l %D %T'` lists partitions, GPUs, limits and states, `sacctmgr show associations "
+    "user=$USER` your accounts, `scontrol ping` the controller; `--set slurm.partition=…`, or another key of `slurm`"
+)
+# Reasons that waiting does not change (slurm.schedmd.com/job_reason_codes.html).
+_PERMANENT: Final = frozenset(
+    {"ReqNodeNotAvail", "PartitionDown", "PartitionInactive", "PartitionConfig", "PartitionNodeLimit"}
+    | {"PartitionTimeLimit", "BadConstraints", "AccountNotAllowed", "QOSNotAllowed", "InvalidAccount", "InvalidQOS"}
+    | {"JobHeldAdmin", "JobHeldUser", "DependencyNeverSatisfied", "JobLaunchFailure", "launch failed requeued held"}
+)
+# A limit per job is permanent; a limit on all jobs of a user, an account or a group is temporary.
+_TOO_MUCH: Final = re.compile(r"(QOS|Assoc)(Max|Min)\w*(PerJob|PerNode|WallDurationPerJobLimit)\w*")
+_ENDS: Final = {
+    "CANCELLED": "its job was cancelled",
+    "TIMEOUT": "its job reached its time limit",
+    "DEADLINE": "its job reached its deadline",
+    "NODE_FAIL": "its node failed",
+    "BOOT_FAIL": "its node did not boot",
+    "PREEMPTED": "a job of higher priority preempted it",
+    "OUT_OF_MEMORY": "it exceeded the memory of its job",
+}
 
 WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 RUNNING: Final = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
@@ -65,29 +86,8 @@ def submit(options: Sequence[str], script: str, *arguments: str) -> str:
     """
     done = _run(["sbatch", "--parsable", *options, script, *arguments], env=dict.fromkeys(secret_variables()))
     if not done.ok:
-        reason, hint = refusal(done)
-        raise StartError(f"Slurm rejected the job: {reason}", hint=hint)
+        raise StartError(f"Slurm rejected the job: {last_error(done)}", hint=REQUEST_HINT)
     return done.stdout.strip().partition(";")[0]
-
-
-_LOOK: Final = "`sinfo --format='%P %G %l %D %T'` shows partitions, GPUs, limits and states"
-_REFUSALS: Final = {
-    "Requested node configuration is not available": f"no node has the requested GPUs, CPUs or memory: {_LOOK}; "
-    "`--set slurm.gpu_type=…` selects a type, `--set slurm.exclusive=false` shares a node, "
-    "`--set 'slurm.sbatch_options=[--cpus-per-task=…, --mem=…]'` changes the share",
-    "Invalid partition name specified": f"{_LOOK}; `--set slurm.partition=…` selects one",
-    "Invalid account or account/partition combination specified": "`--set slurm.account=…`; "
-    "`sacctmgr show associations user=$USER` lists yours",
-    "Invalid qos specification": "`sacctmgr show qos` lists them; `--set slurm.qos=…`",
-    "Unable to contact slurm controller (connect failure)": "`scontrol ping` shows which controller is down",
-    "Requested time limit is invalid (missing or exceeds some limit)": f"`--set slurm.time_limit=…`; {_LOOK}",
-}
-
-
-def refusal(done: CompletedProgram) -> tuple[str, str]:
-    """Return why sbatch rejects a job, and a hint."""
-    reason = _output(done)
-    return reason, _REFUSALS.get(reason.partition(":")[0], _LOOK)
 
 
 def queued() -> Iterator[tuple[str, str]]:
@@ -120,7 +120,8 @@ def read_job(text: str) -> Job:
     node = nodes[1] if nodes and nodes[1] != "(null)" else ""
     begins, ended_at = (_time(re.search(rf"{key}=(\S+)", text)) for key in ("StartTime", "EndTime"))
     if found["state"] == "NODE_FAIL" and "[" in node:
-        node = _lost_nodes(node) or node
+        done = _run(["sinfo", "--noheader", "--Node", f"--nodes={node}", "--states=down", "--format=%N"])
+        node = ",".join(dict.fromkeys(done.stdout.split())) or node  # of all nodes, if those that were down are back
     number_of_signal = int(counts["signal"])
     return Job(
         id=number[1],
@@ -132,12 +133,6 @@ def read_job(text: str) -> Job:
         begins=begins,
         ended_at=ended_at,
     )
-
-
-def _lost_nodes(nodes: str) -> str:
-    """Return those of a job's nodes that are down; "" if all are back."""
-    done = _run(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--states=down", "--format=%N"])
-    return ",".join(dict.fromkeys(done.stdout.split()))
 
 
 def node_address(node: str) -> str:
@@ -184,12 +179,12 @@ def _run(argv: Sequence[str], env: Mapping[str, str | None] | None = None) -> Co
 def _require(done: CompletedProgram) -> CompletedProgram:
     if not done.ok:
         raise HostError(
-            f"`{done.argv[0]}` failed: {_output(done)}", hint="`scontrol ping` shows the state of the controller"
+            f"`{done.argv[0]}` failed: {last_error(done)}", hint="`scontrol ping` shows the state of the controller"
         )
     return done
 
 
-def _output(done: CompletedProgram) -> str:
+def last_error(done: CompletedProgram) -> str:
     """Return the last line of the error, without the program's name."""
     if done.code == 124:
         return f"no answer within {_WITHIN:.0f} s"
@@ -203,3 +198,28 @@ def _time(found: re.Match[str] | None) -> str | None:
         return datetime.fromisoformat(found[1]).replace(tzinfo=UTC).isoformat() if found else None
     except ValueError:  # Unknown, N/A
         return None
+
+
+def pending_reason(job: Job) -> str:
+    """Return Slurm's reason: `job 5 is pending: Resources, expected at 16:38 UTC on 2026-11-22`."""
+    if job.state == "CONFIGURING":
+        return f"job {job.id}: node {job.node} is booting"
+    text = "Slurm has not considered it yet" if job.reason == "None" else job.reason
+    begins = f", expected at {job.begins[11:16]} UTC on {job.begins[:10]}" if job.begins else ""
+    again = ", requeued" if job.restarts else ""
+    return f"job {job.id} is pending{again}: {text}{begins}"
+
+
+def unschedulable_hint(job: Job) -> str:
+    """Return how to fix a job that can never run; "" for a job that only has to wait."""
+    word = job.reason.partition(",")[0]
+    if not job.waits or (word not in _PERMANENT and not _TOO_MUCH.fullmatch(word)):
+        return ""
+    return f"slurm.schedmd.com/job_reason_codes.html explains `{word}`; {REQUEST_HINT}"
+
+
+def exit_reason(job: Job) -> str:
+    """Return Slurm's reason for the end of a job; "" if the exit code of the job says enough."""
+    words = _ENDS.get(job.state, "")
+    node = f" on {job.node}" if job.state == "NODE_FAIL" and job.node else ""
+    return f"{words}{node} ({job.state})" if words else ""

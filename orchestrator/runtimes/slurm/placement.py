@@ -9,8 +9,7 @@ from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import StartError
 from orchestrator.core.polling import poll_until
 from orchestrator.runtimes.slurm import jobs
-from orchestrator.runtimes.slurm.job_reasons import exit_reason, pending_reason, unschedulable_hint
-from orchestrator.runtimes.slurm.jobs import Job
+from orchestrator.runtimes.slurm.jobs import Job, exit_reason, pending_reason, unschedulable_hint
 
 _POLL: Final = 0.5  # seconds between two polls of a job
 _BESIDE: Final = 5.0  # seconds between two calls of `beside`

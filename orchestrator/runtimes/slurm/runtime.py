@@ -12,13 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress, warn
-from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.core.errors import DeployError, HostError, StartError
 from orchestrator.core.files import atomic_write, remove_file
 from orchestrator.core.imported import Imported
 from orchestrator.core.logs.lines import LogTail
@@ -30,14 +29,15 @@ from orchestrator.core.signals import defer_signals
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import (
-    LOG,
-    Cache,
-    Runtime,
-    ServerState,
-    Unit,
+from orchestrator.runtimes.base import LOG, Cache, Runtime, ServerState, Unit
+from orchestrator.runtimes.replicas import (
+    rank_dir,
+    rank_dirs,
+    replica_name,
+    replica_number,
+    require_name_free,
+    with_roles,
 )
-from orchestrator.runtimes.replicas import may_coexist, rank_dir, rank_dirs, replica_name, replica_number, with_roles
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.arguments import argument_files
@@ -96,10 +96,7 @@ class SlurmRuntime(Runtime):
         A replica is only queued: `wait_for_placement` waits for its node.
         """
         found = self.find(name)
-        if not may_coexist(run_dir.absolute(), found):
-            raise NameTakenError(
-                f"server `{name}` already exists", location=found[0].run_dir, hint=f"`deploy down {name}`"
-            )
+        require_name_free(run_dir.absolute(), found)
         plan = artifacts.plan
         comment = JobComment(
             name=name, profile=plan.profile, plan=plan.digest, port=plan.server.port, run=str(run_dir.absolute())
@@ -137,10 +134,10 @@ class SlurmRuntime(Runtime):
                 return _asked_titles(submission, job)
         return ()
 
-    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored the log without secrets, on the shared file system."""
         looks = 5  # polls of the log, which cost nothing, per query of the job, which costs a program
-        return supervised_log(unit, lambda: self.state(unit), follow=follow, since=since, polls_per_query=looks)
+        return supervised_log(unit, lambda: self.state(unit), follow=follow, polls_per_query=looks)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return LogTail(Path(unit.run_dir, LOG))

@@ -10,11 +10,10 @@ from urllib.parse import urlsplit
 from orchestrator.core.errors import HostError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.secrets import redact
-from orchestrator.runtimes.base import STOPPED, ServerState, Status
+from orchestrator.runtimes.base import NOT_FOUND, STOPPED, ServerState, Status
 from orchestrator.runtimes.replicas import rank_dirs
 from orchestrator.runtimes.slurm.arguments import refusal_in
-from orchestrator.runtimes.slurm.job_reasons import exit_reason, pending_reason
-from orchestrator.runtimes.slurm.jobs import Job
+from orchestrator.runtimes.slurm.jobs import Job, exit_reason, pending_reason
 from orchestrator.runtimes.slurm.record import SERVER, read_submission
 from orchestrator.runtimes.slurm.script import JOB_LOG
 from orchestrator.runtimes.supervisor.record import Record, describe_exit, read_record
@@ -32,7 +31,7 @@ def state_of(run_dir: Path, ask: Callable[[], Job | None]) -> ServerState:
     except HostError as error:
         return ServerState(status=Status.UNKNOWN, detail=f"{error.message}; {error.hint}")
     if submission is not None and submission.stopped:
-        return ServerState(status=Status.NOT_FOUND)
+        return NOT_FOUND
     return server_state(ask(), record, run_dir)
 
 
@@ -62,8 +61,8 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
     detail = (
         by_slurm or by_rank or (describe_exit(code) if code is not None else _UNKNOWN_CAUSE if job is None else _ENDING)
     )
-    if record is None and not by_slurm and (text := _last_word(run_dir)):
-        detail += f": {text}"
+    if record is None and not by_slurm and (lines := list(LogTail(run_dir / JOB_LOG).to_end())):
+        detail += f": {redact(lines[-1])}"  # written by Slurm or this tool
     return ServerState(
         status=Status.EXITED,
         exit_code=code,
@@ -86,12 +85,6 @@ def _first_rank(run_dir: Path, first: Record | None) -> str:
     if when >= first.ended_at or code is None:
         return ""
     return f"rank {rank} on {urlsplit(record.url).hostname} ended first: {describe_exit(code)}"
-
-
-def _last_word(run_dir: Path) -> str:
-    """Return the last line of the job's own log, written by Slurm or this tool."""
-    lines = list(LogTail(run_dir / JOB_LOG).to_end())
-    return redact(lines[-1]) if lines else ""
 
 
 def saved_state(run_dir: Path) -> ServerState | None:

@@ -118,31 +118,7 @@ def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
     """
     run_dir = Path(request.run_dir)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    record = _first_record(request)
-    try:
-        log = RotatingLog(run_dir / LOG, private)
-        write_record(run_dir, record, request.record)  # first: a server without a record could not be found again
-        server = _spawn(request)
-        output = f"pipe:[{os.fstat(server.output.fileno()).st_ino}]"
-        record = replace(record, server=process_identity(server.pid), output=output)
-        write_record(run_dir, record, request.record)
-    except (OSError, HostError) as error:
-        for name in (request.record, CONFIG):
-            with contextlib.suppress(OSError):
-                remove_file(run_dir / FileName(name))
-        reason = error.message if isinstance(error, HostError) else f"{error.strerror}: `{error.filename}`"
-        raise StartError(reason) from error
-    started(server)
-    _copy_output(server, log, record.marks)
-    code = server.wait()
-    code = 128 - code if code < 0 else code
-    with contextlib.suppress(OSError):  # a full disk: without the record, /proc still shows that nothing runs
-        write_record(run_dir, replace(record, exit_code=code, ended_at=_now()), request.record)
-    return code
-
-
-def _first_record(request: StartRequest) -> Record:
-    return Record(
+    record = Record(
         name=request.name,
         profile=request.profile,
         plan_digest=request.plan_digest,
@@ -157,6 +133,28 @@ def _first_record(request: StartRequest) -> Record:
         ended_at=None,
         stopped=False,
     )
+    try:
+        log = RotatingLog(run_dir / LOG, private)
+        write_record(run_dir, record, request.record)  # first: a server without a record could not be found again
+        server = _spawn(request)
+        output = f"pipe:[{os.fstat(server.output.fileno()).st_ino}]"
+        record = replace(record, server=process_identity(server.pid), output=output)
+        write_record(run_dir, record, request.record)
+    except (OSError, HostError) as error:
+        for name in (request.record, CONFIG):
+            with contextlib.suppress(OSError):
+                remove_file(run_dir / FileName(name))
+        reason = error.message if isinstance(error, HostError) else f"{error.strerror}: `{error.filename}`"
+        raise StartError(reason) from error
+    started(server)
+    for text in redacted(_output(server, record.marks)):
+        with contextlib.suppress(OSError):  # a full disk must not end a healthy server
+            log.write(text.encode())
+    code = server.wait()
+    code = 128 - code if code < 0 else code
+    with contextlib.suppress(OSError):  # a full disk: without the record, /proc still shows that nothing runs
+        write_record(run_dir, replace(record, exit_code=code, ended_at=_now()), request.record)
+    return code
 
 
 def _argv(request: StartRequest) -> tuple[str, ...]:
@@ -197,12 +195,6 @@ def _hand_over(fifo: Path, text: bytes, server: Program) -> None:
             time.sleep(0.02)
     finally:
         remove_file(fifo)
-
-
-def _copy_output(server: Program, log: RotatingLog, marks: ProcessMarkers) -> None:
-    for text in redacted(_output(server, marks)):
-        with contextlib.suppress(OSError):  # a full disk must not end a healthy server
-            log.write(text.encode())
 
 
 def _output(server: Program, marks: ProcessMarkers) -> Iterator[bytes]:

@@ -6,11 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from orchestrator.core.catalog import Catalog
+from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
-from orchestrator.hosts.fabric import Fabric, compare_nics, fabric_findings, read_fabric_nics
-from orchestrator.hosts.fabric_baseline import FabricBaseline, save_baseline
+from orchestrator.hosts.fabric import Fabric, FabricBaseline, compare_nics, fabric_findings, read_fabric_nics
 from orchestrator.hosts.fabric_measure import FabricNode
-from orchestrator.hosts.head_address import head_address
+from orchestrator.hosts.head_address import rank_network
 from orchestrator.hosts.report import Finding, PreflightReport, fail, info
 from orchestrator.hosts.ssh import ssh_argv
 from orchestrator.hosts.survey import Runner
@@ -50,7 +50,7 @@ def preflight_fabric(
         hint = f"mend what the checks of the network found; `{save}` is unchanged"
         findings.append(fail("baseline", found, "a figure of every NIC and of all-reduce", hint))
     elif save:
-        save_baseline(save, fabric.metrics)
+        atomic_write(save, fabric.metrics.model_dump_json(indent=2) + "\n")
         findings.append(info("baseline", f"recorded in `{save}`; compare later: `--baseline {save}`"))
     return PreflightReport(profile=plan.profile, findings=tuple(findings))
 
@@ -67,8 +67,8 @@ def ssh_nodes(urls: Mapping[str, str]) -> list[FabricNode]:
     Raises UsageError for another URL, HostError if a node does not reach another.
     """
     names, hosts = list(urls), list(urls.values())
-    addresses = [head_address(hosts[0], hosts[1:])] if len(hosts) > 1 else []
-    addresses += [head_address(host, [after]) for host, after in pairwise(hosts[1:])]
+    addresses = [rank_network(hosts[0], hosts[1:]).address] if len(hosts) > 1 else []
+    addresses += [rank_network(host, [after]).address for host, after in pairwise(hosts[1:])]
     return [
         FabricNode(name=name, address=address, argv=partial(ssh_argv, host))
         for name, host, address in zip(names, hosts, [*addresses, ""], strict=True)

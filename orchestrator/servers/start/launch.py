@@ -136,20 +136,17 @@ def _might_run(runtime: ServerGroup, handle: RunningServer) -> bool:
 
 
 def stop_after_failure(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, reason: str) -> str:
-    """Stop a server even if its state is unknown; return the detail of its state."""
-    try:
-        return runtime.state(handle).detail
-    except DeployError:
-        return ""
-    finally:
-        _stop(handle, runtime, run, reason)
+    """Stop a server even if its state is unknown; return the detail of its state.
 
-
-def _stop(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, reason: str) -> None:
-    """Stop a server; print an error at once, because the caller raises an earlier one."""
+    An error is printed at once, because the caller raises an earlier one.
+    """
+    detail = ""
+    with suppress(DeployError):
+        detail = runtime.state(handle).detail
     try:
         runtime.stop(handle, grace=0)
         if run is not None:
             record_exit(run, reason)
     except (DeployError, OSError) as error:
         warn(f"`{handle.name}` may still run: {error}", hint=f"`deploy down {handle.name}` stops it")
+    return detail

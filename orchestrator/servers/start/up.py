@@ -197,7 +197,9 @@ def _room_for(home: Home, name: str, artifacts: Artifacts) -> Iterator[None]:
 def _recovery_hint(servers: Servers, name: str, recovery_command: str = "") -> Iterator[None]:
     """If the block fails or is interrupted, add the command that restarts the old server to the hint."""
     runs = any(servers.runtime(handle).state(handle).status is Status.RUNNING for handle in servers.find(name))
-    command = recovery_command or (_recorded_command(servers.home, name) if runs else None)
+    command = recovery_command
+    if not command and runs and (run := latest_run(servers.home, name)):
+        command = str(run.read(REQUEST_FILE).get("command") or "")
     try:
         with interrupts_as_errors():
             yield
@@ -216,9 +218,3 @@ def _stop_old(servers: Servers, name: str, request: UpRequest) -> None:
         if servers.runtime(handle).state(handle).status is Status.RUNNING:
             note(f"stopping `{name}` to replace it")
         drain_and_stop(servers, handle, seconds=seconds, reason=reason)
-
-
-def _recorded_command(home: Home, name: str) -> str | None:
-    run = latest_run(home, name)
-    command = run.read(REQUEST_FILE).get("command") if run else None
-    return str(command) if command else None

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final
 
 from orchestrator.core.errors import DeployError, HostError, StartError, UsageError
 from orchestrator.core.paths import Home
@@ -25,7 +24,7 @@ from orchestrator.runs.run_dir import (
     runs_of,
 )
 from orchestrator.runtimes import runtime_class
-from orchestrator.runtimes.base import EXIT_FILE, STOPPED, ServerState, Status
+from orchestrator.runtimes.base import EXIT_FILE, NOT_FOUND, STOPPED, Status
 from orchestrator.servers.exit_record import RESTARTS_FILE, STOPPED_FOR_RESTART, UP_FAILED, saved_state
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import (
@@ -38,8 +37,6 @@ from orchestrator.servers.servers import (
     requested_host,
 )
 from orchestrator.servers.watch.snapshot import ServerSnapshot, SnapshotFailure
-
-_NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
 
 
 def snapshot_of(servers: Servers, name: str, host: str | None = None) -> ServerSnapshot:
@@ -57,7 +54,7 @@ def snapshot_of(servers: Servers, name: str, host: str | None = None) -> ServerS
         if handle and (state := servers.runtime(handle).state(handle)).status is Status.UNKNOWN:
             raise StartError(f"`{name}`: {state.detail}", hint=f"`deploy down {name}` stops it")
         raise no_plan(run, name)
-    state = servers.runtime(handle).state(handle) if handle else _NOT_FOUND
+    state = servers.runtime(handle).state(handle) if handle else NOT_FOUND
     runs = handle is not None and state.status is Status.RUNNING
     return ServerSnapshot(
         name=name,

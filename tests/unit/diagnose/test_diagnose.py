@@ -25,7 +25,7 @@ def lines_of(name: str) -> list[str]:
 
 def test_cause_is_listed_before_its_symptoms() -> None:
     diagnosis = diagnose(lines_of("truncated-weights/match-real-0.5.14.log"))
-    assert [found.signature.id for found in diagnosis.matches] == [
+    assert [found.id for found in diagnosis.matches] == [
         "truncated-weights",
         "scheduler-exception",
         "child-died",
@@ -40,9 +40,9 @@ def test_vllm_log_gets_only_engine_neutral_diagnosis() -> None:
     flag = "vllm: error: unrecognized arguments: --mem-fraction-static"  # a signature of sglang
     cause = diagnose([started, flag, memory]).cause
     assert cause is not None
-    assert (cause.signature.id, "mem-fraction" in cause.signature.hint) == ("gpu-out-of-memory", False)
+    assert (cause.id, "mem-fraction" in cause.hint) == ("gpu-out-of-memory", False)
     unexplained = diagnose([started, flag])
-    assert [found.signature.id for found in unexplained.matches] == ["other-engine"]
+    assert [found.id for found in unexplained.matches] == ["other-engine"]
     assert "no known cause of a failure; the last 2 of 2 lines:" in unexplained.to_text()
     named = [each.elsewhere or each.hint for each in load_catalog() if each.elsewhere is not None]
     assert len(named) == 15
@@ -72,7 +72,7 @@ def test_earlier_cause_comes_first() -> None:
     full, memory = "OSError: [Errno 28] No space left on device: '/root/x'", "RuntimeError: No HIP GPUs are available"
     first = diagnose([memory, full]).cause
     assert first is not None
-    assert first.signature.id == "no-gpu"
+    assert first.id == "no-gpu"
 
 
 def test_evidence_has_line_numbers_and_context() -> None:

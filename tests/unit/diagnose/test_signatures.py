@@ -26,7 +26,7 @@ FIELD, LATER = (yaml.safe_load(LOGS.with_name(name).read_text())["snippets"] for
 @cache
 def found_in(path: Path) -> frozenset[str]:
     diagnosis = diagnose(path.read_text(encoding="utf-8").splitlines())
-    return frozenset(match.signature.id for match in diagnosis.matches)
+    return frozenset(match.id for match in diagnosis.matches)
 
 
 def causes_in(path: Path) -> frozenset[str]:
@@ -61,7 +61,7 @@ def test_each_signature_has_both_kinds_of_logs(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_short_log_is_distinguished_from_near_miss(name: str) -> None:
     logs = (SAMPLES[name][kind].splitlines() for kind in ("match", "near"))
-    match, near = ({found.signature.id for found in diagnose(log).matches} for log in logs)
+    match, near = ({found.id for found in diagnose(log).matches} for log in logs)
     assert name in match
     assert name not in near
     causes = {found for found in match if BY_ID[found].effect is not Effect.SYMPTOM}
@@ -72,8 +72,8 @@ def verdict(snippet: Mapping[str, str]) -> str:
     """Right: the truth is the cause; or no cause is named, and it is `none` or among the rest. Wrong: another cause."""
     diagnosis = diagnose(snippet["log"].splitlines())
     if diagnosis.cause is not None:
-        return "right" if diagnosis.cause.signature.id == snippet["truth"] else "wrong"
-    found = {match.signature.id for match in diagnosis.matches}
+        return "right" if diagnosis.cause.id == snippet["truth"] else "wrong"
+    found = {match.id for match in diagnosis.matches}
     return "right" if snippet["truth"] in {*found, "none"} else "missed"
 
 
@@ -90,10 +90,10 @@ def test_snippets_collected_after_the_signatures_have_no_wrong_cause() -> None:
 
 def test_a_capture_race_is_not_blamed_on_aiter() -> None:
     [cause] = {
-        match.signature.cause
+        match.cause
         for snippet in FIELD
         for match in diagnose(snippet["log"].splitlines()).matches
-        if match.signature.id == "graph-invalidated"
+        if match.id == "graph-invalidated"
     }
     assert "HIP runtime of ROCm up to 7.2.0" in cause
     assert "aiter" not in cause

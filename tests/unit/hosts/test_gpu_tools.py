@@ -56,13 +56,6 @@ def test_tool_timeout_is_reported() -> None:
     assert "`amd-smi static` did not respond within 30 s" in node.faults
 
 
-def test_driver_without_tool_reports_arch_and_compute_units() -> None:
-    node = read_amd(Survey({"kfd": survey_of("mi300x-driver")["kfd"]}))
-    assert node is not None
-    assert [(gpu.arch, gpu.compute_units, gpu.vram_used) for gpu in node.gpus] == [("gfx942", 304, None)] * 2
-    assert "VRAM use is unknown" in node.faults[0]
-
-
 @pytest.mark.parametrize("value", ['"N/A"', "null", '{"value": "N/A", "unit": "MB"}', "[]"])
 def test_missing_gpu_values_are_unknown_not_zero(value: str) -> None:
     text = f'{{"gpu_data": [{{"gpu": 0, "asic": {value}, "vram": {{"size": {value}}}}}]}}'

@@ -17,7 +17,7 @@ from orchestrator.hosts.checks import preflight
 from orchestrator.hosts.context import CheckContext, DiskNeed, HostAccess
 from orchestrator.hosts.gpu_checks import carries, image_toolkit
 from orchestrator.hosts.machine import Machine
-from orchestrator.hosts.machine_checks import bound_cpus, ports
+from orchestrator.hosts.machine_checks import ports
 from orchestrator.hosts.report import Finding, Level, PreflightReport
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes import runtime_class
@@ -179,11 +179,6 @@ def test_truncated_tool_output_is_not_reported_as_no_gpus() -> None:
     assert only(report, "gpu tool").hint == "run it by hand and read its output"
 
 
-def test_driver_without_tool_hints_at_installation() -> None:
-    tool = only(look("mi300x-driver"), "gpu tool")
-    assert (tool.level, tool.hint) == (Level.WARN, "install `amd-smi`")
-
-
 def test_host_without_matching_gpus_fails_preflight() -> None:
     nvidia = look("h200-idle")
     assert only(nvidia, "gpus").value == "no AMD GPU (1 of NVIDIA)"
@@ -242,12 +237,6 @@ def test_process_runtime_needs_device_access_and_memlock() -> None:
     assert raised(look("mi355x-healthy", plan)) == set()
 
 
-def test_cpus_bound_to_each_rank_match_sglang() -> None:
-    assert bound_cpus(1, 8, cores=128, cpus=256) == set(range(16, 32)) | set(range(144, 160))
-    assert bound_cpus(5, 4, cores=128, cpus=128) == set(range(32, 64))
-    assert bound_cpus(3, 8, cores=2, cpus=2) == set()
-
-
 def test_disk_needs_are_summed_per_file_system() -> None:
     disk = "F B U A C M\n/dev/nvme0n1 500000000 0 {} 0% /\n"
     spaces = (
@@ -286,44 +275,24 @@ def test_image_check_reports_missing_or_changed_image() -> None:
     assert only(platforms, "image").level is Level.WARN
 
 
-@pytest.mark.parametrize(
-    ("error", "level", "found"),
-    [
-        ("dial tcp: lookup hub: no such host", Level.FAIL, "registry is unreachable: no such host"),
-        ("Get https://hub/v2/: dial tcp 10.0.0.1:443: i/o timeout", Level.FAIL, "registry is unreachable: i/o timeout"),
-        (
-            "errors:\ndenied: requested access to the resource is denied",
-            Level.FAIL,
-            "denied by its registry, or no such",
-        ),
-        ("http: server gave HTTP response to HTTPS client", Level.WARN, "cannot query the registry"),  # a pull may work
-    ],
-)
-def test_unavailable_image_fails_preflight(error: str, level: Level, found: str) -> None:
-    plan = plan_of("mi355x-tp8")
-    alone = replace(plan, engine=replace(plan.engine, image_fallbacks=()))
-    finding = only(look("mi355x-healthy", alone, docker=docker_told(missing=error)), "image")
-    assert (finding.level, found in finding.value) == (level, True)
+def test_registry_that_cannot_be_queried_is_warned_of() -> None:
+    alone = replace(plan_of("mi355x-tp8"), engine=replace(plan_of("mi355x-tp8").engine, image_fallbacks=()))
+    docker = docker_told(missing="dial tcp: lookup hub: no such host")
+    finding = only(look("mi355x-healthy", alone, docker=docker), "image")
+    assert (finding.level, finding.value) == (Level.WARN, "cannot query the registry: no such host")
 
 
-@pytest.mark.parametrize(
-    ("command", "says", "level"),
-    [
-        ("info", "http://mirror:3128", Level.WARN),  # the daemon has a mirror or a proxy, this client has none
-        ("inspect", "[]", Level.INFO),  # the image is here by its pinned digest, without its tag
-    ],
-)
-def test_registry_unreachable_from_client_is_not_fatal(command: str, says: str, level: Level) -> None:
+def test_image_that_is_here_by_its_digest_needs_no_registry() -> None:
     plan = plan_of("mi355x-tp8")
     pinned = replace(plan, engine=replace(plan.engine, image_digest="sha256:" + "a" * 64))
     silent = docker_told(missing="lookup hub: no such host")
 
     def docker(argv: Sequence[str]) -> CompletedProgram:
-        if command in argv and (command == "info" or argv[-1].endswith("@sha256:" + "a" * 64)):
-            return CompletedProgram(argv=tuple(argv), code=0, stdout=says, stderr="")
+        if "inspect" in argv and argv[-1].endswith("@sha256:" + "a" * 64):
+            return CompletedProgram(argv=tuple(argv), code=0, stdout="[]", stderr="")
         return silent(argv)
 
-    assert only(look("mi355x-healthy", pinned, docker=docker), "image").level is level
+    assert only(look("mi355x-healthy", pinned, docker=docker), "image").level is Level.INFO
 
 
 def test_incomplete_checkpoint_and_missing_token_are_reported() -> None:

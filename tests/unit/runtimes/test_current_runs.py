@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtimes.base import Unit
-from orchestrator.runtimes.current_runs import RecordedRun, current_runs
+from orchestrator.runtimes.replicas import RecordedRun, current_runs
 
 
 def run(name: str, *, own: bool = True, replicas: int = 0, stopped: bool = False) -> RecordedRun:

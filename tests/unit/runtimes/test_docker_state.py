@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.runtimes.docker.state import NOT_FOUND, server_state, state_of_ranks
+from orchestrator.runtimes.base import NOT_FOUND, ServerState, Status
+from orchestrator.runtimes.docker.state import server_state, state_of_ranks
 
 NEVER = "0001-01-01T00:00:00Z"
 

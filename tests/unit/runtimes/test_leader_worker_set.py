@@ -4,7 +4,6 @@ The samples are the schemas in config/crd/bases/leaderworkerset.x-k8s.io_leaderw
 of kubernetes-sigs/lws at the tags v0.7.0 (cd3a73a3) and v0.9.0 (f056f611), as JSON without descriptions.
 """
 
-import json
 from typing import Any
 
 import jsonschema
@@ -14,11 +13,7 @@ from cluster_samples import all_objects, cluster_plan
 from crd_schemas import check_crd
 
 from orchestrator.core.errors import ProfileError
-from orchestrator.core.subprocesses import CompletedProgram
-from orchestrator.hosts.report import Level
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.kubernetes.checks import cluster_findings
-from orchestrator.runtimes.kubernetes.kubectl import Cluster
 
 VERSIONS = ("v0.7.0", "v0.9.0")
 TWO = ("layout.nodes=2", "server.api_key_env=SGLANG_KEY", "kubernetes.weights.pvc=models")
@@ -97,25 +92,3 @@ def test_host_network_server_requires_api_key() -> None:
     [problem] = error.value.problems_or_self()
     assert "open to the network of the nodes" in problem.message
     assert "server.api_key_env" in problem.hint
-
-
-@pytest.mark.parametrize(
-    ("known", "found", "hint"),
-    [
-        (False, "no `leaderworkersets.leaderworkerset.x-k8s.io` in this cluster", "install it: lws.sigs.k8s.io"),
-        (True, "`up` starts servers of one node", "kubectl apply"),
-    ],
-)
-def test_preflight_rejects_multi_node_server_with_hint(
-    monkeypatch: pytest.MonkeyPatch, known: bool, found: str, hint: str
-) -> None:
-    def ask(_cluster: Cluster, *words: str, **_: object) -> CompletedProgram:
-        answer = {"metadata": {"labels": {}}, "items": [], "gitVersion": "v1.36.0"}
-        code = 0 if known or "crd" not in words else 1
-        return CompletedProgram(argv=("kubectl", *words), code=code, stdout=json.dumps(answer), stderr="")
-
-    monkeypatch.setattr(Cluster, "ask", ask)
-    told = {each.check: each for each in cluster_findings(cluster_plan("mi355x-tp8", *GPUS))}["several nodes"]
-    assert (told.level, told.value) == (Level.FAIL, found)
-    assert hint in told.hint
-    assert "several nodes" not in {each.check for each in cluster_findings(cluster_plan("mi355x-tp8", *TWO[1:]))}

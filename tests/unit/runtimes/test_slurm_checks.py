@@ -61,7 +61,7 @@ def test_accepted_job_is_reported() -> None:
 @pytest.mark.parametrize(
     ("said", "why", "hint"),
     [
-        (REFUSED, "Requested node configuration is not available", "slurm.gpu_type"),
+        (REFUSED, "Requested node configuration is not available", "slurm.partition"),
         (NOWHERE, "Invalid partition name specified", "slurm.partition"),
         (AWAY, "Unable to contact slurm controller (connect failure)", "scontrol ping"),
     ],

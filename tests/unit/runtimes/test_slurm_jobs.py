@@ -11,8 +11,7 @@ from orchestrator.core.secrets import Secret
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.runtimes.base import Status, Unit
 from orchestrator.runtimes.slurm import jobs
-from orchestrator.runtimes.slurm.job_reasons import exit_reason, pending_reason, unschedulable_hint
-from orchestrator.runtimes.slurm.jobs import Job, read_job
+from orchestrator.runtimes.slurm.jobs import Job, exit_reason, pending_reason, read_job, unschedulable_hint
 from orchestrator.runtimes.slurm.record import START, JobComment, Submission, read_submission, write_submission
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.slurm.state import saved_state, server_state
@@ -129,31 +128,27 @@ def test_foreign_job_comments_are_ignored(text: str) -> None:
 
 def test_pending_reason_includes_slurm_code() -> None:
     job = recorded("pending")
-    assert pending_reason(job).startswith(
-        "job 3 is pending: no node has enough free resources (Resources), expected at "
-    )
+    assert pending_reason(job).startswith("job 3 is pending: Resources, expected at ")
     assert unschedulable_hint(job) == ""
-    assert pending_reason(recorded("requeued")).startswith(
-        "job 1 is pending, requeued: its start time is in the future"
-    )
-    assert "exceeds the time limit of the partition (PartitionTimeLimit)" in pending_reason(recorded("never"))
+    assert pending_reason(recorded("requeued")).startswith("job 1 is pending, requeued: BeginTime")
+    assert "PartitionTimeLimit" in pending_reason(recorded("never"))
     assert (
         pending_reason(replace(job, reason="QOSMaxGRESPerUser", begins=None)) == "job 3 is pending: QOSMaxGRESPerUser"
     )
 
 
 @pytest.mark.parametrize(
-    ("reason", "hint"),
+    "reason",
     [
-        ("PartitionTimeLimit", "slurm.time_limit"),
-        ("ReqNodeNotAvail, UnavailableNodes:n0", "slurm.partition"),
-        ("QOSMaxWallDurationPerJobLimit", "slurm.qos"),
-        ("AssocMaxGRESPerJob", "slurm.qos"),
-        ("BadConstraints", "slurm.sbatch_options"),
+        "PartitionTimeLimit",
+        "ReqNodeNotAvail, UnavailableNodes:n0",
+        "QOSMaxWallDurationPerJobLimit",
+        "AssocMaxGRESPerJob",
+        "BadConstraints",
     ],
 )
-def test_permanent_pending_reasons_have_a_hint(reason: str, hint: str) -> None:
-    assert hint in unschedulable_hint(replace(recorded("pending"), reason=reason))
+def test_permanent_pending_reasons_have_a_hint(reason: str) -> None:
+    assert reason.partition(",")[0] in unschedulable_hint(replace(recorded("pending"), reason=reason))
 
 
 @pytest.mark.parametrize("reason", ["QOSMaxGRESPerUser", "QOSGrpGRES", "Priority", "Resources", "BeginTime", "None"])

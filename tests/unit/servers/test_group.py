@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,7 @@ class Noted(Runtime):
     def state(self, unit: Unit) -> ServerState:
         return ServerState(status=Status.NOT_FOUND if unit.runtime_id in self.ended else Status.RUNNING)
 
-    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:  # noqa: ARG002 - a log of one line
+    def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:  # noqa: ARG002 - a log of one line
         yield f"of {unit.runtime_id}"
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
@@ -129,9 +128,9 @@ class HalfLost(Noted):
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return lambda: self.logs(unit, follow=True)
 
-    def logs(self, unit: Unit, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+    def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
         self._require_first(unit)
-        yield from super().logs(unit, follow=follow, since=since)
+        yield from super().logs(unit, follow=follow)
 
     def state(self, unit: Unit) -> ServerState:
         self._require_first(unit)

@@ -2,20 +2,20 @@
 
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from run_samples import past_run, write_process
 
-from orchestrator.core.errors import HostError, StartError
+from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import RunDir, name_lock, runs_of
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers import prune as command
 from orchestrator.servers.exit_record import RESTARTS_FILE
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.servers.prune import OldRun, prune
+from orchestrator.servers.prune import OldRun, parse_older_than, prune
 from orchestrator.servers.servers import Servers
 
 
@@ -37,6 +37,27 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
     return {
         str(path): (path.lstat().st_ino, path.lstat().st_size) for path in root.rglob("*") if ".lock" not in path.name
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("30d", "2026-10-23T14:30:00+01:00"),
+        ("12h", "2026-11-22T02:30:00+01:00"),
+        ("2026-11-21", "2026-11-21T00:00:00+01:00"),
+        ("2026-11-21T14:05:06Z", "2026-11-21T14:05:06+00:00"),
+    ],
+)
+def test_age_or_date_is_accepted(text: str, moment: str) -> None:
+    now = datetime(2026, 11, 22, 14, 30, tzinfo=timezone(timedelta(hours=1)))
+    assert parse_older_than(text, now).isoformat() == moment
+
+
+@pytest.mark.parametrize("text", ["", "5", "d", "yesterday", "-5d"])
+def test_invalid_age_is_rejected_with_example(text: str) -> None:
+    with pytest.raises(UsageError, match="is neither a date nor an age") as caught:
+        parse_older_than(text, datetime.now(UTC))
+    assert "30d" in caught.value.hint
 
 
 def test_old_runs_are_removed_by_count_and_age(home: Home) -> None:
