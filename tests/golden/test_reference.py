@@ -43,7 +43,7 @@ def exit_codes() -> str:
 
 
 def commands() -> str:
-    """One row a command or a group of them, from its own help."""
+    """One row a command or a group of them, from the first sentence of its help."""
     return table(("command", "what it does"), _commands())
 
 
@@ -54,7 +54,8 @@ def _commands() -> Iterator[tuple[str, ...]]:
         words = " ".join(usage.removeprefix("Usage: ").replace(" [OPTIONS]", "").split())
         if "COMMAND [ARGS]" in usage:
             words = f"deploy {name} {'|'.join(_listed(page))}"
-        yield f"`{words}`", " ".join(summary.split())
+        first, stop, _ = " ".join(summary.split()).partition(". ")
+        yield f"`{words}`", first + stop.strip()
 
 
 def _listed(page: str) -> list[str]:
@@ -67,7 +68,7 @@ def _help(words: tuple[str, ...]) -> str:
 
 def profile_keys() -> str:
     """One row a key of a profile."""
-    rows = (row for row in _keys(schema.Profile, "") if not row[0].startswith("`layout.decode."))
+    rows = (row for row in _keys(schema.Profile, "") if not row[0].startswith(("`layout.prefill.", "`layout.decode.")))
     return table(("key", "default", "meaning"), rows)
 
 
@@ -128,6 +129,8 @@ def json_schemas() -> str:
     return f'{{"$schema": "{DRAFT}",\n' + ",\n".join([*of_commands, '"$defs": {' + ",\n".join(lines) + "}"]) + "}\n"
 
 
+_ROLE_KEYS = ", ".join(f"`{name}`" for name in schema.RoleSection.model_fields)
+
 # The pages below docs/reference: file, title, what it says first, its table.
 REFERENCE: dict[str, tuple[str, str, Callable[[], str]]] = {
     "commands.md": (
@@ -142,7 +145,8 @@ completion script for your shell.""",
     "exit-codes.md": ("Exit codes", "0 means success.", exit_codes),
     "profile-keys.md": (
         "Profile keys",
-        "`required`: some layer states it. `layout.decode` has the keys of `layout.prefill`.",
+        f"""`required`: some layer states it. `layout.prefill` and `layout.decode` have the keys {_ROLE_KEYS};
+`tp` to `nodes` have the values of `layout` as defaults, `replicas` 1.""",
         profile_keys,
     ),
     "patches.md": ("Patches", "What each is for, and how to add one: [patches](../how-to/patches.md).", patches),
@@ -209,4 +213,4 @@ def test_documentation_pages_stay_short() -> None:
     for folder in ("profiles", "patches", "images", "tests"):
         assert (ROOT / folder / "README.md").read_text().count("\n") <= 40, folder
     pages = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which grows with each change
-    assert sum(len(re.findall(r"[A-Za-z0-9][^\s|]*", page.read_text())) for page in pages) <= 19_500
+    assert sum(len(re.findall(r"[A-Za-z0-9][^\s|]*", page.read_text())) for page in pages) <= 18_000
