@@ -334,7 +334,8 @@ class Runtime(ABC):
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """Return the units of this runtime (of that name) with their states, running or exited, sorted by name.
 
-        A gateway comes before its replicas, and these come in order of their numbers. Raises HostError if no units can be listed, PartialResultError if only some of them can.
+        A gateway comes before its replicas, and these come in order of their numbers. Raises HostError if no units can
+        be listed, PartialResultError if only some of them can.
         """
 
     @abstractmethod

@@ -31,20 +31,16 @@ def memory_gauges(handle: RunningServer, runtime: ServerGroup, plan: Plan) -> tu
         used = [gpu.vram_used for gpu in (found.gpus if found else ()) if gpu.index in plan.gpus]
         return None if not used or None in used else sum(filter(None, used))
 
-    def reason(read: int | None, cause: str) -> str:
-        return "" if read is not None else cause
-
     schedulers = len(handle.replicas or (handle,)) * layout.gpus // layout.dp
     host = MemoryGauge(
         name="host memory",
         read=of_host,
-        unwatched=reason(of_host(), f"the {kind.name} runtime does not report it"),
+        unwatched="" if of_host() is not None else f"the {kind.name} runtime does not report it",
         token_bytes=CACHED_TOKEN_BYTES * schedulers,
     )
     if not plan.gpus:
         return (host,)
-    remote = "" if kind.is_local else f"the {kind.name} runtime starts servers on other hosts"
-    gpus = MemoryGauge(
-        name="GPU memory", read=of_gpus, unwatched=remote or reason(of_gpus(), "no tool on the host reports it")
-    )
-    return (host, gpus)
+    unwatched = "" if kind.is_local else f"the {kind.name} runtime starts servers on other hosts"
+    if kind.is_local and of_gpus() is None:
+        unwatched = "no tool on the host reports it"
+    return (host, MemoryGauge(name="GPU memory", read=of_gpus, unwatched=unwatched))

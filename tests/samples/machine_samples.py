@@ -1,6 +1,5 @@
 """Recorded machines: a survey from the files of a folder, and a runner that prints it as the real script would."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,7 +33,9 @@ def survey_of(machine: str) -> Survey:
     return Survey({name: Section(0, text) for name, text in sections(machine).items()})
 
 
-def docker_told(code: int = 0, text: str = "27.5.1\n", digests: str = "", missing: str = "no such manifest") -> Runner:
+def docker_told(
+    code: int = 0, text: str = "27.5.1\n", *, there: bool = False, missing: str = "no such manifest"
+) -> Runner:
     """A docker command: what it says of its daemon, and of any image in its registry, or why there is none."""
 
     def run(argv: Sequence[str]) -> CompletedProgram:
@@ -42,19 +43,14 @@ def docker_told(code: int = 0, text: str = "27.5.1\n", digests: str = "", missin
             return CompletedProgram(
                 argv=tuple(argv), code=code, stdout=text if code == 0 else "", stderr=text if code else ""
             )
-        if digests and "manifest" in argv:
-            return CompletedProgram(argv=tuple(argv), code=0, stdout=digests, stderr="")
+        if there and "manifest" in argv:
+            return CompletedProgram(argv=tuple(argv), code=0, stdout="{}", stderr="")
         return CompletedProgram(argv=tuple(argv), code=1, stdout="", stderr=missing)
 
     return run
 
 
-def manifest(*digests: str) -> str:
-    """What `docker manifest inspect --verbose` prints of an image with these digests, one for each platform."""
-    return json.dumps([{"Descriptor": {"digest": digest}} for digest in digests])
-
-
-READY_DOCKER = docker_told(digests=manifest("sha256:" + "a" * 64))
+READY_DOCKER = docker_told(there=True)
 
 
 def runner_of(machine: Mapping[str, str], *, docker: Runner = READY_DOCKER) -> Runner:

@@ -5,16 +5,16 @@ from typing import Final
 
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
-from orchestrator.core.text import parse_json
 from orchestrator.hosts.context import CheckContext, DiskNeed
-from orchestrator.hosts.report import Finding, fail, info, info_if, warn
+from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.hosts.survey import Runner
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.plan.networks import NO_RDMA, ranks_use_rdma, transfer_uses_rdma
-from orchestrator.plan.plan import Engine, Plan
+from orchestrator.plan.plan import Plan
 from orchestrator.render.dockerfile import base_reference
 
 _MISSING: Final = 127  # a shell's exit code if it finds no such program
+_NO_MANIFEST: Final = ("no such manifest", "manifest unknown", "not found: manifest")
 _VERSION: Final = ("timeout", "10", "docker", "version", "--format", "{{.Server.Version}}")
 
 
@@ -31,43 +31,29 @@ def daemon(subject: CheckContext) -> Iterator[Finding]:
 
 
 def image(subject: CheckContext) -> Iterator[Finding]:
-    """Check that the image is available: the prebuilt one, else the base with its pinned digest."""
-    plan, engine = subject.plan, subject.plan.engine
-    name = plan.prebuilt_image or engine.image
-    if name is None or subject.access.runner(("docker", "--version")).code == _MISSING:
+    """Check that the image, the prebuilt one or the base, is on the host or in its registry."""
+    plan, engine, runner = subject.plan, subject.plan.engine, subject.access.runner
+    if plan.prebuilt_image is None and engine.image is None:
         return
-    try:
-        digests = image_digests(subject.access.runner, name)
-    except OSError as error:
-        yield _not_queried(subject, name, str(error))
-        return
-    if plan.prebuilt_image:
-        pushed = f"`deploy build PROFILE --tag {name.partition('@')[0]} --push` builds it"
-        yield info_if(bool(digests), fail, "image", "there" if digests else "no such image", name, pushed)
-    else:
-        yield _base_found(engine, name, digests)
-
-
-def _not_queried(subject: CheckContext, name: str, error: str) -> Finding:
-    """Return a warning: the daemon's pull may still work, as by a mirror. The pull precedes the download of weights."""
-    plan, runner = subject.plan, subject.access.runner
-    if not plan.prebuilt_image and runner(("docker", "image", "inspect", base_reference(plan.engine))).ok:
-        return info("image", "there", name)  # by its digest; its tag was never pulled
-    reason = error.rpartition(": ")[2]  # Go puts the cause last
-    hint = f"see what `docker manifest inspect {name}` prints; `docker login`, if the image is private"
-    return warn("image", f"cannot query the registry: {reason}", name, hint)
-
-
-def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Finding:
-    if not digests and not engine.image_digest and engine.image_fallbacks:
-        return warn("image", "no such tag", name, f"`{'`, then `'.join(engine.image_fallbacks)}` is tried instead")
-    if not digests:
-        return fail("image", "no such tag", name, "dated tags get deleted: pin another tag in the engine's file")
-    if engine.image_digest and engine.image_digest not in digests:
-        hint = "the tag has moved: pin the tested digest, or test the new image and pin its digest in the engine's file"
-        level = fail if len(digests) == 1 else warn  # the digest of a multi-platform index is not reported
-        return level("image", f"{min(digests)[:19]}…", f"{engine.image_digest[:19]}…", hint)
-    return info("image", "there", name)
+    name = plan.prebuilt_image or base_reference(engine)
+    asked = runner(("docker", "image", "inspect", name))
+    if not asked.ok:
+        asked = runner(("docker", "manifest", "inspect", name))
+    if asked.ok:
+        yield info("image", "there", name)
+    elif asked.code != _MISSING and not any(text in asked.stderr for text in _NO_MANIFEST):
+        # The daemon's pull may still work, as by a mirror. It precedes the download of weights.
+        hint = f"see what `docker manifest inspect {name}` prints; `docker login`, if the image is private"
+        reason = _last_line(asked).rpartition(": ")[2]  # Go puts the cause last
+        yield warn("image", f"cannot query the registry: {reason}", name, hint)
+    elif asked.code != _MISSING:
+        others = () if plan.prebuilt_image or engine.image_digest else engine.image_fallbacks
+        hint = "dated tags get deleted: pin another tag in the engine's file"
+        if others:
+            hint = f"`{'`, then `'.join(others)}` is tried instead"
+        elif plan.prebuilt_image:
+            hint = f"`deploy build PROFILE --tag {name.partition('@')[0]} --push` builds it"
+        yield (warn if others else fail)("image", "no such image", name, hint)
 
 
 def rdma(subject: CheckContext) -> Iterator[Finding]:
@@ -110,27 +96,6 @@ def image_space(plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
     root = runner(("docker", "info", "--format", "{{.DockerRootDir}}"))
     if root.ok and not runner(("docker", "image", "inspect", image)).ok:
         yield DiskNeed(purpose="image", directory=root.stdout.strip(), size=IMAGE_BYTES)
-
-
-def image_digests(runner: Runner, reference: str) -> frozenset[str]:
-    """Return the digests of a reference: those of the image on this host, else those in its registry.
-
-    Empty for a reference that does not exist. Raises OSError if neither the host nor the registry can be queried.
-    """
-    local = runner(("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", reference))
-    if local.ok:
-        named = parse_json(local.stdout) or []
-        return frozenset(digest.rpartition("@")[2] for digest in named) or frozenset({"built on this host"})
-    remote = runner(("docker", "manifest", "inspect", "--verbose", reference))
-    if remote.ok:
-        try:
-            found = parse_json(remote.stdout)
-            return frozenset(entry["Descriptor"]["digest"] for entry in (found if isinstance(found, list) else [found]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise OSError("cannot parse the output of `docker manifest inspect`") from error
-    if any(word in remote.stderr for word in ("no such manifest", "manifest unknown", "not found: manifest")):
-        return frozenset()
-    raise OSError(_last_line(remote))
 
 
 def _last_line(result: CompletedProgram) -> str:

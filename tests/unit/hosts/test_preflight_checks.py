@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from machine_samples import READY_DOCKER, docker_told, manifest, runner_of, sections
+from machine_samples import READY_DOCKER, docker_told, runner_of, sections
 from plan_samples import plan_of
 
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, HostError, Problem
@@ -258,21 +258,15 @@ def test_occupied_port_fails_with_free_port_hint() -> None:
     assert "`--set server.port=30002`" in finding.hint
 
 
-def test_image_check_reports_missing_or_changed_image() -> None:
+def test_missing_image_fails_unless_another_is_tried() -> None:
     plan = plan_of("mi355x-tp8")
     pinned = replace(plan, engine=replace(plan.engine, image_digest="sha256:" + "a" * 64))
-
-    a, b, c = ("sha256:" + letter * 64 for letter in "abc")
     alone = replace(plan, engine=replace(plan.engine, image_fallbacks=()))
-    gone = look("mi355x-healthy", alone, docker=docker_told())
+    for missing in (alone, pinned):
+        assert only(look("mi355x-healthy", missing, docker=docker_told()), "image").level is Level.FAIL
     replaced = only(look("mi355x-healthy", plan, docker=docker_told()), "image")
     assert (replaced.level, "is tried instead" in replaced.hint) == (Level.WARN, True)
-    assert only(look("mi355x-healthy", pinned, docker=docker_told()), "image").level is Level.FAIL
-    moved = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(b)))
-    same = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(a)))
-    assert [only(report, "image").level for report in (gone, moved, same)] == [Level.FAIL, Level.FAIL, Level.INFO]
-    platforms = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(b, c)))
-    assert only(platforms, "image").level is Level.WARN
+    assert only(look("mi355x-healthy", pinned), "image").level is Level.INFO
 
 
 def test_registry_that_cannot_be_queried_is_warned_of() -> None:

@@ -1,7 +1,5 @@
 """What the workflow tells preflight: which machine it is, and what an image reference stands for."""
 
-import json
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,45 +10,11 @@ from plan_samples import plan_of
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.context import HostAccess
-from orchestrator.hosts.survey import Runner
 from orchestrator.runtimes.base import HostRef, Runtime, Status
-from orchestrator.runtimes.docker.checks import image_digests
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.host import _server_on, preflight_host, resolve_host_ref
-
-A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
-
-
-def docker(answers: Mapping[str, tuple[int, str]]) -> Runner:
-    def run(argv: Sequence[str]) -> CompletedProgram:
-        code, text = answers.get(argv[1], (1, ""))
-        return CompletedProgram(
-            argv=tuple(argv), code=code, stdout=text if code == 0 else "", stderr=text if code else ""
-        )
-
-    return run
-
-
-def test_local_image_digest_is_preferred_to_registry() -> None:
-    here = docker({"image": (0, json.dumps([f"lmsysorg/sglang@{A}"])), "manifest": (1, "must not be asked")})
-    assert image_digests(here, "lmsysorg/sglang:x") == {A}
-    assert image_digests(docker({"image": (0, "[]")}), "built:here") == {"built on this host"}
-
-
-def test_registry_digests_of_all_platforms_are_returned() -> None:
-    one = json.dumps({"Descriptor": {"digest": A}})
-    two = json.dumps([{"Descriptor": {"digest": A}}, {"Descriptor": {"digest": B}}])
-    assert image_digests(docker({"manifest": (0, one)}), "x") == {A}
-    assert image_digests(docker({"manifest": (0, two)}), "x") == {A, B}
-
-
-def test_missing_image_differs_from_unreachable_registry() -> None:
-    assert image_digests(docker({"manifest": (1, "no such manifest: docker.io/x:y")}), "x:y") == frozenset()
-    with pytest.raises(OSError, match="no such host"):
-        image_digests(docker({"manifest": (1, "lookup registry-1.docker.io: no such host")}), "x:y")
 
 
 def test_running_server_is_identified_by_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
