@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,7 +60,7 @@ from orchestrator.runtimes.replicas import (
     require_name_free,
     with_roles,
 )
-from orchestrator.runtimes.saved_logs import saved_log
+from orchestrator.runtimes.saved_logs import keep_log, saved_log
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -244,7 +245,7 @@ class DockerRuntime(Runtime):
                 hint = f"`docker --host {host} rm --force {called}` removes it"
                 warn(f"rank {rank} may still run: {error.message}", hint=hint)
         with self._host.errors_unless_gone():
-            self._keep_log(container, unit)
+            keep_log(self._home, unit, partial(save_log, container))
             remove(container)
 
     def _stop_rank(self, rank: Unit, *, within: float) -> None:
@@ -260,7 +261,7 @@ class DockerRuntime(Runtime):
                 interval=_INTERVAL,
             )
             container.stop(timeout=0)
-            self._keep_log(container, rank)
+            keep_log(self._home, rank, partial(save_log, container))
             remove(container)
 
     def close(self) -> None:
@@ -274,19 +275,6 @@ class DockerRuntime(Runtime):
         """Return the host of a unit; another rank of a server on several nodes has its own."""
         rank = rank_of(Path(unit.run_dir))
         return self._host_at(unit.rank_hosts[rank - 1]) if rank else self._host
-
-    def _keep_log(self, container: Container, unit: Unit) -> None:
-        """Save the log if this home has the run directory; never write to another home's directory."""
-        run_dir = Path(unit.run_dir)
-        if not self._home.holds(run_dir, unit.name):
-            note(f"cannot save the log: `{run_dir}` is not a run directory of this home")
-            return
-        try:
-            save_log(container, run_dir)
-        except OSError as error:
-            if error.errno is None:  # the connection to the daemon failed
-                raise
-            warn(f"cannot save the log: {error.strerror}: `{run_dir}`")
 
     def _get(self, unit: Unit) -> Container | None:
         host, rank = self._host_of(unit), rank_of(Path(unit.run_dir))

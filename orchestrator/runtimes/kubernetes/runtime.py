@@ -6,11 +6,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.core.console import note, warn
+from orchestrator.core.console import warn
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.imported import Imported, ImportedModule
@@ -53,7 +54,7 @@ from orchestrator.runtimes.kubernetes.record import (
 from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, server_state
 from orchestrator.runtimes.labels import GATEWAY, NAME, PLAN, PROFILE, RUN_DIR, STARTER, URL, is_record
 from orchestrator.runtimes.replicas import replica_name, replica_number, role_of
-from orchestrator.runtimes.saved_logs import saved_log
+from orchestrator.runtimes.saved_logs import keep_log, saved_log
 
 if TYPE_CHECKING:
     from orchestrator.runtimes.kubernetes import creation
@@ -195,7 +196,7 @@ class KubernetesRuntime(Runtime):
 
     def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
         for unit in units:
-            self._keep_log(unit)
+            keep_log(self._home, unit, partial(self._save_log, unit))
         self._end(units, grace=grace)
 
     def set_routable(self, unit: Unit, *, routable: bool) -> None:
@@ -263,20 +264,12 @@ class KubernetesRuntime(Runtime):
 
         return ServerLog(self._replicas[unit.runtime_id].cluster, look)
 
-    def _keep_log(self, unit: Unit) -> None:
-        """Save the log if this home has the run directory; an error must not prevent a stop."""
-        run_dir = Path(unit.run_dir)
-        if not self._home.holds(run_dir, unit.name):
-            note(f"cannot save the log: `{run_dir}` is not a run directory of this home")
-            return
-        try:
-            self._seen.forget(unit)
-            if (state := self.state(unit)).status is Status.UNKNOWN:
-                warn(f"cannot save the log: {state.detail}")
-            elif self._look(unit)[0] is not None:
-                atomic_write(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(unit, follow=False)))
-        except (DeployError, OSError) as error:
-            warn(f"cannot save the log: {error}")
+    def _save_log(self, unit: Unit, run_dir: Path) -> None:
+        self._seen.forget(unit)
+        if (state := self.state(unit)).status is Status.UNKNOWN:
+            raise HostError(state.detail)
+        if self._look(unit)[0] is not None:
+            atomic_write(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(unit, follow=False)))
 
     def _end(self, units: Sequence[Unit], *, grace: float) -> None:
         """Delete units of one name. Raises HostError."""
