@@ -352,7 +352,7 @@ def test_roles_on_nodes_of_their_own_are_checked(
     assert "`salloc --nodes=4`" in asked.hint
     assert not fabric_of_cluster(plan_of("cpu-tiny-1p1d", *words), Home(tmp_path), None, None)  # over TCP
     preflight_fabric(roles, nodes_of(trees), Home(tmp_path), None, tmp_path / "site.json")
-    assert read_baseline(tmp_path / "site.json").ranks == 16
+    assert read_model(tmp_path / "site.json", FabricBaseline, "site.json").ranks == 16
 
 
 def test_image_missing_on_one_node_is_reported() -> None:
