@@ -27,6 +27,7 @@ from orchestrator.bench.result import (
 )
 from orchestrator.bench.steady_state import (
     completion_ratio,
+    completions,
     is_steady,
     judge_sustained,
     steady_window,
@@ -66,7 +67,7 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
         _point(observed, workload, arrivals=workload.arrivals),
         offered_rps=rate_rps,
         sent_rps=_sent_rps(records),
-        achieved_rps=_completed(records, window) / steady.seconds if window and steady else None,
+        achieved_rps=completions(records, window)[0] / steady.seconds if window and steady else None,
         completion_ratio=completion_ratio(records, window) if window else None,
         ttft_growth_s_per_s=ttft_growth(records),
         window=steady,
@@ -162,10 +163,6 @@ def _end(records: Collection[RequestRecord]) -> float:
 def _sent_rps(records: Collection[RequestRecord]) -> float | None:
     starts = array("d", (record.started_s for record in records))
     return (len(starts) - 1) / (max(starts) - min(starts)) if len(starts) > 1 else None
-
-
-def _completed(records: Collection[RequestRecord], window: tuple[float, float]) -> int:
-    return sum(record.ok and window[0] <= record.ended_s <= window[1] for record in records)
 
 
 def usd_per_million(throughput: Throughput | None, price: Price | None, gpus: int | None) -> float | None:
@@ -295,13 +292,11 @@ def throughput(records: Collection[RequestRecord], *, start_s: float, end_s: flo
         if record.chunk_s and start_s <= record.chunk_s[0] <= end_s:
             prompt += _prompt_tokens(record)
     seconds = end_s - start_s
-    total = output + prompt
     return Throughput(
         seconds=seconds,
         output_tok_per_s=output / seconds,
-        total_tok_per_s=total / seconds,
+        total_tok_per_s=(output + prompt) / seconds,
         output_tok_per_s_per_gpu=output / seconds / gpus if gpus else None,
-        total_tok_per_s_per_gpu=total / seconds / gpus if gpus else None,
     )
 
 
@@ -321,24 +316,17 @@ def cache_hits(
     sglang omits `cached_tokens` if it is 0 (0.5.14, entrypoints/openai/usage_processor.py). A response without the
     field therefore means 0 if the server is known to report it (`absent_is_zero`) or another response has it.
     """
-    shares, cached, prompt, is_reported = _Values(), 0, 0, absent_is_zero
+    cached, prompt, is_reported = 0, 0, absent_is_zero
     for record in _done(records):
         if tokens := _prompt_tokens(record):
-            shares.add((record.cached_tokens or 0) / tokens)
             cached, prompt = cached + (record.cached_tokens or 0), prompt + tokens
             is_reported = is_reported or record.cached_tokens is not None
+    known = (server.cached_tokens, server.prompt_tokens) if server else None
     return CacheHits(
         wanted_share=target_share,
         usage_share=cached / prompt if prompt and is_reported else None,
-        usage_share_per_request=shares.distribution() if shares and is_reported else None,
-        metrics_share=_metrics_share(server),
+        metrics_share=known[0] / known[1] if known and known[0] is not None and known[1] else None,
     )
-
-
-def _metrics_share(server: ServerCounts | None) -> float | None:
-    if server is None or server.cached_tokens is None or not server.prompt_tokens:
-        return None
-    return server.cached_tokens / server.prompt_tokens
 
 
 def failures(records: Collection[RequestRecord]) -> tuple[FailureCount, ...]:

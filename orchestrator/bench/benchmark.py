@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from orchestrator.bench.aiperf.runner import CLIENT, AiperfRunner
 from orchestrator.bench.cache_forecast import PointForecasts, forecast_load
 from orchestrator.bench.comparability import client_issues, comparability_issues
 from orchestrator.bench.connection import Connections
-from orchestrator.bench.counters import concurrency_capped
 from orchestrator.bench.endpoint import Endpoint, check_fits, discover
 from orchestrator.bench.energy import EnergyReader
 from orchestrator.bench.in_thread import in_thread
@@ -81,22 +80,12 @@ class BenchRequest:
     stop_when: Callable[[BenchResult], EndReason | None] = lambda _: None  # called after each point; not None: stop
 
 
-class ResultWriteError(Exception):
-    """The result file could not be written; `result` holds the data."""
-
-    def __init__(self, result: BenchResult, cause: OSError) -> None:
-        """Keep `result` so that the caller can print it."""
-        super().__init__(str(cause))
-        self.result = result
-        self.cause = cause
-
-
 def measure(request: BenchRequest, progress: Callable[[str, str], None]) -> BenchResult:
     """Measure and write `result.json` after every point.
 
     Ctrl-C or a dying endpoint ends the measurement; the finished points are returned (`BenchResult.end_reason`). Raises
-    BenchError if nothing can be measured, UsageError if `previous` belongs to another measurement, Interrupted if there
-    is no result to return, ResultWriteError on a full disk.
+    BenchError if nothing can be measured or written, UsageError if `previous` belongs to another measurement,
+    Interrupted if there is no result to return.
     """
     try:
         return asyncio.run(_measure(request, progress))
@@ -258,11 +247,12 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
             if measured.end_reason is EndReason.INTERRUPTED and not measured.requests:
                 ending = measured.end_reason
                 break
-            point = replace(forecasts.with_known(measured), capped=concurrency_capped(measured, request.provenance))
+            point = forecasts.with_known(measured)
             run = replace(result.run, warmup=warmup, ended_at=_now())
             result = _with_issues(request, replace(result, run=run, points=(*result.points, point)))
             if request.aiperf is None:
-                _write_requests(request, result, load_result, requests_file(point))
+                lines = (json.dumps(_request_line(record)).encode() + b"\n" for record in load_result.records)
+                _write_file(request, requests_file(point), lines)
             result = _write_with_kernel_gate(request, result)
             ending = point.end_reason
             if ending is EndReason.COMPLETE and (end := request.stop_when(result)) is not None:
@@ -360,18 +350,18 @@ def _without_secrets(facts: EndpointFacts) -> EndpointFacts:
 
 
 def _write(request: BenchRequest, result: BenchResult) -> None:
-    try:
-        atomic_write(request.directory / RESULT_FILE, result.to_json())
-    except OSError as error:
-        raise ResultWriteError(result, error) from error
+    _write_file(request, RESULT_FILE, result.to_json())
 
 
-def _write_requests(request: BenchRequest, result: BenchResult, load_result: LoadResult, name: FileName) -> None:
-    lines = (json.dumps(_request_line(record)).encode() + b"\n" for record in load_result.records)
+def _write_file(request: BenchRequest, name: str, content: str | Iterable[bytes]) -> None:
     try:
-        atomic_write(request.directory / name, lines)
+        atomic_write(request.directory / FileName(name), content)
     except OSError as error:
-        raise ResultWriteError(result, error) from error
+        raise BenchError(
+            f"cannot write the result: {error.strerror}",
+            location=str(error.filename or ""),
+            hint="free disk space, then `--resume`; earlier points are saved",
+        ) from error
 
 
 def _request_line(record: RequestRecord) -> dict[str, object]:

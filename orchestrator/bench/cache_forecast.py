@@ -25,11 +25,10 @@ _SHARES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the hits of an unlimited cach
 def forecast_load(workload: Workload, source: SessionSource | None, endpoint: Endpoint) -> CacheForecast | None:
     """Compute the forecast of sessions or of independent prompts; None if the prompts share no prefix."""
     if source is not None:
-        return forecast_cache(partial(_session_accesses, workload, source), endpoint)
+        return forecast_cache(_session_accesses(workload, source), endpoint)
     if not workload.prefix_tokens:
         return None
-    accesses = partial(
-        shared_prefix_accesses,
+    accesses = shared_prefix_accesses(
         requests=max(workload.requests_at(rate) for rate in workload.request_rates or (1.0,)),
         num_prefixes=workload.num_prefixes,
         prefix_tokens=workload.prefix_tokens,
@@ -38,16 +37,13 @@ def forecast_load(workload: Workload, source: SessionSource | None, endpoint: En
         replicas=_replicas(endpoint),
         seed=workload.seed,
     )
-    return forecast_cache(accesses, endpoint, sessions=False)
+    return forecast_cache(accesses, endpoint)
 
 
-def forecast_cache(
-    accesses: Callable[[], Iterable[CacheAccess]], endpoint: Endpoint, *, sessions: bool = True
-) -> CacheForecast:
-    """Compute the forecast of a load; `accesses` starts it from the beginning, once per way to distribute it."""
+def forecast_cache(accesses: Iterable[CacheAccess], endpoint: Endpoint) -> CacheForecast:
+    """Compute the forecast of a load; its sessions stay on one replica each."""
     replicas, page, size = _replicas(endpoint), endpoint.facts.page_size or 1, endpoint.tier_tokens
-    found = hit_rates(accesses(), replicas=replicas, page=page)
-    spread = hit_rates(accesses(), replicas=replicas, page=page, sticky=False) if replicas > 1 and sessions else None
+    found = hit_rates(accesses, replicas=replicas, page=page)
     sizes = sorted({found.size_for(part) for part in _SHARES})
     return CacheForecast(
         prompt_tokens=found.prompt_tokens,
@@ -57,7 +53,6 @@ def forecast_cache(
         replicas=replicas,
         cache_tokens=size,
         share=None if size is None else found.at(size),
-        spread_share=None if size is None or spread is None else spread.at(size),
     )
 
 

@@ -19,10 +19,9 @@ class StepOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class TotalOutput:
-    """The estimated duration in seconds, and the cost in `currency`; null if no price is known."""
+    """The estimated duration in seconds, and the cost in USD; null if no price is known."""
 
     about_s: int
-    currency: str
     cost_per_node_hour: float | None
     cost: float | None
     price_source: str | None
@@ -39,23 +38,21 @@ class EstimateOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class CostEstimate:
-    """The hourly cost of a node; None if no price is known."""
+    """The hourly cost of a node in USD; None if no price is known."""
 
     hourly: float | None
-    currency: str
     source: str
 
     @classmethod
-    def for_node(cls, published: Published, prices: Sequence[str], currency: str) -> "CostEstimate":
-        """Estimate for the node of a publication. Published prices are in USD; currencies are not converted."""
-        return cls.for_gpus(published.rates_system.partition("×")[2], published.gpus, prices, currency)
+    def for_node(cls, published: Published, prices: Sequence[str]) -> "CostEstimate":
+        """Estimate for the node of a publication."""
+        return cls.for_gpus(published.rates_system.partition("×")[2], published.gpus, prices)
 
     @classmethod
-    def for_gpus(cls, gpu: str, count: int, prices: Sequence[str], currency: str) -> "CostEstimate":
+    def for_gpus(cls, gpu: str, count: int, prices: Sequence[str]) -> "CostEstimate":
         """Estimate for `count` GPUs of one type."""
         price, source = price_book(prices).price_of(gpu)
-        usable = price if price and (currency == "USD" or source == "given") else None
-        return cls(hourly=usable * count if usable and count else None, currency=currency, source=source)
+        return cls(hourly=price * count if price and count else None, source=source)
 
     def cost_of(self, seconds: float) -> float | None:
         """Return the cost of a duration, or None if no price is known."""
@@ -66,17 +63,13 @@ class CostEstimate:
         """The assumptions of the estimate, as one sentence."""
         if self.hourly is None:
             return "no price known; set one with `--price`"
-        return (
-            f"at {self.hourly:.2f} {self.currency} per node-hour ({self.source}); "
-            "durations are estimates and exclude failures"
-        )
+        return f"at {self.hourly:.2f} USD per node-hour ({self.source}); durations are estimates and exclude failures"
 
     def to_output(self, steps: Sequence[StepOutput], skipped: Sequence[str]) -> EstimateOutput:
         """Return the commands and their total for JSON."""
         seconds = sum(step.about_s for step in steps)
         total = TotalOutput(
             about_s=seconds,
-            currency=self.currency,
             cost_per_node_hour=self.hourly,
             cost=self.cost_of(seconds),
             price_source=self.source or None,
@@ -88,7 +81,7 @@ class CostEstimate:
         seconds = sum(step.about_s for step in steps)
         rows = [(quote(step.argv), format_duration(step.about_s), self.format_cost(step.about_s)) for step in steps]
         rows.append(("total", format_duration(seconds), self.format_cost(seconds)))
-        return table(("command", "about", f"about {self.currency}"), rows)
+        return table(("command", "about", "about USD"), rows)
 
     def format_cost(self, seconds: float) -> str:
         """Format the cost of a duration; "-" if no price is known."""

@@ -98,7 +98,6 @@ def energy_between(before: EnergyReading, after: EnergyReading, *, output_tokens
         source=after.source,
         seconds=seconds,
         joules=joules,
-        mean_watts=joules / seconds,
         joules_per_output_token=joules / output_tokens if output_tokens else None,
         output_tok_per_s_per_watt=output_tokens / joules if output_tokens else None,
     )

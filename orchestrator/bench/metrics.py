@@ -1,4 +1,4 @@
-"""The table of metrics of a point, which `bench`, `compare` and the report (Markdown, HTML) display. Pure.
+"""The table of metrics of a point, which `bench`, `compare` and the report display. Pure.
 
 To add a metric, add a field to `Point` or a function of a point, and a row to `METRICS`.
 """
@@ -6,9 +6,9 @@ To add a metric, add a field to `Point` or a function of a point, and a row to `
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from enum import Flag, auto
-from typing import Final, Literal
+from typing import Final
 
-from orchestrator.bench.result import BenchResult, CacheForecast, Distribution, Latency, Point, Throughput
+from orchestrator.bench.result import BenchResult, CacheForecast, Point, Throughput
 from orchestrator.bench.steady_state import rates_without_verdict
 from orchestrator.core.console import table
 
@@ -134,41 +134,22 @@ def _per_gpu(point: Point) -> float | None:
     return throughput.output_tok_per_s_per_gpu if (throughput := steady_state(point)) else None
 
 
-def _ttft(latency: Latency) -> Distribution:
-    return latency.ttft_s
-
-
-def _tpot(latency: Latency) -> Distribution | None:
-    return latency.tpot_s
-
-
-def _itl(latency: Latency) -> Distribution | None:
-    """Return the inter-chunk latency; with speculation a chunk has several tokens."""
-    return latency.itl_per_chunk_s
-
-
-def _e2e(latency: Latency) -> Distribution:
-    return latency.e2e_from_schedule_s or latency.e2e_from_send_s
-
-
-def _percentile_of(
-    percentile: Literal["p50", "p90", "p95", "p99"], of: Callable[[Latency], Distribution | None], scale: float = 1.0
-) -> Callable[[Point], float | None]:
-    """Return a function from a point to one percentile of one of its latencies."""
+def _latency(percentile: str, latency: str, scale: float = 1.0) -> Callable[[Point], float | None]:
+    """Return a function from a point to one percentile of one of its latencies: the names of two fields."""
 
     def value_of(point: Point) -> float | None:
-        distribution = of(point.latency) if point.latency else None
+        distribution = getattr(point.latency, latency, None)
         return getattr(distribution, percentile) * scale if distribution else None
 
     return value_of
 
 
-def _per_user(percentile: Literal["p50", "p90"]) -> Callable[[Point], float | None]:
+def _per_user(percentile: str) -> Callable[[Point], float | None]:
     """Return a function from a point to tokens/s per user: the inverse of this percentile of TPOT.
 
     With `p90` it is the rate that 90 % of the answers reach, the interactivity of InferenceX.
     """
-    tpot = _percentile_of(percentile, _tpot)
+    tpot = _latency(percentile, "tpot_s")
     return lambda point: 1 / wait if (wait := tpot(point)) and wait > _MIN_TOKENS_PER_S else None
 
 
@@ -251,20 +232,25 @@ METRICS: Final = (
         "full_run_tok_s", "full run", "tok/s", count, lambda point: _output(point.full_run), displays=DisplayIn.BENCH
     ),
     _duration_metric(
-        "ttft_p50_s", "TTFT p50", "s", seconds, _percentile_of("p50", _ttft), also=DisplayIn.BENCH | DisplayIn.COMPARE
+        "ttft_p50_s",
+        "TTFT p50",
+        "s",
+        seconds,
+        _latency("p50", "ttft_s"),
+        also=DisplayIn.BENCH | DisplayIn.COMPARE,
     ),
-    _duration_metric("ttft_p95_s", "TTFT p95", "s", seconds, _percentile_of("p95", _ttft), also=_ALL ^ DisplayIn.RATE),
-    _duration_metric("ttft_p99_s", "TTFT p99", "s", seconds, _percentile_of("p99", _ttft)),
+    _duration_metric("ttft_p95_s", "TTFT p95", "s", seconds, _latency("p95", "ttft_s"), also=_ALL ^ DisplayIn.RATE),
+    _duration_metric("ttft_p99_s", "TTFT p99", "s", seconds, _latency("p99", "ttft_s")),
     _duration_metric(
-        "tpot_p50_ms", "TPOT p50", "ms", plain, _percentile_of("p50", _tpot, 1e3), also=_TABLES ^ DisplayIn.RATE
+        "tpot_p50_ms", "TPOT p50", "ms", plain, _latency("p50", "tpot_s", 1e3), also=_TABLES ^ DisplayIn.RATE
     ),
-    _duration_metric("tpot_p95_ms", "TPOT p95", "ms", plain, _percentile_of("p95", _tpot, 1e3)),
-    _duration_metric("tpot_p99_ms", "TPOT p99", "ms", plain, _percentile_of("p99", _tpot, 1e3)),
-    _duration_metric("itl_p50_ms", "ITL p50", "ms", plain, _percentile_of("p50", _itl, 1e3)),
-    _duration_metric("itl_p95_ms", "ITL p95", "ms", plain, _percentile_of("p95", _itl, 1e3)),
-    _duration_metric("e2e_p50_s", "E2E p50", "s", seconds, _percentile_of("p50", _e2e), also=DisplayIn.COMPARE),
-    _duration_metric("e2e_p95_s", "E2E p95", "s", seconds, _percentile_of("p95", _e2e), also=DisplayIn.CARD),
-    _duration_metric("e2e_p99_s", "E2E p99", "s", seconds, _percentile_of("p99", _e2e)),
+    _duration_metric("tpot_p95_ms", "TPOT p95", "ms", plain, _latency("p95", "tpot_s", 1e3)),
+    _duration_metric("tpot_p99_ms", "TPOT p99", "ms", plain, _latency("p99", "tpot_s", 1e3)),
+    _duration_metric("itl_p50_ms", "ITL p50", "ms", plain, _latency("p50", "itl_per_chunk_s", 1e3)),
+    _duration_metric("itl_p95_ms", "ITL p95", "ms", plain, _latency("p95", "itl_per_chunk_s", 1e3)),
+    _duration_metric("e2e_p50_s", "E2E p50", "s", seconds, _latency("p50", "e2e_s"), also=DisplayIn.COMPARE),
+    _duration_metric("e2e_p95_s", "E2E p95", "s", seconds, _latency("p95", "e2e_s"), also=DisplayIn.CARD),
+    _duration_metric("e2e_p99_s", "E2E p99", "s", seconds, _latency("p99", "e2e_s")),
     ReportMetric(
         "user_tok_s_p90", "tok/s p90", "per user", count, _per_user("p90"), displays=DisplayIn.COMPARE | DisplayIn.WAIT
     ),
@@ -353,8 +339,6 @@ def forecast_text(forecast: CacheForecast) -> str:
     if forecast.cache_tokens is None or forecast.share is None:
         return text
     text += f"; this server with {forecast.cache_tokens:,}: {share(forecast.share)}"
-    if forecast.spread_share is not None:
-        text += f", without sticky sessions {share(forecast.spread_share)}"
     return text
 
 
@@ -380,7 +364,6 @@ def _remarks(result: BenchResult) -> Iterator[str]:
     yield ""
     for point in result.points:
         yield from (f"{point.label}: {reason}" for reason in point.not_sustained_because)
-        yield from (f"{point.label}: {text}" for text in (point.capped,) if text)
         yield from (f"{point.label}: {failure.count} x {failure.kind}: {failure.example}" for failure in point.failures)
     if result.run.cache_forecast is not None:
         yield forecast_text(result.run.cache_forecast)

@@ -1,10 +1,9 @@
 """Published results and prices: profiles/published/<name>.yaml, each with source, unit and caveats."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, RootModel
 
@@ -14,8 +13,6 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import StrictModel, read_model
 
-_USD: Final = "USD"
-_CURRENCY: Final = re.compile(r"(?<=[\d.])\s*[A-Za-z]{3}\Z")
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0)]
 
@@ -232,26 +229,6 @@ class Published(StrictModel):
     reproduce: Reproduce
 
 
-class ReferenceRow(StrictModel):
-    """One published row; its values follow the columns of the file."""
-
-    label: str
-    values: tuple[float, ...]
-
-
-class Reference(StrictModel):
-    """Published results in another unit or on another workload: displayed separately, never compared."""
-
-    kind: Literal["reference"]
-    name: str
-    title: str
-    source: str
-    unit: str
-    columns: tuple[str, ...]
-    rows: tuple[ReferenceRow, ...]
-    caveats: tuple[str, ...]
-
-
 class GpuPrice(StrictModel):
     """The price of one GPU for one hour."""
 
@@ -275,8 +252,8 @@ class Prices(StrictModel):
         return next((entry.usd_per_gpu_hour for entry in self.prices if entry.gpu.lower() == gpu.lower()), None)
 
 
-AnyPublished = Published | Reference | Prices
-_Kind = TypeVar("_Kind", Published, Reference, Prices)
+AnyPublished = Published | Prices
+_Kind = TypeVar("_Kind", Published, Prices)
 
 
 class _File(RootModel[Annotated[AnyPublished, Field(discriminator="kind")]]):
@@ -341,19 +318,10 @@ class PriceBook:
         for key in (name, ""):
             if key in self.user_prices:
                 return self.user_prices[key], "given"
-        return self.published_price_of(gpu)
-
-    def published_price_of(self, gpu: str | None) -> tuple[float | None, str]:
-        """Return the published price of a GPU and its source, regardless of user prices."""
         for book in self.published:
-            if (price := book.price_of(gpu or "")) is not None:
+            if (price := book.price_of(name)) is not None:
                 return price, f"{book.title} ({book.source})"
         return None, ""
-
-
-def parse_prices(texts: Iterable[str]) -> dict[str, float]:
-    """Parse prices such as `2.10` (any GPU) and `MI355X=2.10`. Raises UsageError for anything else."""
-    return parse_by_gpu(texts, what="price", hint="USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`")
 
 
 def parse_by_gpu(texts: Iterable[str], *, what: str, hint: str) -> dict[str, float]:
@@ -371,24 +339,8 @@ def parse_by_gpu(texts: Iterable[str], *, what: str, hint: str) -> dict[str, flo
     return amounts
 
 
-def split_currency(texts: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Split prices into their currency (USD by default) and the plain amounts.
-
-    Raises UsageError for two currencies, as nothing is converted.
-    """
-    currencies, plain = dict[str, None](), []
-    for text in texts:
-        amount = _CURRENCY.sub("", text)
-        currencies[text[len(amount) :].strip().upper() or _USD] = None
-        plain.append(amount)
-    if len(currencies) > 1:
-        raise UsageError(
-            f"prices are in different currencies: {', '.join(currencies)}",
-            hint="give all prices in one currency: `--price 1.48EUR`",
-        )
-    return next(iter(currencies), _USD), tuple(plain)
-
-
 def price_book(prices: Sequence[str]) -> PriceBook:
     """Return the prices of the command line, with the published ones as a fallback."""
-    return PriceBook(user_prices=parse_prices(prices), published=entries_of_kind(load_all_published(), Prices))
+    hint = "USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`"
+    given = parse_by_gpu(prices, what="price", hint=hint)
+    return PriceBook(user_prices=given, published=entries_of_kind(load_all_published(), Prices))

@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Collection, Iterator
 from typing import IO, Final, NamedTuple
 
+from orchestrator.core.errors import BenchError
+
 _SIZE_BYTES: Final = 8  # of the size before each request
 
 
@@ -44,17 +46,25 @@ class RecordFile(Collection[RequestRecord]):
         """Begin without a file: the first request makes it."""
         self._file: IO[bytes] | None = None
         self._end = 0
-        self._in_memory: list[bytes] = []  # if the disk is full
         self._count = 0
 
     def add(self, record: RequestRecord) -> None:
-        """Save a request; it stays in memory if the disk is full."""
+        """Save a request. Raises BenchError if the disk is full."""
         content = marshal.dumps([*record])  # arrays as bytes
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
+                weakref.finalize(self, self._file.close)  # in a reference cycle, `__del__` may come after the file's
+            self._file.write(len(content).to_bytes(_SIZE_BYTES) + content)
+            self._file.flush()
+        except OSError as error:
+            raise BenchError(
+                f"cannot store a measured request: {error.strerror}",
+                location=tempfile.gettempdir(),
+                hint="free some space, or point `TMPDIR` at a larger disk",
+            ) from error
         self._count += 1
-        if self._is_written(framed := len(content).to_bytes(_SIZE_BYTES) + content):
-            self._end += len(framed)
-        else:
-            self._in_memory.append(content)
+        self._end += _SIZE_BYTES + len(content)
 
     def __len__(self) -> int:
         return self._count
@@ -68,16 +78,6 @@ class RecordFile(Collection[RequestRecord]):
             size = int.from_bytes(self._read(offset, _SIZE_BYTES))
             yield _record(self._read(offset + _SIZE_BYTES, size))
             offset += _SIZE_BYTES + size
-        yield from map(_record, self._in_memory)
-
-    def _is_written(self, content: bytes) -> bool:
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed with this object
-                weakref.finalize(self, self._file.close)  # in a reference cycle, `__del__` may come after the file's
-            return os.pwrite(self._file.fileno(), content, self._end) == len(content)
-        except OSError:
-            return False
 
     def _read(self, offset: int, size: int) -> bytes:
         return os.pread(self._file.fileno(), size, offset) if self._file is not None else b""

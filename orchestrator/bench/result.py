@@ -88,7 +88,6 @@ class Throughput:
     output_tok_per_s: Amount
     total_tok_per_s: Amount  # output tokens plus prompts (cached too) of requests with a first token
     output_tok_per_s_per_gpu: Amount | None = None
-    total_tok_per_s_per_gpu: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +99,18 @@ class Latency:
     ttft_from_schedule_s: Distribution | None = None  # None if another client measured it
     e2e_from_schedule_s: Distribution | None = None
     tpot_s: Distribution | None = None  # per request: (end - first token) / (output tokens - 1)
-    itl_per_chunk_s: Distribution | None = None  # gaps between chunks with tokens; see tokens_per_chunk
+    itl_per_chunk_s: Distribution | None = None  # gaps between chunks with tokens; a chunk may have several
     tokens_per_chunk: Amount | None = None  # mean; above 1, inter-chunk gaps are not inter-token gaps
 
     @property
     def ttft_s(self) -> Distribution:
         """The TTFT that is judged: from the planned arrival, or from sending if another client measured it."""
         return self.ttft_from_schedule_s or self.ttft_from_send_s
+
+    @property
+    def e2e_s(self) -> Distribution:
+        """The duration of a request, counted as `ttft_s`."""
+        return self.e2e_from_schedule_s or self.e2e_from_send_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,17 +119,13 @@ class CacheHits:
 
     wanted_share: Share | None = None  # None for sessions
     usage_share: Amount | None = None  # from `cached_tokens` of the responses
-    usage_share_per_request: Distribution | None = None
     achievable_share: Share | None = None  # of the forecast, for the size of this server's cache
     metrics_share: Amount | None = None  # from the server counters
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCounts:
-    """The server counters of a point (after minus before, summed over replicas), and sampled gauges.
-
-    `accept_length` is tokens per verification step; the queue depth and `running_max` are requests.
-    """
+    """The server counters of a point: after minus before, summed over replicas."""
 
     requests: Count | None = None
     prompt_tokens: Count | None = None
@@ -136,11 +136,7 @@ class ServerCounts:
     cached_storage_tokens: Count | None = None
     ttft_mean_s: Amount | None = None
     e2e_mean_s: Amount | None = None
-    retractions: Count | None = None
-    accept_length: Amount | None = None  # None without speculation
-    queue_depth_mean: Amount | None = None
-    queue_depth_max: Amount | None = None
-    running_max: Amount | None = None
+    accept_length: Amount | None = None  # tokens per verification step; None without speculation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +148,6 @@ class Energy:
     reason: str = ""
     seconds: Amount | None = None
     joules: Amount | None = None
-    mean_watts: Amount | None = None
     joules_per_output_token: Amount | None = None
     output_tok_per_s_per_watt: Amount | None = None
 
@@ -212,7 +207,6 @@ class Point:
     usd_per_million_output_tokens: Amount | None = None
     sustained: bool | None = None  # None: too short to judge, or a closed loop
     not_sustained_because: tuple[str, ...] = ()
-    capped: str | None = None  # message if the concurrency limit of the server was reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,8 +262,7 @@ class CacheSize:
 class CacheForecast:
     """The shares of prompt tokens that a prefix cache can have, from the load alone; see plan/reuse_distance.py.
 
-    Each replica has a cache of its own. `share` is that of this server; its sessions stay on one replica each, those of
-    `spread_share` do not.
+    Each replica has a cache of its own. `share` is that of this server, if its sessions stay on one replica each.
     """
 
     prompt_tokens: Count
@@ -278,7 +271,6 @@ class CacheForecast:
     replicas: Number
     cache_tokens: Count | None = None  # of a replica of this server
     share: Share | None = None
-    spread_share: Share | None = None  # None with one replica
     sampled_share: Share | None = None  # of the blocks from which the shares are estimated; None: all
 
 

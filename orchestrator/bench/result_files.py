@@ -2,46 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
-from pydantic import TypeAdapter
-
-from orchestrator.bench.result import RESULT_FILE, BenchResult, Point, ServerProvenance, Slope, parse_strict
+from orchestrator.bench.result import RESULT_FILE, BenchResult, Point, ServerProvenance
 from orchestrator.core.console import warn
 from orchestrator.core.errors import BenchError
 from orchestrator.core.files import read_file
 from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import Plan
-from orchestrator.runs.run_dir import MAX_BYTES, RunDir
-
-_MAX_REQUESTS_BYTES: Final = 256 << 20  # requests of a point; 10,000 requests of 1,000 tokens need 200 MB
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestTimes:
-    """One request, in seconds after the first planned arrival; `first_token_s` is None if no token arrived."""
-
-    scheduled_s: float
-    started_s: float
-    first_token_s: float | None
-    ended_s: float
-    failed: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    """The used fields of a line; clock error may make a time slightly negative."""
-
-    scheduled_s: Slope
-    started_s: Slope
-    ended_s: Slope
-    chunk_s: tuple[Slope, ...]
-    failure: str | None = None
-
-
-_LINE: Final = TypeAdapter(_Line)
+from orchestrator.runs.run_dir import MAX_BYTES, RESULTS_FILE, RunDir
 
 
 def read_result_text(file: Path, description: str, *, max_bytes: int = MAX_BYTES) -> str:
@@ -63,24 +33,6 @@ def requests_file(point: Point) -> FileName:
     """Return the name of the requests file of a point, derived from its load, as a label may hold any text."""
     name = f"closed-{point.concurrency}" if point.offered_rps is None else f"{point.offered_rps:g}"
     return FileName(f"requests-{name}.jsonl")
-
-
-def load_requests(file: Path) -> tuple[RequestTimes, ...]:
-    """Load the requests of one point. Raises BenchError for an unreadable file, or with the location of a bad line."""
-    requests = []
-    for number, text in enumerate(
-        read_result_text(file, "requests", max_bytes=_MAX_REQUESTS_BYTES).splitlines(), start=1
-    ):
-        line = parse_strict(_LINE, text, description="request of `deploy bench`", location=f"{file}:{number}")
-        times = RequestTimes(
-            scheduled_s=line.scheduled_s,
-            started_s=line.started_s,
-            first_token_s=line.chunk_s[0] if line.chunk_s else None,
-            ended_s=line.ended_s,
-            failed=line.failure is not None,
-        )
-        requests.append(times)
-    return tuple(requests)
 
 
 def provenance_of(run: RunDir, plan: Plan | None) -> ServerProvenance:
@@ -109,3 +61,13 @@ def results_under(directory: Path) -> Iterator[BenchResult]:
             continue
         if result.points:
             yield result
+
+
+def recorded_results(run: RunDir) -> Iterator[BenchResult]:
+    """Yield the results that `deploy bench` recorded in a run, oldest first, except removed and empty ones."""
+    directories = run.read(RESULTS_FILE).get("directories")
+    for directory in directories if isinstance(directories, list) else ():
+        with suppress(BenchError, OSError):
+            result = load_result(Path(str(directory)))
+            if result.points:
+                yield result

@@ -48,8 +48,6 @@ class WorkloadChanges:
     request_rates: tuple[float, ...] | None = None
     requests: int | None = None
     duration_s: float | None = None
-    arrivals: str | None = None
-    seed: int | None = None
     concurrency: int | None = None  # of a trace: closed loop instead of recorded arrivals
     speeds: tuple[float, ...] | None = None
     max_think_time_s: float | None = None
@@ -136,10 +134,8 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
     workload, overridden = apply_changes(workload, options.changes)
     if options.tool == "aiperf" and workload.has_sessions:
         _check_aiperf(options, workload)
-    reasons, hint = unjudgeable_rates(workload)
-    if reasons and options.tool == "deploy":  # aiperf has no window in which a rate is judged
-        instead = " instead of `--requests`" if options.changes.requests is not None and "duration" in hint else ""
-        warn("; ".join(reasons), hint=f"{hint}{instead}")
+    if (reasons := unjudgeable_rates(workload)) and options.tool == "deploy":  # aiperf judges no rate
+        warn("; ".join(reasons), hint="more `--requests`, or a longer `--duration`")
     directory = options.directory or _new_directory(name)
     # aiperf has no `generate` API, in which alone a gateway takes token ids
     needs_text = options.tool == "aiperf" and bool(target.replica_urls)
@@ -224,7 +220,7 @@ def _validate_workload(data: Mapping[str, object]) -> Workload:
 def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tuple[str, ...]]:
     """Return the workload with its overrides, and the names of the overrides that make it incomparable.
 
-    Rates, arrivals and seed are not among them, as they are not published. Raises UsageError for invalid overrides.
+    Rates are not among them, as each is compared by itself. Raises UsageError for invalid overrides.
     """
     _check_changes(workload, changes)
     update: dict[str, object] = {key: value for key, value in vars(changes).items() if value is not None}
@@ -251,13 +247,13 @@ def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
     if changes.requests is not None and changes.duration_s is not None:
         raise UsageError("`--requests` and `--duration` are mutually exclusive")
     if workload.has_sessions:
-        if changes.request_rates or changes.arrivals:
-            raise UsageError("sessions have no rates or arrival process", hint="`--speed` or `--concurrency`")
+        if changes.request_rates:
+            raise UsageError("sessions have no rates", hint="`--speed` or `--concurrency`")
         if changes.speeds and (changes.concurrency or workload.load == "closed"):
             message = "`--speed` is for recorded arrivals; sessions at a fixed concurrency have none"
             raise UsageError(message, hint="omit `--speed`")
-    elif workload.load == "closed" and (changes.request_rates or changes.duration_s or changes.arrivals):
-        raise UsageError("a closed load has no rates, duration or arrivals", hint="use `--requests`")
+    elif workload.load == "closed" and (changes.request_rates or changes.duration_s):
+        raise UsageError("a closed load has no rates or duration", hint="use `--requests`")
 
 
 def resume_command(command: str, directory: Path) -> str:

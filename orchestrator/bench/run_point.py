@@ -29,9 +29,8 @@ from orchestrator.bench.sessions import SessionSource, SessionTokens, TreeSessio
 from orchestrator.bench.traces.request import TraceRequest
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
-from orchestrator.engine.metrics import Metric, Metrics
+from orchestrator.engine.metrics import Metrics
 
-_GAUGE_INTERVAL_S: Final = 1.0
 _YIELD_INTERVAL_S: Final = 0.1
 
 Item = TypeVar("Item")
@@ -242,7 +241,7 @@ class PointRunner:
             label=label,
             started_at=started_at,
             load_result=load_result,
-            server=server_counts(before, after, watched.gauges) if before is not None and after is not None else None,
+            server=server_counts(before, after) if before is not None and after is not None else None,
             energy=_energy_used(watched.energy, energy_after, load_result),
             reports_cache=self.endpoint.reports_cache,
             gpus=self.gpus,
@@ -250,39 +249,29 @@ class PointRunner:
 
 
 class _Window:
-    """The counters at the start of the measured window, and the gauges in it."""
+    """The counters at the start of the measured window."""
 
     def __init__(self, endpoint: Endpoint, read_energy: EnergyReader | None) -> None:
-        self.gauges: list[Metrics] = []
         self.before: Metrics | None = None
         self.energy: EnergyReading | str | None = None
         self._endpoint = endpoint
         self._read_energy = read_energy
         self._begun = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Read the counters, then poll the gauges."""
+        """Read the counters."""
         self._begun = True
         self.before, self.energy = await self._endpoint.metrics(), await _read_energy(self._read_energy)
-        self._tasks.append(asyncio.create_task(self._poll_gauges()))
 
     def begin_soon(self) -> None:
         """Begin while the load runs, unless that has happened before it."""
         if not self._begun:
-            self._tasks.append(asyncio.create_task(self.begin()))
-
-    async def _poll_gauges(self) -> None:
-        while True:
-            await asyncio.sleep(_GAUGE_INTERVAL_S)
-            reading = await self._endpoint.metrics()
-            if reading is None:
-                return
-            self.gauges.append({item: reading.get(item) for item in (Metric.QUEUED, Metric.RUNNING)})
+            self._task = asyncio.create_task(self.begin())
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
 
 def _next_prompts(source: SessionSource, tokens: SessionTokens) -> str:

@@ -148,26 +148,20 @@ def judge_sustained(
     return True, ()
 
 
-def unjudgeable_rates(workload: Workload) -> tuple[tuple[str, ...], str]:
-    """Return the reasons why rates of a workload are too short to judge, and a hint with a sufficient option.
+def unjudgeable_rates(workload: Workload) -> tuple[str, ...]:
+    """Return the reasons why rates of a workload are too short to judge.
 
     At most the second half of the requests and the time between first and last arrival count.
     """
     rates_by_reason: dict[str, list[str]] = {}
-    hint = f"`--requests {2 * _MIN_REQUESTS}`"
     for rate in workload.request_rates:
         requests = workload.requests_at(rate)
-        short = (requests - 1) / rate < _MIN_WINDOW_S
-        if (counted := requests - requests // 2) < _MIN_REQUESTS:
+        seconds, counted = (requests - 1) / rate, requests - requests // 2
+        if counted < _MIN_REQUESTS:
             rates_by_reason.setdefault(_too_few(counted, requests), []).append(f"{rate:g}")
-        elif short:
-            rates_by_reason.setdefault(_too_short((requests - 1) / rate, _MIN_WINDOW_S), []).append(f"{rate:g}")
-        if short or workload.duration_s is not None:
-            hint = (
-                f"`--duration {max(2 * _MIN_WINDOW_S, math.ceil(2 * _MIN_REQUESTS / min(workload.request_rates))):g}`"
-            )
-    reasons = (f"cannot judge {', '.join(rates)} rps: {reason}" for reason, rates in rates_by_reason.items())
-    return tuple(reasons), hint
+        elif seconds < _MIN_WINDOW_S:
+            rates_by_reason.setdefault(_too_short(seconds, _MIN_WINDOW_S), []).append(f"{rate:g}")
+    return tuple(f"cannot judge {', '.join(rates)} rps: {reason}" for reason, rates in rates_by_reason.items())
 
 
 def _too_few(counted: int, requests: int) -> str:

@@ -8,12 +8,10 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import typer
 
-from orchestrator.bench.benchmark import ResultWriteError
 from orchestrator.bench.metrics import result_text
 from orchestrator.bench.result import BenchResult, EndReason
 from orchestrator.bench.run import (
     BenchOptions,
-    BenchTarget,
     ClaimedHardware,
     WorkloadChanges,
     bench,
@@ -41,9 +39,6 @@ from orchestrator.servers.servers import open_servers, resolve_server_name
 from orchestrator.servers.targets import server_target, url_target
 
 ApiOption: TypeAlias = Annotated[str, typer.Option(metavar="completions|generate", help="API to send requests to")]
-SeedOption: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="seed of prompts and arrivals; default: the workload's")
-]
 DurationOption: TypeAlias = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="duration of each rate (seconds)")
 ]
@@ -85,9 +80,6 @@ WarmupRequestsOption: TypeAlias = Annotated[
 SessionHeaderOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="NAME", help="header with the session's name, for a gateway")
 ]
-ArrivalsOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="constant|poisson", help="arrival process of the requests")
-]
 OutputOption: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="DIR", help="directory of the result; default: results/WORKLOAD-TIME")
 ]
@@ -107,8 +99,6 @@ def command(
     request_rate: RequestRateOption = None,
     duration: DurationOption = None,
     requests: RequestsOption = None,
-    arrivals: ArrivalsOption = None,
-    seed: SeedOption = None,
     concurrency: ConcurrencyOption = None,
     speed: SpeedOption = None,
     max_think_time: MaxThinkTimeOption = None,
@@ -131,7 +121,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Measure throughput and latency. The knee is the highest rate that the server sustains."""
-    _check(api, arrivals, tool)
+    _check(api, tool)
     options = BenchOptions(
         workload=workload,
         tokens=(input_tokens, output_tokens),
@@ -139,8 +129,6 @@ def command(
             request_rates=read_rates(request_rate),
             requests=requests,
             duration_s=duration,
-            arrivals=arrivals,
-            seed=seed,
             concurrency=concurrency,
             speeds=read_rates(speed, "--speed"),
             max_think_time_s=max_think_time,
@@ -183,25 +171,12 @@ def _run(target: str, options: BenchOptions, behind: _OfUrl, host: str | None, *
             found = url_target(target, api_key_env=behind.api_key_env, claimed=claimed)
         else:
             found = server_target(stack.enter_context(open_servers(Home.from_environment(), host, name=target)), target)
-        result, directory = _measure(found, options)
+        with Progress() as progress:
+            result, directory = bench(found, options, lambda text, remote: progress.update(text, transient=remote))
     if result.points or result.end_reason is not EndReason.INTERRUPTED:
         _show(result, json=json)
         note(f"wrote the result to `{directory}`")
     _tell_ending(result, target, url=found.url, again=resume_command(options.command, directory))
-
-
-def _measure(target: BenchTarget, options: BenchOptions) -> tuple[BenchResult, Path]:
-    """Measure with a progress line; a result that cannot be written goes to standard output."""
-    try:
-        with Progress() as progress:
-            return bench(target, options, lambda text, remote: progress.update(text, transient=remote))
-    except ResultWriteError as error:
-        _show(error.result, json=True)
-        raise BenchError(
-            f"cannot write the result: {error.cause.strerror}",
-            location=str(error.cause.filename or ""),
-            hint="save the result from standard output as `result.json`, free disk space, then `--resume`",
-        ) from error
 
 
 def _show(result: BenchResult, *, json: bool) -> None:
@@ -225,11 +200,9 @@ def _tell_ending(result: BenchResult, target: str, *, url: str, again: str) -> N
         )
 
 
-def _check(api: str, arrivals: str | None, tool: str) -> None:
+def _check(api: str, tool: str) -> None:
     if api not in {"completions", "generate"}:
         raise UsageError(f"unknown API `{api}`", hint="`--api completions` or `--api generate`")
-    if arrivals not in {None, "constant", "poisson"}:
-        raise UsageError(f"unknown arrival process `{arrivals}`", hint="`--arrivals constant` or `--arrivals poisson`")
     if tool not in {"deploy", "aiperf"}:
         raise UsageError(f"unknown load client `{tool}`", hint="`--tool deploy` or `--tool aiperf`")
     if tool == "aiperf" and api != "completions":

@@ -50,7 +50,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "sweep": "Search for a better configuration",
         "reproduce": "Repeat a published measurement",
         "compare": "Compare results",
-        "report": "Write an HTML, Markdown and JSON report",
+        "report": "Write an HTML and JSON report",
     },
     "Management commands": {
         "add": "Add a model, an engine or a profile",
@@ -126,10 +126,8 @@ RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "preflight": _ON,
     "quantize": {"--in": "--profile"},
     "render": {"--give": "--input", "--tool": "--package", **_ON},
-    "report": {"--kwh": "--electricity-price", "--requests-at": "--timeline-rate"},
     "reproduce": {
         "--data": "--dataset",
-        "--download": "--download-rate",
         "--keep": "--keep-failed",
         "--weights": "--checkpoint",
     },

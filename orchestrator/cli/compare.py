@@ -5,8 +5,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import Json
-from orchestrator.cli.published import PriceOption, published_option, warn_incomparable
+from orchestrator.cli.options import Json, PriceOption
+from orchestrator.cli.published import published_option, warn_incomparable
 from orchestrator.core.console import print_data
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.report.document import Report

@@ -5,7 +5,6 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import Json, sides_to_compare
-from orchestrator.cli.results import ResultsOption, results_below
 from orchestrator.core.console import print_data, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -20,12 +19,11 @@ def command(
     a: Annotated[str, typer.Argument(metavar="A", help=_SIDE, autocompletion=sides_to_compare)],
     b: Annotated[str, typer.Argument(metavar="B", help="the same, to compare with A", autocompletion=sides_to_compare)],
     *,
-    results: ResultsOption = None,
     json: Json = False,
 ) -> None:
     """Compare two profiles, locks, runs or results."""
-    home, measured = Home.from_environment(), tuple(results_below(results))
-    found = diff(resolve_side(a, home, measured), resolve_side(b, home, measured))
+    home = Home.from_environment()
+    found = diff(resolve_side(a, home), resolve_side(b, home))
     if json:
         OUTPUT.show(found)
     else:

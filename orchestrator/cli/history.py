@@ -3,7 +3,6 @@
 from typing import Final
 
 from orchestrator.cli.options import HostOption, Json, NameOrAllArgument
-from orchestrator.cli.results import ResultsOption, results_below
 from orchestrator.core.console import info, print_data, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -16,14 +15,12 @@ OUTPUT: Final = JsonOutput(tuple[RunSummary, ...])
 def command(
     name: NameOrAllArgument = None,
     *,
-    results: ResultsOption = None,
     host: HostOption = None,
     json: Json = False,
 ) -> None:
     """List past runs and their results."""
-    measured = tuple(results_below(results))
     with open_servers(Home.from_environment(), host, name=name) as servers:
-        starts = history(servers, name, measured)
+        starts = history(servers, name)
     if json:
         OUTPUT.show(starts)
     elif starts:

@@ -72,11 +72,11 @@ def command(
         if reference is not None and saved is None:
             saved = measure_reference(side_of_server(servers, reference), options)
         report, scores = run_probe(side, saved, options, reference_name=reference)
-    save_report(side, report)
     if json:
         OUTPUT.show(report)
     else:
         print_data(report.to_table(width=terminal_width()))
+    save_report(side, report)
     if save is not None and report.ok:
         save_reference(scores, save)
         note(f"wrote the reference to `{save}`")

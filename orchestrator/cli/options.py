@@ -153,7 +153,7 @@ PriceOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--price",
-        metavar="[GPU=]AMOUNT[EUR]",
+        metavar="[GPU=]USD",
         help="price per GPU hour; default: published TCO (may be repeated)",
     ),
 ]

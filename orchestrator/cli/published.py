@@ -1,8 +1,6 @@
 """Options of the commands that compare results with published numbers."""
 
-from typing import Annotated, Any, TypeAlias
-
-import typer
+from typing import Any
 
 from orchestrator.cli.options import entry_option
 from orchestrator.core.console import warn
@@ -13,12 +11,6 @@ def published_option(default: str) -> Any:  # noqa: ANN401 - as typer declares i
     """Return the option `--published` with its default."""
     what = f"published results to compare with; default: {default}"
     return entry_option("PUBLISHED", "--published", help=what, metavar="NAME|FILE|none")
-
-
-PriceOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--price", metavar="[GPU=]USD", help="price per GPU hour; default: published TCO (may be repeated)"),
-]
 
 
 def warn_incomparable(made: Report) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from orchestrator.bench.cost import CostEstimate, EstimateOutput, StepOutput
-from orchestrator.bench.published import Published, PublishedModel, load_published, split_currency
+from orchestrator.bench.published import Published, PublishedModel, load_published
 from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.cli.options import (
@@ -57,16 +57,9 @@ PublishedArgument: TypeAlias = Annotated[
         help="published measurement, such as wafer-glm52, or its file",
     ),
 ]
-DownloadRateOption: TypeAlias = Annotated[
-    float, typer.Option("--download-rate", metavar="MB/S", min=1, help="download rate for the estimate (MB/s)")
-]
 AblationOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--ablation", metavar="NAME", help="ablation to measure too, such as mtp-off (may be repeated)"),
-]
-EngineOption: TypeAlias = Annotated[
-    str | None,
-    entry_option("ENGINE", "--engine", help="engine to use, instead of the profiles' engine", metavar="NAME"),
 ]
 OutputOption: TypeAlias = Annotated[
     Path | None, typer.Option("--output", metavar="DIR", help="directory of the results; default: results/NAME")
@@ -108,12 +101,10 @@ def command(
     ablation: AblationOption = None,
     dry_run: DryRunOption = False,
     price: PriceOption = None,
-    download_rate: DownloadRateOption = 400.0,
     checkpoint: CheckpointOption = None,
     dataset: DatasetOption = None,
     no_evals: NoEvalsOption = False,
     tune: TuneOption = False,
-    engine: EngineOption = None,
     output: OutputOption = None,
     keep_failed: Annotated[bool, typer.Option("--keep-failed", help="keep a server whose measurement failed")] = False,
     profile_: OneProfileOption = None,
@@ -130,15 +121,14 @@ def command(
     published = load_published(name)
     running = (from_, _running_plan(from_, host)) if from_ is not None else None
     directory = output or Path("results") / FileName(published.name)
-    currency, prices = split_currency(price or ())
+    prices = tuple(price or ())
     request = ReproduceRequest(
         published_name=name,
-        download_mb_s=download_rate,
-        overrides=(*([f"engine={engine}"] if engine else []), *(set_ or ())),
+        overrides=tuple(set_ or ()),
         host=host,
         checkpoint=checkpoint,
         ablations=tuple(ablation or ()),
-        prices=prices if currency == "USD" else (),
+        prices=prices,
         dataset=dataset,
         evals=not no_evals,
         tune=tune,
@@ -150,7 +140,7 @@ def command(
     planned = plan_steps(published, directory, request)
     _note_checkpoint(planned, published)
     state = StepLog(directory / STATE_FILE, planned.steps)
-    bill = _estimate(published, planned, prices, currency, own_node=profile_ is not None)
+    bill = _estimate(published, planned, prices, own_node=profile_ is not None)
     todo = _estimates(remaining_steps(planned.steps, state.done))
     if running is None:
         _look(planned, host, covered=dry_run, tune=tune)
@@ -192,7 +182,7 @@ def _unmeasured(planned: ReproducePlan, bill: CostEstimate, name: str) -> Iterat
         model, cost = baseline.model, bill.format_cost(baseline.seconds)
         yield (
             f"not measured: the baseline of {baseline.suites}, as `{model.checkpoint.path}` is not on the host; "
-            f"`{again}` measures it too, in about {format_duration(baseline.seconds)} more, {cost} {bill.currency}"
+            f"`{again}` measures it too, in about {format_duration(baseline.seconds)} more, {cost} USD"
         )
 
 
@@ -249,14 +239,12 @@ def _note_checkpoint(planned: ReproducePlan, published: Published) -> None:
     note(f"checkpoint: `{model.name}`, {model.checkpoint.path}{', ' if kind else ''}{kind}")
 
 
-def _estimate(
-    published: Published, planned: ReproducePlan, prices: Sequence[str], currency: str, *, own_node: bool
-) -> CostEstimate:
+def _estimate(published: Published, planned: ReproducePlan, prices: Sequence[str], *, own_node: bool) -> CostEstimate:
     """Return the hourly cost of the published node, or with `own_node` of the node of the profile."""
     if not own_node:
-        return CostEstimate.for_node(published, prices, currency)
+        return CostEstimate.for_node(published, prices)
     hardware = planned.servers[0].plan.hardware
-    return CostEstimate.for_gpus(hardware.name, hardware.gpus, prices, currency)
+    return CostEstimate.for_gpus(hardware.name, hardware.gpus, prices)
 
 
 def _estimates(steps: Sequence[Step]) -> list[StepOutput]:

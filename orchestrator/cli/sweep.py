@@ -24,7 +24,7 @@ from orchestrator.core.paths import Home
 from orchestrator.experiments.sweep.confirm import describe_difference
 from orchestrator.experiments.sweep.files import sweep_report, write_sweep_report, write_winners
 from orchestrator.experiments.sweep.preview import SweepPreview, preview_sweep, preview_text
-from orchestrator.experiments.sweep.report import SweepReport
+from orchestrator.experiments.sweep.report import SweepReport, sweep_text
 from orchestrator.experiments.sweep.run import Budget, Sweep, SweepRequest, default_output, open_search, plan_sweep
 from orchestrator.experiments.sweep.trial import run_trials
 from orchestrator.experiments.sweep.winner import profile_name, profile_path
@@ -71,10 +71,6 @@ NameOption: TypeAlias = Annotated[
 ]
 ResumeOption: TypeAlias = Annotated[bool, typer.Option("--resume", help="resume the sweep in DIR")]
 DryRunOption: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="print search space, time and cost, and stop")]
-TimeoutOption: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="start timeout (seconds); default: as for `up`")
-]
-
 OUTPUT: Final = JsonOutput[SweepReport | SweepPreview](SweepReport, SweepPreview)
 
 
@@ -92,13 +88,11 @@ def command(
     max_hours: MaxHoursOption = None,
     max_cost: MaxCostOption = None,
     price: Annotated[float | None, typer.Option(metavar="USD", help="price per GPU hour (USD)")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="seed of the search")] = 1,
     output: SweptOutput = None,
     name: NameOption = None,
     resume: ResumeOption = False,
     dry_run: DryRunOption = False,
     allow_untuned: AllowUntuned = False,
-    timeout: TimeoutOption = None,
     host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,
@@ -121,10 +115,8 @@ def command(
         request_rates=read_rates(request_rate),
         repeats=repeats,
         usd_per_gpu_hour=price,
-        seed=seed,
         host=host,
         allow_untuned=allow_untuned,
-        timeout=timeout,
         resume=resume,
         name=name,
         command=shlex.join(["deploy", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"]),
@@ -158,11 +150,12 @@ def _search(planned: Sweep, *, json: bool) -> None:
             raise
         winners = write_winners(planned, search)
         report = write_sweep_report(planned, search, winners, ended=ended)
+        found = sweep_report(planned, search, winners, ended)
         if json:
-            OUTPUT.show(sweep_report(planned, search, winners, ended))
+            OUTPUT.show(found)
         else:
-            print_data(report.with_suffix(".md").read_text())
-    note(f"wrote `{report}`, and the same report as `.md` and `.json`")
+            print_data(sweep_text(found))
+    note(f"wrote `{report}`, and the same report as `.json`")
     for winner in winners:
         info(
             f"wrote {winner.profile}"
@@ -172,4 +165,4 @@ def _search(planned: Sweep, *, json: bool) -> None:
         if difference := describe_difference(planned, search, winner.trial):
             info(difference)
     if not winners:
-        raise BenchError("no trial has a value", hint=f"`{report.with_suffix('.md')}` has the reason of each")
+        raise BenchError("no trial has a value", hint=f"`{report}` has the reason of each")

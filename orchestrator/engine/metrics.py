@@ -33,7 +33,6 @@ class Metric(StrEnum):
     VERIFY_STEPS = "sglang:spec_verify_calls_total"
     DRAFTS = "vllm:spec_decode_num_drafts_total"  # verification steps, counted where drafts were verified
     ACCEPTED_DRAFTS = "vllm:spec_decode_num_accepted_tokens_total"  # tokens; sglang 0.5.14 counts none
-    RETRACTIONS = "sglang:num_retracted_requests_total"
     QUEUED = "sglang:num_queue_reqs"
     RUNNING = "sglang:num_running_reqs"
     USED_TOKENS = "sglang:num_used_tokens"  # of the KV cache, without evictable tokens
@@ -51,7 +50,6 @@ VLLM_METRICS: Final[Mapping[str, Metric]] = {
     "vllm:prompt_tokens_total": Metric.PROMPT_TOKENS,
     "vllm:generation_tokens_total": Metric.OUTPUT_TOKENS,
     "vllm:prompt_tokens_cached_total": Metric.CACHED_TOKENS,
-    "vllm:num_preemptions_total": Metric.RETRACTIONS,
     "vllm:num_requests_waiting": Metric.QUEUED,
     "vllm:num_requests_running": Metric.RUNNING,
     "vllm:time_to_first_token_seconds": Metric.TTFT,
@@ -66,7 +64,6 @@ ATOM_METRICS: Final[Mapping[str, Metric]] = {
     "atom:prefix_cache_cached_tokens_total": Metric.CACHED_TOKENS,
     "atom:mtp_decode_steps_total": Metric.DRAFTS,
     "atom:mtp_accepted_tokens_total": Metric.ACCEPTED_DRAFTS,
-    "atom:preemptions_total": Metric.RETRACTIONS,
     "atom:requests_waiting": Metric.QUEUED,
     "atom:requests_running": Metric.RUNNING,
     "atom:time_to_first_token_seconds": Metric.TTFT,

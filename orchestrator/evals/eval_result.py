@@ -84,8 +84,15 @@ class EvalResult:
 
     @property
     def effective_items(self) -> float:
-        """The effective sample size: the equivalent number of independent answers."""
-        return effective_items(tuple(self.shares.values()))
+        """The effective sample size: the equivalent number of independent answers; groups have equal weight.
+
+        Several answers to one question are not independent, so the variance between questions counts (clustered
+        sample, Korn and Graubard 1998, Survey Methodology 24:193). Without variance it is the number of questions.
+        """
+        groups = [list(map(float, group)) for group in self.shares.values()]
+        share = fmean(map(fmean, groups))
+        variance = sum(pvariance(group) / len(group) for group in groups) / len(groups) ** 2
+        return share * (1 - share) / variance if variance > 0 else float(sum(map(len, groups)))
 
     @property
     def by_seed(self) -> Mapping[int, float]:
@@ -100,18 +107,6 @@ class EvalResult:
         for item in self.items:
             answers[item.id].add(item.answer)
         return len(self.by_seed) > 1 and all(len(texts) == 1 and "" not in texts for texts in answers.values())
-
-
-def effective_items(groups: Sequence[Sequence[Fraction | float]]) -> float:
-    """Return the effective sample size of shares of correct answers; groups have equal weight.
-
-    Several answers to one question are not independent, so the variance between questions counts (clustered sample,
-    Korn and Graubard 1998, Survey Methodology 24:193). Without variance it is the number of questions.
-    """
-    shares = [list(map(float, group)) for group in groups]
-    share = fmean(map(fmean, shares))
-    variance = sum(pvariance(group) / len(group) for group in shares) / len(shares) ** 2
-    return share * (1 - share) / variance if variance > 0 else float(sum(map(len, groups)))
 
 
 _ADAPTER: Final = TypeAdapter(EvalResult)

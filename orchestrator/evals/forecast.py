@@ -11,7 +11,6 @@ from orchestrator.bench.published import (
     entries_of_kind,
     load_all_published,
     published_evals,
-    split_currency,
 )
 from orchestrator.bench.result_files import results_under
 from orchestrator.bench.run import is_url
@@ -41,10 +40,9 @@ class SuiteForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalForecast:
-    """With `--dry-run`: the suites, costs in `currency`, for one or two `servers`, and the terms of the estimate."""
+    """With `--dry-run`: the suites, costs in USD, for one or two `servers`, and the terms of the estimate."""
 
     suites: tuple[SuiteForecast, ...]
-    currency: str
     pace: EvalPace
     servers: int  # 2 with a baseline server
     terms: tuple[str, ...]
@@ -65,7 +63,7 @@ class EvalForecast:
             costs = [item.cost for item in known if item.cost is not None]
             seconds = sum(item.about_s or 0 for item in known)
             rows.append(("total", "", "", *_cells(seconds, sum(costs) if costs else None)))
-        return table(("suite", "questions", "maximum tokens", "about", f"about {self.currency}"), rows)
+        return table(("suite", "questions", "maximum tokens", "about", "about USD"), rows)
 
 
 def _cells(seconds: float | None, cost: float | None) -> tuple[str, str]:
@@ -86,9 +84,8 @@ def forecast(
 
     `saved_baselines` holds baseline results by suite; `prices` are values of `--price`; `skipped` are reasons.
     """
-    currency, plain = split_currency(prices)
     node, pace = plan.hardware if plan else None, find_pace(plan, results)
-    bill = CostEstimate.for_gpus(node.name if node else "", node.gpus if node else 0, plain, currency)
+    bill = CostEstimate.for_gpus(node.name if node else "", node.gpus if node else 0, prices)
     suites = []
     for run in runs:
         seconds, full = (item and item * sides for item in (run.seconds(pace), replace(run, limit=None).seconds(pace)))
@@ -106,7 +103,7 @@ def forecast(
             )
         )
     terms = (*(_terms(pace, bill, sides) if runs else ()), *_obstacles(runs, plan), *skipped)
-    return EvalForecast(suites=tuple(suites), currency=bill.currency, pace=pace, servers=sides, terms=terms)
+    return EvalForecast(suites=tuple(suites), pace=pace, servers=sides, terms=terms)
 
 
 def describe_sensitivity(suite: Suite, *, limit: int | None, expected: float | None, seeds: int = 1) -> str:

@@ -27,7 +27,6 @@ REQUIREMENTS: Final = "lm-eval-0.4.13.txt"  # requirements of its venv, below im
 CONCURRENCY: Final = 32
 LOCAL_TASK: Final = "deploy_local"
 _HUB_LOGIN: Final = Path("~/.cache/huggingface/token")  # written by `hf auth login`
-_TAIL: Final = 12
 _MAX_MEMORY: Final = 8 << 30  # bytes; its client buffers answers of any length
 
 
@@ -175,11 +174,11 @@ def _digest(row: dict[str, object], seed: int | None) -> str:
 
 
 def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -> None:
-    tail: list[str] = []
+    tail = ""
 
     def on_line(line: str) -> None:
-        tail.append(line)
-        del tail[:-_TAIL]
+        nonlocal tail
+        tail = line if line.strip() else tail
         say(line)
 
     env = {"OPENAI_API_KEY": request.key.reveal() if request.key else "none"}
@@ -192,16 +191,9 @@ def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -
         raise BenchError(
             f"lm-eval failed with exit code {code}",
             location=request.url,
-            details=_error_message(tail),
+            details=tail,
             hint="" if request.data else "if the questions cannot be downloaded, use a local copy with `--dataset`",
         )
-
-
-def _error_message(tail: list[str]) -> str:
-    """Return the error message after a traceback (already printed), else the last line."""
-    lines = [line for line in tail if line.strip()]
-    indented = [index for index, line in enumerate(lines) if line.startswith(" ")]
-    return "\n".join(lines[indented[-1] + 1 :] if indented else lines[-1:]) or "".join(lines[-1:])
 
 
 def has_hub_token() -> bool:

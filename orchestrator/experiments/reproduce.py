@@ -35,6 +35,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {  # default: the name of the 
 }
 
 _DRAIN: Final = 30.0  # seconds until the last response of a rate
+_DOWNLOAD: Final = 400e6  # estimated bytes per second from the hub
 _CLIMB: Final = 2  # estimated number of rates above the listed ones until the knee
 
 
@@ -67,7 +68,6 @@ class ReproduceRequest:
     """The request of the user; by default the published runs, from the hub, on this host."""
 
     published_name: str  # the published measurement: a name or a file
-    download_mb_s: float
     overrides: tuple[str, ...] = ()
     host: str | None = None
     checkpoint: Path | None = None  # local directory with the published checkpoint
@@ -246,7 +246,7 @@ def _prepare(needed: Sequence[tuple[str, MeasuredServer]], request: ReproduceReq
     """Yield the steps before the first server; a shared checkpoint or image is downloaded once."""
     done: set[str] = set()
     for stage, server in needed:
-        item, seconds = _download(stage, server.plan, request.download_mb_s)
+        item, seconds = _download(stage, server.plan)
         host = host_option(request.host) if stage in {"preflight", "stage"} else ()
         options = (tuning_options(server.plan) or ()) if stage == "tune" else ()
         command = (*_COMMANDS.get(stage, (stage,)), "--profile", server.profile, *options, *_settings(server), *host)
@@ -259,13 +259,13 @@ def _settings(server: MeasuredServer) -> Iterator[str]:
         yield from ("--set", override)
 
 
-def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]:
+def _download(stage: str, plan: Plan) -> tuple[str, float]:
     """Return the item that a stage downloads or tunes, and the estimated seconds."""
     if stage == "tune":  # the limit of the tuner; a second server of the same shape uses the measured rows
         layout = plan.layout
         return f"{plan.model.name}, {layout.tp} x {layout.ep}", TUNING_HOURS * 3600
     if stage == "stage" and plan.model.checkpoint.source == "hub":
-        return plan.model.checkpoint.path, plan.model.weight_bytes / (download_mb_s * 1e6)
+        return plan.model.checkpoint.path, plan.model.weight_bytes / _DOWNLOAD
     if stage in {"kernels", "build"} and plan.engine.image:
         return plan.engine.image, PULL
     return "", 0.0

@@ -68,19 +68,18 @@ def hit_rates(
     accesses: Iterable[CacheAccess],
     *,
     replicas: int = 1,
-    sticky: bool = True,
     page: int = 1,
     max_blocks: int = MAX_BLOCKS,
 ) -> HitRates:
     """Compute the hit rates of accesses in order of arrival; sizes are those of the cache of one replica.
 
-    With `sticky` each session stays on one replica; other requests go to any, and those of a warm-up take turns.
+    Each session stays on one replica; other requests go to any, and those of a warm-up take turns.
     """
     stacks = [_Stack(page=page, max_blocks=max_blocks) for _ in range(replicas)]
     replica_of: dict[str | int, int] = {}
     for turn, access in enumerate(accesses):
         replica = (hash((turn, replicas)) if access.counted else turn) % replicas
-        if sticky and access.session is not None and replicas > 1:
+        if access.session is not None and replicas > 1:
             replica = replica_of.setdefault(access.session, len(replica_of) % replicas)
         stacks[replica].access(access)
     total = sum(stack.prompt_tokens for stack in stacks)

@@ -4,20 +4,16 @@ from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
-from orchestrator.bench.published import PublishedRate
 from orchestrator.report.compare import Comparison, RateRow
 from orchestrator.report.document import Report
-from orchestrator.report.layouts import LayoutRow
-from orchestrator.report.plot import Bar, Chart, Limit, Line
-from orchestrator.report.timeline import Timeline
+from orchestrator.report.plot import Chart, Limit, Line
 
 RATE: Final = "offered rate, requests per second"
-TIME: Final = "seconds after the first planned arrival"
 _LONGEST: Final = 14  # characters of a name in a plot; the legend has the full name
 
 
 def line_charts(report: Report) -> tuple[Chart, ...]:
-    """Return the plots: throughput against speed per user, then six metrics against the offered rate."""
+    """Return the plots: throughput against speed per user, then four metrics against the offered rate."""
     limits = sorted({limit for comparison in report.comparisons if (limit := comparison.ttft_limit_s) is not None})
     return (
         _frontier(report),
@@ -30,15 +26,6 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
             limits=tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits),
             log=True,
             says="95 % of the requests get their first token within this time.",
-        ),
-        Chart(
-            id="ttft-p50",
-            title="Time to first token, p50",
-            x_label=RATE,
-            y_label="seconds, logarithmic",
-            lines=_lines(report, metrics.TTFT_P50),
-            log=True,
-            says="Half of the requests get their first token within this time.",
         ),
         Chart(
             id="tpot",
@@ -55,14 +42,6 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
             y_label="output tokens per second",
             lines=_lines(report, metrics.OUTPUT),
             says="A full server emits no more tokens at a higher rate.",
-        ),
-        Chart(
-            id="cost",
-            title="Cost of a million output tokens",
-            x_label=RATE,
-            y_label="US dollars",
-            lines=_lines(report, metrics.USD),
-            says="The busier the node, the cheaper the token.",
         ),
         Chart(
             id="energy",
@@ -107,59 +86,11 @@ def _spots(rows: tuple[RateRow, ...], output: ReportMetric) -> tuple[tuple[tuple
     return tuple(spot for spot, _ in found), tuple(load for _, load in found)
 
 
-def over_time_charts(drawn: Timeline) -> tuple[Chart, Chart]:
-    """Return two plots: time to first token by arrival, and the number of running and queued requests over time."""
-    waits = [wait for _, wait in drawn.waits]
-    slowest = f"; the slowest waited {metrics.seconds(max(waits))} s" if waits else ""
-    failed = f", {len(drawn.failed)} of them failed" if drawn.failed else ""
-    most, queued = (int(max((many for _, many in spots), default=0)) for spots in (drawn.in_flight, drawn.waiting))
-    waited = (
-        Line(label="first token", points=drawn.waits, color=0, style="dots"),
-        Line(label="failed", points=drawn.failed, color=1, style="dots", failed=True),
-    )
-    counts = (
-        Line(label="under way", points=drawn.in_flight, color=0, style="steps"),
-        Line(label="no token yet", points=drawn.waiting, color=1, style="steps"),
-    )
-    return (
-        Chart(
-            id=f"waits-{drawn.result_index}",
-            title="Each request: scheduled arrival and wait for the first token",
-            x_label=TIME,
-            y_label="seconds to the first token",
-            lines=tuple(line for line in waited if line.points),
-            says=f"{drawn.requests} requests{failed}, one dot each{slowest}. Rising dots mean a growing queue.",
-        ),
-        Chart(
-            id=f"queue-{drawn.result_index}",
-            title="Requests in flight, and requests without a token",
-            x_label=TIME,
-            y_label="requests",
-            lines=tuple(line for line in counts if line.points),
-            says=f"At most {most} concurrent, at most {queued} of them queued or in prefill.",
-        ),
-    )
-
-
-def layout_bar(row: LayoutRow) -> Bar:
-    """Return the bar of a system and layout; published in gray, measured in the result's color."""
-    at = f" at {row.rate_rps:g} rps" if row.rate_rps is not None else ""
-    who = "published" if row.comparison is None else "measured"
-    mark = "" if row.comparable else ", not comparable"
-    layout = "" if row.layout == "not published" else f", {row.layout}"
-    return Bar(
-        label=f"{row.system}{layout}{at} ({who}{mark})",
-        value=row.tok_s,
-        text=f"{row.tok_s:,.0f}",
-        color=row.comparison,
-    )
-
-
 def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
     """Return the published series, if a result has its workload, and one series per drawn result."""
     drawn = _drawn(report)
     rates = report.published.rates if report.published and any(_is_published(item, report) for item, _ in drawn) else ()
-    published = ((line.rate_rps, _published(line, measured, report.published_usd_per_hour)) for line in rates)
+    published = ((line.rate_rps, line.model_dump().get(measured.key)) for line in rates)
     table = tuple((rate, value) for rate, value in published if value is not None)
     series = [Line(label="published", points=table, color=None)]
     for comparison, index in drawn:
@@ -190,11 +121,3 @@ def _short(comparison: Comparison, report: Report) -> str:
     gpu = f" {comparison.system.rpartition('×')[2]}" if plain else ""
     name = comparison.name if len(comparison.name) <= _LONGEST else f"{comparison.name[: _LONGEST - 1]}…"
     return f"{name}{gpu}{'' if comparison.comparable else ' †'}"
-
-
-def _published(line: PublishedRate, measured: ReportMetric, usd_per_hour: float | None) -> float | None:
-    """Return the published value of a metric; the cost is computed from published throughput and price."""
-    if measured is metrics.USD:
-        return metrics.usd_per_million_tokens(usd_per_hour, line.output_tok_s)
-    found = line.model_dump().get(measured.key)
-    return found if isinstance(found, float) else None

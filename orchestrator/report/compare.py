@@ -61,7 +61,6 @@ class RateRow:
     metrics: Mapping[str, ComparedMetric]  # by metric key
     sustained: bool | None
     not_sustained_because: tuple[str, ...]
-    capped: str | None
 
     @property
     def load(self) -> str:
@@ -93,18 +92,12 @@ class Comparison:
 
     @property
     def without_knee(self) -> str:
-        """The reason for a missing knee: no sustained rate, or no rate that could be judged."""
-        if (row := self.unjudgeable_row) is None:
-            unjudgeable = ", ".join(f"{rate:g}" for rate in rates_without_verdict(self.result.points))
-            return "no sustained rate found" + (f"; {unjudgeable} rps not judged" if unjudgeable else "")
-        return ": ".join(["not judged", *row.not_sustained_because[:1]])
-
-    @property
-    def unjudgeable_row(self) -> RateRow | None:
-        """The row of the highest measured rate if no rate could be judged, else None."""
-        measured = [row for row in self.rows if row.rate_rps and row.of(metrics.OUTPUT).measured is not None]
-        judged = any(row.sustained is not None for row in self.rows)
-        return measured[-1] if measured and not judged else None
+        """The reason for a missing knee: no sustained rate, or rates that could not be judged."""
+        unjudgeable = [row for row in self.rows if row.sustained is None and row.not_sustained_because]
+        if len(unjudgeable) == len(self.rows) > 0:
+            return f"not judged: {unjudgeable[-1].not_sustained_because[0]}"
+        rates = ", ".join(f"{rate:g}" for rate in rates_without_verdict(self.result.points))
+        return "no sustained rate found" + (f"; {rates} rps not judged" if rates else "")
 
     @property
     def label(self) -> str:
@@ -345,7 +338,6 @@ def _row(
         metrics=found,
         sustained=point.sustained if point else None,
         not_sustained_because=point.not_sustained_because if point else (),
-        capped=point.capped if point else None,
     )
 
 

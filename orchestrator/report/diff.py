@@ -116,11 +116,10 @@ class DiffOutput:
     unknown: tuple[str, ...]
 
 
-def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> DiffSide:
+def resolve_side(text: str, home: Home) -> DiffSide:
     """Resolve an argument: a result, a lock, a run directory, `NAME/RUN`, a profile, or a server (its last run).
 
-    `results` are the candidates for the results of a run. Raises UsageError if nothing matches, ProfileError and
-    BenchError for an invalid file.
+    Raises UsageError if nothing matches, ProfileError and BenchError for an invalid file.
     """
     if is_url(text):
         hint = f"`deploy bench {text}` writes a result; two results can be compared"
@@ -131,7 +130,7 @@ def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> 
     if path.name.endswith(LOCK_FILE) and path.is_file():
         return _side_from_lock(path)
     if (run := find_run(home, text)) is not None:
-        return _of_run(run, results)
+        return _of_run(run)
     catalog = Catalog.of(home)
     if path.is_file() or catalog.find(EntryKind.PROFILE, text) is not None:
         loaded = load(text, catalog=catalog)
@@ -140,7 +139,7 @@ def resolve_side(text: str, home: Home, results: Sequence[BenchResult] = ()) -> 
         reasons = {**_of_settings(plan.to_dict()), **_of_parts(loaded)}
         return DiffSide(label=f"profile `{text}`", values=started_with(provenance), reasons=reasons)
     if (last := latest_run(home, text)) is not None:
-        return _of_run(last, results)
+        return _of_run(last)
     near = did_you_mean(text, {*catalog.names(EntryKind.PROFILE), *known_names(home)})
     forms = "a profile, a result, a run directory, or `NAME/RUN` as `deploy history` shows it"
     raise UsageError(f"`deploy diff` cannot compare `{text}`", hint=near or forms)
@@ -294,12 +293,12 @@ def _side_from_lock(path: Path) -> DiffSide:
     return DiffSide(label=f"lock `{path}` of `{Path(lock.profile).stem}`", values={**plan, **lock.summary})
 
 
-def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
+def _of_run(run: RunDir) -> DiffSide:
     require_version(run)
     plan = run.read("plan.json")
     if not plan:
         raise StartError("cannot read the plan of this run", location=str(run.path / "plan.json"))
-    start, measured = summarize_run(run, results)
+    start, measured = summarize_run(run)
     settings = "".join(f" --set {override}" for override in start.overrides)
     label = f"run `{start.name}/{start.run}` of `{start.profile or plan.get('profile')}{settings}`"
     stood = replace(provenance_of(run, None), plan=plan)

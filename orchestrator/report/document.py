@@ -1,25 +1,20 @@
-"""The report as data, shared by its HTML, Markdown and JSON renderings. Pure."""
+"""The report as data, shared by its HTML and JSON renderings and by `deploy compare`. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.published import PriceBook, Prices, Published, Reference, entries_of_kind
-from orchestrator.bench.result import BenchResult, Point
-from orchestrator.bench.result_files import RequestTimes
+from orchestrator.bench.published import PriceBook, Published
+from orchestrator.bench.result import BenchResult
 from orchestrator.evals.eval_result import EvalResult
 from orchestrator.evals.report import EvalRow, measured_evals, published_eval
 from orchestrator.plan.diff import Difference
 from orchestrator.report.compare import Comparison, compare
 from orchestrator.report.configuration import Fact, differing, facts_of
-from orchestrator.report.economics import Costs, NodePower, costs_of
 from orchestrator.report.headline import headline, title_of, with_names
-from orchestrator.report.layouts import LayoutRow, hourly, layouts_of
+from orchestrator.report.layouts import LayoutRow, layouts_of
 from orchestrator.report.side_by_side import SideBySide, side_by_side
-from orchestrator.report.timeline import Timeline, timeline
-
-_UNKNOWN: Final = NodePower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +44,19 @@ class Report:
     facts: tuple[Fact, ...]
     differences: tuple[Difference, ...]
     side_by_side: SideBySide
-    timelines: tuple[Timeline, ...]  # for the first run of each configuration
     layouts: tuple[LayoutRow, ...]
     evals: tuple[EvalRow, ...]
     ablations: tuple[AblationRow, ...]
-    published_usd_per_hour: float | None  # of the node of the published rates
-    references: tuple[Reference, ...]
-    price_notes: tuple[str, ...]
-    costs: Costs | None
+    price_notes: tuple[str, ...]  # prices and power, with sources
 
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
     """Optional input of a report in addition to its results."""
 
-    title: str = ""
     directories: tuple[str, ...] = ()  # names of the results without a label
-    requests: Mapping[int, tuple[Point, Sequence[RequestTimes]]] = field(default_factory=dict)  # by index of the result
     evals: tuple[tuple[EvalResult | None, EvalResult], ...] = ()  # baseline (None: published score), candidate
-    power: NodePower = _UNKNOWN
+    watts: Mapping[str, float] = field(default_factory=dict)  # of a node under load by GPU in lower case; "": any
 
 
 _NOTHING: Final = Details()
@@ -77,7 +66,6 @@ def build_report(
     results: tuple[BenchResult, ...],
     *,
     published: Published | None,
-    everything: tuple[Published | Reference | Prices, ...],
     prices: PriceBook,
     details: Details = _NOTHING,
 ) -> Report:
@@ -85,29 +73,23 @@ def build_report(
     comparisons = with_names(tuple(compare(result, published, prices) for result in results), details.directories)
     together = side_by_side(comparisons)
     published_evals = published.evals if published else ()
-    references = entries_of_kind(everything, Reference) if published else ()
-    firsts = {side.runs[0] for side in together.groups}
     evals = (
         *map(published_eval, published_evals),
         *(row for pair in details.evals for row in measured_evals(published, *pair)),
     )
-    sentences = headline(comparisons, together, references, published=published is not None)
+    sentences = headline(comparisons, together, published=published is not None)
     return Report(
-        title=details.title or title_of(comparisons, published.title if published else None),
+        title=title_of(comparisons, published.title if published else None),
         headline=sentences if comparisons else tuple(_scores(evals)),
         published=published,
         comparisons=comparisons,
         facts=facts_of(comparisons),
         differences=differing(comparisons),
         side_by_side=together,
-        timelines=tuple(timeline(of, *drawn) for of, drawn in sorted(details.requests.items()) if of in firsts),
         layouts=layouts_of(published, comparisons, prices),
         evals=evals,
         ablations=tuple(_ablations(published, comparisons)) if published else (),
-        published_usd_per_hour=hourly(published.rates_system, prices) if published else None,
-        references=references,
-        price_notes=_price_notes(published, comparisons, prices),
-        costs=costs_of(comparisons, prices, details.power),
+        price_notes=(*_price_notes(published, comparisons, prices), *_power_notes(comparisons, details.watts)),
     )
 
 
@@ -151,17 +133,13 @@ def _answers(comparison: Comparison) -> dict[str, float | None]:
 def _price_notes(
     published: Published | None, comparisons: tuple[Comparison, ...], prices: PriceBook
 ) -> tuple[str, ...]:
-    """Return the prices used for costs, with sources, and the cost of the published throughputs at these prices."""
+    """Return the prices used for costs, with sources, and what the publication claims of prices and power."""
     notes: dict[str, str] = {}
-    costs: dict[str, float] = {}
     for line in published.layouts if published else ():
         gpu = line.system.partition("×")[2]
         price, source = prices.price_of(gpu)
-        cost = metrics.usd_per_million_tokens(hourly(line.system, prices), line.output_tok_s)
-        if price is None or cost is None:
-            continue
-        costs[gpu] = min(cost, costs.get(gpu, cost))
-        notes.setdefault(f"${price:.2f} per GPU-hour, {source}", gpu)
+        if price is not None:
+            notes.setdefault(f"${price:.2f} per GPU-hour, {source}", gpu)
     for comparison in comparisons:
         if comparison.usd_per_gpu_hour is not None:
             price_text = f"${comparison.usd_per_gpu_hour:.2f} per GPU-hour, {comparison.price_source}"
@@ -169,7 +147,17 @@ def _price_notes(
     lines = tuple(f"{label}: {price_text}" for price_text, label in notes.items())
     if published is None:
         return lines
-    return (*lines, *_cost_claim(published, costs), *_price_claims(published, prices), *_of_the_pair(published))
+    return (*lines, *_price_claims(published, prices), *_of_the_pair(published))
+
+
+def _power_notes(comparisons: tuple[Comparison, ...], watts: Mapping[str, float]) -> Iterator[str]:
+    """Yield the output tok/s at the knee per watt of the node, for each result with known power."""
+    for comparison in comparisons:
+        power = watts.get((comparison.result.run.provenance.gpu or "").lower(), watts.get(""))
+        tok_s = comparison.best.of(metrics.OUTPUT).measured if comparison.best is not None else None
+        if power is not None and tok_s is not None:
+            per_watt = f"{tok_s / power:.3g} output tok/s per watt of the node"
+            yield f"{comparison.label}: {per_watt} at the knee ({power:g} W, given)"
 
 
 def _price_claims(published: Published, prices: PriceBook) -> Iterator[str]:
@@ -204,16 +192,3 @@ def _of_the_pair(published: Published) -> Iterator[str]:
             rows.append(f"{tok_s / (int(count) * watts[gpu]):.3f} on {system} ({count} × {watts[gpu]:,} W)")
     if rows:
         yield f"published output tok/s per watt of rated board power: {' and '.join(rows)}"
-
-
-def _cost_claim(published: Published, costs: dict[str, float]) -> tuple[str, ...]:
-    """Compare the published cost claims with the costs by GPU (USD per million tokens) at the prices of this report."""
-    if len(costs) != 2:
-        return ()
-    (cheap, low), (dear, high) = sorted(costs.items(), key=lambda pair: pair[1])
-    claims = "; ".join(f"“{claim.text}”" for claim in published.claims)
-    claim = (
-        f"at these prices the published throughputs cost ${low:.2f} ({cheap}) and ${high:.2f} ({dear}) per million "
-        f"output tokens, {high / low:.2f} times; the post's own claims ({claims}) rest on prices it did not give"
-    )
-    return (claim,)

@@ -1,15 +1,13 @@
 """The title and headline of a report. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.confidence import Estimate, change
-from orchestrator.bench.published import Reference
-from orchestrator.bench.result import IssueKind, Point
-from orchestrator.engine.serving import recorded_facts
-from orchestrator.report.compare import Comparison, RateRow, engine_name
+from orchestrator.bench.result import IssueKind
+from orchestrator.report.compare import Comparison, engine_name
 from orchestrator.report.configuration import same_load, tiers_of
 from orchestrator.report.side_by_side import (
     ConfigurationGroup,
@@ -20,7 +18,6 @@ from orchestrator.report.side_by_side import (
     signed,
 )
 
-_ACCEPTED_UNIT: Final = "accepted tokens a step"  # prefix of the unit of a reference with acceptance lengths
 _JUDGED: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 
 
@@ -51,52 +48,43 @@ def with_names(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]
     return tuple(found)
 
 
-def headline(
-    comparisons: tuple[Comparison, ...], side_by_side: SideBySide, references: tuple[Reference, ...], *, published: bool
-) -> tuple[str, ...]:
-    """Return the verdict, then one sentence per configuration, or per result that is comparable with the publication.
-
-    `references` are third-party measurements; their number of accepted drafts is shown for comparison.
-    """
-    own = [_own_side(side, comparisons, side_by_side) for side in side_by_side.groups]
+def headline(comparisons: tuple[Comparison, ...], side_by_side: SideBySide, *, published: bool) -> tuple[str, ...]:
+    """Return the verdict, then a sentence per configuration, or per result that is comparable with the publication."""
+    own = [_own_side(side, comparisons) for side in side_by_side.groups]
     judged = [comparison for comparison in comparisons if comparison.comparable]
     verdict_lines = tuple(verdict(side_by_side, comparisons))
     if not published:
         return (*verdict_lines, *without_verdict(side_by_side, comparisons), *own)
-    sentences = [_sentence(comparison, references) for comparison in judged] or own
+    sentences = [_sentence(comparison) for comparison in judged] or own
     if not (forbidden := len(comparisons) - len(judged)):
         return (*verdict_lines, *sentences)
     of = f"{forbidden} of {len(comparisons)} results" if len(comparisons) > 1 else "The result"
     return (*verdict_lines, f"{of} must not be compared with the publication.", *sentences)
 
 
-def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:
+def _sentence(comparison: Comparison) -> str:
     metric, unit = comparison.knee_rps, "rps at the knee"
     if comparison.single_stream_tok_s is not None:
         metric, unit = comparison.single_stream_tok_s, "tok/s in a single stream"
     if metric is None or metric.measured is None:
         return f"{comparison.label}: {comparison.without_knee}."
     beside = f" beside {metric.published:.4g} published: {metric.agreement}" if metric.published is not None else ""
-    return f"{comparison.label}: {metric.measured:.4g} {unit}{beside}{_accepted_text(comparison, references)}."
+    return f"{comparison.label}: {metric.measured:.4g} {unit}{beside}."
 
 
-def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...], together: SideBySide) -> str:
+def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...]) -> str:
     """Summarize one configuration without published metrics."""
     members = [comparisons[index] for index in side.runs]
     if len(members) == 1:
         noise = "; one run, so the noise is unknown" if len(comparisons) == 1 and members[0].best else ""
-        return f"{side.label}, {side.workload}: {_found(members[0])}{_accepted_text(members[0], ())}{noise}."
+        return f"{side.label}, {side.workload}: {_found(members[0])}{noise}."
     of = f"{side.label}, {side.workload}"
     knees = sorted({member.result.knee_rps for member in members if member.result.knee_rps is not None})
     if not knees:
         return f"{of}: no sustained rate found in any of them."
     least = "" if all(member.knee_reached for member in members) else "at least "
     between = f"{knees[0]:g} to {_requests(knees[-1])}" if len(knees) > 1 else _requests(knees[0])
-    column, load = together.groups.index(side), f"{metrics.plain(knees[0])} rps"
-    at = {row.metric: row.estimates[column] for row in together.rows if row.load == load}
-    ttft, tok_s = (estimate_text(metric, at.get(metric.key)) for metric in (metrics.TTFT_P95, metrics.OUTPUT))
-    at_load = f"at {load}" if len(knees) > 1 else "there"
-    return f"{of}: sustains {least}{between}; {at_load} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
+    return f"{of}: sustains {least}{between}."
 
 
 def _requests(rate_rps: float) -> str:
@@ -110,19 +98,13 @@ def _found(comparison: Comparison) -> str:
     if comparison.rows and comparison.rows[-1].concurrency is not None:
         row = comparison.rows[-1]
         return f"{metrics.OUTPUT.text(row.of(metrics.OUTPUT).measured)} output tok/s per node, {row.load}"
-    if (measured := comparison.unjudgeable_row) is not None:
-        return f"{comparison.without_knee}; at {measured.load} {_two_metrics(measured)}"
     if best is None:
         return comparison.without_knee
     rate = _requests(best.rate_rps or 0.0)
     sustained = f"sustains {rate}" if comparison.knee_reached else f"sustains at least {rate}, the highest measured"
     limit = f", with a limit of {comparison.ttft_limit_s:g} s" if comparison.ttft_limit_s is not None else ""
-    return f"{sustained}; there {_two_metrics(best)}{limit}"
-
-
-def _two_metrics(row: RateRow) -> str:
-    ttft, tok_s = (metric.text(row.of(metric).measured) for metric in (metrics.TTFT_P95, metrics.OUTPUT))
-    return f"{tok_s} output tok/s per node, TTFT p95 {ttft} s"
+    ttft, tok_s = (metric.text(best.of(metric).measured) for metric in (metrics.TTFT_P95, metrics.OUTPUT))
+    return f"{sustained}; there {tok_s} output tok/s per node, TTFT p95 {ttft} s{limit}"
 
 
 def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
@@ -230,40 +212,3 @@ def _cached(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> s
         return ""
     shares = {names[index]: estimate_text(metrics.CACHED, row.estimates[index], "not reported") for index in judged}
     return "" if len({*shares.values()}) == 1 else f"; from cache {', '.join(f'{n} {s}' for n, s in shares.items())}"
-
-
-def _accepted_text(comparison: Comparison, references: Sequence[Reference]) -> str:
-    """Return `, accept length 3.4 (others: 3.61 with 5 drafts)`; empty for a server without speculation."""
-    point = _telling(comparison)
-    if point is None or point.server is None or point.server.accept_length is None:
-        return ""
-    others = "; ".join(_others(references, f"{_draft_steps(comparison)} drafts"))
-    return f", accept length {point.server.accept_length:.3g}" + (f" (others: {others})" if others else "")
-
-
-def _telling(comparison: Comparison) -> Point | None:
-    """Return the point used for the verdict: the single stream, else the knee; None without one."""
-    points, best = comparison.result.points, comparison.best
-    if comparison.single_stream_tok_s is not None:
-        return next((point for point in points if point.concurrency == 1), None)
-    return next((point for point in points if best is not None and point.offered_rps == best.rate_rps), None)
-
-
-def _others(references: Sequence[Reference], column: str) -> Iterator[str]:
-    """Yield the acceptance lengths of references in `column`; of all columns if a reference lacks it."""
-    for reference in references:
-        if not reference.unit.startswith(_ACCEPTED_UNIT):
-            continue
-        wanted = [column] if column in reference.columns else reference.columns
-        for row in reference.rows:
-            yield from (
-                f"{value:g} with {name}"
-                for name, value in zip(reference.columns, row.values, strict=False)
-                if name in wanted
-            )
-
-
-def _draft_steps(comparison: Comparison) -> str:
-    """Return the number of drafts per step from the plan of the result; empty if the plan has none."""
-    facts = recorded_facts(comparison.result.run.provenance.plan or {})
-    return str(facts.drafts.steps) if facts is not None and facts.drafts is not None else ""

@@ -1,8 +1,7 @@
 """`deploy history`: all runs in this home, from their run directories and benchmark results."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -11,13 +10,11 @@ from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, Point
-from orchestrator.bench.result_files import load_result
+from orchestrator.bench.result_files import recorded_results
 from orchestrator.core.console import format_duration, table, warn
 from orchestrator.core.errors import DeployError
-from orchestrator.core.safe_paths import FileName
 from orchestrator.runs.run_dir import (
     REQUEST_FILE,
-    RESULTS_FILE,
     SMOKE_FILE,
     SOAKED,
     RunDir,
@@ -77,8 +74,8 @@ class RunSummary:
     run_dir: str
 
 
-def history(servers: Servers, name: str | None, measured: Sequence[BenchResult]) -> tuple[RunSummary, ...]:
-    """Return the runs in this home, by name and newest first, with their results in `measured`.
+def history(servers: Servers, name: str | None) -> tuple[RunSummary, ...]:
+    """Return the runs in this home, by name and newest first, with their recorded results.
 
     `name` selects one server. Raises StartError if it has no run.
     """
@@ -93,7 +90,7 @@ def history(servers: Servers, name: str | None, measured: Sequence[BenchResult])
         if not any(run.digest for run in runs):
             raise not_started(servers.home, name, hint="`deploy history` lists all")
     states = dict(_states(servers, name))
-    return tuple(_starts(servers, runs, measured, states))
+    return tuple(_starts(servers, runs, states))
 
 
 def history_table(starts: Iterable[RunSummary], *, width: int | None = None) -> str:
@@ -121,12 +118,10 @@ def _smoke_text(start: RunSummary) -> str:
     return f"{counted} ({', '.join(start.failed)})" if start.failed else counted
 
 
-def _starts(
-    servers: Servers, runs: Iterable[RunDir], measured: Sequence[BenchResult], states: Mapping[str, tuple[str, str]]
-) -> Iterator[RunSummary]:
+def _starts(servers: Servers, runs: Iterable[RunDir], states: Mapping[str, tuple[str, str]]) -> Iterator[RunSummary]:
     for run in runs:
         if run.started is not None and run.digest:
-            start, _ = summarize_run(run, measured)
+            start, _ = summarize_run(run)
             status, running = states.get(_real_path(run.path), ("", ""))
             runtime = run.read("plan.json").get("runtime")
             if not status and not start.ended and runtime in servers.unreachable:
@@ -138,14 +133,10 @@ def _starts(
             yield start
 
 
-def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSummary, tuple[BenchResult, ...]]:
-    """Summarize a run from its run directory, without querying its server; also return its results in `measured`."""
+def summarize_run(run: RunDir) -> tuple[RunSummary, tuple[BenchResult, ...]]:
+    """Summarize a run from its run directory, without querying its server; also return its results."""
     name = run.path.parent.name
-    later = [path.name for path in run.path.parent.glob("*-*") if path.name > run.path.name]
-    # Results after the start of the next run belong to that run.
-    before = RunDir(run.path.parent / FileName(min(later))).started if later else None
-    known = (*measured, *(result for result in _recorded(run) if result not in measured))
-    results = tuple(result for result in known if _is_of(result, name, run, before))
+    results = tuple(recorded_results(run))
     smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PROCESSES_FILE, REQUEST_FILE))
     seconds, saved = parts.get("ready_seconds"), up.get("request")
     request: Mapping[str, object] = saved if isinstance(saved, dict) else {}
@@ -174,14 +165,6 @@ def summarize_run(run: RunDir, measured: Sequence[BenchResult]) -> tuple[RunSumm
         run_dir=str(run.path),
     )
     return start, results
-
-
-def _recorded(run: RunDir) -> Iterator[BenchResult]:
-    """Yield the results whose directories `deploy bench` recorded in the run, except removed ones."""
-    directories = run.read(RESULTS_FILE).get("directories")
-    for directory in directories if isinstance(directories, list) else ():
-        with suppress(DeployError, OSError):
-            yield load_result(Path(str(directory)))
 
 
 def _best_metrics(result: BenchResult) -> BestMetrics:
@@ -243,13 +226,6 @@ def _states(servers: Servers, name: str | None) -> Iterator[tuple[str, tuple[str
 
 def _real_path(path: Path) -> str:
     return str(path.absolute().resolve())
-
-
-def _is_of(result: BenchResult, name: str, run: RunDir, before: datetime | None) -> bool:
-    known, started = result.run.provenance, _parse_time(result.run.started_at)
-    if known.name != name or not (known.plan_digest or "").startswith(run.digest) or started is None:
-        return False
-    return run.started is not None and run.started <= started and (before is None or started < before)
 
 
 def _parse_time(text: object) -> datetime | None:

@@ -26,15 +26,14 @@ _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 class Line:
     """One series of at least one point; `color` is an index, or None for published: gray, dashed, hollow markers.
 
-    Style "dots" draws no line, and "steps" holds each value until the next. `tags` name the points.
+    Style "dots" draws no line. `tags` name the points.
     """
 
     label: str
     points: tuple[tuple[float, float], ...]
     color: int | None
-    style: Literal["line", "dots", "steps"] = "line"
+    style: Literal["line", "dots"] = "line"
     tags: tuple[str, ...] = ()
-    failed: bool = False  # drawn in the color of failures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +59,6 @@ class Chart:
     limits: tuple[Limit, ...] = ()
     log: bool = False  # logarithmic vertical axis; all values must be above 0
     says: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """One horizontal bar; `color` as in `Line`."""
-
-    label: str
-    value: float
-    text: str
-    color: int | None
 
 
 _LEAST: Final = 1e-9  # smallest value on a logarithmic axis; smaller values are drawn at its foot
@@ -133,7 +122,7 @@ def line_chart(chart: Chart) -> Markup:
     parts += _end_labels(chart.lines, upward, edge)
     tagged = [line for line in chart.lines if line.tags]
     parts += [_tags(line, across, upward) for line in tagged if len(tagged) == 1]  # those of several lines overlap
-    parts += [_spots(line, across, upward) for line in chart.lines if line.style != "steps"]
+    parts += [_spots(line, across, upward) for line in chart.lines]
     return _svg(chart.id, chart.title, _describe(chart), parts, HEIGHT)
 
 
@@ -141,24 +130,6 @@ def legend_mark(color: int) -> Markup:
     """Return the marker of a result for the legend, as an `<svg>`."""
     drawn = _marker(_MARKERS[color % len(_MARKERS)], 7, 7)
     return Markup('<svg viewBox="0 0 14 14" aria-hidden="true"><g class="{}">{}</g></svg>').format(_color(color), drawn)
-
-
-def bar_chart(chart_id: str, title: str, bars: tuple[Bar, ...]) -> Markup:
-    """Return horizontal bars as an `<svg>`, each with its label above and its value at the end."""
-    across = _Scale(low=0, high=max(bar.value for bar in bars), start=0, end=WIDTH - 90)
-    parts = []
-    for index, bar in enumerate(bars):
-        top = index * 44
-        parts.append(_text(0, top + 14, bar.label, "label"))
-        width = across.at(bar.value)
-        parts.append(
-            Markup('<rect class="bar mark {}" x="0" y="{}" width="{:.1f}" height="16"/>').format(
-                _color(bar.color), top + 20, width
-            )
-        )
-        parts.append(_text(width + 6, top + 33, bar.text, "label strong"))
-    description = "; ".join(f"{bar.label}: {bar.text}" for bar in bars)
-    return _svg(chart_id, title, description, parts, len(bars) * 44)
 
 
 def _svg(chart_id: str, title: str, description: str, parts: list[Markup], height: int) -> Markup:
@@ -217,14 +188,10 @@ def _shape(line: Line) -> str:
     return _MARKERS[0 if line.color is None else line.color % len(_MARKERS)]
 
 
-def _css(line: Line) -> str:
-    return "failed" if line.failed else _color(line.color)
-
-
 def _series(line: Line, across: _Scale, upward: _Scale) -> Markup:
-    at = _locations(line, across, upward)
-    drawn = Markup("") if line.style == "dots" else Markup('<path class="line" d="{}"/>').format(_path(line, at))
-    return Markup('<g class="series {}">{}</g>').format(_css(line), drawn)
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in _locations(line, across, upward))
+    drawn = Markup("") if line.style == "dots" else Markup('<path class="line" d="{}"/>').format(path)
+    return Markup('<g class="series {}">{}</g>').format(_color(line.color), drawn)
 
 
 def _locations(line: Line, across: _Scale, upward: _Scale) -> list[tuple[float, float]]:
@@ -247,7 +214,7 @@ def _spots(line: Line, across: _Scale, upward: _Scale) -> Markup:
             '<g class="spot" tabindex="0" role="img" aria-label="{}">'
             '<circle class="hit" cx="{:.1f}" cy="{:.1f}" r="10"/>{}{}</g>'
         ).format(text, x, y, _marker(_shape(line), x, y), _text(left, top, tip, "tip"))
-    return Markup('<g class="series {}">{}</g>').format(_css(line), drawn)
+    return Markup('<g class="series {}">{}</g>').format(_color(line.color), drawn)
 
 
 def _exact(value: float) -> str:
@@ -264,13 +231,6 @@ def _tag(x: float, y: float, tag: str, across: _Scale) -> Markup:
     if x > across.end - _TAG:
         return _text(x - 8, y - 4, tag, "tag end")
     return _text(x + 8, y + 4, tag, "tag")
-
-
-def _path(line: Line, spots: list[tuple[float, float]]) -> str:
-    if line.style == "line":
-        return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
-    begin = f"M{spots[0][0]:.1f} {spots[0][1]:.1f}"
-    return begin + "".join(f"H{x:.1f}V{y:.1f}" for x, y in spots[1:])
 
 
 def _marker(shape: str, x: float, y: float) -> Markup:
@@ -293,8 +253,8 @@ def _end_labels(lines: tuple[Line, ...], upward: _Scale, edge: float) -> list[Ma
     parts = []
     for height, (_, line) in zip(heights, ends, strict=True):
         key = _marker(_shape(line), edge + 14, height)
-        parts.append(Markup('<g class="key {}">{}</g>').format(_css(line), key))
-        parts.append(_text(edge + 24, height + 4, _short(line.label), f"label {_css(line)}"))
+        parts.append(Markup('<g class="key {}">{}</g>').format(_color(line.color), key))
+        parts.append(_text(edge + 24, height + 4, _short(line.label), f"label {_color(line.color)}"))
     return parts
 
 

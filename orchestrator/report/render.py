@@ -1,55 +1,35 @@
-"""A report as HTML, Markdown and JSON. Pure: the same report gives the same bytes.
+"""A report as HTML and JSON. Pure: the same report gives the same bytes.
 
 The HTML is self-contained: style and plots are inline, without scripts or external resources.
 """
 
 import json
-import re
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
 from pydantic import TypeAdapter
 
 from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.result import ComparabilityIssue
 from orchestrator.core.text import printable, printable_json
-from orchestrator.report.charts import layout_bar, line_charts, over_time_charts
+from orchestrator.report.charts import line_charts
 from orchestrator.report.compare import UNKNOWN_LAYOUT, Agreement, ComparedMetric, Comparison, RateRow
 from orchestrator.report.configuration import grouped, load
 from orchestrator.report.document import Report
-from orchestrator.report.plot import Chart, bar_chart, legend_mark, line_chart
+from orchestrator.report.plot import legend_mark, line_chart
 from orchestrator.report.side_by_side import change_text, estimate_text, signed
 
-# Markup at any position, then headings, lists and rules, which only exist at the start of a line.
-_MARKUP: Final = re.compile(r"[\\`*\[\]<>&|~]|(?<!\w)_|_(?!\w)|^(?:#{1,6}|[-+=]+)(?=\s|$)|(?<=^\d)[.)](?=\s)")
-_SPANS: Final = re.compile(r"(`[^`]+`)")
-_SPAN: Final = re.compile(r"`[^|\\<>&]+`")  # other spans could end a table cell or contain markup
 _REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 
 
 def render_html(report: Report) -> str:
     """Render a report as one self-contained HTML page."""
-    template = environment(markdown=False).get_template("report.html.j2")
-    charts = _drawn([chart for chart in line_charts(report) if chart.lines or report.published])
-    times = [(timeline, _drawn(over_time_charts(timeline))) for timeline in report.timelines]
-    layouts = tuple(map(layout_bar, report.layouts))
-    bars = bar_chart("layouts", "Best output throughput by layout", layouts) if layouts else ""
-    return printable(template.render(report=report, charts=charts, times=times, bars=bars, **_shown(report)))
-
-
-def _drawn(charts: Iterable[Chart]) -> list[tuple[Chart, Markup | None]]:
-    return [(chart, line_chart(chart) if chart.lines else None) for chart in charts]
-
-
-def render_markdown(report: Report) -> str:
-    """Render a report as Markdown."""
-    template = environment(markdown=True).get_template("report.md.j2")
-    return printable(template.render(report=report, **_shown(report)))
+    template = environment().get_template("report.html.j2")
+    shown = (chart for chart in line_charts(report) if chart.lines or report.published)
+    charts = [(chart, line_chart(chart) if chart.lines else None) for chart in shown]
+    return printable(template.render(report=report, charts=charts, **_shown(report)))
 
 
 def _shown(report: Report) -> dict[str, object]:
@@ -96,8 +76,8 @@ def render_json(report: Report) -> str:
 
 
 @cache
-def environment(*, markdown: bool) -> Environment:
-    """Return the Jinja environment for HTML or Markdown; both escape text."""
+def environment() -> Environment:
+    """Return the Jinja environment of HTML pages, which escapes text."""
     environment = Environment(
         loader=PackageLoader("orchestrator.report"),
         autoescape=select_autoescape(enabled_extensions=("html.j2",)),
@@ -105,7 +85,6 @@ def environment(*, markdown: bool) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=escaped if markdown else None,
     )
     environment.globals |= {
         "OUTPUT": metrics.OUTPUT,
@@ -117,7 +96,6 @@ def environment(*, markdown: bool) -> Environment:
         "sustained": {True: "yes", False: "no", None: "not judged"},
     }
     environment.filters |= {
-        "code": code,
         "count": metrics.count,
         "share": metrics.share,
         "plain": metrics.plain,
@@ -126,7 +104,6 @@ def environment(*, markdown: bool) -> Environment:
         "pairs": lambda found: [(item.key, item.values) for item in found],
         "of_sides": lambda facts, sides: [(fact.name, [fact.values[at] for _, _, at in sides]) for fact in facts],
         "load": load,
-        "cost": cost,
         "agreement_class": agreement_class,
         "signed": signed,
         "remarks": remarks,
@@ -189,17 +166,7 @@ def remarks(comparison: Comparison) -> list[str]:
         found += [f"{row.load}: {metric.note}" for metric in row.metrics.values() if metric.note]
         verdict = "was not sustained" if row.sustained is False else "was not judged"
         found += [f"{row.load} {verdict}: {reason}" for reason in row.not_sustained_because]
-        found += [f"{row.load}: {row.capped}"] if row.capped else []
     return found
-
-
-def cost(value: float | None, unit: str) -> str:
-    """Format a value of the table of costs: USD, another currency, or a ratio without a unit."""
-    if value is None:
-        return metrics.NOT_MEASURED
-    if not unit:
-        return f"{value:.3g}"
-    return metrics.usd(value) if unit.startswith("USD") else f"{value:.2f}"
 
 
 def agreement_class(agreement: Agreement) -> str:
@@ -211,27 +178,3 @@ def agreement_class(agreement: Agreement) -> str:
 def pretty(data: object) -> str:
     """Format a document of the provenance as indented JSON."""
     return printable_json(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, default=str))
-
-
-def escaped(value: object) -> object:
-    """Escape untrusted text for Markdown: one line without markup, HTML, links or table cells.
-
-    Text between backticks stays a code span, which has no markup. Other values are returned unchanged.
-    """
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    pieces = _SPANS.split(" ".join(value.split()))
-    escaped_pieces = (piece if _SPAN.fullmatch(piece) else _MARKUP.sub(_escape, piece) for piece in pieces)
-    return Markup("".join(escaped_pieces))  # noqa: S704 - escaped above
-
-
-def code(text: str) -> Markup:
-    """Return text as a Markdown code span, with a longer fence than any run of backticks in the text."""
-    line = " ".join(text.split())
-    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
-    space = " " if "`" in line else ""
-    return Markup(f"{fence}{space}{line}{space}{fence}")  # noqa: S704 - a code span has no markup
-
-
-def _escape(found: re.Match[str]) -> str:
-    return {"<": "&lt;", ">": "&gt;", "&": "&amp;"}.get(found[0], f"\\{found[0]}")

@@ -62,7 +62,7 @@ def _knee(comparison: Comparison) -> str:
         )
     if comparison.knee_rps is None:
         return ""
-    return f"knee: {comparison.without_knee if comparison.unjudgeable_row else metrics.knee_text(comparison.result)}"
+    return f"knee: {metrics.knee_text(comparison.result)}"
 
 
 def _metrics(report: Report) -> Iterator[str]:

@@ -12,15 +12,14 @@ from orchestrator.bench.published import (
     load_published,
     price_book,
 )
-from orchestrator.bench.result import RESULT_FILE, BenchResult, IssueKind, Point
-from orchestrator.bench.result_files import RequestTimes, load_requests, load_result, requests_file
+from orchestrator.bench.result import RESULT_FILE, BenchResult, IssueKind
+from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import atomic_write_all
 from orchestrator.evals.eval_result import BASELINE_DIR, EvalResult, load_eval_result
 from orchestrator.report.compare import mismatch_reasons
 from orchestrator.report.document import Details, Report, build_report
-from orchestrator.report.render import render_html, render_json, render_markdown
-from orchestrator.report.timeline import point_to_draw
+from orchestrator.report.render import render_html, render_json
 
 
 def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, ...]:
@@ -81,7 +80,6 @@ def make_report(
     return build_report(
         measured,
         published=known,
-        everything=load_all_published(),
         prices=price_book(prices),
         details=replace(details or Details(), directories=directories),
     )
@@ -110,25 +108,6 @@ def _directories(results: Sequence[Path]) -> tuple[str, ...]:
     return tuple(folder.name if folder == above else str(folder.relative_to(above)) for folder in folders)
 
 
-def find_requests(results: Sequence[Path], rate_rps: float | None) -> dict[int, tuple[Point, tuple[RequestTimes, ...]]]:
-    """Return the point to draw and its requests by result index, for results whose directory has a requests file.
-
-    The point is the one at `rate_rps` (requests/s), by default at the knee. Raises UsageError if no result has this
-    rate.
-    """
-    measured = [load_result(path) for path in results]
-    points = [point_to_draw(result, rate_rps) for result in measured]
-    if rate_rps is not None and not any(points):
-        rates = sorted({point.offered_rps for result in measured for point in result.points if point.offered_rps})
-        known = ", ".join(f"{rate:g}" for rate in rates)
-        raise UsageError(f"no result has a rate of {rate_rps:g} rps", hint=f"--timeline-rate one of {known}")
-    found = {}
-    for index, (path, point) in enumerate(zip(results, points, strict=True)):
-        if point is not None and (file := path.parent / requests_file(point)).exists():
-            found[index] = (point, load_requests(file))
-    return found
-
-
 def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:
     known = entries_of_kind(load_all_published(), Published)
     return next((item for item in known if any(not [*mismatch_reasons(result, item)] for result in measured)), None)
@@ -142,10 +121,9 @@ def _of_suites(evals: Sequence[tuple[EvalResult | None, EvalResult]]) -> Publish
 
 
 def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
-    """Write report.html, report.md and report.json atomically, and return their paths in this order."""
+    """Write report.html and report.json atomically, and return their paths in this order."""
     texts = {
         directory / "report.html": render_html(report),
-        directory / "report.md": render_markdown(report),
         directory / "report.json": render_json(report),
     }
     atomic_write_all((path, text, 0o644) for path, text in texts.items())

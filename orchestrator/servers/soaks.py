@@ -1,12 +1,9 @@
 """What a run keeps of its soaks, and the load of the next one."""
 
-from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 
-from orchestrator.bench.result_files import load_result
-from orchestrator.core.errors import DeployError
-from orchestrator.runs.run_dir import FIRST_SAMPLE, RESULTS_FILE, SMOKE_FILE, SOAKED, STARTUP, RunDir
+from orchestrator.bench.result_files import recorded_results
+from orchestrator.runs.run_dir import FIRST_SAMPLE, SMOKE_FILE, SOAKED, STARTUP, RunDir
 from orchestrator.verify.report import SmokeReport, Verdict
 
 
@@ -30,11 +27,8 @@ def save_report(run: RunDir, report: SmokeReport, *, of_start: bool = False) -> 
 
 def knee_requests(run: RunDir) -> float | None:
     """Return the requests in flight at the knee of the run's last benchmark that found one (Little's law)."""
-    directories = run.read(RESULTS_FILE).get("directories")
-    for directory in reversed(directories if isinstance(directories, list) else []):
-        with suppress(DeployError, OSError):
-            result = load_result(Path(str(directory)))
-            for point in result.points:
-                if result.knee_rps is not None and point.offered_rps == result.knee_rps and point.latency is not None:
-                    return result.knee_rps * point.latency.e2e_from_send_s.mean
+    for result in reversed([*recorded_results(run)]):
+        for point in result.points:
+            if result.knee_rps is not None and point.offered_rps == result.knee_rps and point.latency is not None:
+                return result.knee_rps * point.latency.e2e_from_send_s.mean
     return None

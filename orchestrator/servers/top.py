@@ -147,7 +147,7 @@ class Counters:
 
 def activity(first: Counters, last: Counters) -> Activity:
     """Return the activity of a server between two samples of its metrics."""
-    counted, now, passed = server_counts(first.metrics, last.metrics, ()), last.metrics, last.at - first.at
+    counted, now, passed = server_counts(first.metrics, last.metrics), last.metrics, last.at - first.at
 
     def rate(count: float | None) -> float | None:
         return count / passed if count is not None and passed > 0 else None

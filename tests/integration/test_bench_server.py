@@ -144,10 +144,6 @@ def test_client_metrics_match_server_metrics(server: CpuServer, tmp_path: Path, 
     assert cache.usage_share is not None
     assert counted.cached_tokens == round(cache.usage_share * point.input_tokens)
     assert cache.usage_share == cache.metrics_share
-    assert cache.usage_share_per_request is not None
-    assert cache.usage_share_per_request.p50 == WORKLOAD.cache_hit_rate
-    # of 491 ids two own parts begin with the same one now and then: a token more from cache
-    assert cache.usage_share_per_request.max == pytest.approx(WORKLOAD.cache_hit_rate, abs=0.005)
     assert counted.ttft_mean_s is not None
     assert counted.e2e_mean_s is not None
     assert latency.ttft_from_send_s.mean > counted.ttft_mean_s  # the client sees the server's time and the way there

@@ -174,7 +174,6 @@ def test_logprobs_detect_perturbed_models_only(server: CpuServer, cpu_engine: Cp
         other.wait_until_ready()
         turned, its_own = run_probe(probed(other), reference, PROBE, reference_name="another rope")
         print(turned.to_table())
-        assert turned.faults == ()
         longest = next(row for row in turned.rows if (row.what, row.length) == ("the reference", 2048))
         assert [band.mean for band in longest.bands] == sorted(band.mean for band in longest.bands)
         assert {row.what for row in turned.rows if row.above_limit} == {"the reference"}

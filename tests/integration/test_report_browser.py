@@ -13,8 +13,7 @@ from measured_samples import b200, marked, save, single_stream, tp4dp2, tp8
 from waits import TIMEOUT
 
 from orchestrator.bench.result import BenchResult, FailureCount, IssueKind
-from orchestrator.report.document import Details
-from orchestrator.report.write import find_requests, find_results, make_report, write_report
+from orchestrator.report.write import find_results, make_report, write_report
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -111,26 +110,14 @@ def test_report_with_long_names_fits(chromium: str, tmp_path: Path) -> None:
         plan = {"flags": [{"name": "a-setting-of-quite-some-length", "values": [f"/a/long/path/{place}" * 6]}]}
         location = replace(result.run.provenance, plan=plan, plan_digest=str(place))
         own = replace(result, run=replace(result.run, provenance=location), points=points)
-        folder = save(own, tmp_path / f"a-directory-with-a-rather-long-name-{place}").parent
-        lines = [
-            {
-                "scheduled_s": at / 4,
-                "started_s": at / 4,
-                "ended_s": at / 4 + 9,
-                "chunk_s": [at / 4 + 1],
-                "failure": None,
-            }
-            for at in range(40)
-        ]
-        (folder / "requests-2.4.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        save(own, tmp_path / f"a-directory-with-a-rather-long-name-{place}")
     results = find_results([tmp_path])
-    details = Details(requests=find_requests(results, None))
-    made = make_report(results, published="none", prices=(), details=details)
+    made = make_report(results, published="none", prices=())
     for frame in measured(chromium, write_report(made, tmp_path)[0]):
         assert frame["needed"] == frame["width"], "the page is wider than the window"
         plots = frame["plots"]
         assert isinstance(plots, list)
-        assert {"frontier", "waits-0", "queue-0", "waits-1", "queue-1"} <= {plot["id"] for plot in plots}
+        assert {"frontier", "ttft-p95", "throughput"} <= {plot["id"] for plot in plots}
         assert [plot["stray"] + plot["cut"] for plot in plots] == [0] * len(plots)
 
 

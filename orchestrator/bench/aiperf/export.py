@@ -155,7 +155,6 @@ def _throughput(export: AiperfExport, gpus: int | None) -> Throughput | None:
         output_tok_per_s=output.avg,
         total_tok_per_s=total.avg,
         output_tok_per_s_per_gpu=output.avg / gpus if gpus else None,
-        total_tok_per_s_per_gpu=total.avg / gpus if gpus else None,
     )
 
 

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from orchestrator.bench.cost import CostEstimate
-from orchestrator.bench.published import split_currency
 from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
 from orchestrator.cli.options import PriceOption, ProfileArgument, SetOption
 from orchestrator.core.console import Progress, info, note, print_data
@@ -51,10 +50,9 @@ def command(
     if dry_run:
         info(quote(tuning.job.argv))
         print_data(write_untuned(tuning.job.keys))
-        currency, prices = split_currency(price or ())
-        cost = CostEstimate.for_gpus(plan.hardware.name, plan.hardware.gpus, prices, currency)
+        cost = CostEstimate.for_gpus(plan.hardware.name, plan.hardware.gpus, price or ())
         limit = f"{len(tuning.job.keys)} keys, at most {hours:g} hours; no duration is published"
-        note(f"{limit}; up to {cost.format_cost(hours * 3600)} {currency}, {cost.terms}")
+        note(f"{limit}; up to {cost.format_cost(hours * 3600)} USD, {cost.terms}")
         return
     with Progress() as progress:
         tuned = run_tuning(

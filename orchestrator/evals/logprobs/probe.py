@@ -15,9 +15,9 @@ from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, Timeouts
 from orchestrator.engine.logprobs import ScoredPrompt, TokenLogprobs, read_numerics, read_scored
 from orchestrator.engine.requests import scoring_body, tokenize_body
-from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, token_ids
+from orchestrator.engine.responses import UnexpectedResponseError, token_ids
 from orchestrator.evals.logprobs.divergence import diverge
-from orchestrator.evals.logprobs.report import LogprobFault, LogprobRow
+from orchestrator.evals.logprobs.report import LogprobRow
 from orchestrator.verify.target import Target
 
 LENGTHS: Final = (64, 512, 2048, 8192)  # tokens; a response for the longest has 1.3 MB, and at most 2 MiB are read
@@ -72,7 +72,6 @@ class RankScores:
     label: str
     single: tuple[ScoredPrompt, ...]
     rows: tuple[LogprobRow, ...]
-    faults: tuple[LogprobFault, ...]
     comparisons: tuple[LogprobRow, ...] = ()  # with the reference, or with the first rank
 
 
@@ -83,14 +82,8 @@ def probe_rank(
     prober = _RankProber(client=client, rank=rank, label=label, progress=progress)
     single = tuple(prober.score((text,), what=f"{len(text)} tokens")[0] for text in texts)
     variants = [prober.repeated, prober.batched, *([prober.cached] if target.prefix_cache else [])]
-    rows: list[LogprobRow] = []
-    faults: list[LogprobFault] = []
-    for variant in variants:
-        try:
-            rows += variant(texts, single)
-        except (NoResponseError, UnexpectedResponseError) as error:
-            faults.append(LogprobFault(rank_label=label, message=str(error)))
-    return RankScores(label=label, single=single, rows=tuple(rows), faults=tuple(faults))
+    rows = tuple(row for variant in variants for row in variant(texts, single))
+    return RankScores(label=label, single=single, rows=rows)
 
 
 def compare_ranks(

@@ -10,8 +10,8 @@ from typing import Final
 
 from orchestrator.bench.result_files import read_result_text
 from orchestrator.core.catalog import Catalog, EntryKind
-from orchestrator.core.console import Progress, warn
-from orchestrator.core.errors import BenchError, HostError, SmokeError
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BenchError, SmokeError
 from orchestrator.core.files import atomic_write, read_file
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.engine.client import EngineClient
@@ -27,7 +27,7 @@ from orchestrator.evals.logprobs.reference import (
     reference_from_json,
     reference_to_json,
 )
-from orchestrator.evals.logprobs.report import LogprobFault, LogprobReport, LogprobRow
+from orchestrator.evals.logprobs.report import LogprobReport, LogprobRow
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.verify.target import Target
@@ -81,9 +81,7 @@ def save_reference(reference: LogprobReference, file: Path) -> None:
 def measure_reference(side: ProbeSide, options: ProbeOptions) -> LogprobReference:
     """Return the scores of the first rank of another server as a reference. Raises SmokeError if a request fails."""
     first = replace(side, engines=side.engines[:1])
-    report, reference = run_probe(first, None, replace(options, tolerance=None), reference_name=None, ranks=1)
-    report.require()
-    return reference
+    return run_probe(first, None, replace(options, tolerance=None), reference_name=None, ranks=1)[1]
 
 
 def run_probe(
@@ -96,8 +94,8 @@ def run_probe(
 ) -> tuple[LogprobReport, LogprobReference]:
     """Score the texts on every rank of every engine; return the report, and the scores of the first rank.
 
-    `ranks` is the number of ranks per engine (default: all). Raises SmokeError if
-    the first rank fails, BenchError if the reference does not match the server.
+    `ranks` is the number of ranks per engine (default: all). Raises SmokeError if a request fails, BenchError if the
+    reference does not match the server.
     """
     progress = Progress()
     try:
@@ -108,7 +106,7 @@ def run_probe(
         raise SmokeError(f"`{side.name}` returns no log-probabilities: {error}", location=url) from error
     finally:
         progress.done()
-    return comparison.report(results, reference_name=reference_name), comparison.to_reference(results)
+    return comparison.report(results, reference_name=reference_name), comparison.to_reference(results[0])
 
 
 class _Comparison:
@@ -125,8 +123,8 @@ class _Comparison:
                 _require_same_checkpoint(self._identity, reference)
             self._texts = self._cut(client, target)
 
-    def run(self, ranks: int | None) -> Iterator[RankScores | LogprobFault]:
-        """Yield the scores of each rank, or a fault if it fails; a failure of the first rank is raised."""
+    def run(self, ranks: int | None) -> Iterator[RankScores]:
+        """Yield the scores of each rank."""
         ignore_sigpipe()
         first: RankScores | None = None
         for engine, target in self._side.engines:
@@ -138,19 +136,15 @@ class _Comparison:
                             client, target, self._texts, rank=rank, label=label, progress=self._progress
                         )
                     except (NoResponseError, UnexpectedResponseError) as error:
-                        if first is None:
-                            raise
-                        yield LogprobFault(rank_label=label, message=str(error))
-                        continue
+                        raise UnexpectedResponseError(f"{label}: {error}" if label else str(error)) from error
                     # Only the scores of the first rank are needed later: 8 MiB per rank.
                     yield replace(
                         scores, single=() if first else scores.single, comparisons=self._compare(scores, first)
                     )
                     first = first or scores
 
-    def report(self, results: tuple[RankScores | LogprobFault, ...], *, reference_name: str | None) -> LogprobReport:
+    def report(self, ranks: tuple[RankScores, ...], *, reference_name: str | None) -> LogprobReport:
         """Return the report; `--tolerance` limits the comparison with the reference, noise limits the other rows."""
-        ranks = [result for result in results if isinstance(result, RankScores)]
         noise = _measure_noise(row for rank in ranks for row in rank.rows)
         requested, numerics = self._options.tolerance, self._identity.numerics
         limit, basis = _mean_limit(self._reference, numerics, noise=noise, requested=requested)
@@ -159,7 +153,6 @@ class _Comparison:
         for rank in ranks:
             rows += (row.with_limit(limit) for row in rank.comparisons)
             rows += (row.with_limit(inner) for row in rank.rows)
-        faults = [result for result in results if isinstance(result, LogprobFault)]
         before = self._reference.numerics if self._reference else numerics
         return LogprobReport(
             url=self._side.engines[0][1].url,
@@ -168,12 +161,10 @@ class _Comparison:
             differences=_numeric_differences(before, numerics),
             basis=basis,
             rows=tuple(rows),
-            faults=(*faults, *(fault for rank in ranks for fault in rank.faults)),
         )
 
-    def to_reference(self, results: tuple[RankScores | LogprobFault, ...]) -> LogprobReference:
+    def to_reference(self, first: RankScores) -> LogprobReference:
         """Return the scores of the first rank as a reference."""
-        first = next(result for result in results if isinstance(result, RankScores))
         text_scores = (
             TextScores(ids=ids, actual=scored.prompt.actual, top=scored.prompt.top)
             for ids, scored in zip(self._texts, first.single, strict=True)
@@ -215,13 +206,9 @@ class _Comparison:
 
 
 def save_report(side: ProbeSide, report: LogprobReport) -> None:
-    """Save the report in the run directory of a server; only warn if that fails, so that the report is printed."""
-    if side.run is None:
-        return
-    try:
+    """Save the report in the run directory of a server, if it has one. Raises HostError if that fails."""
+    if side.run is not None:
         side.run.save(REPORT_FILE, report.to_dict())
-    except HostError as error:
-        warn(f"cannot save the report: {error.message}", hint=error.hint)
 
 
 def checkpoint_source(plan: Plan) -> str:

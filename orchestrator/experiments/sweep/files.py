@@ -22,7 +22,6 @@ from orchestrator.experiments.sweep.report import (
     measured_points,
     render_sweep_html,
     render_sweep_json,
-    render_sweep_markdown,
 )
 from orchestrator.experiments.sweep.run import Sweep
 from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
@@ -71,12 +70,11 @@ def write_winners(sweep: Sweep, search: Search) -> tuple[Winner, ...]:
 
 
 def write_sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...] = (), *, ended: str = "") -> Path:
-    """Write sweep.html, sweep.md and sweep.json atomically, and return the path of sweep.html."""
+    """Write sweep.html and sweep.json atomically, and return the path of sweep.html."""
     report = sweep_report(sweep, search, winners, ended)
     folder = sweep.request.output
     texts = {
         folder / REPORT: render_sweep_html(report),
-        folder / "sweep.md": render_sweep_markdown(report),
         folder / "sweep.json": render_sweep_json(report),
     }
     atomic_write_all((path, text, 0o644) for path, text in texts.items())
@@ -149,12 +147,6 @@ def _notes(
         yield "Other trials were measured once."
     if sweep.baseline_point is None:
         yield "The space lacks the profile's own values: there is no comparison with them."
-    if sweep.goal.at_rps is None and (
-        open_ended := [
-            n for n, result in results.items() if result and result.knee_rps is not None and not result.knee_reached
-        ]
-    ):
-        yield f"In {len(open_ended)} trials the knee is at or above the highest rate: raise `--request-rate`."
     for winner in winners:
         yield f"{evidence(sweep, winner.trial, search)}."
         yield f"Answers before the load: {winner.trial.answers or 'not checked'}; smoke test after it: passed."

@@ -1,16 +1,14 @@
 """`deploy sweep --dry-run`: the search space, the points that cannot fit, and the estimated cost."""
 
-import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from orchestrator.bench.workload import workload_name
 from orchestrator.core.console import format_duration, table
-from orchestrator.experiments.sweep.objective import Objective
 from orchestrator.experiments.sweep.run import TRIALS, Sweep
-from orchestrator.experiments.sweep.space import SearchSpace
 
 _MAX_POINTS: Final = 500  # that a dry run plans
 
@@ -40,10 +38,9 @@ class SweepPreview:
 
 
 def preview_sweep(sweep: Sweep) -> SweepPreview:
-    """Plan all points, or a random sample of a large space, and estimate the trials."""
+    """Plan all points, or the first ones of a large space, and estimate the trials."""
     size, hour = sweep.space.size, sweep.usd_per_hour
-    points = sweep.space.points() if size <= _MAX_POINTS else _random_points(sweep.space, sweep.request.seed)
-    reasons = Counter(sweep.infeasible_reason(dict(point)) for point in points)
+    reasons = Counter(sweep.infeasible_reason(dict(point)) for point in islice(sweep.space.points(), _MAX_POINTS))
     count, fitting = reasons.total(), reasons.pop("", 0)
     trials = affordable(sweep, fitting if size <= _MAX_POINTS else size)
     seconds = _seconds(sweep, trials)
@@ -74,13 +71,8 @@ def preview_text(sweep: Sweep, preview: SweepPreview) -> str:
     lines += [table(("setting", "values", f"`{preview.profile}`"), rows), ""]
     lines += [f"`{name}` changes with these values" for name in sweep.space.coupled]
     lines.append(f"objective: {preview.objective}, under `{preview.workload}`")
-    if rate := _sustained_alike(sweep):
-        lines.append(
-            f"  all values that sustain {rate:g} requests/s deliver the same tok/s: "
-            "choose a rate that not all sustain, or the objective `knee` or `pareto`"
-        )
     size, count, looked_at = preview.points, preview.trials, preview.looked_at
-    of = f"{size} points" if looked_at == size else f"{looked_at} of {size} points, at random"
+    of = f"{size} points" if looked_at == size else f"the first {looked_at} of {size} points"
     lines.append(f"space: {of}: {preview.fitting} can be planned, {looked_at - preview.fitting} do not fit")
     lines += [f"  {many} do not fit: {reason}" for reason, many in preview.cannot_fit.items()]
     if not preview.baseline_in_space:
@@ -105,14 +97,6 @@ def affordable(sweep: Sweep, points: int) -> int:
     return min(points, max(1, min(limits if len(limits) > 1 else [*limits, TRIALS])))
 
 
-def _sustained_alike(sweep: Sweep) -> float | None:
-    """Return the only rate of an open load, if it and not the server may decide the objective."""
-    goal, load = sweep.goal, sweep.workload
-    if goal.closed or goal.objective not in {Objective.TOK_S, Objective.USD}:
-        return None
-    return goal.at_rps or (load.request_rates[0] if len(load.request_rates) == 1 and not load.ramp else None)
-
-
 def _repeats(sweep: Sweep) -> int:
     return sweep.repeats if len(sweep.goal.names) == 1 else 0
 
@@ -122,9 +106,3 @@ def _seconds(sweep: Sweep, count: int) -> float:
     budget, hour, needed = sweep.request.budget, sweep.usd_per_hour, (count + _repeats(sweep)) * sweep.trial_seconds
     limits = [item for item in (budget.hours, budget.usd / hour if budget.usd and hour else None) if item]
     return max(count * sweep.trial_seconds, min([needed, *(limit * 3600 for limit in limits)]))
-
-
-def _random_points(space: SearchSpace, seed: int) -> Iterator[dict[str, int]]:
-    generator = random.Random(seed)  # noqa: S311 - not for security
-    for _ in range(_MAX_POINTS):
-        yield {parameter.key: generator.randrange(len(parameter.values)) for parameter in space.parameters}

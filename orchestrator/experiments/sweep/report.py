@@ -2,17 +2,16 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult
+from orchestrator.core.console import table
 from orchestrator.core.text import printable, printable_json
 from orchestrator.experiments.sweep.search import SweepTrial
-from orchestrator.report.plot import Bar, Chart, Line, bar_chart, line_chart
+from orchestrator.report.plot import Chart, Line, line_chart
 from orchestrator.report.render import environment
 
 _OWN, _BEST, _ALL, _FRONT = "baseline", "best", "all", "front"
-_MIN_SHARE: Final = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,25 +89,30 @@ def pareto_chart(report: SweepReport) -> Chart:
 def render_sweep_html(report: SweepReport) -> str:
     """Render a sweep report as one self-contained HTML page."""
     chart = pareto_chart(report)
-    bars = tuple(
-        Bar(label=key, value=share, text=metrics.share(share), color=0)
-        for key, share in report.importances.items()
-        if share >= _MIN_SHARE
-    )
     drawing = line_chart(chart) if chart.lines else None
-    weighed = bar_chart("weights", "Setting importance", bars) if bars else None
-    template = environment(markdown=False).get_template("sweep.html.j2")
+    template = environment().get_template("sweep.html.j2")
     telling = [row for row in report.rows if row.trial.reason]
-    return printable(template.render(report=report, chart=chart, drawing=drawing, bars=weighed, telling=telling))
+    return printable(template.render(report=report, chart=chart, drawing=drawing, telling=telling))
 
 
-def render_sweep_markdown(report: SweepReport) -> str:
-    """Render a sweep report as Markdown."""
-    telling = [row for row in report.rows if row.trial.reason]
-    template = environment(markdown=True).get_template("sweep.md.j2")
-    front, best = pareto_front(report.points), {row.trial.number for row in report.rows if row.best}
-    points = sorted({*front, *(point for point in report.points if point[0] in best)}, key=lambda item: item[1:])
-    return printable(template.render(report=report, points=points, front=front, best=best, telling=telling))
+def sweep_text(report: SweepReport) -> str:
+    """Return a sweep report as plain text for a terminal."""
+    rows = [
+        (
+            f"{row.trial.number}{', baseline' if row.trial.is_baseline else ''}{', best' if row.best else ''}",
+            *row.settings,
+            row.value or metrics.NOT_MEASURED,
+            "; ".join((row.trial.outcome, *row.comparability_issues)),
+            metrics.count(row.trial.seconds),
+        )
+        for row in report.rows
+    ]
+    trials = table(("trial", *report.parameters, report.values, "outcome", "seconds"), rows)
+    reasons = [
+        f"trial {row.trial.number} {row.trial.outcome}: {row.trial.reason}" for row in report.rows if row.trial.reason
+    ]
+    weights = [f"importance of `{key}`: {metrics.share(share)}" for key, share in report.importances.items()]
+    return printable("\n".join([*report.headline, "", trials, "", *reasons, *weights, *report.notes]))
 
 
 def render_sweep_json(report: SweepReport) -> str:

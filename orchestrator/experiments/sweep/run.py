@@ -4,7 +4,6 @@ Each trial is an `up`, a `bench` and a `down`. A journal records all trials, so 
 """
 
 import hashlib
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,10 +68,8 @@ class SweepRequest:
     request_rates: tuple[float, ...] | None = None
     repeats: int | None = None
     usd_per_gpu_hour: float | None = None
-    seed: int = 1
     host: str | None = None
     allow_untuned: bool = False
-    timeout: float | None = None
     resume: bool = False
     name: str | None = None  # name of the new profile
     command: str = ""  # that resumes the sweep
@@ -244,11 +241,6 @@ def _ladder(workload: Workload, rates: tuple[float, ...] | None, at_rps: float |
 def _require_sensible(sweep: Sweep) -> None:
     """Raise UsageError if no trial could provide the objective or the budget."""
     goal, request = sweep.goal, sweep.request
-    for option, value in (("--max-hours", request.budget.hours), ("--max-cost", request.budget.usd)):
-        if value is not None and not math.isfinite(value):
-            raise UsageError(
-                f"invalid budget `{option} {value}`", hint="omit it for no limit; then only `--max-trials` applies"
-            )
     if goal.objective is Objective.USD and request.usd_per_gpu_hour is None:
         raise UsageError("`usd-per-million` needs a price", hint="`--price USD`, per GPU-hour")
     if goal.objective in {Objective.USD, Objective.PER_WATT} and not sweep.plan.gpus:
@@ -267,7 +259,7 @@ def _require_sensible(sweep: Sweep) -> None:
     if f"flags.{Meaning.CONTEXT}" not in sweep.values:
         name = workload_name(sweep.workload_named)
         require_context(name, sweep.workload, sweep.base.capacity.context, sweep.plan.profile)
-    reasons, _ = unjudgeable_rates(sweep.workload)
+    reasons = unjudgeable_rates(sweep.workload)
     if goal.at_rps is None and sweep.workload.load == "open" and reasons:
         at = "" if goal.objective is Objective.KNEE else f"; `{goal.objective}` is measured at the knee"
         hint = "either more `requests` or a longer `duration_s` in the workload, or a fixed rate with `--at-rate`"
@@ -328,7 +320,7 @@ def open_search(sweep: Sweep) -> Iterator[Search]:
         raise HostError(message, location=str(folder), hint="wait for it, or use another `--output`") from error
     with lock:
         _repair(journal)
-        yield Search(journal, sweep.space, sweep.goal, seed=request.seed, begun=sweep.begun())
+        yield Search(journal, sweep.space, sweep.goal, begun=sweep.begun())
 
 
 def _repair(journal: Path) -> None:

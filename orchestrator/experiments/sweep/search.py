@@ -4,7 +4,6 @@ No point is tried twice. Points that were refused or did not start are reported 
 them.
 """
 
-import random
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -33,8 +32,7 @@ _IDENTITY: Final = "begun"  # study attribute: the data that identifies the swee
 _CONFIRMED: Final = "confirmed"  # study attribute: the repeated runs
 _RANDOM_TRIALS: Final = 4  # random trials before the sampler uses results, and before any trial is pruned
 _MIN_WEIGHED: Final = 2 * _RANDOM_TRIALS  # measured trials; in fewer, noise decides the importance of a setting
-_MAX_SUGGESTIONS: Final = 20  # repeated suggestions of known points before an untried one is drawn
-_MAX_LISTED: Final = 10_000  # size of the largest space whose untried points are listed
+_MAX_SUGGESTIONS: Final = 20  # repeated suggestions of known points before the first untried one is taken
 
 
 class TrialOutcome(StrEnum):
@@ -108,7 +106,7 @@ class Search:
     """An Optuna study with all of its state in a journal file, so that it can be resumed."""
 
     def __init__(
-        self, journal: Path, space: SearchSpace, goal: Goal, *, seed: int, begun: Mapping[str, object]
+        self, journal: Path, space: SearchSpace, goal: Goal, *, begun: Mapping[str, object], seed: int = 1
     ) -> None:
         """Open or create the journal; `begun` identifies the sweep.
 
@@ -125,7 +123,6 @@ class Search:
         self._require_readable(journal)
         self._study.set_user_attr(_IDENTITY, identity)
         self._distributions = {parameter.key: self._distribution(parameter) for parameter in space.parameters}
-        self._random = random.Random(seed + len(self._study.trials))  # noqa: S311 - not for security
         self._end_unfinished()
 
     def _open(self, journal: Path) -> "Study":
@@ -191,23 +188,12 @@ class Search:
                 if trial.params not in done:
                     return Suggestion(point=dict(trial.params), is_baseline=trial.params == own, trial=trial)
                 self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-            if (untried := self._untried(done)) is None:
+            untried = next((point for point in self._space.points() if point not in done), None)
+            if untried is None:
                 return None
             self._study.enqueue_trial(dict(untried))
             trial = self._study.ask(self._distributions)
             return Suggestion(point=dict(trial.params), is_baseline=False, trial=trial)
-
-    def _untried(self, done: list[Point]) -> Point | None:
-        """Return a random untried point; None if there is none, or none is found in a large space."""
-        if self._space.size <= _MAX_LISTED:
-            untried = [point for point in self._space.points() if point not in done]
-            return self._random.choice(untried) if untried else None
-        parameters = self._space.parameters
-        drawn = (
-            {parameter.key: self._random.randrange(len(parameter.values)) for parameter in parameters}
-            for _ in range(_MAX_LISTED)
-        )
-        return next((point for point in drawn if point not in done), None)
 
     def record_trial(self, suggestion: Suggestion, ended: SweepTrial) -> None:
         """Record the outcome of a trial."""

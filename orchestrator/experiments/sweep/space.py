@@ -20,35 +20,25 @@ _MAX_VALUES: Final = 1000  # of a range
 
 
 class NumberRange(StrictModel):
-    """A range of numbers with a constant difference (`step`) or ratio (`times`)."""
+    """A range of numbers with a constant difference."""
 
     from_: int | float = Field(alias="from", description="the first value")
     to: int | float = Field(description="the maximum")
-    step: int | float | None = Field(default=None, gt=0, description="difference of two values")
-    times: int | float | None = Field(default=None, gt=1, description="ratio of two values")
+    step: int | float = Field(gt=0, description="difference of two values")
 
     @model_validator(mode="after")
     def _is_finite(self) -> "NumberRange":
-        if (self.step is None) == (self.times is None):
-            raise ValueError("expected `step` or `times`")
-        if self.to <= self.from_ or (self.times is not None and self.from_ <= 0):
-            raise ValueError("expected `from` below `to`, and above 0 with `times`")
-        if self._count() > _MAX_VALUES:
+        if self.to <= self.from_:
+            raise ValueError("expected `from` below `to`")
+        if (self.to - self.from_) / self.step >= _MAX_VALUES:
             raise ValueError(f"more than {_MAX_VALUES} values")
         return self
 
-    def _count(self) -> int:
-        if self.times is not None:
-            steps = math.log(self.to / self.from_) / math.log(self.times)
-        else:
-            steps = (self.to - self.from_) / (self.step or 1)
-        return math.floor(min(steps, _MAX_VALUES) + 1e-9) + 1
-
     def values(self) -> Iterator[int | float]:
         """Yield all values of the range."""
-        whole = all(isinstance(item, int) for item in (self.from_, self.step or 1, self.times or 1))
-        for index in range(self._count()):
-            value = self.from_ * self.times**index if self.times else self.from_ + index * (self.step or 1)
+        whole = isinstance(self.from_, int) and isinstance(self.step, int)
+        for index in range(math.floor((self.to - self.from_) / self.step + 1e-9) + 1):
+            value = self.from_ + index * self.step
             yield int(value) if whole else round(float(value), 10)
 
 
@@ -102,7 +92,7 @@ class SpaceFile(StrictModel):
     layouts: tuple[LayoutChoice, ...] = Field(default=(), description="layouts to choose from")
     flags: dict[Text, Values] = Field(
         default={},
-        description="sglang's options, each a list of values or a range: {from, to, step} or {from, to, times}",
+        description="sglang's options, each a list of values or a range: {from, to, step}",
     )
     env: dict[VariableName, Values] = Field(default={}, description="variables of the server, likewise")
 

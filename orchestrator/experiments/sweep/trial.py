@@ -278,7 +278,7 @@ def _up_request(sweep: Sweep, suggestion: Suggestion) -> UpRequest:
         stage=True,
         allow_untuned=request.allow_untuned,
         strict_kernels=False,
-        timeout=request.timeout,
+        timeout=None,
     )
 
 

@@ -75,7 +75,7 @@ def test_sweep_and_reproduce_reject_oversized_requests_before_start(tmp_path: Pa
     with pytest.raises(UsageError, match=r"a request of `wafer-20k-1k` has 21,000 tokens; the context of `cpu-tiny`"):
         plan_sweep(request, Home(tmp_path))
     short = ReproduceRequest(
-        published_name="wafer-glm52", download_mb_s=100, overrides=("flags.context-length=8192",), profile="mi355x-tp8"
+        published_name="wafer-glm52", overrides=("flags.context-length=8192",), profile="mi355x-tp8"
     )
     with pytest.raises(UsageError, match=r"a request of `single-stream-10k-1.5k` has 11,500 tokens; the context of"):
         plan_steps(load_published("wafer-glm52"), tmp_path, short)

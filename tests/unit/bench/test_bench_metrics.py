@@ -26,7 +26,7 @@ from orchestrator.bench.steady_state import knee, ttft_growth, unjudgeable_rates
 from orchestrator.bench.workload import SustainedLimits, Workload, load_workload
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.paths import data_root
-from orchestrator.engine.metrics import read_metrics
+from orchestrator.engine.metrics import Metric, read_metrics
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
     update={"input_tokens": 100, "output_tokens": 11, "cache_hit_rate": 0.6, "request_rates": (1.0,)}
@@ -223,30 +223,27 @@ def test_rate_with_too_few_requests_is_not_judged() -> None:
 
 def test_too_few_requests_are_detected_before_the_run() -> None:
     few = load_workload("smoke-tiny").model_copy(update={"requests": 24})
-    (reason,), remedy = unjudgeable_rates(few)
+    (reason,) = unjudgeable_rates(few)
     assert reason == "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40"
-    assert remedy == "`--requests 40`"
-    assert not unjudgeable_rates(few.model_copy(update={"requests": 40}))[0]
+    assert not unjudgeable_rates(few.model_copy(update={"requests": 40}))
 
 
 def test_every_rate_of_shipped_workloads_can_be_judged() -> None:
     """`short`, the default of `bench`, sent 10 requests at its first rate: each run began with a warning."""
     names = Catalog((data_root(),)).names(EntryKind.WORKLOAD)
-    told = {name: unjudgeable_rates(each)[0] for name in names if (each := load_workload(name)).request_rates}
+    told = {name: unjudgeable_rates(each) for name in names if (each := load_workload(name)).request_rates}
     assert told == dict.fromkeys(told, ())
 
 
 def test_too_short_duration_is_detected_before_the_run() -> None:
     timed = load_workload("smoke-tiny").model_copy(update={"duration_s": 12.0})
-    reasons, remedy = unjudgeable_rates(timed)
-    assert reasons == (
+    assert unjudgeable_rates(timed) == (
         "cannot judge 1 rps: 6 of 12 requests counted, 20 needed: send at least 40",
         "cannot judge 2 rps: 12 of 24 requests counted, 20 needed: send at least 40",
     )
-    assert remedy == "`--duration 40`"
-    assert not unjudgeable_rates(timed.model_copy(update={"duration_s": 40.0}))[0]
+    assert not unjudgeable_rates(timed.model_copy(update={"duration_s": 40.0}))
     burst = load_workload("smoke-tiny").model_copy(update={"request_rates": (50.0,)})
-    assert unjudgeable_rates(burst) == (("cannot judge 50 rps: 0.8 s counted, 5 s needed",), "`--duration 10`")
+    assert unjudgeable_rates(burst) == ("cannot judge 50 rps: 0.8 s counted, 5 s needed",)
 
 
 def test_rate_with_too_short_window_is_not_judged() -> None:
@@ -469,13 +466,11 @@ sglang:time_to_first_token_seconds_bucket{le="+Inf",model_name="m"} 10.0
 
 def test_counters_are_summed_over_replicas_but_not_tp_ranks() -> None:
     reading = read_metrics(METRICS.encode())
-    counts = server_counts({}, reading, [reading])
+    counts = server_counts({}, reading)
     assert counts.cached_tokens == 600
-    assert counts.queue_depth_max == 5.0
-    assert counts.running_max == 31.0
+    assert (reading[Metric.QUEUED], reading[Metric.RUNNING]) == (5.0, 31.0)
     assert counts.accept_length == pytest.approx(3.7)
     assert counts.ttft_mean_s == pytest.approx(0.5)
-    assert counts.retractions is None  # the server did not say
 
 
 def test_accept_length_excludes_first_token_of_each_request() -> None:
@@ -485,22 +480,22 @@ def test_accept_length_excludes_first_token_of_each_request() -> None:
         "sglang:generation_tokens_total": 640.0,
         "sglang:spec_verify_calls_total": 630.0,
     }
-    assert server_counts({}, counted, []).accept_length == 1.0
+    assert server_counts({}, counted).accept_length == 1.0
 
 
 def test_non_finite_metric_is_dropped_and_others_stay() -> None:
     text = METRICS.replace('cached_tokens_total{cache_source="device",dp_rank="0"} 300.0', "cached_tokens_total NaN")
     reading = read_metrics(text.replace('num_queue_reqs{tp_rank="0",dp_rank="1"} 3.0', "num_queue_reqs +Inf").encode())
-    counts = server_counts(read_metrics(b""), reading, [reading])
-    assert (counts.cached_tokens, counts.queue_depth_max, counts.queue_depth_mean) == (None, None, None)
+    counts = server_counts(read_metrics(b""), reading)
+    assert (counts.cached_tokens, reading[Metric.QUEUED]) == (None, None)
     assert (counts.prompt_tokens, counts.output_tokens) == (1000, 380)
 
 
 def test_decreasing_counter_yields_no_count() -> None:
     before, after = (read_metrics(b"sglang:prompt_tokens_total %d" % count) for count in (1000, 10))
-    assert server_counts(before, after, []).prompt_tokens is None
+    assert server_counts(before, after).prompt_tokens is None
 
 
 def test_accept_length_is_absent_without_speculation() -> None:
     before = read_metrics(METRICS.encode())
-    assert server_counts(before, {**before, "sglang:generation_tokens_total": 500.0}, []).accept_length is None
+    assert server_counts(before, {**before, "sglang:generation_tokens_total": 500.0}).accept_length is None

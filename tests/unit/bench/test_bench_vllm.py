@@ -74,7 +74,7 @@ def test_accept_length_of_other_engines_uses_draft_counters(names: tuple[str, st
         read_metrics("".join(f"{name} {value}\n" for name, value in zip(names, values, strict=True)).encode())
         for values in ((10, 15), (20, 37))
     )
-    assert server_counts(before, after, ()).accept_length == 3.2
+    assert server_counts(before, after).accept_length == 3.2
 
 
 def test_ranks_and_block_size_come_from_metrics() -> None:

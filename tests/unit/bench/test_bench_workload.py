@@ -237,8 +237,8 @@ def test_trace_replays_recorded_arrivals_or_concurrent_sessions() -> None:
     assert (again.load, again.concurrency) == ("closed", 4)
     with pytest.raises(UsageError, match="`--speed` is for recorded arrivals"):
         apply_changes(recorded, WorkloadChanges(concurrency=4, speeds=(2.0,)))
-    with pytest.raises(UsageError, match="no rates or arrival process"):
-        apply_changes(recorded, WorkloadChanges(arrivals="poisson"))
+    with pytest.raises(UsageError, match="sessions have no rates"):
+        apply_changes(recorded, WorkloadChanges(request_rates=(1.0,)))
 
 
 def test_workload_name_with_line_break_is_rejected() -> None:

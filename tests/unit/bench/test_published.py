@@ -7,7 +7,6 @@ import pytest
 from orchestrator.bench.published import (
     Prices,
     Published,
-    Reference,
     entries_of_kind,
     load_all_published,
     load_published,
@@ -50,10 +49,7 @@ def test_published_workload_matches_shipped_workload() -> None:
 def test_every_file_names_its_source_and_its_unit() -> None:
     everything = load_all_published()
     assert len(entries_of_kind(everything, Published)) == 1
-    assert len(entries_of_kind(everything, Reference)) == 5
     assert all(entry.source and entry.unit and entry.caveats for entry in everything)
-    for reference in entries_of_kind(everything, Reference):
-        assert all(len(row.values) == len(reference.columns) for row in reference.rows)
 
 
 def test_gpu_price_lookup_ignores_case() -> None:

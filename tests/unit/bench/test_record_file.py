@@ -1,6 +1,5 @@
 """The measured requests of a load in a temporary file."""
 
-import os
 import tempfile
 import tracemalloc
 from array import array
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.record_file import RecordFile, RequestRecord
+from orchestrator.core.errors import BenchError
 
 
 def record(index: int, chunks: int = 3, **changes: object) -> RequestRecord:
@@ -52,18 +52,7 @@ def test_records_take_no_memory() -> None:
     assert [each.index for each in records] == [*range(20_000)]
 
 
-def test_records_stay_in_memory_without_disk_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def full(_descriptor: int, content: bytes, _offset: int) -> int:
-        return len(content) - 1
-
-    records = RecordFile()
-    records.add(record(0))
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pwrite", full)
-        records.add(record(1))
-    records.add(record(2))
-    assert list(records) == [record(0), record(2), record(1)]
+def test_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "removed"))
-    homeless = RecordFile()
-    homeless.add(record(0))
-    assert list(homeless) == [record(0)]
+    with pytest.raises(BenchError, match="cannot store a measured request: No such file"):
+        RecordFile().add(record(0))

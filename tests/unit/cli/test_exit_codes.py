@@ -77,7 +77,6 @@ CASES = {
     "history": 0,
     "history nobody": START,
     "history No/Name": USAGE,
-    "history --results nowhere": USAGE,
     "prune": 0,
     "prune nobody": START,
     "prune No/Name": USAGE,

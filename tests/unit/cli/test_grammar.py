@@ -172,7 +172,6 @@ def test_shell_completes_names_for_every_option() -> None:
     for line, offered in {
         "smoke x --profile": "cpu-tiny",
         "bench x --gpu": "h200",
-        "reproduce x --engine": "sglang-0.5.14-cpu",
         "kernels coverage": "cpu-tiny",
         "compare x --published": "wafer-glm52",
     }.items():

@@ -9,7 +9,7 @@ from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secrets import Secret
 from orchestrator.evals.eval_result import eval_result_file, eval_result_to_json, load_eval_result
-from orchestrator.evals.harness import EvalRequest, _error_message, argv, local_task, read_eval_result, read_items
+from orchestrator.evals.harness import EvalRequest, argv, local_task, read_eval_result, read_items
 from orchestrator.evals.suites import find_suite
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -132,18 +132,3 @@ def test_result_with_invalid_utf8_is_rejected(tmp_path: Path) -> None:
     for load in (load_eval_result, load_result):
         with pytest.raises(BenchError, match="cannot read the"):
             load(file)
-
-
-@pytest.mark.parametrize(
-    ("printed", "told"),
-    [
-        ("Traceback:\n  File a\n    ask()\nConnectionError: no hub\n", "ConnectionError: no hub"),
-        ("  ask()\nValueError: two\nlines", "ValueError: two\nlines"),
-        ("Requesting\nKilled\n\n", "Killed"),
-        ("  File a\n", "  File a"),
-        ("", ""),
-    ],
-)
-def test_harness_error_is_last_part_of_traceback(printed: str, told: str) -> None:
-    """All of it was said as it came."""
-    assert _error_message(printed.splitlines()) == told

@@ -18,7 +18,7 @@ SAMPLED = tuple(
 
 def planned(served: str, *overrides: str, **options: object) -> ReproducePlan:
     """The steps for a server of a rented machine, as `render --runtime skypilot` starts it."""
-    request = ReproduceRequest(published_name="wafer-glm52", download_mb_s=400)
+    request = ReproduceRequest(published_name="wafer-glm52")
     plan = load(served, overrides=(*RENTED, *overrides)).plan
     request = replace(request, running=("mine", plan), **options)  # type: ignore[arg-type]
     return plan_steps(load_published("wafer-glm52"), Path("results"), request)

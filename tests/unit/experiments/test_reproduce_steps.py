@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import experiments
 from orchestrator.bench.cost import CostEstimate, StepOutput
-from orchestrator.bench.published import Published, ReproduceRun, load_published, split_currency
+from orchestrator.bench.published import Published, ReproduceRun, load_published
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
 from orchestrator.core.paths import Home, data_root
@@ -52,7 +52,7 @@ def _planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asked(named: str = WAFER.name) -> ReproduceRequest:
     """A plain call."""
-    return ReproduceRequest(published_name=named, download_mb_s=400)
+    return ReproduceRequest(published_name=named)
 
 
 def steps(directory: Path) -> tuple[Step, ...]:
@@ -477,29 +477,10 @@ def test_unknown_ablation_is_rejected() -> None:
     assert "mtp-off" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("prices", "currency", "hourly"),
-    [
-        ((), "USD", 1.48 * 8),
-        (("2.10",), "USD", 2.10 * 8),
-        (("MI355X=2.10EUR",), "EUR", 2.10 * 8),
-        (("2.10 eur",), "EUR", 2.10 * 8),
-        (("B200=2.10EUR",), "EUR", None),
-    ],
-)
-def test_cost_estimate_uses_the_given_currency(prices: tuple[str, ...], currency: str, hourly: float | None) -> None:
-    """A published cost in dollars is no price in euros."""
-    found, plain = split_currency(prices)
-    bill = CostEstimate.for_node(WAFER, plain, found)
-    assert (bill.currency, bill.hourly) == (currency, pytest.approx(hourly) if hourly else None)
+@pytest.mark.parametrize(("prices", "hourly"), [((), 1.48 * 8), (("2.10",), 2.10 * 8), (("B200=2.10",), 1.48 * 8)])
+def test_cost_estimate_prefers_the_given_price(prices: tuple[str, ...], hourly: float) -> None:
+    bill = CostEstimate.for_node(WAFER, prices)
+    assert bill.hourly == pytest.approx(hourly)
     planned = [StepOutput(id=each.id, argv=each.argv, about_s=round(each.seconds)) for each in steps(Path("results"))]
-    head, *_, total = bill.to_table(planned).splitlines()
-    assert head.endswith(f"about {currency}")
-    assert total.split()[-1] == (
-        "-" if hourly is None else f"{bill.cost_of(sum(each.about_s for each in planned)):.2f}"
-    )
-
-
-def test_mixed_currencies_are_rejected() -> None:
-    with pytest.raises(UsageError, match="prices are in different currencies: EUR, USD"):
-        split_currency(["2.10EUR", "B200=3"])
+    total = bill.to_table(planned).splitlines()[-1]
+    assert total.split()[-1] == f"{bill.cost_of(sum(each.about_s for each in planned)):.2f}"

@@ -28,7 +28,7 @@ def test_lists_ranges_and_layouts_become_parameters(tmp_path: Path) -> None:
         """
 layouts: [{tp: 8}, {tp: 4, dp: 2}]
 flags:
-  chunked-prefill-size: {from: 2048, to: 32768, times: 4}
+  chunked-prefill-size: [2048, 8192, 32768]
   mem-fraction-static: {from: 0.8, to: 0.86, step: 0.02}
   schedule-policy: [lpm, fcfs, null]
 env:
@@ -68,12 +68,11 @@ def test_point_is_expressed_as_set_overrides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        ("flags:\n  a: {from: 1, to: 4}\n", 2, "`step` or `times`"),
+        ("flags:\n  a: {from: 1, to: 4}\n", 2, "`flags.a.step`"),
         ("flags:\n  a: {from: 4, to: 1, step: 1}\n", 2, "`from` below `to`"),
-        ("flags:\n  a: {from: 0, to: 9, times: 2}\n", 2, "above 0"),
         ("flags:\n  a: {from: 1, to: 9000, step: 1}\n", 2, "more than 1000"),
         (f"flags:\n  a: {{from: 0, to: 9, step: 0.{'0' * 320}1}}\n", 2, "more than 1000"),
-        ("flags:\n  a: {from: 1, to: 9, steps: 1}\n", 2, "unknown key `flags.a.steps`"),
+        ("flags:\n  a: {from: 1, to: 9, step: 1, by: 1}\n", 2, "unknown key `flags.a.by`"),
         ("flags:\n  a: 3\n", 2, "must be a list, found 3"),
         ("flags:\n  a: []\n", 2, "`flags.a`"),
         ("layouts:\n  - {tp: 0}\n", 2, "`layouts.0.tp`"),

@@ -158,7 +158,7 @@ def test_tune_dry_run_prints_limit_and_cost(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_reproduce_includes_tuning_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reproduce("wafer-glm52", engine="sglang-0.5.14-rocm", tune=True, dry_run=True, output=tmp_path / "new")
+    reproduce("wafer-glm52", set_=["engine=sglang-0.5.14-rocm"], tune=True, dry_run=True, output=tmp_path / "new")
     shown = capsys.readouterr()
     tuned = [line for line in shown.out.splitlines() if line.startswith("deploy kernels tune ")]
     assert [line.split()[4:5] + line.split()[-1:] for line in tuned if "142.08" in line] == [
@@ -172,7 +172,7 @@ def test_reproduce_includes_tuning_steps(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_untuned_reproduce_is_rejected_before_first_step(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="8, 32, 128 tokens") as caught:
-        reproduce("wafer-glm52", engine="sglang-0.5.14-rocm", dry_run=True, output=tmp_path / "new")
+        reproduce("wafer-glm52", set_=["engine=sglang-0.5.14-rocm"], dry_run=True, output=tmp_path / "new")
     assert "--allow-untuned" not in caught.value.hint, "it has no such option"
     assert caught.value.hint.startswith(
         "`--tune` runs `deploy kernels tune` as a step for each layout: 16 keys of 1 to 512"

@@ -56,7 +56,7 @@ def test_rules_use_only_metrics_of_every_version(home: Home) -> None:
     for profile in ("mi355x-tp4dp2", "mi355x-tp4x2"):
         text = rendered("rules.yaml.j2", of_profile(home, profile=profile))
         named = {name.removesuffix("_bucket") for name in re.findall(r"sglang:\w+", text)}
-        assert named == SGLANG_METRICS - {Metric.RETRACTIONS, Metric.E2E}
+        assert named == SGLANG_METRICS - {Metric.E2E}
 
 
 def test_alert_threshold_comes_from_workload(home: Home) -> None:

@@ -12,13 +12,13 @@ from orchestrator.bench.published import (
     entries_of_kind,
     load_all_published,
     load_published,
-    parse_prices,
+    parse_by_gpu,
 )
 from orchestrator.bench.result import BenchResult, IssueKind, ServerProvenance
 from orchestrator.core.errors import UsageError
 from orchestrator.report.compare import Agreement, Comparison, ComparisonTerms, compare
 from orchestrator.report.document import build_report
-from orchestrator.report.render import render_html, render_markdown
+from orchestrator.report.render import render_html
 from orchestrator.report.text import comparison_text
 
 PUBLISHED = load_published("wafer-glm52")
@@ -94,9 +94,8 @@ def test_result_of_another_workload_is_not_comparable() -> None:
 def test_terminal_hides_published_rates_for_another_workload() -> None:
     result = tp4dp2()
     other = replace(result, run=replace(result.run, workload_name="smoke-tiny"))
-    everything = load_all_published()
     shown = {
-        text: comparison_text(build_report((text_result,), published=PUBLISHED, everything=everything, prices=TCO))
+        text: comparison_text(build_report((text_result,), published=PUBLISHED, prices=TCO))
         for text, text_result in (("same", result), ("other", other))
     }
     assert "output tok/s per node  published  A" in shown["same"]
@@ -119,8 +118,7 @@ def test_url_endpoint_is_compared_by_user_provided_hardware() -> None:
     result = replace(base, run=replace(base.run, provenance=named))
     found = compared(result)
     assert (found.label, found.comparable) == ("TP8 on 8×B200", True)
-    everything = load_all_published()
-    made = build_report((result,), published=PUBLISHED, everything=everything, prices=TCO)
+    made = build_report((result,), published=PUBLISHED, prices=TCO)
     [row] = [row for row in made.layouts if row.comparison == 0]
     assert row.change == pytest.approx(3.0 * 985 / 3192 - 1)
     unnamed = compared(replace(base, run=replace(base.run, provenance=ServerProvenance(gpus=8))))
@@ -142,7 +140,7 @@ def test_ablation_is_compared_only_with_full_result() -> None:
     table_off = ablated(tp4dp2(), "table-off")
     table_off = replace(table_off, knee_rps=2.0)
     results = (single_stream(), without, tp4dp2(), table_off)
-    made = build_report(results, published=PUBLISHED, everything=load_all_published(), prices=TCO)
+    made = build_report(results, published=PUBLISHED, prices=TCO)
 
     assert [one.comparable for one in made.comparisons] == [True, False, True, False]
     assert made.comparisons[1].name == "TP8, mtp-off"
@@ -153,7 +151,7 @@ def test_ablation_is_compared_only_with_full_result() -> None:
         ("table-off", "knee, rps"): pytest.approx((2.0, 2.4, 1.2)),
         ("table-off", "knee, tok/s"): pytest.approx((1970, 2364, 1.2)),
     }
-    for text in (render_markdown(made), render_html(made), comparison_text(made)):
+    for text in (render_html(made), comparison_text(made)):
         assert "2.97" in text
         assert "close to 3×" in text
     assert made.headline[0].startswith("2 of 4 results must not be compared")
@@ -161,9 +159,9 @@ def test_ablation_is_compared_only_with_full_result() -> None:
 
 def test_ablation_without_full_result_is_omitted() -> None:
     results = (ablated(single_stream(), "mtp-off"),)
-    made = build_report(results, published=PUBLISHED, everything=load_all_published(), prices=TCO)
+    made = build_report(results, published=PUBLISHED, prices=TCO)
     assert made.ablations == ()
-    assert "Ablations" not in render_markdown(made)
+    assert "Ablations" not in render_html(made)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +226,7 @@ def test_token_price_is_computed_from_hourly_cost() -> None:
 
 
 def test_given_price_overrides_recorded_and_published_prices() -> None:
-    given = PriceBook(user_prices=parse_prices(["MI355X=2.10", "B200=4"]), published=TCO.published)
+    given = PriceBook(user_prices={"mi355x": 2.10, "b200": 4.0}, published=TCO.published)
     assert (compared(tp4dp2()).usd_per_gpu_hour, compared(tp4dp2(), given).usd_per_gpu_hour) == (1.48, 2.10)
     assert (compared(b200()).usd_per_gpu_hour, compared(b200(), given).usd_per_gpu_hour) == (3.10, 4.0)
     assert "InferenceX" in compared(tp4dp2()).price_source
@@ -237,4 +235,4 @@ def test_given_price_overrides_recorded_and_published_prices() -> None:
 @pytest.mark.parametrize("text", ["cheap", "-1", "MI355X=", "0", "inf", "nan"])
 def test_invalid_price_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="is not a price"):
-        parse_prices([text])
+        parse_by_gpu([text], what="price", hint="")

@@ -10,7 +10,6 @@ import pytest
 from measured_samples import save, tp4dp2, tp8
 from run_samples import past_run
 
-from orchestrator.bench.result_files import results_under
 from orchestrator.cli.diff import OUTPUT
 from orchestrator.core.errors import DeployError, StartError, UsageError
 from orchestrator.core.paths import Home
@@ -19,6 +18,7 @@ from orchestrator.report.diff import DiffOutput, DiffSide, diff, diff_text, reso
 from orchestrator.report.text import comparison_text
 from orchestrator.report.write import make_report
 from orchestrator.runs.run_dir import RunDir
+from orchestrator.servers.targets import record_result
 
 
 @pytest.fixture
@@ -26,9 +26,8 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def between(home: Home, a: str, b: str, results: Path | None = None) -> DiffOutput:
-    measured = [*results_under(results)] if results else []
-    return diff(resolve_side(a, home, measured), resolve_side(b, home, measured))
+def between(home: Home, a: str, b: str) -> DiffOutput:
+    return diff(resolve_side(a, home), resolve_side(b, home))
 
 
 def told(found: DiffOutput) -> dict[str, tuple[str, str, str]]:
@@ -130,17 +129,17 @@ def test_runs_are_compared_by_latest_shared_measurements(home: Home, tmp_path: P
         stood = replace(base.run.provenance, name="owl", plan_digest=run.digest + "0" * 56)
         points = base.points if folder != "late" else base.points[:1]
         changed = replace(base.run, provenance=stood, started_at=at, workload_name=workload)
-        save(replace(base, run=changed, points=points), tmp_path / "results" / folder)
+        record_result(run, save(replace(base, run=changed, points=points), tmp_path / "results" / folder).parent)
 
     a, b = past_run(home, 1), past_run(home, 2, "server.port=2")
     measure(a, "2026-07-01T01:00:00Z", "x", "early")
     measure(a, "2026-07-01T02:00:00Z", "x", "late")
     measure(b, "2026-07-02T01:00:00Z", "x", "other")
     measure(b, "2026-07-02T01:00:00Z", "y", "alone")
-    found = between(home, str(a.path), str(b.path), tmp_path / "results")
+    found = between(home, str(a.path), str(b.path))
     assert {row.workload for row in found.metrics} == {"x"}
     assert [row.a for row in found.metrics if row.metric == "TTFT p50 s"] == ["0.49", "-", "-", "-"]
-    found = between(home, str(a.path), "cpu-tiny", tmp_path / "results")
+    found = between(home, str(a.path), "cpu-tiny")
     assert "B has no measurement" in found.unknown
 
 

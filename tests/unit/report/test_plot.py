@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.report import plot
-from orchestrator.report.plot import Bar, Chart, Limit, Line, bar_chart, line_chart, log_ticks, nice_ticks, spread
+from orchestrator.report.plot import Chart, Limit, Line, line_chart, log_ticks, nice_ticks, spread
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,3 @@ def test_series_have_distinct_marker_shapes() -> None:
     root = svg(line_chart(chart()))
     keys = [group for group in root.iter("g") if group.get("class", "").startswith("key")]
     assert {child.tag for group in keys for child in group} == {"circle", "polygon"}
-
-
-def test_bar_length_is_proportional_to_value() -> None:
-    bars = (Bar(label="a", value=100, text="100", color=None), Bar(label="b", value=50, text="50", color=0))
-    widths = [float(rect.get("width", "")) for rect in svg(bar_chart("x", "t", bars)).iter("rect")]
-    assert widths[0] == pytest.approx(2 * widths[1])

@@ -34,10 +34,10 @@ def test_compare_prints_json(results: Path, capsys: pytest.CaptureFixture[str]) 
     assert len(json.loads(capsys.readouterr().out)["comparisons"]) == 1
 
 
-def test_report_writes_exactly_three_files(results: Path, tmp_path: Path) -> None:
+def test_report_writes_exactly_two_files(results: Path, tmp_path: Path) -> None:
     report([results], output=tmp_path / "out", price=["2.10"])
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["report.html", "report.json", "report.md"]
-    assert "$2.10 per GPU-hour, given" in (tmp_path / "out" / "report.md").read_text()
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["report.html", "report.json"]
+    assert "$2.10 per GPU-hour, given" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_report_accepts_directories_and_files(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,12 +87,12 @@ def test_evaluations_alone_are_compared_with_published_scores(tmp_path: Path) ->
     kept(tmp_path, "amd/GLM-5.2-MXFP4", wrong=12)
     kept(tmp_path, "tiny", wrong=20, suite="gpqa-diamond")
     report([tmp_path])
-    text = (tmp_path / "report.md").read_text()
-    assert "# evaluations: measured and published" in text
+    text = (tmp_path / "report.html").read_text()
+    assert "<title>evaluations: measured and published" in text
     assert "gsm8k, exact_match: 0.7000, against 0.9550 (MXFP4, published): worse: -0.255" in text
     assert "gpqa-diamond, exact_match: 0.5000, against 0.9217 (GLM-5.2 FP8, published): not comparable" in text
     assert "another model than GLM-5.2: not comparable" in text
-    assert "Results in detail" not in text + (tmp_path / "report.html").read_text()
+    assert "Results in detail" not in text
 
 
 def test_directory_without_results_is_an_error(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_prune_keeps_run_of_another_version(home: Home, version: int) -> None:
 def test_history_lists_run_of_another_version(home: Home, version: int) -> None:
     past_run(home, 2)
     of_version(past_run(home, 1), version)
-    newest, other = history(servers_of(home), None, ())
+    newest, other = history(servers_of(home), None)
     assert newest.ended == "stopped"
     assert other.ended == f"not read: it has version {version}, and this `deploy` reads version {RECORD_VERSION}"
 

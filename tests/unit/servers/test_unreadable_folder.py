@@ -59,7 +59,7 @@ def test_unreadable_directory_does_not_hide_other_servers(
     assert {name: state.status for name, state in found.items()} == {"hen": "unknown", "owl": "running"}
     assert f"`ls -ld {home.runs / 'hen'}` shows its owner" in found["hen"].detail
     assert servers.unreachable == {}
-    assert [run.name for run in history(servers, None, [])] == ["owl"]
+    assert [run.name for run in history(servers, None)] == ["owl"]
     assert "cannot list the runs of `hen`" in capsys.readouterr().err
 
 
