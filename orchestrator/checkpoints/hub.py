@@ -44,11 +44,6 @@ class HubFile:
     size: int
     identity: ContentHash
 
-    @classmethod
-    def parse(cls, size: object, identity: object) -> "HubFile":
-        """Validate both. Raises UnsafeValueError."""
-        return cls(size=byte_count(size), identity=ContentHash(identity))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
@@ -135,7 +130,7 @@ def _files(tree: "Iterable[RepoFile | RepoFolder]") -> dict[CheckpointFile, HubF
             raise UnsafeValueError(f"more than {_MAX_FILES} files and folders listed")
         if isinstance(entry, huggingface_hub.RepoFile):
             identity = entry.lfs.sha256 if entry.lfs else entry.blob_id
-            files[CheckpointFile(entry.path)] = HubFile.parse(entry.size, identity)
+            files[CheckpointFile(entry.path)] = HubFile(size=byte_count(entry.size), identity=ContentHash(identity))
     if not files:
         raise UnsafeValueError("no files listed")
     folders = {str(folder) for path in files for folder in PurePosixPath(path).parents}

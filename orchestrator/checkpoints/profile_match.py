@@ -8,7 +8,6 @@ from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.config import CONFIG, DRAFTS, LAYERS, NAMES, SPARSE, CheckpointConfig
 from orchestrator.core.errors import CheckpointError, CheckpointMismatchError, Problem
 from orchestrator.engine.architectures import ARCHITECTURES
-from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import Model
 
 _UNQUANTIZED: Final = ("bf16", "fp16", "bfloat16", "float16")
@@ -35,10 +34,6 @@ def _contradictions(config: CheckpointConfig, model: Model, location: str) -> It
     for key, expected, name, found in (*_counts(config, model), *_features(config, model)):
         if found != expected:
             hint = f"correct `model.{key}`; `deploy show PROFILE --explain` names its line"
-            if key == "context_length":
-                shorter = isinstance(found, int) and model.context_length < found
-                served = f" --set flags.{Meaning.CONTEXT}={expected}` serves a shorter context" if shorter else "`"
-                hint = f"`--set model.context_length={found}{served}; or {hint}"
             message = f"`model.{key}` is {_show(expected)}, the checkpoint's `{name}` is {_show(found)}"
             yield Problem(message, location, hint)
 

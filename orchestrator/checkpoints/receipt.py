@@ -17,7 +17,7 @@ from orchestrator.checkpoints.files import file_stamps
 from orchestrator.checkpoints.mismatch import Mismatch
 from orchestrator.checkpoints.remote_fetch import PARTS
 from orchestrator.core.files import write_cache
-from orchestrator.core.safe_paths import CheckpointFile, CommitHash, UnsafeValueError, byte_count
+from orchestrator.core.safe_paths import CheckpointFile, CommitHash, byte_count
 from orchestrator.core.validation import type_adapter
 from orchestrator.plan.plan import Model
 
@@ -67,17 +67,6 @@ def write_receipt(directory: Path, receipt: CheckpointReceipt) -> None:
     """Write the receipt; skip an unwritable directory (a read-only share), which is verified each time."""
     with suppress(OSError):
         write_cache(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")
-
-
-def known_commit(directory: Path) -> CommitHash | None:
-    """Return the hub's commit of a checkpoint, by its receipt or huggingface_hub's metadata; None if unknown."""
-    receipt = read_receipt(directory)
-    if receipt is not None and receipt.revision:
-        return receipt.revision
-    with suppress(OSError, IndexError, UnsafeValueError):
-        metadata = directory / ".cache/huggingface/download/config.json.metadata"  # its first line, hub 0.24 to 2
-        return CommitHash(metadata.read_text(encoding="utf-8", errors="replace").split()[0])
-    return None
 
 
 def bytes_present(directory: Path) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
 
 from orchestrator.checkpoints import remote_fetch
 from orchestrator.checkpoints.download import DownloadProgress, Transfer, download_request
@@ -31,8 +30,6 @@ from orchestrator.core.files import replace_folder, write_cache, write_sparse
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, byte_count, display, join
 from orchestrator.core.subprocesses import Program
 from orchestrator.plan.plan import Model
-
-_NO_PROGRAM: Final = 127  # a shell's exit code
 
 
 def remote_program() -> list[str]:
@@ -113,13 +110,10 @@ class RemoteDownload:
 
     def _exit_error(self, code: int, stderr: str, transfer: Transfer) -> HostError:
         """Return the error for a program that exited early: no Python, no connection, killed."""
-        if code == _NO_PROGRAM:
-            return HostError(
-                f"no `python3` found on {self.host}",
-                hint="run `apt-get install python3` on that host: staging needs Python 3.8 or newer",
-            )
         if transfer.done == 0:
-            hint = "check that ssh connects without a prompt (key, agent, known host) and runs `python3 --version`"
+            hint = (
+                "check that ssh connects without a prompt (key, agent, known host) and runs `python3 --version` (3.8)"
+            )
             return HostError(f"cannot stage on {self.host}", details=stderr[-2000:], hint=hint)
         return transfer.interrupted(stderr, code)
 

@@ -173,7 +173,8 @@ def _download(url: str, headers: Mapping[str, str], part: Path, size: int) -> No
             _append(url, headers, part, size)
         except (OSError, http.client.HTTPException) as error:
             failures = 0 if _size(part) > before else failures + 1
-            if failures == _MAX_FAILURES or is_full(error) or _is_permanent(error):
+            permanent = isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in _RETRYABLE
+            if failures == _MAX_FAILURES or is_full(error) or permanent:
                 raise
             time.sleep(failures)
         else:
@@ -197,10 +198,6 @@ def _append(url: str, headers: Mapping[str, str], part: Path, size: int) -> None
                 start += file.write(chunk)
     if _size(part) != size:
         raise OSError(f"{part.stem} ended after {_size(part)} of {size} bytes")
-
-
-def _is_permanent(error: BaseException) -> bool:
-    return isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in _RETRYABLE
 
 
 def _file_records(directory: Path) -> Iterator[dict[str, object]]:

@@ -1,8 +1,7 @@
 """Staging of checkpoints with progress, for `deploy stage` and `deploy up`."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -33,8 +32,8 @@ def download(plan: Plan, directory: Path, *, allow_mismatch: bool = False) -> Ve
     With `allow_mismatch` tensors that do not match the config are accepted, until a file changes.
     """
     options = _verify_options(plan, allow_mismatch=allow_mismatch)
-    with _shown() as progress:
-        verified = stage_checkpoint(plan.model, directory, options, hub=hub_of(os.environ), progress=progress)
+    with Progress() as line:
+        verified = stage_checkpoint(plan.model, directory, options, hub=hub_of(os.environ), progress=_show_in(line))
     return _warn_mismatches(verified)
 
 
@@ -77,7 +76,7 @@ def _verify_remote(
     if hub is not None:
         ignore_sigpipe()
     with (
-        _shown() as progress,
+        Progress() as line,
         TemporaryFile() as stderr,
         ssh_start(host, remote_program(), stderr) as program,
     ):
@@ -87,7 +86,7 @@ def _verify_remote(
             model=plan.model,
             options=_verify_options(plan, allow_mismatch=allow_mismatch),
             hub=hub,
-            progress=progress,
+            progress=_show_in(line),
             mirror=mirror,
         )
         verified = staging.run(program, lambda: _read_text(stderr))
@@ -136,18 +135,13 @@ def ensure_staged_remote(
     return stage_remote(plan, directory, host, mirror=mirror)
 
 
-@contextmanager
-def _shown() -> Iterator[Callable[[DownloadProgress], None]]:
-    """Yield a function that shows the progress of a download."""
-    progress = Progress()
+def _show_in(line: Progress) -> Callable[[DownloadProgress], None]:
+    """Return a function that shows the progress of a download."""
 
     def show(download: DownloadProgress) -> None:
         share = download.done / download.total if download.total else 1.0
         text = f"{share:4.0%} of {gb(download.total)}"
         eta = f", {download.eta / 60:.0f} min to go" if download.eta is not None else ""
-        progress.update(text, stage="download", transient=f"{download.rate / 1e6:.0f} MB/s{eta}")
+        line.update(text, stage="download", transient=f"{download.rate / 1e6:.0f} MB/s{eta}")
 
-    try:
-        yield show
-    finally:
-        progress.done()
+    return show

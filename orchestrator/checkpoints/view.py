@@ -50,7 +50,9 @@ def view_checkpoint(directory: Path) -> CheckpointView:
     for name, tensor in summary.tensors.items():
         module, _, leaf = name.rpartition(".")
         if ".layers." in module and leaf in {"weight", "qweight", "weight_packed"} and len(tensor.shape) > 1:
-            matrices.setdefault(_name_in_layer(module), Counter())[tensor.dtype] += 1
+            parts = module.partition(".layers.")[2].split(".")  # without the indices of layers and experts
+            in_layer = ".".join(part for part in parts if not part.isdecimal())
+            matrices.setdefault(in_layer, Counter())[tensor.dtype] += 1
     quantization = summary.config.quantization()
     return CheckpointView(
         directory=str(directory),
@@ -62,8 +64,3 @@ def view_checkpoint(directory: Path) -> CheckpointView:
         matrices={name: dict(counts) for name, counts in matrices.items()},
         mismatches=compare_with_config(summary, drafts=bool(summary.config.mtp_layers)),
     )
-
-
-def _name_in_layer(module: str) -> str:
-    """Return a module's name within its layer, without indices."""
-    return ".".join(part for part in module.partition(".layers.")[2].split(".") if not part.isdecimal())

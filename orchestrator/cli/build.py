@@ -1,6 +1,7 @@
 """The command `deploy build`."""
 
 from dataclasses import asdict, dataclass
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
@@ -19,9 +20,10 @@ from orchestrator.cli.options import (
 )
 from orchestrator.core.console import info, note, print_data, warn
 from orchestrator.core.errors import UsageError
+from orchestrator.core.files import atomic_write
 from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
-from orchestrator.images.build import BuiltImage, build_image, push_image, tag_image, write_metadata
+from orchestrator.images.build import BuiltImage, build_image, push_image, tag_image
 from orchestrator.images.client import find_docker
 from orchestrator.images.patch_drift import unexpected_patches
 from orchestrator.planner.planning import render_artifacts
@@ -95,7 +97,7 @@ def command(
     digest = push_image(docker, tag) if push and tag else None
     metadata = BuildOutput(**fields_of(built), pushed=digest)
     if metadata_file:
-        write_metadata(metadata_file, asdict(metadata))
+        atomic_write(metadata_file, dumps(asdict(metadata), indent=2) + "\n")
     info(built.receipt.to_text())
     for difference in unexpected_patches(plan, built.receipt):
         warn(difference)

@@ -11,10 +11,8 @@ from orchestrator.checkpoints.view import CheckpointView, view_checkpoint
 from orchestrator.cli.options import HostOption, Json
 from orchestrator.core.console import note, print_data, table, terminal_width, warn
 from orchestrator.core.json_output import JsonOutput, fields_of
-from orchestrator.core.paths import Home
 from orchestrator.images.receipt import ImageReceipt, receipt_in
-from orchestrator.images.registry import Registry
-from orchestrator.planner.image_env import asked_config
+from orchestrator.images.registry import read_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,7 @@ def command(
         _inspect_checkpoint(Path(image), json=json)
         return
 
-    config = asked_config(image, Home.from_environment(), Registry(), host)
+    config = read_config(image, host)
     receipt = receipt_in(config.labels, image)
     if json:
         output = ImageOutput(digest=config.digest or None, environment=config.engine_env)

@@ -112,7 +112,7 @@ RuntimeOption: TypeAlias = Annotated[
 ]
 ImageOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="IMAGE", help="prebuilt image to start: NAME@sha256:… or NAME:TAG"),
+    typer.Option(metavar="IMAGE", callback=image_name, help="prebuilt image to start: NAME@sha256:… or NAME:TAG"),
 ]
 RevisionOption: TypeAlias = Annotated[
     str | None,

@@ -6,34 +6,21 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from orchestrator.checkpoints.quantize.source import read_source
 from orchestrator.cli.options import Json, entry_option
-from orchestrator.core.console import info, note, print_data, table, terminal_width
+from orchestrator.core.console import info
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.hosts.survey import local
 from orchestrator.planner.add.file import EntryOutput
-from orchestrator.planner.add.host_profile import next_command
 from orchestrator.planner.planning import load
-from orchestrator.planner.quantize import QuantizationRequest, cost, recipe_rows
+from orchestrator.planner.quantize import QuantizationRequest
 from orchestrator.planner.quantize import quantize as carry_out
 
-RecipeOption: TypeAlias = Annotated[str | None, entry_option("RECIPE", "--recipe", help="recipe name or file")]
+RecipeOption: TypeAlias = Annotated[str, entry_option("RECIPE", "--recipe", help="recipe name or file")]
 ProfileOption: TypeAlias = Annotated[
     str | None,
     entry_option("PROFILE", "--profile", "-p", help="use this profile's image and GPUs; default: local CPU"),
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeOutput:
-    """With `--list`: a recipe, the size of its checkpoint, and the number of modules that it leaves as they are."""
-
-    recipe: str
-    size: str
-    left: str
-    what: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +33,14 @@ class QuantizeOutput:
     model: EntryOutput | None
 
 
-OUTPUT: Final = JsonOutput[QuantizeOutput | tuple[RecipeOutput, ...]](QuantizeOutput, tuple[RecipeOutput, ...])
+OUTPUT: Final = JsonOutput(QuantizeOutput)
 
 
 def command(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="directory of a BF16 checkpoint")],
-    target: Annotated[
-        Path | None,
-        typer.Argument(metavar="TARGET", help="directory to create; default: show each recipe's result"),
-    ] = None,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="directory to create")],
     *,
-    recipe: RecipeOption = None,
+    recipe: RecipeOption,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="name of the model's catalog entry; default: TARGET's")
     ] = None,
@@ -72,15 +56,10 @@ def command(
 ) -> None:
     """Quantize a checkpoint with AMD Quark. It works shard by shard; the same command resumes.
 
-    Without TARGET shows the result of each recipe. The new checkpoint is verified as by `stage`; its catalog entry goes
-    into `$DEPLOY_HOME/profiles/models`. Without `--profile` Quark runs in its own virtual environment (1.5 GB, once).
+    The new checkpoint is verified as by `stage`; its catalog entry goes into `$DEPLOY_HOME/profiles/models`. Without
+    `--profile` Quark runs in its own virtual environment (1.5 GB, once).
     """
     home = Home.from_environment()
-    if target is None:
-        _show(source.absolute(), home, json=json)
-        return
-    if recipe is None:
-        raise UsageError("no recipe given", hint=f"`--recipe RECIPE`; `deploy quantize {source}` compares the recipes")
     if image is not None and profile_ is None:
         raise UsageError(
             "`--image` needs `--profile`", hint="add `--profile PROFILE`; it selects the GPUs of the container"
@@ -102,15 +81,4 @@ def command(
     info(f"`{made.target}` is complete: {made.shards} shards, {made.size:,} bytes from {made.source_size:,}")
     if made.model is not None:
         info(f"wrote {made.model.path}")
-        if following := next_command(made.model.name, home, local):
-            info(f"next: `{following}`")
-
-
-def _show(source: Path, home: Home, *, json: bool) -> None:
-    found = read_source(source)
-    rows = list(recipe_rows(found, home))
-    if json:
-        OUTPUT.show(tuple(RecipeOutput(recipe=row[0], size=row[1], left=row[2], what=row[3]) for row in rows))
-        return
-    print_data(table(["recipe", "size", "not quantized", "what it does"], rows, width=terminal_width()))
-    note(cost(found))
+        info(f"next: `deploy add profile --model {made.model.name} --hardware HARDWARE`")

@@ -21,7 +21,7 @@ from orchestrator.plan.capacity import DEFAULT_WORKLOAD, Capacity, Load
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.tier_outlook import PUBLISHED, TierCosts, TierOutlook, tier_outlook
 from orchestrator.planner.capacity import capacity_table, warn_capacity
-from orchestrator.planner.explain import Explained, explained, explained_table
+from orchestrator.planner.explain import Explained, explained, explained_text
 from orchestrator.planner.image_env import image_config, note_environment
 from orchestrator.planner.planning import ResolvedProfile, load
 from orchestrator.planner.summary import plan_summary
@@ -92,7 +92,7 @@ def command(
             print_data(capacity_table(found, storage=tiers.storage if tiers else None, outlook=outlook))
         return
     home = Home.from_environment()
-    image = image_config(loaded.plan, home)
+    image = image_config(loaded.plan)
     if not explain and not json:
         print_data(_summary(loaded, home, image))
         return
@@ -108,7 +108,7 @@ def command(
     if json:
         OUTPUT.show(rows)
     else:
-        print_data(explained_table(rows, width=terminal_width()))
+        print_data(explained_text(rows, width=terminal_width()))
 
 
 def _outlook(loaded: ResolvedProfile, found: Capacity, workload: str | None, costs: str | None) -> TierOutlook | None:

@@ -11,7 +11,7 @@
         runs/<name>/<run>/            run directories: plan, artifacts, command, log, record, reports
         kernels/                      measured rows of tuned tables
         compiled-kernels/             kernels that servers have compiled, by GPU, driver and build of the engine
-        images/                       variables and labels of images from registries
+        images/                       the user's Dockerfile templates and requirements files
         argument-checks/              verdicts of engines on command lines
         far/<digest>/overlays/…       files made here for a remote host, by a digest of its URL
 """

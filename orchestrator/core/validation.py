@@ -108,22 +108,17 @@ def _inner_path(text: str) -> str:
     return text
 
 
-def _image(text: str) -> str:
-    ImageReference(text)
-    return text
-
-
 def _image_name(text: str) -> str:
     if "@" in text:
         raise ValueError("expected an image without `@sha256:…`")
-    return _image(text)
+    ImageReference(text)
+    return text
 
 
 # Texts are written into scripts, labels and comments, so each is a single line unless its field is prose.
 Text: TypeAlias = Annotated[str, AfterValidator(_one_line)]
 Word: TypeAlias = Annotated[Text, AfterValidator(_one_word)]  # a single argument of a command, and never an option
 AbsolutePath: TypeAlias = Annotated[str, AfterValidator(_inner_path)]  # in an image; a Dockerfile contains it
-Image: TypeAlias = Annotated[str, AfterValidator(_image)]
 ImageName: TypeAlias = Annotated[str, AfterValidator(_image_name)]  # in a Dockerfile's FROM, followed by a digest
 VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 

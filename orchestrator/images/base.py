@@ -1,41 +1,30 @@
 """The base image of a build: pulled if it is missing, and checked against its pin."""
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
-from orchestrator.core.console import Progress, info, warn
+from orchestrator.core.console import info, warn
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import parse_json
 from orchestrator.images.client import DockerCli
-from orchestrator.images.registry import Registry
 from orchestrator.plan.plan import Engine
-from orchestrator.render.dockerfile import base_reference, repository
+from orchestrator.render.dockerfile import base_reference
 
 _GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository name not known", re.IGNORECASE)
 # Disk space for an image. An unpacked ROCm image has 75.3 GB (70.1 GiB, sgl-project/sglang#22037); the rest is an
 # estimate for compressed layers during unpacking, and for the layers of a build.
 IMAGE_BYTES: Final = 96 << 30
-_MIRROR_REGISTRY: Final = Registry(timeout=10.0)  # seconds
 _PIN: Final = "name another image with `--base-image`, and pin it in the engine's file under profiles/engines/"
 
 
 def ensure_base(docker: DockerCli, engine: Engine) -> str:
     """Return the id of the engine's base image, and pull it if it is missing.
 
-    If its registry no longer has the image, the engine's fallback names are pulled instead. If its digest is pinned, no
-    fallback is pulled; the hint of the error names a fallback with the same digest. Raises BuildError if the image is
-    not available or the registry does not respond.
+    Raises BuildError if the image is not available or the registry does not respond.
     """
     reference = base_reference(engine)
     if image_id(docker, reference) is None:
-        try:
-            _pull_one(docker, reference, () if engine.image_digest else engine.image_fallbacks)
-        except _GoneError as error:
-            if mirror := _find_mirror(engine):
-                error.hint = f"`--set engine.image={mirror}` names the same digest in another repository"
-            raise
+        pull(docker, reference, "base image", hint=_PIN)
     _warn_of_moved_tag(docker, engine)
     if (base := image_id(docker, reference)) is None:
         raise BuildError(f"base image `{reference}` was pulled but is missing on this docker host")
@@ -48,39 +37,6 @@ def image_id(docker: DockerCli, reference: str) -> str | None:
     return result.stdout.strip() if result.ok else None
 
 
-class _GoneError(BuildError):
-    """The image does not exist in its registry, or no longer exists."""
-
-
-def _pull_one(docker: DockerCli, reference: str, fallbacks: Sequence[str]) -> None:
-    """Pull an image; if it no longer exists, pull the first available fallback and tag it with the name of the image.
-
-    That is safe because the needed patches are detected from the content of an image, not from its name.
-    """
-    try:
-        pull(docker, reference, "base image", hint=_PIN)
-    except _GoneError:
-        for mirror in fallbacks:
-            with suppress(BuildError):
-                pull(docker, mirror, "base image", hint=_PIN)
-                docker.run("tag", mirror, reference)
-                warn(
-                    f"base image `{reference}` no longer exists; using `{mirror}` under that name on this docker host",
-                    hint="its content decides which patches apply; its versions of sglang and aiter are checked",
-                )
-                return
-        raise
-
-
-def _find_mirror(engine: Engine) -> str | None:
-    """Return the first fallback repository with the pinned digest. Registries are queried, nothing is pulled."""
-    for mirror in map(repository, engine.image_fallbacks if engine.image_digest else ()):
-        with suppress(BuildError):
-            _MIRROR_REGISTRY.config(f"{mirror}@{engine.image_digest}")
-            return mirror
-    return None
-
-
 def pull(docker: DockerCli, reference: str, kind: str, *, hint: str) -> None:
     """Pull an image and show the progress.
 
@@ -88,19 +44,12 @@ def pull(docker: DockerCli, reference: str, kind: str, *, hint: str) -> None:
     BuildError if the pull fails.
     """
     info(f"{kind} `{reference}` is missing on this docker host; pulling it")
-    progress, lines = Progress(), []
-
-    def show(line: str) -> None:
-        lines.append(line)
-        progress.update(line, stage="pull")
-
-    code = docker.stream(["pull", reference], line=show)
-    progress.done()
+    code, lines = docker.follow(["pull", reference], str, stage="pull")
     if code == 0:
         return
     last = lines[-1] if lines else ""
     if _GONE.search(last):
-        raise _GoneError(f"{kind} `{reference}` does not exist in its registry", hint=hint, details=last)
+        raise BuildError(f"{kind} `{reference}` does not exist in its registry", hint=hint, details=last)
     raise BuildError(
         f"cannot pull {kind} `{reference}`", details=last, hint=f"`docker pull {reference}` shows the cause"
     )

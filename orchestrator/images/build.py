@@ -10,14 +10,13 @@ import re
 import tarfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.console import Progress, info
-from orchestrator.core.errors import BuildError, PatchError, UsageError
-from orchestrator.core.files import atomic_write
+from orchestrator.core.console import info
+from orchestrator.core.errors import BuildError, PatchError
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.images.base import ensure_base, image_id, known_digests
 from orchestrator.images.client import DockerCli
@@ -154,7 +153,7 @@ def push_image(docker: DockerCli, reference: str) -> str:
 
     Raises BuildError if the push fails.
     """
-    code, log = _follow(docker, ["push", reference], b"", str)
+    code, log = docker.follow(["push", reference], str)
     digest = next((match[1] for line in log if (match := re.search(r"digest: (sha256:[0-9a-f]{64})", line))), None)
     if code != 0 or digest is None:
         raise BuildError(f"cannot push `{reference}`", details="\n".join(log[-3:]), hint="log in with `docker login`")
@@ -213,7 +212,7 @@ def archive(context: BuildContext) -> bytes:
 
 def _run_build(docker: DockerCli, arguments: Sequence[str], stdin: bytes, *, image: str) -> None:
     """Run one build on base image `image`. Raises BuildError if it fails, PatchError if a patch does not fit."""
-    code, log = _follow(docker, arguments, stdin, parse_step)
+    code, log = docker.follow(arguments, parse_step, stdin=stdin)
     if code == 0:
         return
     if error := parse_patch_error(log):
@@ -222,26 +221,6 @@ def _run_build(docker: DockerCli, arguments: Sequence[str], stdin: bytes, *, ima
     full = any("no space left on device" in line.lower() for line in log)
     hint = "free disk space in Docker's data directory: `docker system df`, `docker system prune`" if full else ""
     raise BuildError("image build failed", details="\n".join(log[-30:]), hint=hint)
-
-
-def _follow(
-    docker: DockerCli, arguments: Sequence[str], stdin: bytes, parse: Callable[[str], str | None]
-) -> tuple[int, list[str]]:
-    """Run a long docker command with a progress line; return its exit code and its output lines.
-
-    `parse` returns the text of the progress line for a line of output; None leaves it unchanged.
-    """
-    log: list[str] = []
-    progress = Progress()
-
-    def on_line(line: str) -> None:
-        log.append(line)
-        if text := parse(line):
-            progress.update(text)
-
-    code = docker.stream(arguments, stdin=stdin, line=on_line)
-    progress.done()
-    return code, log
 
 
 def parse_step(line: str) -> str | None:
@@ -275,11 +254,3 @@ def verify_inside(docker: DockerCli, image: str) -> str:
     if not result.ok:
         raise PatchError(f"`{image}` does not match its receipt", details=result.stderr)
     return result.stdout
-
-
-def write_metadata(path: Path, metadata: Mapping[str, object]) -> None:
-    """Write the metadata of a build as JSON, for the next step of a pipeline. Raises UsageError if the write fails."""
-    try:
-        atomic_write(path, json.dumps(metadata, indent=2) + "\n")
-    except OSError as error:
-        raise UsageError(f"cannot write `{path}`: {error.strerror}") from error

@@ -1,18 +1,16 @@
 """The docker command-line client. Builds use it because the Docker SDK for Python does not support BuildKit."""
 
-import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import CompletedProgram, follow, run
 from orchestrator.hosts.daemon import docker_endpoint
 
-Line = Callable[[str], None]  # called with each line of output
 _CLEAN_UP = 10.0  # seconds for the daemon to discard partial work after Ctrl-C or a lost connection
 
 
@@ -35,15 +33,23 @@ class DockerCli:
         """Run a short docker command and return its output."""
         return run([self.program, *arguments], env=self.env, stdin=stdin)
 
-    def stream(self, arguments: Sequence[str], *, stdin: bytes = b"", line: Line) -> int:
-        """Run a long docker command and return its exit code; `line` gets each line. Ctrl-C stops it first."""
-        return follow(
-            [self.program, *arguments],
-            lambda text: line(text.rstrip()),
-            env=self.env,
-            stdin=stdin,
-            grace=_CLEAN_UP,
-        )
+    def follow(
+        self, arguments: Sequence[str], parse: Callable[[str], str | None], *, stdin: bytes = b"", stage: str = ""
+    ) -> tuple[int, list[str]]:
+        """Run a long docker command with a progress line; return its exit code and its output. Ctrl-C stops it first.
+
+        `parse` returns the text of the progress line for a line of output; None leaves it unchanged.
+        """
+        log: list[str] = []
+
+        def on_line(line: str) -> None:
+            log.append(line.rstrip())
+            if text := parse(log[-1]):
+                progress.update(text, stage=stage or None)
+
+        with Progress() as progress:
+            code = follow([self.program, *arguments], on_line, env=self.env, stdin=stdin, grace=_CLEAN_UP)
+        return code, log
 
     def run_inside(
         self, image: str, *command: str, stdin: str | None = None, env: Iterable[tuple[str, str]] = ()
@@ -62,18 +68,21 @@ class DockerCli:
 
 
 def find_docker(host: str | None = None) -> DockerCli:
-    """Return the first docker client on the PATH that supports BuildKit, else the first client.
+    """Return the docker client on the PATH.
 
     A client of version 23 or later needs the buildx plugin for BuildKit; distributions package the plugin separately.
     An older client has BuildKit built in. Raises HostError if there is no client or the daemon does not respond.
     """
-    at = docker_endpoint(host)
-    clients = [client for program in _programs() if (client := _client(program, at))]
-    if not clients:
+    at, program = docker_endpoint(host), shutil.which("docker")
+    version = re.search(r"version (\d+)([\w.+-]*)", run([program, "--version"]).stdout) if program else None
+    if program is None or version is None:
         raise HostError(
             "docker is not installed", hint="`apt-get install docker.io`, or docs.docker.com/engine/install"
         )
-    docker = next((client for client in clients if client.builder == "buildkit"), clients[0])
+    buildkit = int(version[1]) < 23 or run([program, "buildx", "version"]).ok
+    docker = DockerCli(
+        program=program, version=version[1] + version[2], builder="buildkit" if buildkit else "classic", host=at
+    )
     server = docker.run("version", "--format", "{{.Server.Version}}")
     if not server.ok:
         raise HostError(
@@ -82,18 +91,3 @@ def find_docker(host: str | None = None) -> DockerCli:
             details=f"  {server.stderr.strip()}",
         )
     return docker
-
-
-def _programs() -> Iterator[str]:
-    for folder in os.environ.get("PATH", "").split(os.pathsep):
-        if program := shutil.which("docker", path=folder):
-            yield str(Path(program))
-
-
-def _client(program: str, host: str) -> DockerCli | None:
-    version = re.search(r"version (\d+)([\w.+-]*)", run([program, "--version"]).stdout)
-    if version is None:
-        return None
-    buildkit = int(version[1]) < 23 or run([program, "buildx", "version"]).ok
-    builder = "buildkit" if buildkit else "classic"
-    return DockerCli(program=program, version=version[1] + version[2], builder=builder, host=host)

@@ -1,8 +1,7 @@
 """The configuration of an image: the environment variables of its containers, and its labels."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.subprocesses import CompletedProgram, run_or_127
@@ -40,16 +39,6 @@ class ImageConfig:
             env={name: value for name, _, value in pairs},
             labels={str(name): str(text) for name, text in labels.items()},
         )
-
-    @classmethod
-    def from_json(cls, text: str) -> "ImageConfig":
-        """Parse the output of `to_json`. Raises ValueError, KeyError or TypeError if it is malformed."""
-        data = parse_json(text)
-        return cls(reference=data["reference"], digest=data["digest"], env=data["env"], labels=data["labels"])
-
-    def to_json(self) -> str:
-        """Format the configuration as indented JSON."""
-        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
     @property
     def engine_env(self) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The state of every patch in other sources than an image that `deploy` built: a wheel, a directory, any image."""
 
 import errno
-import os
 import re
 import sys
 import tempfile
@@ -14,18 +13,16 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from orchestrator.core.errors import BuildError, HostError, UsageError
+from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.files import move, unpack
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.subprocesses import CompletedProgram, python_module_argv, quote, run
-from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import parse_json
 from orchestrator.images.client import DockerCli
 from orchestrator.images.sources import program_paths
 from orchestrator.patches.ledger import manifest, read_diffs, read_ledger
 from orchestrator.patches.schema import Patch
 
-_VERSIONS: Final = re.compile(r"\(from versions: ([^)]+)\)")  # pip's message if no version satisfies a requirement
 _WHEEL: Final = "such as 0.5.15.post1, or a wheel file"
 _VERSION_LINE: Final = re.compile(r"^__version__ = .*'(.+)'$", re.MULTILINE)  # as images/apply_patches.py reads it
 _CHECK: Final = ("check", "--manifest", "-")
@@ -171,25 +168,10 @@ def wheel_version(wheel: Path) -> str | None:
     return named and named[1]
 
 
-def _no_wheel(version: str, text: str) -> UsageError:
-    """Return the error for a failed download: the most similar version if this one is missing, else pip's output."""
-    listed = _VERSIONS.search(text)
-    known = [item for item in listed[1].split(", ") if item != "none"] if listed else []
-    if known:
-        hint = f"{did_you_mean(version, known)} Or name a wheel file"
-        return UsageError(f"the package index has no sglang {version}", hint=hint)
-    return UsageError(
-        f"cannot download a wheel of sglang {version}",
-        details=text.strip()[-2000:],
-        hint=f"download the wheel with `{quote(['pip', 'download', f'sglang=={version}'])}`, then name the file",
-    )
-
-
 def fetch_wheel(version: str, folder: Path) -> Path:
     """Return the wheel of an sglang version in `folder`, and download it if it is missing.
 
-    Raises UsageError if the version is invalid, or the package index does not have it or cannot be reached; HostError
-    if the disk is full.
+    Raises UsageError if the version is invalid, or pip cannot download it.
     """
     try:
         version = str(Version(version))
@@ -202,12 +184,10 @@ def fetch_wheel(version: str, folder: Path) -> Path:
         options = ["--quiet", "--no-deps", "--only-binary=:all:", *_TARGET, "--dest", partial]
         result = run(python_module_argv("pip", "download", *options, f"sglang=={version}"), env={"TMPDIR": partial})
         wheels = sorted(Path(partial).glob("sglang-*.whl"))
-        if "No space left on device" in result.stderr or "No usable temporary directory" in result.stderr:
-            raise HostError(
-                os.strerror(errno.ENOSPC),
-                location=str(folder),
-                hint="`deploy prune --caches` frees disk space, or set DEPLOY_HOME",
-            )
         if not result.ok or not wheels:
-            raise _no_wheel(version, result.stderr)
+            raise UsageError(
+                f"cannot download a wheel of sglang {version}",
+                details=result.stderr.strip()[-2000:],
+                hint=f"`{quote(['pip', 'download', f'sglang=={version}'])}` downloads the wheel; then name the file",
+            )
         return move(wheels[0], folder / wheels[0].name)

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from orchestrator.core.errors import BuildError
+from orchestrator.core.errors import BuildError, HostError
 from orchestrator.core.http import Deadline, iter_capped
 from orchestrator.core.imported import ImportedModule
 from orchestrator.core.safe_paths import ImageReference, UnsafeValueError
 from orchestrator.core.text import parse_json
-from orchestrator.images.config import ImageConfig
+from orchestrator.images.client import find_docker
+from orchestrator.images.config import ImageConfig, docker_config
 
 if TYPE_CHECKING:
     import httpx
@@ -76,6 +77,18 @@ class Registry:
             raise _read_error(reference, reason) from error
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise _read_error(reference, "unexpected response") from error
+
+
+def read_config(image: str, host: str | None = None) -> ImageConfig:
+    """Return the configuration of an image from the Docker host, or else its registry. Raises BuildError.
+
+    `host` is another Docker host than this one.
+    """
+    try:
+        found = docker_config(find_docker(host), image)
+    except HostError:  # no Docker here
+        found = None
+    return found or Registry().config(image)
 
 
 def _read_error(reference: str, reason: str) -> BuildError:

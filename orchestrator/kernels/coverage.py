@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from pydantic import computed_field
+
 from orchestrator.core.console import table
 from orchestrator.kernels.keys import Key, Shape, bucket, buckets, fallbacks, key_of, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow
@@ -40,20 +42,22 @@ _ALWAYS = (BucketState.TUNED, BucketState.DERIVED, BucketState.FALLBACK, BucketS
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """One bucket; `row` is the matching row, even if its kernel cannot run."""
+    """One bucket; origin, location and kernels are those of its row, even if the kernels cannot run."""
 
     key: Key
     state: BucketState
-    row: TunedRow | None
+    origin: RowOrigin | None = None
+    location: str | None = None
+    kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyCoverage:
-    """Coverage of one shape; `expected` is whether the server looks it up (None: depends on the checkpoint)."""
+    """Coverage of one shape; `looked_up` is None if it depends on the checkpoint."""
 
     shape: Shape
     fused: bool
-    expected: bool | None
+    looked_up: bool | None
     buckets: tuple[Bucket, ...]
 
     @property
@@ -69,10 +73,8 @@ class KeyCoverage:
     @property
     def summary(self) -> str:
         """Whether the server looks up the shape, and the number of buckets in each state that occurs."""
-        looked_up = {True: "looked up", False: "not looked up", None: "looked up if the checkpoint requires it"}[
-            self.expected
-        ]
-        return f"{looked_up}; {self._counts(())}"
+        use = {True: "looked up", False: "not looked up", None: "looked up if the checkpoint requires it"}
+        return f"{use[self.looked_up]}; {self._counts(())}"
 
     @property
     def counts(self) -> str:
@@ -86,17 +88,24 @@ class KeyCoverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """Coverage of a plan with and without a fused shared expert."""
+    """Coverage of a plan by its `tables`, with and without a fused shared expert.
+
+    `unknown` is the command that computes the coverage if only an image can tell, and was not read; then there are no
+    `keys`. `workload` are the buckets that the plan's own workload uses, ascending.
+    """
 
     profile: str
     layout: str
     gpu: str
     aiter: str | None
-    names_checked: bool
+    tables: str
+    unknown: str
+    kernel_names_checked: bool
     fusion: Fusion
     keys: tuple[KeyCoverage, ...]
-    workload: tuple[int, ...]  # buckets that the plan's own workload uses, ascending
+    workload: tuple[int, ...]
 
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
     @property
     def untuned_in_workload(self) -> tuple[int, ...]:
         """The buckets of the plan's own workload without a usable tuned kernel, ascending."""
@@ -105,7 +114,7 @@ class Coverage:
     @property
     def summary(self) -> str:
         """The coverage in one line."""
-        counts = [f"{key.label}: {key.counts} of {len(key.buckets)}" for key in self.keys if key.expected is not False]
+        counts = [f"{key.label}: {key.counts} of {len(key.buckets)}" for key in self.keys if key.looked_up is not False]
         used = f"workload uses {_listed(self.workload)}"
         untuned = f"untuned in workload: {_listed(self.untuned_in_workload) or 'none'}"
         return f"{self.layout}, {'; '.join(counts)}; {used}; {untuned}"
@@ -113,13 +122,13 @@ class Coverage:
     @property
     def derived_keys(self) -> tuple[Key, ...]:
         """The keys with a derived row, of a shape that the server is known to look up."""
-        buckets = (bucket for shape in self.keys if shape.expected for bucket in shape.buckets)
+        buckets = (bucket for shape in self.keys if shape.looked_up for bucket in shape.buckets)
         return tuple(bucket.key for bucket in buckets if bucket.state is BucketState.DERIVED)
 
     @property
     def untuned_keys(self) -> tuple[Key, ...]:
         """The keys without a usable tuned kernel, of each shape that the server may look up."""
-        return tuple(key for shape in self.keys if shape.expected is not False for key in shape.untuned_keys)
+        return tuple(key for shape in self.keys if shape.looked_up is not False for key in shape.untuned_keys)
 
 
 def uses_tuned_table(plan: Plan) -> bool:
@@ -140,11 +149,12 @@ def coverage_of(
     checkpoint: MoeCheckpoint | None = None,
     names: KernelNames | None = None,
     aiter_commit: str | None = None,
+    tables: str = "",
 ) -> Coverage:
     """Compute the coverage of a plan by `rows` in table order; of equal keys the first is used.
 
-    `aiter_commit` is the commit found in an image, by default the plan's. `names` are its kernels; None skips the
-    check of kernel names. Raises ValueError for a plan without routed experts.
+    `tables` names the sources of the rows. `aiter_commit` is the commit found in an image, by default the plan's.
+    `names` are its kernels; None skips the check of kernel names. Raises ValueError for a plan without routed experts.
     """
     moe = checkpoint.moe if checkpoint else plan.model.moe
     fusion = decide_fusion(plan, checkpoint)
@@ -155,13 +165,15 @@ def coverage_of(
         layout=plan.layout.label + (f"×EP{plan.layout.ep}" if plan.layout.ep > 1 else ""),
         gpu=f"{plan.hardware.arch}, {plan.hardware.compute_units} CUs",
         aiter=aiter_commit or plan.engine.aiter_commit,
-        names_checked=names is not None or not is_mxfp4(plan),  # FP8 uses aiter's own rows only
+        tables=tables,
+        unknown="",
+        kernel_names_checked=names is not None or not is_mxfp4(plan),  # FP8 uses aiter's own rows only
         fusion=fusion,
         keys=tuple(
             KeyCoverage(
                 shape=shape,
                 fused=fused,
-                expected=None if fusion.fused is None else fusion.fused == fused,
+                looked_up=None if fusion.fused is None else fusion.fused == fused,
                 buckets=tuple(_bucket(key, row_by_key, names) for key in lookup_keys(plan, shape)),
             )
             for shape, fused in shapes.items()
@@ -203,99 +215,30 @@ def _bucket(key: Key, row_by_key: Mapping[Key, TunedRow], names: KernelNames | N
     tokens = (key.token, *fallbacks(key.token))
     match = next((row for token in tokens if (row := row_by_key.get(replace(key, token=token)))), None)
     if match is None:
-        return Bucket(key=key, state=BucketState.UNTUNED, row=None)
+        return Bucket(key=key, state=BucketState.UNTUNED)
     verdict = names.check_all(match.kernels, key.shape) if names else NameVerdict.KNOWN
-    if verdict is not NameVerdict.KNOWN:
-        return Bucket(key=key, state=BucketState(verdict.value), row=match)
     state = BucketState.TUNED if match.key.token == key.token else BucketState.FALLBACK
-    return Bucket(key=key, state=BucketState.DERIVED if match.origin is RowOrigin.DERIVED else state, row=match)
+    if verdict is not NameVerdict.KNOWN:
+        state = BucketState(verdict.value)
+    elif match.origin is RowOrigin.DERIVED:
+        state = BucketState.DERIVED
+    return Bucket(key=key, state=state, origin=match.origin, location=match.location, kernels=match.kernels)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BucketOutput:
-    """A count of tokens, whether a tuned kernel runs for it, and its row in the tables."""
-
-    token: int
-    state: BucketState
-    origin: RowOrigin | None
-    location: str | None
-    kernels: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShapeOutput:
-    """One shape; `looked_up` is null if it depends on the checkpoint."""
-
-    shape: Shape
-    fused: bool
-    looked_up: bool | None
-    buckets: tuple[BucketOutput, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoverageOutput:
-    """Coverage of a plan by its `tables`; not `known` if only an image can tell, and was not read.
-
-    `untuned` is a number of keys; `workload` are the token counts of the plan's workload.
-    """
-
-    profile: str
-    layout: str
-    gpu: str
-    aiter: str | None
-    tables: str
-    known: bool
-    kernel_names_checked: bool
-    fusion: Fusion
-    untuned: int | None
-    workload: tuple[int, ...]
-    untuned_in_workload: tuple[int, ...] | None
-    keys: tuple[ShapeOutput, ...]
-
-
-def to_output(coverage: Coverage, *, tables: str, known: bool = True) -> CoverageOutput:
-    """Return the coverage for JSON."""
-    return CoverageOutput(
-        profile=coverage.profile,
-        layout=coverage.layout,
-        gpu=coverage.gpu,
-        aiter=coverage.aiter,
-        tables=tables,
-        known=known,
-        kernel_names_checked=coverage.names_checked,
-        fusion=coverage.fusion,
-        untuned=len(coverage.untuned_keys) if known else None,
-        workload=coverage.workload,
-        untuned_in_workload=coverage.untuned_in_workload if known else None,
-        keys=tuple(map(_shape_output, coverage.keys)) if known else (),
-    )
-
-
-def _shape_output(key: KeyCoverage) -> ShapeOutput:
-    buckets = tuple(
-        BucketOutput(
-            token=bucket.key.token,
-            state=bucket.state,
-            origin=bucket.row.origin if bucket.row else None,
-            location=bucket.row.location if bucket.row else None,
-            kernels=bucket.row.kernels if bucket.row else (),
-        )
-        for bucket in key.buckets
-    )
-    return ShapeOutput(shape=key.shape, fused=key.fused, looked_up=key.expected, buckets=buckets)
-
-
-def to_text(coverage: Coverage, *, tables: str) -> str:
-    """Format as text: a line per bucket, a column per shape; `tables` names the sources of the rows."""
+def to_text(coverage: Coverage) -> str:
+    """Format as text: a line per bucket, a column per shape; if unknown, the command that computes the coverage."""
+    head = f"{coverage.profile}: {coverage.layout} on {coverage.gpu}"
+    if coverage.unknown:
+        return f"{head}\ntuned kernels: {coverage.unknown}"
     source = f"aiter {coverage.aiter[:12]}" if coverage.aiter else "an unknown aiter"
     fused = {True: "fused", False: "not fused", None: "unknown"}[coverage.fusion.fused]
-    lines = [f"{coverage.profile}: {coverage.layout} on {coverage.gpu}, {source}", f"tables: {tables}"]
+    lines = [f"{head}, {source}", f"tables: {coverage.tables}"]
     lines.append(f"shared expert: {fused}: {coverage.fusion.reason}")
     if coverage.fusion.hint:
         lines.append(f"  hint: {coverage.fusion.hint}")
     lines += [f"{key.label}: key {key.shape} ({key.summary})" for key in coverage.keys]
     lines.append(f"workload uses {_listed(coverage.workload)}")
-    if not coverage.names_checked:
+    if not coverage.kernel_names_checked:
         lines.append(f"kernel names not checked: no list of kernels for {source}")
     rows = [
         (str(group[0].key.token), *(_cell(bucket) for bucket in group))
@@ -310,6 +253,6 @@ def _listed(tokens: Iterable[int]) -> str:
 
 def _cell(bucket: Bucket) -> str:
     """The state, and the origin of the row unless the state says it."""
-    if bucket.row is None or bucket.state is BucketState.DERIVED:
+    if bucket.origin is None or bucket.state is BucketState.DERIVED:
         return bucket.state.value
-    return f"{bucket.state.value} ({bucket.row.origin.value})"
+    return f"{bucket.state.value} ({bucket.origin.value})"

@@ -3,7 +3,7 @@
 The lines are those of `aiter/fused_moe.py` (`get_2stage_cfgs`), unchanged from June to August 2026; each process logs
 a key once. `AITER_LOG_LEVEL=WARNING` hides hits and the `default` line, but not the fallback warning. Only complete
 lines count: any text may precede `[fused_moe]`, only blanks may follow the key, and the number of tokens must be one of
-aiter's buckets. Other lines that begin this way count as truncated.
+aiter's buckets. Other lines are ignored: two processes may write at once.
 """
 
 import re
@@ -32,22 +32,21 @@ _LINE: Final = re.compile(
     rf"|(?P<unavailable>flydsl unavailable and no fallback for )"
     rf"){_KEY}(?P<tail>, using heuristic FlyDSL fallback \(kn1={_NAME}, kn2={_NAME}\)|, using default heuristics)?\s*"
 )
-_ANY_VERB: Final = re.compile(r"\[fused_moe\] (?:using [12]stage|no tuned|flydsl unavailable and)")
 _FAMILY: Final = re.compile(r"not found tuned config in (?P<path>[^\s,]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateReport:
-    """Report on a log. Hits and misses are those of block-scaled fp4/fp8 experts (`per_1x32`).
+    """Keys in a log. Hits and misses are those of block-scaled fp4/fp8 experts (`per_1x32`).
 
-    A key in both was found by one process and missed by another: some ranks lack the table.
+    A key in both was found by one process and missed by another: some ranks lack the table. `other_quantizations` are
+    keys of, for example, a bf16 MTP layer; `families` counts the lines of other kernels without a tuned row, by table.
     """
 
     hits: tuple[Key, ...]
     misses: tuple[Key, ...]
-    other_quantizations: tuple[Key, ...]  # other quantizations, e.g. a bf16 MTP layer
-    families: tuple[tuple[str, int], ...]  # other kernels without a tuned row: (table, lines)
-    truncated: int
+    other_quantizations: tuple[Key, ...]
+    families: dict[str, int]
 
     @property
     def has_lookups(self) -> bool:
@@ -76,44 +75,14 @@ class GateReport:
         if self.other_quantizations:
             count = len(self.other_quantizations)
             lines.append(f"  keys of other quantizations, e.g. of a bf16 MTP layer: {count}")
-        lines += [f"  other kernels without a tuned row: {count} lines for `{name}`" for name, count in self.families]
-        if self.truncated:
-            lines.append(f"  {self.truncated} truncated lines ignored")
+        lines += [
+            f"  other kernels without a tuned row: {count} lines for `{name}`" for name, count in self.families.items()
+        ]
         return "\n".join(lines)
-
-    def to_output(self) -> "GateOutput":
-        """Return the report for JSON."""
-        keys = (self.hits, self.misses, self.inconsistent, self.other_quantizations)
-        hits, misses, inconsistent, others = (tuple(key.cells() for key in item) for item in keys)
-        return GateOutput(
-            has_lookups=self.has_lookups,
-            hits=hits,
-            misses=misses,
-            inconsistent=inconsistent,
-            other_quantizations=others,
-            families=dict(self.families),
-            truncated=self.truncated,
-        )
 
     def to_dict(self) -> dict[str, object]:
         """Return the report as plain data."""
-        return asdict(self.to_output())
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateOutput:
-    """Keys in a log, as rows of the tuner's input; `inconsistent` ones were found by one process and missed by another.
-
-    `families` are other kernels without a tuned row, by table; `truncated` counts truncated lines.
-    """
-
-    has_lookups: bool
-    hits: tuple[dict[str, str], ...]
-    misses: tuple[dict[str, str], ...]
-    inconsistent: tuple[dict[str, str], ...]
-    other_quantizations: tuple[dict[str, str], ...]
-    families: dict[str, int]
-    truncated: int
+        return asdict(self)
 
 
 def describe(key: Key) -> str:
@@ -130,7 +99,6 @@ class GateReader:
     _misses: set[Key] = field(default_factory=set)
     _other_quantizations: set[Key] = field(default_factory=set)
     _families: Counter[str] = field(default_factory=Counter)
-    _truncated: int = 0
 
     def feed(self, line: str) -> None:
         """Read one complete line."""
@@ -145,16 +113,12 @@ class GateReader:
             hits=tuple(sorted(self._hits)),
             misses=tuple(sorted(self._misses)),
             other_quantizations=tuple(sorted(self._other_quantizations)),
-            families=tuple(sorted(self._families.items())),
-            truncated=self._truncated,
+            families=dict(sorted(self._families.items())),
         )
 
     def _lookup(self, line: str) -> None:
-        start = line.rindex("[fused_moe]")
-        self._truncated += len(_ANY_VERB.findall(line, 0, start))  # an unfinished line before this one
-        match = _LINE.fullmatch(line, start)
+        match = _LINE.fullmatch(line, line.rindex("[fused_moe]"))
         if match is None or not _consistent(match):
-            self._truncated += bool(_ANY_VERB.match(line, start))
             return
         key = Key.read(
             match["gfx"] or "",

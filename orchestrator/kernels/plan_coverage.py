@@ -1,28 +1,18 @@
 """Coverage of a plan by tuned kernels, computed before the server is started."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from orchestrator.checkpoints.checkpoint import Checkpoint, local_checkpoint
 from orchestrator.checkpoints.schemes import FLOATS
 from orchestrator.checkpoints.verify import checkpoint_directory, known_mismatches
-from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.command_hints import expand_commands, profile_words
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.core.paths import Home
-from orchestrator.core.validation import read_file
-from orchestrator.kernels.coverage import (
-    Coverage,
-    CoverageOutput,
-    coverage_of,
-    queries_aiter_tables,
-    to_output,
-    to_text,
-    uses_tuned_table,
-)
+from orchestrator.kernels.coverage import Coverage, coverage_of, queries_aiter_tables, uses_tuned_table
 from orchestrator.kernels.disk.experts import read_experts
 from orchestrator.kernels.disk.files import read_tables, require_readable
 from orchestrator.kernels.disk.image import ImageTables, read_image
@@ -54,34 +44,7 @@ _LISTED: Final = 6  # counts of tokens in a hint
 TUNE: Final = "`deploy kernels tune PROFILE` on a node with these GPUs"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanCoverage:
-    """The coverage of a plan; `tables` names the sources of its rows."""
-
-    coverage: Coverage
-    tables: str
-    known: bool  # False: only the image can tell, and was not read
-    how_to_check: str  # the command that computes the coverage
-    supports_table: bool  # whether a table can be built: for MXFP4
-
-    @property
-    def untuned_count(self) -> int:
-        """The number of untuned keys; 0 if unknown."""
-        return len(self.coverage.untuned_keys) if self.known else 0
-
-    def to_output(self) -> CoverageOutput:
-        """Return the coverage for JSON."""
-        return to_output(self.coverage, tables=self.tables, known=self.known)
-
-    def to_text(self) -> str:
-        """Format the coverage as text; if unknown, the command that computes it."""
-        if self.known:
-            return to_text(self.coverage, tables=self.tables)
-        found = self.coverage
-        return f"{found.profile}: {found.layout} on {found.gpu}\ntuned kernels: {self.how_to_check}"
-
-
-def compute_coverage(plan: Plan, sources: RowSources, home: Home) -> PlanCoverage:
+def compute_coverage(plan: Plan, sources: RowSources, home: Home) -> Coverage:
     """Compute the coverage of a plan by the given tables, else by its built table, else by the table `up` would build.
 
     The last is known for the aiter commits in the pins. The checkpoint, given or staged, decides on the fused shape;
@@ -106,14 +69,11 @@ def compute_coverage(plan: Plan, sources: RowSources, home: Home) -> PlanCoverag
     pins = read_pins()
     if not names:
         rows, names = _known_rows(plan, home, pins, checkpoint.moe if checkpoint else None)
-    known = pins.names_of(commit)
-    return PlanCoverage(
-        coverage=coverage_of(plan, rows, checkpoint=checkpoint, names=known, aiter_commit=commit),
-        tables=", ".join(names) or "no table",
-        known=bool(names),
-        how_to_check=_how_to_check(plan),
-        supports_table=uses_tuned_table(plan),
+    tables = ", ".join(names) or "no table"
+    found = coverage_of(
+        plan, rows, checkpoint=checkpoint, names=pins.names_of(commit), aiter_commit=commit, tables=tables
     )
+    return found if names else replace(found, keys=(), unknown=_how_to_check(plan))
 
 
 def _known_rows(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[list[TunedRow], list[str]]:
@@ -160,7 +120,7 @@ def report_coverage(
 
     Lines that were printed `before`, for an earlier plan of the start, are not repeated.
     """
-    text, derived = coverage_text(plan, home, sources), derived_text(plan, home, sources)
+    text, derived = coverage_texts(plan, home, sources)
     lines = tuple(filter(None, (text and f"tuned kernels of `{plan.profile}`: {text}", derived)))
     for line in lines:
         if line not in before:
@@ -168,17 +128,20 @@ def report_coverage(
     return lines
 
 
-def coverage_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> str:
-    """Format the coverage of the plan in one line; empty if its server looks up no kernels."""
+def coverage_texts(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> tuple[str, str]:
+    """Format the coverage of the plan, and the command that measures its derived kernels, each in one line.
+
+    Empty if the server looks up no kernels, or has no derived ones.
+    """
     if not queries_aiter_tables(plan):
-        return ""
+        return "", ""
     if uses_tuned_table(plan) and not needs_table(plan):
-        return f"aiter's own tables only, without `{TABLE_PATCH}`"
+        return f"aiter's own tables only, without `{TABLE_PATCH}`", ""
     covered = compute_coverage(plan, sources, home)
-    if not covered.known:
-        return covered.how_to_check
-    required = needs_table(plan) and covered.coverage.untuned_in_workload
-    return covered.coverage.summary + ("; `deploy up` requires tuned kernels" if required else "")
+    if covered.unknown or not needs_table(plan):
+        return covered.unknown or covered.summary, ""
+    required = "; `deploy up` requires tuned kernels" if covered.untuned_in_workload else ""
+    return f"{covered.summary}{required}", derived_hint(plan, covered)
 
 
 def table_coverage(plan: Plan, table: bytes) -> str:
@@ -210,14 +173,9 @@ def _coverage_of_table(plan: Plan, table: bytes, checkpoint: MoeCheckpoint | Non
     return coverage_of(plan, rows, checkpoint=checkpoint, names=read_pins().names_of(plan.engine.aiter_commit))
 
 
-def derived_text(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> str:
-    """Return the command that measures the derived kernels that the server will look up; empty if there are none."""
-    return derived_hint(plan, compute_coverage(plan, sources, home)) if needs_table(plan) else ""
-
-
-def derived_hint(plan: Plan, covered: PlanCoverage) -> str:
+def derived_hint(plan: Plan, covered: Coverage) -> str:
     """Return the command that measures the derived kernels of a coverage; empty if there are none."""
-    if not covered.known or not (keys := covered.coverage.derived_keys):
+    if not (keys := covered.derived_keys):
         return ""
     tune = TUNE.replace("PROFILE", "PROFILE --retune-derived")
     return f"derived kernels were never measured for this key; {tune}: {_tuning_cost(plan, keys)}"
@@ -249,18 +207,13 @@ def untuned_problem(
     if not needs_table(plan):
         return None
     covered = compute_coverage(plan, sources, home)
-    if not covered.known or not (untuned := covered.coverage.untuned_in_workload):
+    if not (untuned := covered.untuned_in_workload):
         return None
-    engines = [f"`--set engine={name}`, with tuned kernels in its aiter" for name in _covering_engines(plan)]
-    ways = [
-        f"{tune}: {_tuning_cost(plan, covered.coverage.untuned_keys)}",
-        *engines,
-        *([f"`{allow}`"] if allow else []),
-    ]
+    hint = f"{tune}: {_tuning_cost(plan, covered.untuned_keys)}"
     return Problem(
         f"no tuned MoE kernel for batches of `{plan.profile}`: {', '.join(map(str, untuned))} tokens",
         location=f"engine `{plan.engine.name}`, {_aiter_label(plan)}",
-        hint="; or ".join(ways),
+        hint=f"{hint}; or `{allow}`" if allow else hint,
     )
 
 
@@ -302,18 +255,6 @@ def tuning_options(plan: Plan) -> tuple[str, ...] | None:
     if found.derived_keys:
         return ("--retune-derived",)
     return () if found.untuned_in_workload else None
-
-
-def _covering_engines(plan: Plan) -> Iterator[str]:
-    """Yield the catalog's engines with tuned kernels for the plan's workload."""
-    catalog, pins = Catalog.from_environment(), read_pins()
-    for name in catalog.names(EntryKind.ENGINE):
-        engine = read_file(path := catalog.path(EntryKind.ENGINE, name), catalog.shown(path)).data
-        names = pins.names_of(str(engine.get("aiter_commit")))
-        if names is None or name == plan.engine.name or engine.get("platform") != plan.engine.platform:
-            continue
-        if not coverage_of(plan, expected_rows(plan, pins.upstream_keys, names), names=names).untuned_in_workload:
-            yield name
 
 
 def _aiter_label(plan: Plan) -> str:

@@ -93,7 +93,9 @@ def build_table(plan: Plan, sources: RowSources, home: Home, *, upstream: bool) 
     table = assemble(plan, rows, names=names)
     checkpoint = experts_of_checkpoint(plan, sources, home)
     written = Store.of(home, plan).write(plan, table.rows)  # where `build` and `up` look for it
-    covered = coverage_of(plan, table.rows, checkpoint=checkpoint, names=names, aiter_commit=commit)
+    covered = coverage_of(
+        plan, table.rows, checkpoint=checkpoint, names=names, aiter_commit=commit, tables=str(written)
+    )
     return BuiltTable(path=written, table=table, coverage=covered)
 
 

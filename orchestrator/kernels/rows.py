@@ -25,7 +25,6 @@ _REQUIRED: Final = (*KEY_COLUMNS[1:], "block_m", "kernelName1", "kernelName2")
 # Read at every lookup; an empty cell is NaN, which is true for `run_1stage` and a crash for `xbf16` and `flat`.
 _ZERO_IF_EMPTY: Final = frozenset({"ksplit", "run_1stage", "xbf16", "flat"})
 _MEASURED: Final = ("us1", "err1", "us2", "err2", "us", "tflops", "bw")
-_MAX_PROBLEMS: Final = 20
 TABLE_COLUMNS: Final = (
     *KEY_COLUMNS,
     *("block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "us"),
@@ -75,7 +74,7 @@ class _BadCellError(ValueError):
 
 
 def read_rows(lines: Iterable[str], *, name: str, origin: RowOrigin, problems: list[Problem]) -> Iterator[TunedRow]:
-    """Yield the rows of a CSV table, one at a time; skip invalid rows and append them to `problems` (at most 20)."""
+    """Yield the rows of a CSV table, one at a time; skip invalid rows and append them to `problems`."""
     reader = csv.reader(lines)
     try:
         header = [cell.strip().removeprefix("\ufeff") for cell in next(reader, [])]
@@ -90,14 +89,9 @@ def read_rows(lines: Iterable[str], *, name: str, origin: RowOrigin, problems: l
                     dict(zip(header, _pad_fields(fields, header), strict=True)), f"{name}:{reader.line_num}", origin
                 )
             except _BadCellError as error:
-                _append_problem(problems, Problem(str(error), f"{name}:{reader.line_num}"))
+                problems.append(Problem(str(error), f"{name}:{reader.line_num}"))
     except csv.Error as error:
-        _append_problem(problems, Problem(f"not a CSV table: {error}", f"{name}:{reader.line_num}"))
-
-
-def _append_problem(problems: list[Problem], problem: Problem) -> None:
-    if len(problems) < _MAX_PROBLEMS:
-        problems.append(problem)
+        problems.append(Problem(f"not a CSV table: {error}", f"{name}:{reader.line_num}"))
 
 
 def _check_header(header: Sequence[str], name: str) -> list[Problem]:

@@ -69,13 +69,13 @@ def _keys_to_tune(plan: Plan, sources: RowSources, home: Home, *, retune_derived
     store = Store.of(home, plan, sources.aiter_commit)
     if sources.tables or store.table(plan).is_file():  # the table includes the image's rows
         sources = replace(sources, image=None)
-    coverage = compute_coverage(plan, sources, home).coverage
+    coverage = compute_coverage(plan, sources, home)
     unmeasured = {
         bucket.key
         for key in coverage.keys
-        if key.expected is not False
+        if key.looked_up is not False
         for bucket in key.buckets
-        if retune_derived and bucket.row and bucket.row.origin is RowOrigin.DERIVED
+        if retune_derived and bucket.origin is RowOrigin.DERIVED
     }
     measured = {row.key for row in store.measured_rows() if not row.tag}
     return tuple(sorted(({*coverage.untuned_keys, *unmeasured}) - measured))

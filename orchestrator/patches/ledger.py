@@ -1,7 +1,7 @@
 """The ledger of patches: read from patches/, and passed to images/apply_patches.py as a manifest."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +12,6 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.safe_paths import RelativePath, join
 from orchestrator.core.validation import model_of, read_file
-from orchestrator.core.yaml_document import Document
 from orchestrator.patches.schema import Diff, Patch
 
 _MOST_BYTES: Final = 4 << 20  # maximum size of a diff
@@ -31,7 +30,6 @@ def _read(catalog: Catalog) -> tuple[Patch, ...]:
     """Read the ledger, once per process: the plan, its image and the checkpoint's overlay all need it."""
     patches: list[Patch] = []
     problems: list[Problem] = []
-    locations: dict[str, str] = {}
     for path in catalog.all(EntryKind.PATCH):
         try:
             document = read_file(path, catalog.shown(path))
@@ -40,8 +38,9 @@ def _read(catalog: Catalog) -> tuple[Patch, ...]:
             problems += error.problems_or_self()
             continue
         patches.append(patch)
-        problems += _misplaced(patch, document, locations, path.parent)
-        locations.setdefault(patch.id, document.location(("id",)))
+        if path.parent.name != patch.id:
+            message = f"patch `{patch.id}` is in a folder with another name"
+            problems.append(Problem(message, document.location(("id",)), f"rename the folder to `{patch.id}`"))
     if problems:
         raise ProfileError("the patch ledger is invalid", problems=problems)
     return tuple(sorted(patches, key=lambda patch: patch.id))
@@ -100,17 +99,3 @@ def _entry(patch: Patch, diffs: Mapping[str, str]) -> dict[str, object]:
         "verify": [probe.model_dump(mode="json", exclude_none=True) for probe in patch.verify],
     }
     return {**entry, "diff": diffs[patch.id]} if patch.apply.kind == "diff" else entry
-
-
-def _misplaced(patch: Patch, document: Document, locations: Mapping[str, str], folder: Path) -> Iterator[Problem]:
-    """Yield problems outside the schema: a duplicate id, a folder with another name, a missing diff."""
-    location = document.location(("id",))
-    if patch.id in locations:
-        yield Problem(f"patch `{patch.id}` is defined twice: here and at {locations[patch.id]}", location, "rename one")
-    elif folder.name != patch.id:
-        yield Problem(
-            f"patch `{patch.id}` is in a folder with another name", location, f"rename the folder to `{patch.id}`"
-        )
-    if isinstance(patch.apply, Diff) and not (folder / RelativePath(patch.apply.file)).is_file():
-        label = document.name.removesuffix("patch.yaml") + patch.apply.file
-        yield Problem(f"patch `{patch.id}` names a diff that does not exist", label)

@@ -7,6 +7,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from orchestrator.core.origin import Origin
+from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.validation import AbsolutePath, StrictModel, Text, VariableName
 from orchestrator.patches.transforms import TRANSFORMS
 
@@ -33,13 +34,7 @@ def _pattern(text: str) -> str:
 Pattern: TypeAlias = Annotated[str, AfterValidator(_pattern)]
 
 
-def _below(text: str) -> str:
-    if text.startswith("/") or ".." in text.split("/"):
-        raise ValueError("expected a path that stays in its folder")
-    return text
-
-
-PathBelow: TypeAlias = Annotated[Text, AfterValidator(_below)]
+PathBelow: TypeAlias = Annotated[Text, AfterValidator(RelativePath)]
 FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
 
 

@@ -155,7 +155,6 @@ class Engine:
     platform: str  # rocm | cuda | cpu
     image: str | None  # base image reference, without digest
     image_digest: str | None  # sha256:…; None: unknown
-    image_fallbacks: tuple[str, ...]  # used if `image` no longer exists and no digest is pinned
     dockerfile: str  # Dockerfile template under images/, without `.Dockerfile.j2`
     requirements: str | None  # pinned requirement file under images/, for the process runtime
     python: str | None  # an interpreter that has the engine, for the process runtime in a rented pod

@@ -37,7 +37,7 @@ def rental_files(
     require_all(
         f"cannot rent a machine for profile `{profile}`",
         (
-            partial(_require_package, broker, tool),
+            partial(_require_package, tool),
             partial(_refuse_files, (profile, *entries), home),
             lambda: _refuse_unfit(load_asked()),
         ),
@@ -45,7 +45,7 @@ def rental_files(
     credentials = load_asked()
     remote_overrides = (*overrides, *_there(credentials.plan))
     plan = load(profile, overrides=remote_overrides, catalog=Catalog.of(home)).plan
-    package = _require_package(broker, tool)
+    package = _require_package(tool)
     uploads = {**_own_files(home), **_own_tool(package)}
     secrets = [plan.server.api_key_env or KEY, *([HUB_TOKEN] if plan.model.gated else [])]
     image = None if plan.engine.requirements else base_reference(plan.engine)
@@ -64,7 +64,7 @@ def rental_files(
     return plan, LAUNCHERS[broker](rental)
 
 
-def _require_package(broker: str, tool: str | None) -> str:
+def _require_package(tool: str | None) -> str:
     """Return the package of this tool. Raises UsageError without one, or if a machine cannot get it."""
     if tool is None:
         raise UsageError(
@@ -72,10 +72,6 @@ def _require_package(broker: str, tool: str | None) -> str:
             hint="`--package .` in a clone, a wheel, or a URL such as `git+https://…@COMMIT`",
         )
     _own_tool(tool)
-    if broker == "dstack" and Path(tool).is_dir():
-        message = f"cannot upload `{tool}` to dstack: its server accepts 2 MiB by default"
-        hint = "`uv build --wheel`, then `--package` with the wheel in `dist`"
-        raise UsageError(message, hint=hint)  # dstack 0.22.5, settings.SERVER_CODE_UPLOAD_LIMIT
     return tool
 
 
@@ -122,9 +118,7 @@ def _refuse_unfit(asked: ResolvedProfile) -> None:
 def _own_files(home: Home) -> Mapping[str, str]:
     """Return the folders of the user's profiles, patches and templates, by their path on the rented machine."""
     own = Catalog((home.root,))
-    suffix = ".json"  # answers of registries are cached beside the user's templates
-    kinds = [kind for kind in EntryKind if any(not name.endswith(suffix) for name in own.names(kind))]
-    folders = sorted({kind.value.partition("/")[0] for kind in kinds})
+    folders = sorted({kind.value.partition("/")[0] for kind in EntryKind if own.names(kind)})
     return {f"{_HOME_THERE}/{name}": str((home.root / FileName(name)).resolve()) for name in folders}
 
 

@@ -83,30 +83,22 @@ def steps_table(steps: Sequence[UpStep]) -> str:
 
 
 def _checkpoint(plan: Plan, host_ref: HostRef) -> UpStep:
-    model, directory = plan.model, checkpoint_directory(plan.model, host_ref.home)
-    if host_ref.remote is not None and model.checkpoint.source == "hub":
-        what = f"download missing files of {model.checkpoint.path}, {gb(model.weight_bytes)}, on {host_ref.remote}"
-        return UpStep(
-            name="checkpoint",
-            what=f"{what}, at {DOWNLOAD_MB_S:.0f} MB/s",
-            seconds=model.weight_bytes / (DOWNLOAD_MB_S * 1e6),
-        )
+    model, directory, seconds = plan.model, checkpoint_directory(plan.model, host_ref.home), STEP_SECONDS["stage"]
     if host_ref.remote is not None:
-        return UpStep(name="checkpoint", what=f"verified on {host_ref.remote}", seconds=STEP_SECONDS["stage"])
-    if model.checkpoint.source == "generated":
+        missing, what = model.weight_bytes, f"verified on {host_ref.remote}"
+    elif model.checkpoint.source == "generated":
         generator = Catalog.of(host_ref.home).path(EntryKind.IMAGE_FILE, model.checkpoint.path)
         done = is_generated(directory, generator)
-        what = str(directory) if done else f"{directory}: to be generated"
-        return UpStep(name="checkpoint", what=what, seconds=0.0 if done else STEP_SECONDS["stage"])
-    missing = max(model.weight_bytes - bytes_present(directory), 0)
-    if model.checkpoint.source == "local" and not any(directory.glob("*.safetensors")):
-        lacking = "no safetensors file" if directory.is_dir() else "not found"
-        return UpStep(name="checkpoint", what=f"{directory}: {lacking}; `up` stops here", seconds=STEP_SECONDS["stage"])
-    if missing == 0 or model.checkpoint.source != "hub":
-        return UpStep(name="checkpoint", what=f"{directory}: verified", seconds=STEP_SECONDS["stage"])
-    left = f" left of {gb(model.weight_bytes)}" if missing < model.weight_bytes else ""
-    what = f"{gb(missing)}{left} of {model.checkpoint.path} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
-    return UpStep(name="checkpoint", what=what, seconds=missing / (DOWNLOAD_MB_S * 1e6))
+        missing, what = 0, str(directory) if done else f"{directory}: to be generated"
+        seconds = 0.0 if done else seconds
+    else:
+        missing = max(model.weight_bytes - bytes_present(directory), 0)
+        what = f"{directory}: {'verified' if directory.is_dir() else 'not found'}"
+    if missing and model.checkpoint.source == "hub":
+        on = f" on {host_ref.remote}" if host_ref.remote else ""
+        what = f"{gb(missing)} of {model.checkpoint.path} to download{on}, at {DOWNLOAD_MB_S:.0f} MB/s"
+        seconds = missing / (DOWNLOAD_MB_S * 1e6)
+    return UpStep(name="checkpoint", what=what, seconds=seconds)
 
 
 def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
@@ -137,17 +129,15 @@ def _image(artifacts: Artifacts, host_ref: HostRef) -> Iterator[UpStep]:
             what = f"a copy of the interpreter's, for {patches}, unless it exists"
             yield UpStep(name="sglang", what=what, seconds=STEP_SECONDS["copy"])
         return
-    base, tag = base_reference(plan.engine), image_tag(plan, build)
-    room = f"up to {IMAGE_BYTES >> 30} GiB of disk"
-    if host_ref.remote is not None:
-        what = f"{base} pulled and patched on {host_ref.remote}, unless done before: {room}"
-        yield UpStep(name="image", what=what, seconds=PULL + STEP_SECONDS["build"])
-    elif local_config(tag) is not None:
+    base, tag, remote = base_reference(plan.engine), image_tag(plan, build), host_ref.remote
+    if remote is None and local_config(tag) is not None:
         yield UpStep(name="image", what=tag, seconds=0.0)
-    elif local_config(base) is not None:
+    elif remote is None and local_config(base) is not None:
         yield UpStep(name="image", what=f"{base} patched", seconds=STEP_SECONDS["build"])
     else:
-        yield UpStep(name="image", what=f"{base} pulled and patched: {room}", seconds=PULL + STEP_SECONDS["build"])
+        on = f" on {remote}, unless done before" if remote else ""
+        what = f"{base} pulled and patched{on}: up to {IMAGE_BYTES >> 30} GiB of disk"
+        yield UpStep(name="image", what=what, seconds=PULL + STEP_SECONDS["build"])
 
 
 def _start(plan: Plan) -> UpStep:

@@ -4,14 +4,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.core.console import table
 from orchestrator.core.origin import Origin
 from orchestrator.core.yaml_document import Data, KeyPath
 from orchestrator.planner.planning import ResolvedProfile
 from orchestrator.profiles.layers import PARTS, is_setting
 
-_QUESTIONS = ("model", "questions")
-_WIDEST = 64  # maximum width of a value in the table, in characters
 _PARAGRAPH = 100  # maximum columns of a paragraph
 
 
@@ -32,20 +29,9 @@ def explained(loaded: ResolvedProfile) -> tuple[Explained, ...]:
     return tuple(_walk(loaded.composed.data, (), loaded))
 
 
-def explained_table(rows: Sequence[Explained], *, width: int | None = None) -> str:
-    """Format the values as a table, or as paragraphs if the table is wider than `width` columns.
-
-    Flags come last, each as a paragraph with its meaning.
-    """
-    plain, flags = [row for row in rows if not row.help], [row for row in rows if row.help]
-    cells = [(row.key, _short(row.value), row.origin, row.location, row.source) for row in plain]
-    text = table(("key", "value", "origin", "written at", "source"), cells)
-    if width is not None and max(map(len, text.splitlines())) > width:
-        text = "\n".join(line for row in plain for line in _paragraph(row, width))
-    if not flags:
-        return text
-    meanings = (line for row in flags for line in _paragraph(row, min(width or _PARAGRAPH, _PARAGRAPH)))
-    return "\n".join([text, "", "flags, with the help text of the engine's parser:", *meanings])
+def explained_text(rows: Sequence[Explained], *, width: int | None = None) -> str:
+    """Format the values as paragraphs, folded at `width` columns, at most 100."""
+    return "\n".join(line for row in rows for line in _paragraph(row, min(width or _PARAGRAPH, _PARAGRAPH)))
 
 
 def _paragraph(row: Explained, width: int) -> Iterator[str]:
@@ -62,8 +48,9 @@ def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Expla
             if (*path, key) not in {(part, "source") for part in PARTS}:  # shown with every value of its file
                 yield from _walk(inner, (*path, key), loaded)
         return
-    if path == _QUESTIONS and isinstance(value, list):
-        yield from (_question(item, (*path, index), loaded) for index, item in enumerate(value))
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):  # questions
+        for index, item in enumerate(value):
+            yield from _walk(item, (*path, index), loaded)
         return
     if is_setting(path):
         setting = value if isinstance(value, dict) else {"value": value, "origin": Origin.USER.value}
@@ -79,29 +66,17 @@ def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Expla
     )
 
 
-def _question(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Explained:
-    question = value if isinstance(value, dict) else {}
-    return Explained(
-        key=".".join(str(step) for step in path),
-        value=f"{question.get('expected')} ← {question.get('prompt')}",
-        origin=str(question.get("origin", Origin.USER.value)),
-        source=str(question.get("source", "")),
-        location=loaded.composed.location(path),
-    )
-
-
 def _source_of_fact(path: KeyPath, loaded: ResolvedProfile) -> dict[str, Data]:
     """Return the origin and source of a value: the command line, an override, or the `source` of its catalog entry."""
     if loaded.composed.from_command_line(path):
         return {"origin": Origin.USER.value, "source": loaded.composed.location(path)}
-    if (source := loaded.composed.overridden.get(path)) is not None:
-        return {"origin": "" if source else Origin.USER.value, "source": source}
-    part = loaded.composed.data[str(path[0])]
-    return {"source": part.get("source")} if path[0] in PARTS and isinstance(part, dict) else {}
-
-
-def _short(value: str) -> str:
-    return value if len(value) <= _WIDEST else value[: _WIDEST - 1] + "…"
+    composed, part = loaded.composed, loaded.composed.data[str(path[0])]
+    if path[0] not in PARTS or not isinstance(part, dict):
+        return {}
+    file = composed.files.get(str(path[0]))
+    if file is not None and composed.location(path).rpartition(":")[0] != file:  # a profile overrides the entry
+        return {"origin": Origin.USER.value}
+    return {"source": part.get("source")}
 
 
 def _text(value: Data) -> str:

@@ -70,12 +70,7 @@ class LoadedProfile:
     @property
     def capacity(self) -> Capacity:
         """Return the capacity of each replica."""
-        return capacity_of(self.profile, profile_serving(self.profile), self.load)
-
-    @property
-    def shown_capacity(self) -> Capacity:
-        """Return the capacity for display. A profile without a workload gets the default of `bench`."""
-        return self.capacity_for(self.shown_load)
+        return self.capacity_for(self.load)
 
     def capacity_for(self, load: Load | None) -> Capacity:
         """Return the capacity of each replica for requests of these lengths."""

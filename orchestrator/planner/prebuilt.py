@@ -5,7 +5,7 @@ from typing import Final
 from orchestrator.core.console import note
 from orchestrator.core.errors import BuildError, KernelsError, UsageError
 from orchestrator.core.files import write_cache
-from orchestrator.core.safe_paths import FileName, ImageReference, UnsafeValueError
+from orchestrator.core.safe_paths import FileName
 from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.config import ImageConfig
 from orchestrator.images.prebuilt import (
@@ -21,26 +21,24 @@ from orchestrator.images.registry import Registry
 from orchestrator.kernels.plan_coverage import RowSources, needs_table
 from orchestrator.patches.schema import MOE_TABLE
 from orchestrator.plan.plan import Plan
-from orchestrator.render.dockerfile import repository
+from orchestrator.render.dockerfile import base_reference, repository
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef
 
 _REGISTRY: Final = Registry(timeout=5.0)  # timeout of a request in seconds, short because a plan waits for it
 
 
-def require_image(runtime: str, image: str) -> None:
-    """Raise UsageError if the runtime starts no image, or if the name is invalid."""
+def image_of(plan: Plan) -> str | None:
+    """Return the image of a plan's server; None if it runs in no image."""
+    if not runtime_class(plan.runtime).in_container or plan.engine.image is None:
+        return None
+    return plan.prebuilt_image or base_reference(plan.engine)
+
+
+def require_image(runtime: str) -> None:
+    """Raise UsageError if the runtime starts no image."""
     if not runtime_class(runtime).in_container:
         raise UsageError(f"the {runtime} runtime uses no image", hint="`--set runtime=docker`, or no `--image`")
-    require_image_name(image)
-
-
-def require_image_name(text: str) -> None:
-    """Raise UsageError if `text` is not a valid image name."""
-    try:
-        ImageReference(text)
-    except UnsafeValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def known_image(image: str, docker: DockerCli | None, *, pulled_here: bool = True) -> PrebuiltImage | None:

@@ -2,20 +2,16 @@
 
 import math
 import os
-import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.checkpoints.config import CONFIG
 from orchestrator.checkpoints.files import file_stamps
 from orchestrator.checkpoints.quantize.assemble import assemble, copied_size
 from orchestrator.checkpoints.quantize.forecast import Forecast, forecast
-from orchestrator.checkpoints.quantize.recipe import Recipe, load_recipe, recipes_for
+from orchestrator.checkpoints.quantize.recipe import Recipe, load_recipe
 from orchestrator.checkpoints.quantize.source import Source, read_source
 from orchestrator.checkpoints.quantize.work_dir import QuantizationJob, WorkDir
 from orchestrator.checkpoints.quantize.workers import (
@@ -26,34 +22,30 @@ from orchestrator.checkpoints.quantize.workers import (
     quark_version,
     run_workers,
 )
-from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress, format_duration, note, warn
 from orchestrator.core.disk_space import require_disk_space
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.subprocesses import quote
 from orchestrator.core.text import gb
-from orchestrator.core.validation import read_file
 from orchestrator.hosts.machine import available_memory
 from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.kernels.disk.tuner import group_id
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.add.file import CatalogFile, free_name
+from orchestrator.planner.add.file import CatalogFile
 from orchestrator.planner.add.model import add_model
 
 REQUIREMENTS: Final = "quark-0.13.txt"  # below images/: the environment of Quark
 PROGRAM: Final = "quantize_shards.py"
 _BASE_MEMORY: Final = 700_000_000  # bytes of a worker that has imported Quark
 _OF_A_SHARD: Final = 2.3  # factor on the largest shard; 1.6 was measured, see docs/how-to/quantize.md
-_ASKED: Final = re.compile(r"--set [\w.]+=\S*[^\s`]")  # the `--set` in the hint for a missing fact
 _SPARE: Final = 1 << 30  # bytes of disk for headers, index and card
-# Core-seconds per GB of the source: 10 to 15 core-hours for the 1,506 GB of GLM-5.2, from measured matrices.
-_CORE_SECONDS: Final = (24, 36)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationRequest:
-    """The input of `deploy quantize`. A plan provides image and GPUs; without a target nothing is created."""
+    """The input of `deploy quantize`. A plan provides image and GPUs."""
 
     source: Path
     target: Path
@@ -75,52 +67,16 @@ class QuantizedCheckpoint:
     model: CatalogFile | None
 
 
-def recipe_rows(source: Source, home: Home) -> Iterator[list[str]]:
-    """Yield name, size, number of excluded modules and description for each recipe of this model type.
-
-    Raises the errors of `forecast`, and UsageError if there is no recipe.
-    """
-    kind = source.summary.config.model_type
-    recipes = recipes_for(kind, Catalog.of(home))
-    if not recipes:
-        raise UsageError(
-            f"no recipe for `{kind}` found",
-            location=str(source.directory / CONFIG),
-            hint="put your own recipe into `$DEPLOY_HOME/profiles/recipes`",
-        )
-    for name, recipe in recipes.items():
-        found = forecast(source, recipe)
-        yield [name, gb(found.size), f"{len(found.exclude):,}", recipe.description]
-
-
-def cost(source: Source) -> str:
-    """Return the estimated time and memory as text."""
-    low, high = (source.size / 1e9 * core_second / 3600 for core_second in _CORE_SECONDS)
-    return (
-        f"{gb(source.size)} in {len(source.shards)} shards: about {low:.1f} to {high:.1f} core-hours and "
-        f"{gb(worker_memory(source))} of memory per worker (estimates)"
-    )
-
-
-def worker_memory(source: Source) -> int:
-    """Estimate the maximum memory of one worker, in bytes."""
-    return int(_BASE_MEMORY + _OF_A_SHARD * max(source.sizes.values()))
-
-
 def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
     """Quantize and verify a checkpoint, and write its catalog entry. A later call resumes from the finished shards.
 
-    Raises UsageError for a target or a name in use, HostError if disk, memory or Quark is missing, BuildError if Quark
+    Raises UsageError for an existing target, HostError if disk, memory or Quark is missing, BuildError if Quark
     fails, CheckpointMismatchError and CheckpointError for an invalid checkpoint, source or result.
     """
     _require_new(request.target)
     source = read_source(request.source)
     recipe = load_recipe(request.recipe, Catalog.of(home))
     foreseen = forecast(source, recipe)
-    name = request.name or request.target.name.lower()
-    known = names_target(name, request.target, home)
-    if not known:
-        _require_free(name, home)
     _require_apart(source, request.target)
     folder = WorkDir(request.target)
     _require_room(request.target, foreseen, copied_size(request.source), folder)
@@ -134,14 +90,12 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
         receipt = assemble(
             folder, request.target, source=source, recipe=recipe, recipe_name=request.recipe, forecast=foreseen
         )
-    if known:
-        note(f"model `{name}` of the catalog has this directory; no other entry is written")
     return QuantizedCheckpoint(
         target=request.target,
         shards=receipt.shards,
         size=sum(size for file, (size, _) in receipt.files.items() if file.endswith(".safetensors")),
         source_size=source.size,
-        model=None if known else _added_model(request.target, name, home),
+        model=_added_model(request.target, request.name or request.target.name.lower(), home),
     )
 
 
@@ -159,14 +113,6 @@ def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, fold
         if not done:
             folder.remove()
         raise
-    with _report(folder, foreseen) as progress:
-        run_workers(pool, folder, source.sizes, progress)
-
-
-@contextmanager
-def _report(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[QuantizationProgress], None]]:
-    """Yield a function that shows the progress; if the block raises, note the kept shards."""
-    progress = Progress()
 
     def show(seen: QuantizationProgress) -> None:
         left = f"about {format_duration(seen.eta)} left" if seen.eta else ""
@@ -174,13 +120,12 @@ def _report(folder: WorkDir, foreseen: Forecast) -> Iterator[Callable[[Quantizat
         progress.update(text, stage="quantizing", transient=left)
 
     try:
-        yield show
+        with Progress() as progress:
+            run_workers(pool, folder, source.sizes, show)
     except BaseException:
-        progress.done()
         saved = f"{len(folder.finished([*foreseen.shards]))} of {len(foreseen.shards)} shards are done and saved"
         note(f"{saved} in `{folder.root}`: repeat the command to resume")
         raise
-    progress.done()
 
 
 def _job(request: QuantizationRequest, source: Source, recipe: Recipe) -> QuantizationJob:
@@ -228,7 +173,7 @@ def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: H
 
 def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: int) -> int:
     """Return the number of workers: as requested, else one per core as far as memory allows. Raises HostError."""
-    one, free = worker_memory(source), available_memory()
+    one, free = int(_BASE_MEMORY + _OF_A_SHARD * max(source.sizes.values())), available_memory()
     fit = math.inf if free is None else free // one
     text = f"a worker needs about {gb(one)} of memory, and {gb(free or 0)} are free"
     if request.workers is not None:
@@ -238,22 +183,6 @@ def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: 
     if fit < 1:
         raise HostError(text, hint="free up memory; `--workers 1` starts anyway")
     return int(min(cores, left, fit))
-
-
-def names_target(name: str, target: Path, home: Home) -> bool:
-    """Return whether the catalog has a model of this name, with this directory as its checkpoint."""
-    path = Catalog.of(home).find(EntryKind.MODEL, name)
-    checkpoint = read_file(path, str(path)).data.get("checkpoint") if path else None
-    return isinstance(checkpoint, dict) and checkpoint.get("path") == str(target)
-
-
-def _require_free(name: str, home: Home) -> None:
-    """Raise UsageError for an invalid or used name of the catalog entry."""
-    try:
-        free_name(EntryKind.MODEL, name, home, replace=False)
-    except UsageError as error:
-        hint = "choose another name: `--name NAME`"
-        raise UsageError(error.message, location=error.location, hint=hint) from error
 
 
 def _require_apart(source: Source, target: Path) -> None:
@@ -266,20 +195,13 @@ def _require_apart(source: Source, target: Path) -> None:
 
 def _require_new(target: Path) -> None:
     if os.path.lexists(target):
-        raise UsageError("the target exists", location=str(target), hint=_hint_of_what_exists(target))
+        raise UsageError("the target exists", location=str(target), hint="choose a directory that does not exist")
     if not target.parent.is_dir():
         raise UsageError(
             "the directory does not exist",
             location=str(target.parent),
             hint=f"`mkdir -p {shlex.quote(str(target.parent))}`",
         )
-
-
-def _hint_of_what_exists(target: Path) -> str:
-    if target.name and read_receipt(target) and (left := WorkDir(target)).in_progress():
-        folder = shlex.quote(str(left.root))
-        return f"the target is complete; remove the work directory of a killed command: `rm -r {folder}`"
-    return "choose a directory that does not exist"
 
 
 def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir) -> None:
@@ -290,10 +212,15 @@ def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir
 
 
 def _added_model(target: Path, name: str, home: Home) -> CatalogFile | None:
-    """Return the catalog entry of the new checkpoint. An error is only reported: the checkpoint is valid without it."""
+    """Return the catalog entry of the new checkpoint; None if the catalog has one of this name, as for a shipped model.
+
+    An error is only reported: the checkpoint is valid without an entry.
+    """
+    if Catalog.of(home).find(EntryKind.MODEL, name):
+        note(f"the catalog has a model `{name}`; no entry is written")
+        return None
     try:
         return add_model(str(target), home, name=name)
     except DeployError as error:
-        required = [found[0] for problem in error.problems if (found := _ASKED.search(problem.hint))]
-        warn(error.message, hint=f"`{' '.join(['deploy add model', str(target), *required])}`")
+        warn(error.message, hint=f"`{quote(['deploy', 'add', 'model', str(target)])}` names each missing value")
         return None

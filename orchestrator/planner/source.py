@@ -112,7 +112,7 @@ def profile_source(
     valid = read_profile(profile, overrides=overrides, catalog=Catalog.of(home))
     if image is not None:
         try:
-            require_image(_known_runtime(valid), image)
+            require_image(_known_runtime(valid))
         except UsageError as error:
             require_all(f"cannot start profile `{valid.name}`", (valid.decide,), error)
     return ProfileSource(valid=valid, home=home, given=given or {}, image=image)

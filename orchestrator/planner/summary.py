@@ -9,10 +9,11 @@ from orchestrator.core.console import format_duration
 from orchestrator.core.paths import Home
 from orchestrator.core.text import gb
 from orchestrator.images.config import ImageConfig
-from orchestrator.kernels.plan_coverage import coverage_text, derived_text, untuned_problem
+from orchestrator.kernels.plan_coverage import coverage_texts, untuned_problem
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.image_env import image_of, image_variables
+from orchestrator.planner.image_env import image_variables
 from orchestrator.planner.plan_warnings import plan_warnings
+from orchestrator.planner.prebuilt import image_of
 
 WIDTH: Final = 80  # columns
 _LABEL: Final = 12  # columns of a row's name
@@ -82,7 +83,7 @@ def _engine(plan: Plan, image: ImageConfig | None) -> _Rows:
     yield "image", f"{name}{f' ({_short(digest)})' if digest else ''}, {kind}"
     if image is None:
         yield "", "its environment is unknown: `deploy inspect` with its name reads it"
-    elif variables := [str(image_variable) for image_variable in image_variables(plan, image)]:
+    elif variables := [*image_variables(plan, image)]:
         yield "", f"it sets {', '.join(variables)}"
 
 
@@ -139,10 +140,11 @@ def _patches(plan: Plan) -> _Rows:
 
 
 def _kernels(plan: Plan, home: Home) -> _Rows:
-    if text := coverage_text(plan, home):
+    text, derived = coverage_texts(plan, home)
+    if text:
         yield "kernels", text
-    if text := derived_text(plan, home):
-        yield "derived", expand_commands(text)
+    if derived:
+        yield "derived", expand_commands(derived)
     if problem := untuned_problem(plan, home):
         first_way, _, _ = problem.hint.partition("; or ")
         yield "missing", problem.message

@@ -1,12 +1,12 @@
 """The JSON Schema of profiles and catalog entries, for editors; generated from the pydantic models."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel
 
-from orchestrator.profiles.layers import EXTENDS, PARTS, SHARED, USE
+from orchestrator.profiles.layers import EXTENDS, PARTS, USE
 from orchestrator.profiles.schema import EngineFile, HardwareFile, ModelFile, Profile
 
 KINDS: Final[Mapping[str, type[BaseModel]]] = {
@@ -29,7 +29,6 @@ def json_schema(kind: str, model: type[BaseModel] | None = None) -> str:
         }
         schema["properties"][EXTENDS] = extends
         schema["anyOf"] = [{"required": schema.pop("required")}, {"required": [EXTENDS]}]
-    schema["$defs"] = _used(schema)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"deploy: {kind}"}
     return json.dumps({**schema, **head}, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
 
@@ -42,9 +41,8 @@ def _part(part: str, definitions: dict[str, Any]) -> dict[str, Any]:
     own = KINDS[part].model_json_schema()
     for name, definition in own.pop("$defs").items():
         definitions.setdefault(name, definition)
-    for key, property_schema in own["properties"].items():
-        for section in () if key in SHARED else _sections(property_schema):
-            definitions[section].pop("required", None)
+        if name.endswith("Section"):
+            definitions[name].pop("required", None)
     use = {
         "type": "string",
         "description": f"the {part} over whose file the other keys are laid: its name, or its path",
@@ -57,33 +55,3 @@ def _part(part: str, definitions: dict[str, Any]) -> dict[str, Any]:
     }
     named = {"type": "string", "description": f"the name of its file, or its path, such as ./{part}.yaml"}
     return {"anyOf": [named, keys], "description": f"{part}: the name of its file, its path, or its keys"}
-
-
-def _sections(text: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the definitions of mappings under a key.
-
-    Mappings in a list are excluded: the list is replaced as a whole.
-    """
-    nested = text.get("additionalProperties")
-    for item in (text, *text.get("anyOf", ()), *([nested] if isinstance(nested, dict) else [])):
-        if "$ref" in item:
-            yield str(item["$ref"]).removeprefix("#/$defs/")
-
-
-def _used(schema: Mapping[str, object]) -> dict[str, object]:
-    """Return the definitions that are still referenced."""
-    definitions = schema.get("$defs")
-    known = definitions if isinstance(definitions, dict) else {}
-    waiting = [value for key, value in schema.items() if key != "$defs"]
-    used: dict[str, object] = {}
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, list):
-            waiting += node
-        elif isinstance(node, dict):
-            waiting += node.values()
-            name = str(node.get("$ref", "")).removeprefix("#/$defs/")
-            if name in known and name not in used:
-                used[name] = known[name]
-                waiting.append(known[name])
-    return used

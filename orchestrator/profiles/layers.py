@@ -24,7 +24,7 @@ SETTINGS: Final = (*SHARED, "layout", "gateway")  # keys with settings as entrie
 _OPTION: Final = "--set "
 _SOURCE: Final = "source"
 _IMAGE: Final = ("engine", "image")
-_OF_AN_IMAGE: Final = ("image_digest", "image_fallbacks", "aiter_commit")  # keys of an engine that describe its image
+_OF_AN_IMAGE: Final = ("image_digest", "aiter_commit")  # keys of an engine that describe its image
 
 
 _SECTIONS: Final[tuple[KeyPath, ...]] = (("layout", "prefill"), ("layout", "decode"), ("layout", "transfer"))
@@ -39,12 +39,12 @@ def is_setting(path: KeyPath) -> bool:
 
 @dataclass(frozen=True)
 class MergedProfile:
-    """The merged document, the location of each key path, and the names of its catalog entries."""
+    """The merged document, the location of each key path, and the names and files of its catalog entries."""
 
     data: dict[str, Data]
     locations: Mapping[KeyPath, str]
     names: Mapping[str, str]
-    overridden: Mapping[KeyPath, str]  # facts of an entry that a profile overrides, with its source for them
+    files: Mapping[str, str]  # of entries that are files
 
     def location(self, path: KeyPath) -> str:
         """Return the location of a key path, of its nearest parent, or else of a key inside it."""
@@ -160,7 +160,6 @@ def merge_layers(
     """
     data: dict[str, Data] = {}
     locations: dict[KeyPath, str] = {}
-    overridden: dict[KeyPath, str] = {}
     names = dict(names)
     for part, choice in choices.items():
         if part in parts:
@@ -170,9 +169,6 @@ def merge_layers(
                 left_out = {USE, _SOURCE} if part in parts else {USE}  # a file has a source of its own
                 section = {key: value for key, value in _mapping(part, profile).items() if key not in left_out}
                 _layer(data, locations, _entries(part, profile, section, part))
-            if part in parts:
-                source = str(_mapping(part, profile).get(_SOURCE) or "")
-                overridden |= dict.fromkeys(_facts(part, profile), source)
     for profile in profiles:
         own = {key: value for key, value in profile.data.items() if key not in {*PARTS, EXTENDS}}
         _layer(data, locations, [((key,), value, profile, (key,)) for key, value in own.items()])
@@ -181,7 +177,7 @@ def merge_layers(
             _apply_override(data, locations, override)
     for part in PARTS:
         locations.setdefault((part,), _naming(part, profiles).location((part,)))
-    return MergedProfile(data, locations, names, overridden)
+    return MergedProfile(data, locations, names, {part: document.name for part, document in parts.items()})
 
 
 @contextmanager
@@ -221,19 +217,6 @@ def _entries(part: str, document: Document, text: Mapping[str, Data], *inside: s
     `inside` is the key of the entry in the document, if the document is a profile.
     """
     return [((key,) if key in SHARED else (part, key), value, document, (*inside, key)) for key, value in text.items()]
-
-
-def _facts(part: str, profile: Document) -> Iterator[KeyPath]:
-    section = _mapping(part, profile)
-    return _leaves((part,), {key: value for key, value in section.items() if key not in {USE, _SOURCE, *SHARED}})
-
-
-def _leaves(path: KeyPath, value: Data) -> Iterator[KeyPath]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves((*path, key), inner)
-    else:
-        yield path
 
 
 def _mapping(part: str, profile: Document) -> Mapping[str, Data]:

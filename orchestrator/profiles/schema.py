@@ -5,14 +5,14 @@ Sizes have units (`288GiB`) or are bytes (`438033728823`). Settings (`flags`, `e
 origin `user`. Texts are single lines: they end up in scripts, labels and comments.
 """
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
 
 from orchestrator.core.catalog import is_valid_name
 from orchestrator.core.origin import Origin
 from orchestrator.core.safe_paths import RepositoryId
-from orchestrator.core.validation import AbsolutePath, Image, ImageName, StrictModel, Text, VariableName, Word
+from orchestrator.core.validation import AbsolutePath, ImageName, StrictModel, Text, VariableName, Word
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.settings import (
     CountField,
@@ -22,7 +22,6 @@ from orchestrator.profiles.settings import (
     SwitchField,
     SwitchSetting,
 )
-from orchestrator.profiles.sizes import Size
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 
@@ -32,6 +31,12 @@ _ENV: Final = "environment of the server"
 _GATEWAY: Final = "options of SGLang's gateway by long name, without dashes"
 FILLER: Final = "{filler}"  # in a question: replaced with its filler
 MAX_FILLER: Final = 1 << 17  # words; the largest prefill chunk in a recipe for sglang has as many tokens
+
+
+if TYPE_CHECKING:
+    Size: TypeAlias = int
+else:
+    Size = Annotated[ByteSize, AfterValidator(int)]  # `288GiB`, `1.5TB`, or a number of bytes
 
 
 class UlimitSection(StrictModel):
@@ -246,10 +251,6 @@ class EngineSection(StrictModel):
     platform: Literal["rocm", "cuda", "cpu"] = Field(description="rocm, cuda or cpu")
     image: ImageName | None = Field(default=None, description="base image without digest")
     image_digest: Text | None = Field(default=None, pattern=f"^{_DIGEST}$", description="digest of the image")
-    image_fallbacks: tuple[Image, ...] = Field(
-        default=(),
-        description="next images, if that one no longer exists",
-    )
     dockerfile: CatalogName = Field(description="template under images/")
     requirements: CatalogName | None = Field(default=None, description="package list under images/")
     python: Text | None = Field(default=None, pattern="^[^-]", description="Python that has the engine")

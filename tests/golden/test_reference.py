@@ -15,11 +15,11 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from orchestrator.checkpoints.quantize.recipe import recipes_for
+from orchestrator.checkpoints.quantize.recipe import load_recipe
 from orchestrator.cli.main import app
 from orchestrator.cli.schemas import json_outputs, output_schema
 from orchestrator.core import errors
-from orchestrator.core.catalog import Catalog
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.json_output import DRAFT
 from orchestrator.core.paths import data_root
 from orchestrator.patches.ledger import read_ledger
@@ -108,7 +108,8 @@ def recipes() -> str:
     """One row a recipe of quantization."""
     rows = (
         (f"`{name}`", recipe.description, ", ".join(f"`{pattern}`" for pattern in recipe.exclude), recipe.source)
-        for name, recipe in recipes_for("glm_moe_dsa", Catalog.shipped()).items()
+        for name in Catalog.shipped().names(EntryKind.RECIPE)
+        for recipe in (load_recipe(name, Catalog.shipped()),)
     )
     return table(("recipe", "what it does", "excluded", "source"), rows)
 

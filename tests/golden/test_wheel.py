@@ -67,5 +67,5 @@ def test_wheel_contains_every_referenced_schema(installed: Path) -> None:
 def test_installed_wheel_adds_a_model(installed: Path, tmp_path: Path) -> None:
     checkpoint, home = write_public(tmp_path / "gpt-oss-120b", "gpt-oss-120b"), str(tmp_path / "home")
     done = deploy(installed, "add", "model", str(checkpoint), DEPLOY_HOME=home)
-    assert done.stderr.splitlines()[-1] == "next: `deploy add profile --model gpt-oss-120b --hardware mi355x`"
+    assert done.stderr.splitlines()[-1] == "next: `deploy add profile --model gpt-oss-120b --hardware HARDWARE`"
     assert Path(home, "profiles/models/gpt-oss-120b.yaml").is_file()

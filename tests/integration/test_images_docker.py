@@ -369,7 +369,7 @@ def test_prebuilt_image_is_planned_with_its_kernel_table(
         == docker.run("image", "inspect", "--format", "{{.Id}}", built.stdout.strip()).stdout.strip()
     )
     assert [path.read_bytes() for path in given.tables] == [table.read_bytes()]
-    assert compute_coverage(plan, given, host_ref.home).coverage.untuned_in_workload == ()
+    assert compute_coverage(plan, given, host_ref.home).untuned_in_workload == ()
     assert render_artifacts(plan).build is None
     with pytest.raises(KernelsError, match="has no table of tuned kernels"):
         require_table(*decided(image, f"engine.image={base}")[::-1], allow_untuned=False)

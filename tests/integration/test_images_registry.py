@@ -49,42 +49,17 @@ def delete(registry: str, name: str, digest: str) -> None:
         pass
 
 
-def engine(image: str, *fallbacks: str, digest: str | None = None) -> Engine:
+def engine(image: str, digest: str | None = None) -> Engine:
     own = load("mi355x-tp8-july").plan.engine
-    return replace(own, image=image, image_digest=digest, image_fallbacks=fallbacks)
+    return replace(own, image=image, image_digest=digest)
 
 
-def test_deleted_tag_falls_back_to_release_or_mirror_hint(
-    docker_daemon: DockerCli, registry: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    dated, digest = f"{registry}/dated:20260626", names["dated:20260626"]
-    delete(registry, "dated", digest)
-
-    found = ensure_base(docker_daemon, engine(dated, f"{registry}/none:1", f"{registry}/release:v1"))
-    said = capsys.readouterr().err
-    assert f"base image `{dated}` no longer exists; using `{registry}/release:v1` under that name" in said
-    assert found == image_id(docker_daemon, dated)
-
-    forget(docker_daemon, registry)
-    with pytest.raises(BuildError, match="does not exist in its registry") as caught:
-        ensure_base(docker_daemon, engine(dated, f"{registry}/newer:1", f"{registry}/mirror:any", digest=digest))
-    assert caught.value.hint == f"`--set engine.image={registry}/mirror` names the same digest in another repository"
-    assert ensure_base(docker_daemon, engine(f"{registry}/mirror", digest=digest)) == found
-
-
-def test_deleted_tag_falls_back_to_pinned_release_digest(
-    docker_daemon: DockerCli, registry: str, names: dict[str, str]
-) -> None:
-    dated, release, digest = f"{registry}/dated:20260626", f"{registry}/release:v1", names["release:v1"]
+def test_deleted_tag_is_an_error(docker_daemon: DockerCli, registry: str, names: dict[str, str]) -> None:
+    dated = f"{registry}/dated:20260626"
     delete(registry, "dated", names["dated:20260626"])
-    docker_daemon.run("pull", f"{registry}/newer:1")
-    newer = image_id(docker_daemon, f"{registry}/newer:1")
-    tag_image(docker_daemon, f"{registry}/newer:1", release)
-    push_image(docker_daemon, release)
-
-    found = ensure_base(docker_daemon, engine(dated, f"{release}@{digest}"))
-
-    assert found == image_id(docker_daemon, dated) == image_id(docker_daemon, f"{registry}/release@{digest}") != newer
+    with pytest.raises(BuildError, match="does not exist in its registry") as caught:
+        ensure_base(docker_daemon, engine(dated))
+    assert "name another image with `--base-image`" in caught.value.hint
 
 
 def test_moved_tag_warns_and_pinned_digest_is_used(

@@ -125,25 +125,6 @@ def test_profile_image_is_pulled_and_its_rows_used(
         engine.images.remove(f"{far}:1", force=True)
 
 
-def test_missing_image_is_replaced_by_its_fallback(
-    engine: docker.DockerClient, image: str, registry: str, tmp_path: Path
-) -> None:
-    gone, release = f"{registry}/deploy-kernels-test:dated", f"{registry}/deploy-kernels-test:1"
-    engine.images.get(image).tag(release)
-    engine.images.push(release)
-    engine.images.remove(release)
-    try:
-        others = ("--set", f"engine.image_fallbacks=[{registry}/no-such:1, {release}]")
-        built = table(gone, Home(tmp_path / "home"), *others)
-        assert built.returncode == 0, built.stderr
-        assert f"base image `{gone}` no longer exists; using `{release}` under that name" in built.stderr
-        pinned = table(f"{registry}/deploy-kernels-test:other", Home(tmp_path / "home"), *others, *PINNED)
-        assert pinned.returncode == 5, "another image is not what a digest names"
-    finally:
-        for name in (gone, release):
-            engine.images.remove(name, force=True)
-
-
 def test_unavailable_image_hints_at_table_option(engine: docker.DockerClient, registry: str, tmp_path: Path) -> None:
     assert engine.ping()
     gone = table(f"{registry}/no-such:1", Home(tmp_path / "home"))

@@ -25,7 +25,7 @@ CASES: Final[Mapping[str, tuple[str, ...]]] = {  # one of each vendor; between t
         "kubernetes.image_pull_secrets=[registry]",
         "kubernetes.supplemental_groups=[44,109]",
         "kubernetes.cpu=16",
-        "kubernetes.memory=64GiB",
+        "kubernetes.memory=64Gi",
         "kubernetes.tolerations=[team=ours:NoExecute]",
         "kubernetes.service_type=NodePort",
         "server.api_key_env=SGLANG_KEY",

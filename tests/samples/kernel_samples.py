@@ -92,7 +92,6 @@ def glm_plan(
             platform="rocm",
             image="sglang-rocm:test",
             image_digest=None,
-            image_fallbacks=(),
             dockerfile="sglang-rocm",
             requirements=None,
             python=None,

@@ -33,7 +33,7 @@ class ClusterEngine:
             "kubernetes.image_pull_policy=Never",
             "kubernetes.weights.host_path=/tmp",
             "kubernetes.cpu=0.1",  # the node has few, and this test's pod may have to wait for the end of another's
-            "kubernetes.memory=1GiB",
+            "kubernetes.memory=1Gi",
             f"server.port={free_port()}",
         )
         artifacts = render_artifacts(cluster_plan("cpu-tiny", *settings, *overrides, image=PYTHON_IMAGE))

@@ -25,7 +25,6 @@ from orchestrator.core.safe_paths import CheckpointFile
 
 _GROUP: Final = 32  # values that share a scale in MXFP4 (OCP Microscaling Formats 1.0)
 _MXFP4: Final = "mxfp4"
-_MAX_SHOWN: Final = 3
 # Quark's form of a scheme in config.json, as far as it determines how tensors are stored.
 _QUARK_CONFIG: Final[Mapping[str, Mapping[str, object]]] = {
     "mxfp4": {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": _GROUP}},
@@ -74,8 +73,13 @@ def forecast(source: Source, recipe: Recipe) -> Forecast:
             scheme = scheme_of(module) if _is_linear(name, tensor) else ""
             if scheme is None:
                 excluded.append(module)
+            if scheme == _MXFP4 and tensor.shape[-1] % _GROUP:
+                raise UsageError(
+                    f"MXFP4 needs column counts divisible by {_GROUP}: `{name}` has {tensor.shape[-1]} columns",
+                    location=str(source.directory),
+                    hint="exclude it in your own recipe: `deploy quantize SOURCE TARGET --recipe FILE`",
+                )
             output |= _stored(name, tensor, scheme or "")
-    _require_groups(source, shards)
     result = Forecast(shards=shards, exclude=tuple(sorted(excluded)))
     _require_loadable(source, recipe, result)
     return result
@@ -115,23 +119,6 @@ def _stored(name: str, tensor: StoredTensor, scheme: str) -> Iterator[tuple[str,
 
 def _tensor(dtype: str, shape: tuple[int, ...], element_bytes: int) -> StoredTensor:
     return StoredTensor(dtype=dtype, shape=shape, size=element_bytes * prod(shape))
-
-
-def _require_groups(source: Source, output: Mapping[CheckpointFile, Mapping[str, StoredTensor]]) -> None:
-    """Raise UsageError for matrices whose number of columns is not a multiple of the group size."""
-    problems = [
-        f"`{name}` has {tensor.shape[-1]} columns"
-        for shard, tensors in source.shards.items()
-        for name, tensor in tensors.items()
-        if output[shard][name].dtype == "U8" and tensor.shape[-1] % _GROUP
-    ]
-    if problems:
-        more = f", and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
-        raise UsageError(
-            f"MXFP4 needs column counts divisible by {_GROUP}: {', '.join(problems[:_MAX_SHOWN])}{more}",
-            location=str(source.directory),
-            hint="exclude them in your own recipe: `deploy quantize SOURCE TARGET --recipe FILE`",
-        )
 
 
 def _require_loadable(source: Source, recipe: Recipe, result: Forecast) -> None:

@@ -48,9 +48,3 @@ def load_recipe(name_or_file: str, catalog: Catalog) -> Recipe:
         hint = known if known.endswith("?") else f"{known}, or a .yaml file"
         raise UsageError(f"no recipe `{name_or_file}` found", hint=hint)
     return read_model(path, Recipe, catalog.shown(path))
-
-
-def recipes_for(model_type: str, catalog: Catalog) -> dict[str, Recipe]:
-    """Return the recipes for a model type, by name."""
-    found = {name: load_recipe(name, catalog) for name in catalog.names(EntryKind.RECIPE)}
-    return {name: recipe for name, recipe in found.items() if model_type in recipe.model_types}

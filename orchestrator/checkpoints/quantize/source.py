@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.checkpoints.config import CONFIG
-from orchestrator.checkpoints.receipt import known_commit
+from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.checkpoints.safetensors import StoredTensor
 from orchestrator.checkpoints.summary import CheckpointSummary, summarize
 from orchestrator.core.errors import CheckpointError, UsageError
@@ -42,10 +41,11 @@ class Source:
         """The bytes of the shards."""
         return sum(self.sizes.values())
 
-    @cached_property
+    @property
     def commit(self) -> str:
-        """The hub commit of the checkpoint if its download recorded one, else ""."""
-        return known_commit(self.directory) or ""
+        """The hub commit of the checkpoint by its receipt, else ""."""
+        receipt = read_receipt(self.directory)
+        return (receipt.revision if receipt else None) or ""
 
 
 def read_source(directory: Path) -> Source:

@@ -96,10 +96,6 @@ class WorkDir:
         for name in map(FileName, ("parts", "claims", "made", "checkpoint")):
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
-    def in_progress(self) -> bool:
-        """Return whether a quantization of this target is running, or was killed."""
-        return (self.root / _JOB).is_file()
-
     def _require_owned(self) -> None:
         """Raise UsageError for a link, or a directory that this tool did not create: it is removed at the end."""
         names = {entry.name for entry in self.root.iterdir()} if self.root.is_dir() else set()

@@ -13,7 +13,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput, fields_of
 from orchestrator.core.paths import Home
 from orchestrator.images.patch_check import PatchState
-from orchestrator.planner.add.engine import AddedEngine, OptionTable, ShippedTables, add_engine, next_command
+from orchestrator.planner.add.engine import AddedEngine, OptionTable, ShippedTables, add_engine
 from orchestrator.planner.add.engine_sources import EngineRequest
 from orchestrator.planner.add.file import EntryOutput
 from orchestrator.planner.flag_tables import write_flag_table
@@ -21,13 +21,12 @@ from orchestrator.planner.flag_tables import write_flag_table
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOutput(EntryOutput):
-    """A new engine; `next` is the command that proposes a profile, "" if nothing was written."""
+    """A new engine; `written` is false for a dry run."""
 
     options: OptionTable
     tuned_kernels: ShippedTables | None
     patches: tuple[PatchState, ...]
     written: bool
-    next: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +84,6 @@ def command(
         dry_run=dry_run,
     )
     found = add_engine(request, home)
-    following = "" if dry_run else next_command(found, home)
     if json:
         output = EngineOutput(
             **fields_of(found.file.to_output()),
@@ -93,22 +91,18 @@ def command(
             tuned_kernels=found.tables,
             patches=found.patches,
             written=not dry_run,
-            next=following,
         )
         OUTPUT.show(output)
     else:
-        _show_engine(found, following, written=not dry_run)
+        _show_engine(found, written=not dry_run)
 
 
-def _show_engine(found: AddedEngine, following: str, *, written: bool) -> None:
+def _show_engine(found: AddedEngine, *, written: bool) -> None:
     print_data(table(["key", "value", "from"], found.rows(), width=terminal_width()))
     for text in found.file.notes:
         note(text)
     if written:
         info(f"wrote {found.file.path}")
-        if following:
-            info(f"next: `{following}`")
-        else:
-            note(f"no profile uses this engine; next: `deploy show PROFILE --set engine={found.file.name}`")
+        info(f"next: `deploy show PROFILE --set engine={found.file.name}`")
     else:
         info(f"would write {found.file.path}")

@@ -1,6 +1,5 @@
 """The command `deploy add model`."""
 
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
@@ -8,22 +7,12 @@ import typer
 from orchestrator.cli.add.options import FactOption, NameOption, ReplaceOption
 from orchestrator.cli.options import Json, RevisionOption
 from orchestrator.core.console import info, note, print_data, table, terminal_width
-from orchestrator.core.json_output import JsonOutput, fields_of
+from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.hosts.survey import local
-from orchestrator.planner.add.file import CatalogFile, EntryOutput
-from orchestrator.planner.add.host_profile import next_command
+from orchestrator.planner.add.file import EntryOutput
 from orchestrator.planner.add.model import add_model
 
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOutput(EntryOutput):
-    """A new model; `next` is the command that proposes a profile."""
-
-    next: str
-
-
-OUTPUT: Final = JsonOutput(ModelOutput)
+OUTPUT: Final = JsonOutput(EntryOutput)
 
 
 def command(
@@ -42,19 +31,11 @@ def command(
     """
     home = Home.from_environment()
     found = add_model(checkpoint, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
-    following = next_command(found.name, home, local)
     if json:
-        OUTPUT.show(ModelOutput(**fields_of(found.to_output()), next=following))
-    else:
-        _show_model(found, following)
-
-
-def _show_model(found: CatalogFile, following: str) -> None:
+        OUTPUT.show(found.to_output())
+        return
     print_data(table(["key", "value", "from"], found.rows(), width=terminal_width()))
     for text in found.notes:
         note(text)
     info(f"wrote {found.path}")
-    if following:
-        info(f"next: `{following}`")
-    else:
-        note("the model fits no node of the catalog; `deploy add profile` shows the memory it needs")
+    info(f"next: `deploy add profile --model {found.name} --hardware HARDWARE`")

@@ -12,7 +12,7 @@ from orchestrator.core.console import info, print_data
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.kernels.coverage import CoverageOutput, to_output
+from orchestrator.kernels.coverage import Coverage
 from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.kernels.plan_table import build_table
 from orchestrator.planner.planning import load
@@ -25,7 +25,7 @@ class TableOutput:
 
     path: Path
     rows: dict[str, int]
-    coverage: CoverageOutput
+    coverage: Coverage
 
 
 OUTPUT: Final = JsonOutput(TableOutput)
@@ -57,6 +57,6 @@ def command(
     info(built.summary)
     if json:
         rows = {origin.value: count for origin, count in built.table.origins.items()}
-        OUTPUT.show(TableOutput(path=built.path, rows=rows, coverage=to_output(built.coverage, tables=str(built.path))))
+        OUTPUT.show(TableOutput(path=built.path, rows=rows, coverage=built.coverage))
     else:
         print_data(str(built.path))

@@ -11,9 +11,9 @@ from orchestrator.core.console import info, print_data
 from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.json_output import JsonOutput
-from orchestrator.kernels.log_gate import GateOutput, GateReport, gate_report
+from orchestrator.kernels.log_gate import GateReport, gate_report
 
-OUTPUT: Final = JsonOutput(GateOutput)
+OUTPUT: Final = JsonOutput(GateReport)
 _MAX_LINE_BYTES: Final = 1 << 20  # longer lines are no log lines
 
 
@@ -35,7 +35,7 @@ def command(
             raise UsageError(f"cannot write `{untuned}`: {error.strerror}") from error
         info(f"wrote the missed keys to `{untuned}`")
     if json:
-        OUTPUT.show(report.to_output())
+        OUTPUT.show(report)
     else:
         print_data(report.summary)
     if strict_kernels and (report.misses or not report.has_lookups):

@@ -14,7 +14,7 @@ from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.hosts.daemon import remote_host
-from orchestrator.kernels.coverage import CoverageOutput, queries_aiter_tables
+from orchestrator.kernels.coverage import Coverage, queries_aiter_tables, to_text, uses_tuned_table
 from orchestrator.kernels.plan_coverage import (
     RowSources,
     compute_coverage,
@@ -25,7 +25,7 @@ from orchestrator.kernels.plan_coverage import (
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, usable_plans
 
-OUTPUT: Final = JsonOutput(tuple[CoverageOutput, ...])
+OUTPUT: Final = JsonOutput(tuple[Coverage, ...])
 
 
 def command(
@@ -60,17 +60,17 @@ def command(
         with hints_for(profile or plan.profile, set_ or ()):
             covered.append(compute_coverage(plan, sources, home))
     if json:
-        OUTPUT.show(tuple(one.to_output() for one in covered))
+        OUTPUT.show(tuple(covered))
     elif covered:
-        print_data("\n\n".join(one.to_text() for one in covered))
+        print_data("\n\n".join(map(to_text, covered)))
     if profile is not None and plans and (text := derived_hint(plans[0], covered[0])):
         note(text)
-    if short := [one for one in covered if one.untuned_count]:
-        names = ", ".join(f"`{one.coverage.profile}` ({one.untuned_count} missing)" for one in short)
+    if short := [one for one in covered if one.untuned_keys]:
+        names = ", ".join(f"`{one.profile}` ({len(one.untuned_keys)} missing)" for one in short)
         hint = "`deploy kernels build PROFILE` adds known rows, `deploy kernels tune PROFILE` measures the others"
-        if not any(one.supports_table for one in short):
+        if not any(map(uses_tuned_table, plans)):
             hint = "aiter chooses kernels by heuristics; `deploy` tunes tables only for MXFP4"
-        with hints_for(profile or short[0].coverage.profile, set_ or ()):
+        with hints_for(profile or short[0].profile, set_ or ()):
             raise KernelsError(f"no tuned kernel for every key of {names}", hint=hint)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.errors import KernelsError, Problem
+from orchestrator.core.errors import KernelsError, Problem, truncate_problems
 from orchestrator.core.files import open_lines
 from orchestrator.kernels.keys import KEY_COLUMNS
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
@@ -76,4 +76,4 @@ def _cells(row: Mapping[str, str]) -> tuple[str, ...]:
 def require_readable(problems: list[Problem]) -> None:
     """Raise KernelsError if there are problems."""
     if problems:
-        raise KernelsError("cannot read the tuned tables", problems=problems)
+        raise KernelsError("cannot read the tuned tables", problems=truncate_problems(problems))

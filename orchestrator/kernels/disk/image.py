@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.console import warn
 from orchestrator.core.errors import KernelsError, PathNotFoundError, Problem
+from orchestrator.images.base import image_id, known_digests
 from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.facts import copy_from_image
 from orchestrator.kernels.disk.files import require_readable, tables_below
@@ -48,11 +48,8 @@ def read_image(image: str, aiter_dir: str, remote: str | None = None) -> ImageTa
             raise KernelsError(none, details=error.details) from error
         with suppress(PathNotFoundError):  # no git directory
             copy_from_image(docker, image, f"{aiter_dir}/.git/HEAD", folder)
-        found = tables_below(folder / "configs")
-        if not (tables := [path for path in found if _is_copied(path, folder)]):
+        if not (tables := [path for path in tables_below(folder / "configs") if _is_copied(path, folder)]):
             raise KernelsError(none)
-        for path in (path for path in found if path not in tables):
-            warn(f"`{image}`: `{path.relative_to(folder)}` links to a file outside `{_CONFIGS}`; its rows are not read")
         rows = tuple(_rows(tables, folder))
         commit = _COMMIT.fullmatch(_text(head).strip()) if _is_copied(head, folder) else None  # detached in images
     return ImageTables(rows=rows, files=len(tables), digest=digest, aiter_commit=commit and commit[0])
@@ -65,11 +62,10 @@ def read_digest(image: str) -> str:
 
 def _digest(docker: DockerCli, image: str) -> str:
     """Return the registry's digest of a pulled image, else the engine's id."""
-    found = docker.run("image", "inspect", "--format", "{{range .RepoDigests}}{{.}} {{end}}{{.Id}}", image)
-    if not found.ok:
+    if (local := image_id(docker, image)) is None:
         hint = f"`docker pull {image}`, or pass copies of its tables with `--table`"
         raise KernelsError(f"no image `{image}` found", hint=hint)
-    return found.stdout.split()[0].rpartition("@")[2]
+    return next((name.rpartition("@")[2] for name in known_digests(docker, image)), local)
 
 
 def _rows(tables: Iterable[Path], folder: Path) -> list[TunedRow]:

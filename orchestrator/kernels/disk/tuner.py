@@ -8,7 +8,6 @@ the image's table. It skips rows that exist in `-o`. It can hang at shutdown. Af
 import contextlib
 import grp
 import math
-import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,14 +29,6 @@ from orchestrator.render.artifacts import container_options
 SCRIPT: Final = "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py"
 WORK_DIR: Final = "/tuning"  # in the container
 ERROR_LIMIT: Final = 0.10  # share of wrong elements; upstream's GLM rows have at most 6.3 %
-_PRINTED: Final = re.compile(
-    r"\[Tuning not Finished\]|no valid candidate found|please check errRatio|\d+ of \d+ tasks failed"
-    r"|no shape to tune or no solution found|error in batch \d+|^Traceback \(most recent call last\)",
-    re.MULTILINE,
-)
-_MAX_LINES: Final = 10
-
-
 TIME_LIMIT: Final = "the tuner reached its time limit"
 # Runs `argv` within `limits`, appends its output to `log`, asks `finished` about its work; returns its problem.
 TunerRunner: TypeAlias = Callable[..., str]
@@ -153,13 +144,12 @@ def tune(
     finally:
         new = _collect(job, store, provenance)
     accepted = (*earlier.accepted, *new.accepted)
+    remaining = _without(job.keys, accepted)
+    if remaining and not fault:
+        fault = f"the tuner ended without a row for {len(remaining)} keys"
     hint = "run the same command again to continue" if fault == TIME_LIMIT else ""
     exit_problems = [Problem(fault, str(log), hint)] if fault else []
-    return Tuned(
-        accepted=accepted,
-        remaining=_without(job.keys, accepted),
-        problems=(*earlier.problems, *new.problems, *exit_problems, *_printed_problems(log)),
-    )
+    return Tuned(accepted=accepted, remaining=remaining, problems=(*earlier.problems, *new.problems, *exit_problems))
 
 
 def _collect(job: TuningJob, store: Store, provenance: RowProvenance) -> Tuned:
@@ -213,16 +203,6 @@ def _read(path: Path, problems: list[Problem]) -> list[TunedRow]:
             return list(read_rows(lines, name=str(path), origin=RowOrigin.MEASURED, problems=problems))
     except FileNotFoundError:
         return []
-
-
-def _printed_problems(log: Path) -> list[Problem]:
-    """Return the errors that the tuner printed; its exit code may be 0."""
-    try:
-        with log.open(encoding="utf-8", errors="replace") as lines:
-            found = [(number, line.strip()) for number, line in enumerate(lines, start=1) if _PRINTED.search(line)]
-    except FileNotFoundError:
-        return []
-    return [Problem(f"the tuner reported: {line[:160]}", f"{log}:{number}") for number, line in found[:_MAX_LINES]]
 
 
 def _without(keys: Sequence[Key], rows: Sequence[TunedRow]) -> tuple[Key, ...]:

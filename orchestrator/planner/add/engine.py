@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.catalog import Catalog, EntryKind
-from orchestrator.core.errors import BuildError, KernelsError, Problem, ProfileError
+from orchestrator.core.errors import BuildError, KernelsError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.core.yaml_document import Data
@@ -19,11 +19,9 @@ from orchestrator.engine.flags import parse_flags
 from orchestrator.images.patch_check import CONFLICT, PatchState, SourceChecker
 from orchestrator.kernels.disk.image import ImageTables
 from orchestrator.kernels.disk.store import Store
-from orchestrator.plan.rules import sglang_version_in_tag
 from orchestrator.planner.add.engine_sources import EngineRequest, EngineSource, engine_source
 from orchestrator.planner.add.file import CatalogFile, free_name, part_lines, require_whole, write_part
 from orchestrator.planner.flag_tables import flag_table, table_path
-from orchestrator.planner.planning import read_profile
 from orchestrator.profiles.layers import Override
 from orchestrator.profiles.schema import EngineFile
 from orchestrator.profiles.yaml_writer import YamlLine
@@ -88,7 +86,7 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
     lines = _with_template(part_lines(read, overrides, EngineFile))
     missing = {key: problem for key, problem in source.asked().items() if key not in keys}
     facts = {line.path[0]: line.value for line in lines}
-    require_whole(lines, {**missing, **_contradiction(facts, source.name)}, source.name, EngineFile)
+    require_whole(lines, missing, source.name, EngineFile)
     version = str(facts["version"])
     name = request.name or f"sglang-{version}-{facts['platform']}"
     free_name(EntryKind.ENGINE, name, home, replace=request.replace)
@@ -117,19 +115,6 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
     return found
 
 
-def next_command(found: AddedEngine, home: Home) -> str:
-    """Return the command that shows the catalog's first profile for which the engine can be planned; "" for none."""
-    catalog = Catalog.of(home)
-    for profile in catalog.names(EntryKind.PROFILE):
-        choice = f"engine={found.file.name}"
-        try:
-            read_profile(profile, overrides=[choice], catalog=catalog).decide()
-        except ProfileError:
-            continue
-        return f"deploy show {profile} --set {choice}"
-    return ""
-
-
 def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:
     """Return the lines with the Dockerfile template of the platform, unless a line sets one."""
     platform = next((line.value for line in lines if line.path == ("platform",)), None)
@@ -139,15 +124,6 @@ def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:
         path=("dockerfile",), value=f"sglang-{platform}", comment="of its platform"
     )  # a missing platform is an error anyway
     return part_lines({line.path: line for line in (*lines, template)}, (), EngineFile)
-
-
-def _contradiction(facts: Mapping[str, Data], location: str) -> Mapping[str, Problem]:
-    """Return the problem of an image named after another release: no profile could be planned with both."""
-    image, version = str(facts.get("image", "")), facts.get("version")
-    if (named := sglang_version_in_tag(image)) in {None, version} or version is None:
-        return {}
-    hint = f"choose an image of {version}; or retag a local image: `docker tag {image} NAME:TAG`"
-    return {"image": Problem(f"`version` is {version}, but the name of `{image}` says sglang {named}", location, hint)}
 
 
 def _reference(facts: Mapping[str, Data]) -> str | None:
@@ -194,8 +170,6 @@ def _notes(facts: Mapping[str, Data], patches: Sequence[PatchState]) -> Iterator
             yield f"patch `{patch.id}` does not apply, so an image build fails: `skip_patches` omits the patch"
     if not any(facts.get(key) for key in _RUNS_IN):
         yield "the engine has no image: `--set engine.image=NAME:TAG` names one; `deploy add engine IMAGE` keeps it"
-    if facts.get("image") and not facts.get("image_digest"):
-        yield "the image is not pinned: no registry digest found, and the tag may move"
     if facts["platform"] == "rocm" and facts.get("image") and not facts.get("aiter_dir"):
         yield "the image's aiter is unknown: pull the image, then `deploy add engine IMAGE` reads it"
 

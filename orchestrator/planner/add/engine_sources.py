@@ -1,10 +1,10 @@
 """The sources of an engine's facts: a release of sglang on the package index, or an image on the Docker host."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import ClassVar, TypeAlias
 
 from orchestrator.core.errors import BuildError, Problem, UsageError
 from orchestrator.core.paths import Home
@@ -33,29 +33,7 @@ class EngineRequest:
     dry_run: bool = False
 
 
-class EngineSource(Protocol):
-    """The source of the facts of an engine."""
-
-    read: str  # a description of the source
-    name: str  # in messages
-
-    def lines(self) -> Iterator[YamlLine]:
-        """Yield the known facts, each with its source."""
-
-    def asked(self) -> Mapping[str, Problem]:
-        """Return the missing facts by key, each with the option that sets it."""
-
-    def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:
-        """Return the state of each patch in the sources."""
-
-    def unpack(self, folder: Path) -> None:
-        """Write the package `sglang` into a folder."""
-
-    def tables(self) -> ImageTables | None:
-        """Return the tables of tuned kernels, None if there are none."""
-
-
-def engine_source(request: EngineRequest, home: Home) -> EngineSource:
+def engine_source(request: EngineRequest, home: Home) -> "EngineSource":
     """Return the requested source; nothing is read yet. Raises UsageError for options of the other kind of source."""
     version = request.what.removeprefix("v")
     if not is_version(version):
@@ -78,12 +56,16 @@ class _Release:
 
     request: EngineRequest
     home: Home
-    read: str = field(init=False)
-    name: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.name = f"sglang {self.request.what}"
-        self.read = f"its wheel, sglang {self.request.what}"
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return f"sglang {self.request.what}"
+
+    @property
+    def read(self) -> str:
+        """A description of the source."""
+        return f"its wheel, {self.name}"
 
     @cached_property
     def wheel(self) -> Path:
@@ -97,21 +79,26 @@ class _Release:
         return wheel
 
     def lines(self) -> Iterator[YamlLine]:
+        """Yield the known facts, each with its source."""
         found = wheel_version(self.wheel)  # first: a missing version makes other queries pointless
         yield YamlLine(path=("source",), value=f"sglang wheel {found}")
         yield YamlLine(path=("version",), value=found, comment="sglang/_version.py in its wheel")
 
     def asked(self) -> Mapping[str, Problem]:
+        """Return the missing facts by key, each with the option that sets it."""
         what = "cannot read `platform`: all platforms have the same wheel"
         return {"platform": Problem(what, self.name, "`--set platform=rocm`, `cuda` or `cpu`")}
 
     def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:
+        """Return the state of each patch in the sources."""
         return checker.check_wheel(self.wheel)
 
     def unpack(self, folder: Path) -> None:
+        """Write the package `sglang` into a folder."""
         unpack_package(self.wheel, folder)
 
     def tables(self) -> ImageTables | None:
+        """Return the tables of tuned kernels, None if there are none."""
         return None
 
 
@@ -120,11 +107,11 @@ class _Image:
     """An image on the Docker host."""
 
     request: EngineRequest
-    read: str = "the image"
-    name: str = field(init=False)
+    read: ClassVar = "the image"
 
-    def __post_init__(self) -> None:
-        self.name = self.request.what
+    @property
+    def name(self) -> str:
+        return self.request.what
 
     @cached_property
     def docker(self) -> DockerCli:
@@ -170,21 +157,14 @@ class _Image:
         return (YamlLine(path=(key,), value=value, comment=says) for key, value, says in found if value is not None)
 
     def asked(self) -> Mapping[str, Problem]:
-        facts, missing = self.facts, dict[str, Problem]()
+        missing = dict[str, Problem]()
         if self.version is None:
-            says = (
-                f"the version of its sources is `{facts.sglang.version}`" if facts.sglang.version else "no source found"
-            )
+            what = f"cannot read `version`: its sources are of version `{self.facts.sglang.version or 'unknown'}`"
             hint = "give the release with the same options: `--set version=0.5.20`"
-            missing["version"] = Problem(f"cannot read `version`: {says}", self.name, hint)
-        if facts.platform is None:
-            says = (
-                f"its torch has neither hip nor cuda ({facts.platform_from})"
-                if facts.platform_from
-                else "no torch found"
-            )
-            hint = "`--set platform=rocm`, `cuda` or `cpu`"
-            missing["platform"] = Problem(f"cannot read `platform`: {says}", self.name, hint)
+            missing["version"] = Problem(what, self.name, hint)
+        if self.facts.platform is None:
+            what = f"cannot read `platform`: its torch names none ({self.facts.platform_from or 'no torch found'})"
+            missing["platform"] = Problem(what, self.name, "`--set platform=rocm`, `cuda` or `cpu`")
         return missing
 
     def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:
@@ -200,3 +180,6 @@ class _Image:
         found = read_image(self.config.reference, root, self.request.host)
         prefix = f"{self.image} ({found.digest[:19]}) "
         return replace(found, rows=tuple(replace(row, location=prefix + row.location) for row in found.rows))
+
+
+EngineSource: TypeAlias = _Release | _Image

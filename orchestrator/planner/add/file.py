@@ -72,7 +72,7 @@ def free_name(kind: EntryKind, name: str, home: Home, *, replace: bool) -> None:
     """Raise UsageError for an invalid name, and for one in use unless `replace`."""
     if not is_valid_name(name) or "/" in name:
         hint = "`--name NAME`, with letters, digits, `.`, `_`, `+` and `-`"
-        raise UsageError(f"invalid name `{name}` for {_a(kind)}", hint=hint)
+        raise UsageError(f"invalid {kind.name.lower()} name `{name}`", hint=hint)
     if not replace:
         require_free(kind, name, home)
 
@@ -81,18 +81,11 @@ def require_free(kind: EntryKind, name: str, home: Home) -> None:
     """Raise UsageError if the catalog has an entry of that kind and name, the user's own or a shipped one."""
     catalog = Catalog.of(home)
     if (path := catalog.find(kind, name)) is not None:
-        ours = path.is_relative_to(home.root)
-        hint = "`--replace` overwrites it" if ours else "`--replace` overrides the shipped entry"
         raise UsageError(
-            f"{_a(kind)} `{name}` exists",
+            f"{kind.name.lower()} `{name}` exists",
             location=catalog.shown(path),
-            hint=f"{hint}; or choose `--name NAME`",
+            hint="`--replace` replaces it; or choose `--name NAME`",
         )
-
-
-def _a(kind: EntryKind) -> str:
-    word = kind.name.lower()
-    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
 def part_lines(

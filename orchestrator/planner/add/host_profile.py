@@ -16,7 +16,7 @@ from orchestrator.core.validation import read_model
 from orchestrator.hosts.gpus import ALL_SECTIONS, inventories
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib
 from orchestrator.hosts.machine import read_memory
-from orchestrator.hosts.survey import MACHINE_SECTIONS, Runner, Survey, survey
+from orchestrator.hosts.survey import MACHINE_SECTIONS, Runner, survey
 from orchestrator.plan.propose import DoesNotFitError
 from orchestrator.planner.add.model import add_model
 from orchestrator.planner.add.profile import (
@@ -24,14 +24,12 @@ from orchestrator.planner.add.profile import (
     Proposal,
     default_name,
     propose_profile,
-    read_node,
     write_proposal,
 )
 from orchestrator.planner.planning import read_profile
 from orchestrator.profiles.schema import HardwareFile, ModelFile
 
 _STEP: Final = 1024  # tokens; a proposed context is rounded down to a multiple of this
-_NOT_QUANTIZED: Final = ("bf16", "fp16", "fp32")
 _VRAM_TOLERANCE: Final = 0.97  # share: firmware reserves some of the memory that the data sheet states
 
 
@@ -104,63 +102,14 @@ def profile_on_host(
 
 def detect_hardware(runner: Runner, catalog: Catalog) -> HostHardware:
     """Return the hardware entry of a host. Raises HostError if none or several describe it, or if its GPUs differ."""
-    look = _look(runner)
-    inventory = _inventory(look)
+    look = survey(runner, {**ALL_SECTIONS, "memory": MACHINE_SECTIONS["memory"]})
+    inventory = next((inventory for inventory in inventories(look) if inventory.gpus), None)
     # Without Docker, an engine that is a list of packages is proposed. For AMD there is none.
     docker = (inventory is not None and inventory.vendor == "amd") or runner(("docker", "version")).ok
-    return _hardware_of(look, catalog, docker=docker)
-
-
-def _look(runner: Runner) -> Survey:
-    return survey(runner, {**ALL_SECTIONS, "memory": MACHINE_SECTIONS["memory"]})
-
-
-def _hardware_of(look: Survey, catalog: Catalog, *, docker: bool) -> HostHardware:
-    if (inventory := _inventory(look)) is None:
+    if inventory is None:
         memory = read_memory(look["memory"].text)
         return HostHardware(name="cpu", gpus=0, docker=docker, memory=memory.available if memory else None)
     return HostHardware(name=match_hardware(inventory, catalog), gpus=len(inventory.gpus), docker=docker)
-
-
-def next_command(model: str, home: Home, runner: Runner) -> str:
-    """Return the command that proposes a profile of a model on this host, else on a node; "" for none.
-
-    A host without GPUs is proposed only for a model that is not quantized, and if its memory is known.
-    """
-    catalog, found = Catalog.of(home), None
-    with suppress(HostError):
-        found = _hardware_of(_look(runner), catalog, docker=True)
-        path = catalog.path(EntryKind.MODEL, model)
-        plain = read_model(path, ModelFile, catalog.shown(path)).quantization in _NOT_QUANTIZED
-        if not found.gpus and (found.memory is None or not plain):
-            found = None
-    return command_for_node(model, home, first=found)
-
-
-def command_for_node(model: str, home: Home, *, first: HostHardware | None) -> str:
-    """Return the command that proposes a profile of a model on the first node that can hold it; "" for none.
-
-    `first` is the host at hand. Of the catalog, AMD nodes come first, and among them those with the most memory.
-    """
-    catalog = Catalog.of(home)
-    nodes = {name: read_node(catalog, name) for name in sorted(catalog.names(EntryKind.HARDWARE), reverse=True)}
-    names = sorted(nodes, key=lambda name: (nodes[name].vendor, -nodes[name].vram))
-    whole = [HostHardware(name=name, gpus=nodes[name].gpus, docker=True) for name in names if nodes[name].gpus]
-    for node in [first, *whole] if first else whole:
-        some = None if node.gpus == nodes[node.name].gpus else node.gpus
-        request = ProfileRequest(model=model, hardware=node.name, gpus=some, host_memory=node.memory)
-        try:
-            found = propose_profile(request, home, name=None, replace_it=True)
-        except (ProfileError, UsageError):
-            continue
-        of = f" --gpus {some}" if some else ""
-        again = " --replace" if catalog.find(EntryKind.PROFILE, found.name) else ""
-        return f"deploy add profile --model {model} --hardware {node.name}{of}{again}"
-    return ""
-
-
-def _inventory(look: Survey) -> GpuInventory | None:
-    return next((inventory for inventory in inventories(look) if inventory.gpus), None)
 
 
 def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:

@@ -9,7 +9,6 @@ from typing import Final
 from packaging.version import Version
 
 from orchestrator.core.catalog import Catalog, EntryKind
-from orchestrator.core.console import warn
 from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.origin import Origin
@@ -264,14 +263,9 @@ def _shape(model: str, catalog: Catalog) -> tuple[object, ...]:
 
 
 def _engines(catalog: Catalog) -> Iterator[tuple[str, EngineFile]]:
-    """Yield each engine of the catalog; skip an invalid one with a warning."""
     for name in catalog.names(EntryKind.ENGINE):
         path = catalog.path(EntryKind.ENGINE, name)
-        try:
-            yield name, read_model(path, EngineFile, catalog.shown(path))
-        except ProfileError as error:
-            first = error.problems_or_self()[0]
-            warn(f"skipped engine `{name}`: {first.message}", hint=f"fix {first.location or path}")
+        yield name, read_model(path, EngineFile, catalog.shown(path))
 
 
 def read_node(catalog: Catalog, name: str) -> HardwareFile:

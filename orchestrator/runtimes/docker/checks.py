@@ -47,13 +47,10 @@ def image(subject: CheckContext) -> Iterator[Finding]:
         reason = _last_line(asked).rpartition(": ")[2]  # Go puts the cause last
         yield warn("image", f"cannot query the registry: {reason}", name, hint)
     elif asked.code != _MISSING:
-        others = () if plan.prebuilt_image or engine.image_digest else engine.image_fallbacks
         hint = "dated tags get deleted: pin another tag in the engine's file"
-        if others:
-            hint = f"`{'`, then `'.join(others)}` is tried instead"
-        elif plan.prebuilt_image:
+        if plan.prebuilt_image:
             hint = f"`deploy build PROFILE --tag {name.partition('@')[0]} --push` builds it"
-        yield (warn if others else fail)("image", "no such image", name, hint)
+        yield fail("image", "no such image", name, hint)
 
 
 def rdma(subject: CheckContext) -> Iterator[Finding]:

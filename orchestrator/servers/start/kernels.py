@@ -25,7 +25,8 @@ from orchestrator.hosts.gpus import read_gpus
 from orchestrator.images.base import known_digests
 from orchestrator.images.build import BuiltImage, add_layer
 from orchestrator.images.client import DockerCli
-from orchestrator.images.registry import Registry
+from orchestrator.images.config import local_config
+from orchestrator.images.registry import Registry, read_config
 from orchestrator.kernels.disk.archive import (
     SUFFIX,
     KernelArchive,
@@ -36,7 +37,7 @@ from orchestrator.kernels.disk.archive import (
 )
 from orchestrator.kernels.disk.kernel_tar import write_tar
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.image_env import asked_config, image_of, known_config
+from orchestrator.planner.prebuilt import image_of
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers.start.host import runner_for
@@ -190,7 +191,7 @@ def require_archive(plan: Plan, host_ref: HostRef, *, of_run: bool = False, offl
     reference = plan.engine.compiled_kernels
     if reference is not None and runtime_class(plan.runtime).cluster_managed:
         try:
-            _require_in_image(plan, reference, host_ref.home, offline=offline)
+            _require_in_image(plan, reference, offline=offline)
         except KernelsError as error:
             if not of_run:
                 raise
@@ -205,14 +206,14 @@ def require_archive(plan: Plan, host_ref: HostRef, *, of_run: bool = False, offl
     _require_match(archive, use)
 
 
-def _require_in_image(plan: Plan, reference: str, home: Home, *, offline: bool) -> None:
+def _require_in_image(plan: Plan, reference: str, *, offline: bool) -> None:
     """Raise KernelsError if the image of the pods lacks these kernels; warn if it cannot be read."""
     image = image_of(plan) or ""
     if plan.kubernetes is not None and plan.kubernetes.image_pull_policy == "Never":
         note(f"`{image}` is on the nodes only; its kernels are not compared with `{reference}`")
         return
     try:
-        found = known_config(image, home) if offline else asked_config(image, home, Registry())
+        found = local_config(image) if offline else read_config(image)
     except BuildError as error:
         warn(f"cannot check that the image has the kernels of `{reference}`: {error.message}", hint=error.hint)
         return

@@ -68,7 +68,9 @@ def preview(request: UpRequest, home: Home) -> Preview:
     require_archive(plan, host_ref, of_run=request.run is not None, offline=True)
     if not plan.prebuilt_image and not request.allow_untuned:
         _require_tuned(plan, home)
-    capacity = source.valid.shown_capacity if isinstance(source, ProfileSource) and not source.has_fixed_plan else None
+    capacity = None
+    if isinstance(source, ProfileSource) and not source.has_fixed_plan:
+        capacity = source.valid.capacity_for(source.valid.shown_load)
     return Preview(
         plan=plan,
         name=request.name or plan.profile,
@@ -76,7 +78,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
         steps=steps_of(artifacts, host_ref),
         files=files,
         capacity=capacity,
-        image=image_config(plan, home),
+        image=image_config(plan),
     )
 
 

@@ -98,18 +98,6 @@ def test_each_mismatch_names_key_and_both_values(
     assert message in said(tmp_path, glm, **{**GLM, **change})
 
 
-@pytest.mark.parametrize("has", [4096, 65536])
-def test_hint_for_shorter_context_uses_flag(has: int, tmp_path: Path) -> None:
-    """What a model can and what a server gives are two values; only the second is for the user to choose."""
-    folder = write_checkpoint(tmp_path / "small")
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": has}))
-    with pytest.raises(CheckpointMismatchError) as caught:
-        require_profile_match(folder, replace(model(str(folder)), context_length=32768))
-    remedy = "`--set model.context_length=65536 --set flags.context-length=32768` serves a shorter context"
-    assert (remedy in caught.value.problems[0].hint) == (has > 32768)
-    assert caught.value.problems[0].hint.startswith(f"`--set model.context_length={has}")
-
-
 def test_quantization_mismatch_with_plain_weights_is_reported(tmp_path: Path, glm: Model) -> None:
     (message,) = said(tmp_path, replace(glm, quantization="bf16"), **GLM)
     assert message.startswith("`model.quantization` is `bf16`")

@@ -10,11 +10,10 @@ from quark_samples import Tiny, write_tiny
 
 from orchestrator.checkpoints.quantize.source import read_source
 from orchestrator.checkpoints.quantize.work_dir import WorkDir
-from orchestrator.core.catalog import EntryKind
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner import quantize as command
-from orchestrator.planner.quantize import QuantizationRequest, names_target, quantize, recipe_rows, worker_memory
+from orchestrator.planner.quantize import QuantizationRequest, quantize
 
 
 @pytest.fixture
@@ -49,21 +48,6 @@ def test_root_directory_is_rejected_as_target(request_: QuantizationRequest, hom
 def test_target_inside_source_is_rejected(request_: QuantizationRequest, home: Home) -> None:
     inside = QuantizationRequest(source=request_.source, target=request_.source / "new", recipe="glm-5.2-amd")
     assert refused(inside, home, UsageError).startswith("the target is inside the source")
-
-
-def test_existing_model_name_is_rejected(request_: QuantizationRequest, home: Home) -> None:
-    taken = QuantizationRequest(source=request_.source, target=request_.target, recipe="glm-5.2-amd", name="tiny")
-    assert "a model `tiny` exists" in refused(taken, home, UsageError)
-
-
-def test_target_may_be_directory_of_named_model(request_: QuantizationRequest, home: Home) -> None:
-    """The shipped entry for `glm-5.2-routed` names a directory: to make it there needs no other entry."""
-    path = home.root / EntryKind.MODEL.file("mine")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"checkpoint: {{source: local, path: {request_.target}}}\n")
-    assert names_target("mine", request_.target, home)
-    assert not names_target("mine", request_.target / "other", home)
-    assert not names_target("nobody", request_.target, home)
 
 
 def test_insufficient_disk_space_is_rejected(
@@ -107,19 +91,8 @@ def test_insufficient_memory_for_one_worker_is_rejected(
 ) -> None:
     monkeypatch.setattr(command, "available_memory", lambda: 500_000_000)
     source = read_source(request_.source)
-    assert worker_memory(source) > 700_000_000
     with pytest.raises(HostError, match=r"a worker needs about [0-9.]+ MB of memory, and 500.0 MB are free"):
         command._workers(request_, source, cores=2, left=2)
-
-
-def test_recipe_rows_show_size_and_excludes(request_: QuantizationRequest, home: Home) -> None:
-    source = read_source(request_.source)
-    rows = {row[0]: row[1:3] for row in recipe_rows(source, home)}
-    assert rows == {
-        "glm-5.2-amd": ["7.6 MB", "73"],
-        "glm-5.2-quark": ["6.1 MB", "45"],
-        "glm-5.2-routed": ["8.1 MB", "82"],
-    }
 
 
 def test_missing_fact_skips_model_entry_with_hint(
@@ -128,7 +101,13 @@ def test_missing_fact_skips_model_entry_with_hint(
     config = {key: value for key, value in Tiny().config().items() if key != "max_position_embeddings"}
     made = write_tiny(tmp_path / "made", config, Tiny().header())
     assert command._added_model(made, "made", home) is None
-    assert f"hint: `deploy add model {made} --set context_length=N`" in capsys.readouterr().err
+    assert f"hint: `deploy add model {made}` names each missing value" in capsys.readouterr().err
+
+
+def test_model_of_catalog_gets_no_second_entry(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The shipped entry for `glm-5.2-mxfp4` names where the checkpoint is made."""
+    assert command._added_model(tmp_path / "made", "tiny", home) is None
+    assert capsys.readouterr().err == "note: the catalog has a model `tiny`; no entry is written\n"
 
 
 @pytest.mark.parametrize(("asked", "containers"), [(None, 8), (20, 8), (3, 3)])

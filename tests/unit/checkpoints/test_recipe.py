@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from quark_samples import RECIPES as WRITTEN
 
-from orchestrator.checkpoints.quantize.recipe import load_recipe, recipes_for
+from orchestrator.checkpoints.quantize.recipe import load_recipe
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import Home
@@ -40,10 +40,9 @@ def test_user_recipe_overrides_shipped_one(tmp_path: Path) -> None:
 def test_shipped_recipes_match_verified_samples() -> None:
     """The same patterns as the samples, whose tensors are held against real Quark's by their digests."""
     shipped = {"glm-5.2-amd": "amd52", "glm-5.2-quark": "default", "glm-5.2-routed": "wafer"}
-    assert set(SHIPPED.names(EntryKind.RECIPE)) == {*shipped} == {*recipes_for("glm_moe_dsa", SHIPPED)}
+    assert set(SHIPPED.names(EntryKind.RECIPE)) == {*shipped}
     for name, sample in shipped.items():
         assert tuple(load_recipe(name, SHIPPED).exclude) == WRITTEN[sample].exclude
-    assert recipes_for("llama", SHIPPED) == {}
 
 
 def test_mtp_layer_follows_last_layer() -> None:

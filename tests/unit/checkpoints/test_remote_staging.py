@@ -76,7 +76,7 @@ def test_truncated_remote_file_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "said", "message", "hint"),
     [
-        (Scripted(code=127), "", "no `python3` found on ssh://node", "staging needs Python 3.8"),
+        (Scripted(code=127), "no python3", "cannot stage on ssh://node", "`python3 --version` (3.8)"),
         (Scripted(code=255), "Permission denied", "cannot stage on ssh://node", "without a prompt"),
         (
             Scripted({"done": 5}, code=255),

@@ -227,9 +227,8 @@ def test_interrupted_publish_never_leaves_target_without_receipt(
     assert target.is_dir()
     assert read_receipt(target) is not None
     monkeypatch.setattr(WorkDir, "remove", remove)
-    with pytest.raises(UsageError, match="the target exists") as caught:
+    with pytest.raises(UsageError, match="the target exists"):
         _require_new(target)
-    assert f"rm -r {folder.root}" in caught.value.hint
 
 
 def test_copied_files_count_toward_size(source: Source) -> None:

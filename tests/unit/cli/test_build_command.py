@@ -37,8 +37,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setattr("orchestrator.images.build.ensure_image", found)
     monkeypatch.setattr("orchestrator.cli.build.require_accepted_by_image", lambda *_, **__: None)
     monkeypatch.setattr("orchestrator.servers.start.prepare.make_table", lambda *_, **__: False)
-    for asking in ("planner.image_env", "planner.estimate"):
-        monkeypatch.setattr(f"orchestrator.{asking}.local_config", lambda _: None)
+    for module in ("image_env", "estimate"):
+        monkeypatch.setattr(f"orchestrator.planner.{module}.local_config", lambda _: None)
     return Home(tmp_path / "home")
 
 
@@ -143,7 +143,7 @@ def test_remote_image_commands_use_docker_of_that_host(monkeypatch: pytest.Monke
         asked.extend(word for word in words if word == "ssh://me@node")
         raise HostError("asked")
 
-    for place in ("cli.build", "cli.patches.check", "planner.image_env", "kernels.disk.image"):
+    for place in ("cli.build", "cli.patches.check", "images.registry", "kernels.disk.image"):
         monkeypatch.setattr(f"orchestrator.{place}.find_docker", refuse)
     monkeypatch.setattr("orchestrator.images.registry.Registry.config", refuse)
     for words in (

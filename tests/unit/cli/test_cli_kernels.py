@@ -56,7 +56,8 @@ def test_unknown_aiter_reports_unknown_coverage(
     assert "missing" not in shown
     assert deploy(monkeypatch, "coverage", "mi355x-tp8-current", "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert (found["known"], found["untuned"], found["untuned_in_workload"], found["keys"]) == (False, None, None, [])
+    assert found["unknown"].startswith("unknown for aiter 4ad99832823d; ")
+    assert found["keys"] == []
 
 
 def test_fp8_lookup_uses_block_scales_and_gpu_dtype(
@@ -67,13 +68,14 @@ def test_fp8_lookup_uses_block_scales_and_gpu_dtype(
     assert deploy(monkeypatch, "coverage", "mi325x-tp8", "--table", str(path), "--json") == 9
     told = capsys.readouterr()
     (found,) = json.loads(told.out)
-    assert (found["untuned"], found["untuned_in_workload"], found["fusion"]["fused"]) == (2, [131072], True)
-    missed = [bucket["token"] for bucket in found["keys"][0]["buckets"] if bucket["state"] == "untuned"]
+    assert (found["untuned_in_workload"], found["fusion"]["fused"]) == ([131072], True)
+    missed = [bucket["key"]["token"] for bucket in found["keys"][0]["buckets"] if bucket["state"] == "untuned"]
     assert missed == [32768, 131072]
     assert "`deploy` tunes tables only for MXFP4" in told.err
     path.write_text(path.read_text().replace("e4m3fnuz", "e4m3fn"))
     deploy(monkeypatch, "coverage", "mi325x-tp8", "--table", str(path), "--json")
-    assert json.loads(capsys.readouterr().out)[0]["untuned"] == 17
+    (found,) = json.loads(capsys.readouterr().out)
+    assert {bucket["state"] for bucket in found["keys"][0]["buckets"]} == {"untuned"}
     assert deploy(monkeypatch, "build", "mi325x-tp8") != 0
     assert "does not use aiter's fused MXFP4 experts" in capsys.readouterr().err
 
@@ -93,7 +95,7 @@ def test_full_coverage_exits_zero_with_json(
 ) -> None:
     assert deploy(monkeypatch, "coverage", "-p", "mi355x-tp8", "--table", str(covering), "--json", *NEWER) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert (found["known"], found["untuned"], found["fusion"]["fused"]) == (True, 0, None)
+    assert (found["unknown"], found["untuned_in_workload"], found["fusion"]["fused"]) == ("", [], None)
     assert [bucket["state"] for bucket in found["keys"][0]["buckets"]][-2:] == ["tuned", "fallback"]
 
 

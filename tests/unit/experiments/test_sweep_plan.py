@@ -122,8 +122,8 @@ def test_capacity_warning_rejects_a_point(home: Home) -> None:
         ({"request_rates": (90.0,)}, "cannot find a knee"),
         ({"request_rates": (90.0,), "objective": "tok-s"}, "; `tok-s` is measured at the knee"),
         ({"name": "No Name"}, "invalid profile name"),
-        ({"name": "mi355x-tp8"}, "a profile `mi355x-tp8` exists"),
-        ({"name": "mi355x-tp4dp2"}, "a profile `mi355x-tp4dp2` exists"),
+        ({"name": "mi355x-tp8"}, "profile `mi355x-tp8` exists"),
+        ({"name": "mi355x-tp4dp2"}, "profile `mi355x-tp4dp2` exists"),
         ({"usd_per_gpu_hour": 0.0}, "`--price 0` is not a price"),
         ({"profile": "cpu-tiny", "objective": "tok-s-per-watt"}, "`tok-s-per-watt` needs GPUs"),
     ],
@@ -424,7 +424,7 @@ def test_winner_extends_profile_file_by_path(home: Home) -> None:
 def test_existing_user_profile_is_not_overwritten(home: Home) -> None:
     (home.root / "profiles").mkdir()
     (home.root / "profiles/mine.yaml").write_text("extends: mi355x-tp8\n")
-    with pytest.raises(UsageError, match="a profile `mine` exists"):
+    with pytest.raises(UsageError, match="profile `mine` exists"):
         profile_path(planned(home, name="mine"))
 
 

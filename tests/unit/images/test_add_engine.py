@@ -1,7 +1,6 @@
 """`deploy add engine`: what a wheel or an image says is written with its source, all else is asked for."""
 
 import json
-import re
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -94,17 +93,6 @@ def written(home: Home) -> list[str]:
     )
 
 
-def test_unknown_version_suggests_nearest_one(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr = "ERROR: … sglang==0.5.21 (from versions: 0.5.20, 0.5.22)"
-    monkeypatch.setattr(
-        "orchestrator.images.patch_check.run",
-        lambda _, **__: CompletedProgram(argv=(), code=1, stdout="", stderr=stderr),
-    )
-    [only] = refused("0.5.21", fault=UsageError)
-    assert only.startswith("the package index has no sglang 0.5.21 | did you mean `0.5.22`?")
-    assert written(home) == []
-
-
 def test_platform_missing_from_wheel_is_requested(home: Home) -> None:
     [platform] = refused("0.5.20")
     assert "cannot read `platform`: all platforms have the same wheel | `--set platform=rocm`" in platform
@@ -142,13 +130,11 @@ dockerfile: sglang-rocm  # of its platform
 """
     )
     assert written(home) == ["profiles/engines/own.yaml"], "the table of 0.5.20 is shipped"
-    assert re.fullmatch(r"next: `deploy show mi355x-\S+ --set engine=own`", done.stderr.splitlines()[-1])
+    assert done.stderr.splitlines()[-1] == "next: `deploy show PROFILE --set engine=own`"
     assert "the image's aiter is unknown" in done.stderr
 
 
 def test_contradicting_input_is_rejected_without_writing(home: Home, tmp_path: Path) -> None:
-    [named] = refused("0.5.20", "--set", "platform=rocm", "--set", "image=a/sglang:v0.5.19-rocm720-mi35x")
-    assert named.startswith("`version` is 0.5.20, but the name of `a/sglang:v0.5.19-rocm720-mi35x` says sglang 0.5.19")
     other = wheel(tmp_path / "sglang-0.5.19-py3-none-any.whl", "0.5.19")
     [of_another] = refused("0.5.20", *GIVEN, "--name", "own", "--wheel", str(other), fault=UsageError)
     assert "has version 0.5.19, not 0.5.20" in of_another
@@ -168,13 +154,13 @@ def test_contradicting_input_is_rejected_without_writing(home: Home, tmp_path: P
 
 def test_existing_engine_needs_replace_option() -> None:
     [shipped] = refused("0.5.20", *GIVEN, fault=UsageError)
-    assert shipped.startswith("an engine `sglang-0.5.20-rocm` exists")
+    assert shipped.startswith("engine `sglang-0.5.20-rocm` exists")
     for again in ((), ("--replace",)):
         assert deploy("add", "engine", "0.5.20", *GIVEN, "--name", "own", *again).exit_code == 0
         [ours] = refused("0.5.20", *GIVEN, "--name", "own", fault=UsageError)
-        assert "`--replace` overwrites it" in ours
+        assert "`--replace` replaces it" in ours
     [none] = refused("0.5.20", *GIVEN, "--name", "../own", fault=UsageError)
-    assert none.startswith("invalid name `../own` for an engine")
+    assert none.startswith("invalid engine name `../own`")
 
 
 def test_missing_flag_table_is_generated_from_engine_parser(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,13 +196,13 @@ def test_recorded_image_tables_are_used_for_coverage(home: Home) -> None:
     assert deploy("add", "engine", IMAGE, "--name", "own").exit_code == 0
     plan = load("mi355x-tp8", overrides=choice).plan
     found = compute_coverage(plan, RowSources(), home)
-    assert found.known
+    assert not found.unknown
     assert f"tables of `registry.example/sglang@{DIGEST}`, read by `deploy add engine`" in found.tables
-    assert [key.token for key in found.coverage.keys[0].untuned_keys] == [1]
+    assert [key.token for key in found.keys[0].untuned_keys] == [1]
     moved = compute_coverage(
         load("mi355x-tp8", overrides=(*choice, "engine.image_digest=null")).plan, RowSources(), home
     )
-    assert not moved.known, "another image by the same name"
+    assert moved.unknown, "another image by the same name"
 
 
 @pytest.mark.usefixtures("image")
@@ -224,10 +210,8 @@ def test_facts_missing_from_image_are_requested(home: Home, monkeypatch: pytest.
     between = replace(FACTS.sglang, version="0.5.21.dev7+gc610c40399")
     serves(monkeypatch, replace(FACTS, sglang=between, platform=None, platform_from=""))
     version, platform = refused(IMAGE)
-    assert "the version of its sources is `0.5.21.dev7+gc610c40399` | give the release" in version
-    assert "no torch found | `--set platform=rocm`" in platform
-    [named] = refused(IMAGE, "--set", "version=0.5.19", "--set", "platform=rocm")
-    assert named.startswith(f"`version` is 0.5.19, but the name of `{IMAGE}` says sglang 0.5.20")
+    assert "its sources are of version `0.5.21.dev7+gc610c40399` | give the release" in version
+    assert "(no torch found) | `--set platform=rocm`" in platform
     assert written(home) == []
     assert (
         deploy("add", "engine", IMAGE, "--set", "version=0.5.20", "--set", "platform=rocm", "--name", "own").exit_code

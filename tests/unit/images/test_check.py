@@ -52,29 +52,15 @@ def test_invalid_sglang_version_is_rejected(tmp_path: Path, version: str) -> Non
     assert fetch_wheel("v0.5.14", tmp_path).name == "sglang-0.5.14-py3-none-any.whl"
 
 
-@pytest.mark.parametrize(
-    ("listed", "said"),
-    [
-        (
-            "0.5.9, 0.5.10, 0.5.10.post1, 0.5.12, 0.5.13",
-            "did you mean `0.5.13`?",
-        ),
-        ("0.5.9, 0.5.10", "did you mean `0.5.10`?"),
-        ("none", "download the wheel with"),  # as pip says it where the index cannot be reached
-    ],
-)
-def test_unknown_version_suggests_most_similar(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, said: str
-) -> None:
-    stderr = f"ERROR: Could not find a version that satisfies the requirement sglang==0.5.11 (from versions: {listed})"
+def test_failed_download_shows_output_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = "ERROR: Could not find a version that satisfies the requirement sglang==0.5.11 (from versions: 0.5.9)"
     monkeypatch.setattr(
         "orchestrator.images.patch_check.run",
         lambda _, **__: CompletedProgram(argv=(), code=1, stdout="", stderr=stderr),
     )
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError, match=r"cannot download a wheel of sglang 0\.5\.11") as error:
         fetch_wheel("0.5.11", tmp_path)
-    assert said in error.value.hint
-    assert ("from versions" in error.value.details) == (listed == "none")
+    assert error.value.details == stderr
 
 
 @pytest.mark.parametrize(

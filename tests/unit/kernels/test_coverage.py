@@ -22,7 +22,7 @@ from orchestrator.cli.up import command as up
 from orchestrator.core.errors import KernelsError, ProfileError, UsageError
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
-from orchestrator.kernels.coverage import workload_buckets
+from orchestrator.kernels.coverage import to_text, workload_buckets
 from orchestrator.kernels.disk.store import Store
 from orchestrator.kernels.keys import buckets
 from orchestrator.kernels.plan_coverage import (
@@ -61,7 +61,7 @@ def plan_of(profile: str, *overrides: str) -> Plan:
 def test_coverage_of_each_aiter_pin_is_known(
     profile: str, missing: tuple[int, ...], met: tuple[int, ...], tmp_path: Path
 ) -> None:
-    found = compute_coverage(plan_of(profile), RowSources(), Home(tmp_path)).coverage
+    found = compute_coverage(plan_of(profile), RowSources(), Home(tmp_path))
     for key in found.keys:
         assert tuple(bucket.key.token for bucket in key.buckets if not bucket.state.runs_tuned) == missing
     assert found.untuned_in_workload == met
@@ -114,7 +114,6 @@ def test_untuned_workload_is_rejected_with_alternatives(tmp_path: Path) -> None:
     ) as caught:
         require_tuned(plan_of("mi355x-tp4dp2-july"), Home(tmp_path))
     ways_out = (
-        "`--set engine=sglang-0.5.16-rocm`",
         "`deploy kernels tune PROFILE` on a node with these GPUs: 6 keys of 1, 2, 8 tokens, at most 12 hours",
         "11.84 USD each, up to 142 USD (InferenceX total cost of ownership",
         "`--allow-untuned`",
@@ -129,8 +128,8 @@ def test_untuned_workload_is_rejected_with_alternatives(tmp_path: Path) -> None:
 def test_dry_run_rejects_untuned_plan_like_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for asking in ("planner.image_env", "planner.estimate"):
-        monkeypatch.setattr(f"orchestrator.{asking}.local_config", lambda _: None)
+    for module in ("image_env", "estimate"):
+        monkeypatch.setattr(f"orchestrator.planner.{module}.local_config", lambda _: None)
     with pytest.raises(KernelsError, match="8, 32, 128 tokens"):
         up(profile="mi355x-tp8-july", dry_run=True)
     assert "untuned in workload: 8, 32, 128; `deploy up` requires tuned kernels" in capsys.readouterr().err
@@ -240,10 +239,10 @@ def test_fp8_coverage_of_aiter_tables_is_known(
 ) -> None:
     """By GPU and shape, as its repository has them at that commit."""
     found = compute_coverage(plan_of(profile, *choices, f"engine.aiter_commit={commit}"), RowSources(), Home(tmp_path))
-    assert found.known
+    assert not found.unknown
     assert f"tables of aiter {commit[:12]}" in found.tables
-    assert {key.token for key in found.coverage.untuned_keys} == {*missing}
-    assert "kernel names not checked" not in found.to_text()
+    assert {key.token for key in found.untuned_keys} == {*missing}
+    assert "kernel names not checked" not in to_text(found)
 
 
 def test_measured_rows_count_without_built_table(tmp_path: Path) -> None:

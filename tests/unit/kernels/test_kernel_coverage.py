@@ -18,7 +18,7 @@ from kernel_samples import (
 )
 from plan_samples import plan_of
 
-from orchestrator.kernels.coverage import BucketState, coverage_of, to_output, to_text
+from orchestrator.kernels.coverage import BucketState, coverage_of, to_text
 from orchestrator.kernels.keys import Shape
 from orchestrator.kernels.rows import RowOrigin, derive_unfused, read_rows, write_table
 from orchestrator.kernels.table import KernelNames, NameVerdict, ShapeConstraint, assemble
@@ -130,7 +130,7 @@ def test_enforce_flag_does_not_override_exclude_entry(version: str, entry: str, 
 def test_without_checkpoint_both_keys_are_considered() -> None:
     found = coverage_of(glm_plan(), every_bucket(FUSED_TP8), names=NAMES)
     assert found.fusion.fused is None
-    assert [(one.shape, one.expected) for one in found.keys] == [(FUSED_TP8, None), (UNFUSED_TP8, None)]
+    assert [(one.shape, one.looked_up) for one in found.keys] == [(FUSED_TP8, None), (UNFUSED_TP8, None)]
     assert {key.shape for key in found.untuned_keys} == {UNFUSED_TP8}
 
 
@@ -180,21 +180,17 @@ def test_derived_rows_are_labeled_in_every_output() -> None:
     derived = derive_unfused(rows([line(32768), line(16)]), fused=FUSED_TP8, unfused=UNFUSED_TP8)
     given = read_rows(write_table(derived).splitlines(), name="given", origin=RowOrigin.FILE, problems=[])
     for found in (coverage_of(glm_plan(), derived, names=NAMES), coverage_of(glm_plan(), given, names=NAMES)):
-        assert [bucket.state for bucket in to_output(found, tables="").keys[1].buckets if bucket.location] == [
-            "derived"
-        ] * 3
+        assert [bucket.state for bucket in found.keys[1].buckets if bucket.location] == ["derived"] * 3
         assert found.keys[1].counts == "0 tuned, 3 derived, 0 fallback, 14 untuned"
         assert found.keys[1].summary.endswith("; 3 derived, 14 untuned")
-        cells = [words for row in to_text(found, tables="").splitlines() if (words := row.split())]
+        cells = [words for row in to_text(found).splitlines() if (words := row.split())]
         assert [words[-1] for words in cells if words[0] in {"16", "32768", "131072"}] == ["derived"] * 3
 
 
 def test_first_row_wins_among_duplicate_keys() -> None:
     swiglu = line(16, kernels=(STAGE1_KW, STAGE2)).replace("ActivationType.Silu", "ActivationType.Swiglu")
     found = coverage_of(glm_plan(), rows([swiglu, line(16)]), names=NAMES)
-    row = found.keys[0].buckets[4].row
-    assert row is not None
-    assert row.kernels[0] == STAGE1_KW
+    assert found.keys[0].buckets[4].kernels[0] == STAGE1_KW
 
 
 def test_table_is_assembled_from_all_origins() -> None:
@@ -224,7 +220,7 @@ def test_measured_row_is_preferred_to_derived_row() -> None:
     measured = of(rows([line(16, shape=UNFUSED_TP8)]), RowOrigin.MEASURED)
     table = assemble(glm_plan(), [*every_bucket(FUSED_TP8), *measured], names=NAMES)
     found = coverage_of(glm_plan(), table.rows, names=NAMES)
-    assert [bucket.origin for bucket in to_output(found, tables="").keys[1].buckets][3:5] == ["derived", "measured"]
+    assert [bucket.origin for bucket in found.keys[1].buckets][3:5] == ["derived", "measured"]
 
 
 def test_kernel_name_is_matched_exactly() -> None:

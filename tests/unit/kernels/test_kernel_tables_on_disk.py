@@ -131,7 +131,7 @@ def test_shipped_profiles_cover_both_layouts_and_keys(tmp_path: Path) -> None:
     plans = [plan for name in profile_names() if uses_tuned_table(plan := load(name).plan)]
     shapes = {
         (found.layout, one.shape.inter_dim, one.shape.expert, one.shape.topk)
-        for found in (compute_coverage(plan, RowSources(), Home(tmp_path)).coverage for plan in plans)
+        for found in (compute_coverage(plan, RowSources(), Home(tmp_path)) for plan in plans)
         for one in found.keys
     }
     assert {("TP8", 256, 257, 9), ("TP8", 256, 256, 8), ("TP4×DP2", 512, 257, 9), ("TP4×DP2", 512, 256, 8)} <= shapes
@@ -256,7 +256,7 @@ def test_staged_checkpoint_determines_kernel_key(tmp_path: Path) -> None:
     staged = home.models / plan.model.name
     staged.mkdir(parents=True)
     (staged / "config.json").write_text(json.dumps(CONFIG))
-    assert compute_coverage(plan, RowSources(), home).coverage.fusion.fused is True
+    assert compute_coverage(plan, RowSources(), home).fusion.fused is True
 
 
 @pytest.mark.timeout(30)  # who opens a FIFO may wait for ever

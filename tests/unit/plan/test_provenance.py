@@ -1,6 +1,5 @@
 """Nobody is made to stand behind a value that is not theirs."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -114,13 +113,6 @@ def test_quote_text_contains_its_values() -> None:
 def test_environment_variable_may_be_named_value() -> None:
     assert row("cpu-tiny", "env.value", "env.value=1").value == "1"
     assert row("cpu-tiny", "env.TORCHDYNAMO_DISABLE", "env.value=1").value == "1"
-
-
-def test_question_is_explained_in_one_row() -> None:
-    found = next(row for row in explained(load("mi355x-tp8")) if row.key == "model.questions.2")
-    assert found.value.startswith("kestrel ← The code word is kestrel. {filler}")
-    assert (found.origin, found.source) == ("inferred", "the prompt itself")
-    assert re.fullmatch(r"profiles/models/glm-5.2-mxfp4.yaml:\d+", found.location)
 
 
 def test_show_reports_model_without_questions(capsys: pytest.CaptureFixture[str]) -> None:

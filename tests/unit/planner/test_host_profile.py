@@ -20,10 +20,8 @@ from orchestrator.planner.add.host_profile import (
     HostHardware,
     detect_hardware,
     match_hardware,
-    next_command,
     profile_on_host,
 )
-from orchestrator.planner.add.model import add_model
 from orchestrator.planner.planning import load
 
 
@@ -201,28 +199,3 @@ def test_shipped_model_keeps_entry_and_lists_similar_profiles(home: Home, monkey
     found = profile_on_host("amd/GLM-5.2-MXFP4", home, no_program, {})
     assert found.name == "mi355x-glm-5.2-mxfp4"
     assert "mi355x-tp4dp2" in found.similar
-
-
-@pytest.mark.parametrize(
-    ("machine", "named"),
-    [
-        ("h200-idle", "--hardware h200 --gpus 1"),
-        ("mi300x-rocm-6.2", "--hardware mi300x --gpus 2"),
-        ("", "--hardware mi355x"),  # no GPU, and the memory is unknown
-        ("MemTotal: 900000000 kB\nMemAvailable: 900000000 kB\n", "--hardware cpu"),
-        ("MemTotal: 9000000 kB\nMemAvailable: 9000000 kB\n", "--hardware mi355x"),  # too little for the weights
-    ],
-)
-def test_suggested_command_fits_the_host(
-    machine: str, named: str, home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = Survey({"memory": Section(0, machine)})
-    monkeypatch.setattr(host_profile, "survey", lambda *_: survey_of(machine) if "-" in machine else memory)
-    model = add_model(checkpoint, home, name="glm-own", environ={}).name
-    assert next_command(model, home, no_program) == f"deploy add profile --model glm-own {named}"
-
-
-def test_model_name_ending_in_dot_yields_valid_profile(home: Home, checkpoint: str) -> None:
-    """Nothing was proposed, since `mi355x-own.` is no name of a profile: it said that the model fits no node."""
-    model = add_model(checkpoint, home, name="own.", environ={}).name
-    assert next_command(model, home, no_program).startswith("deploy add profile --model own. --hardware ")

@@ -79,14 +79,12 @@ def test_interrupted_download_counts_only_remaining_bytes(tmp_path: Path) -> Non
     part.touch()
     with part.open("wb") as file:
         file.truncate(338 * 10**9)  # sparse
-    assert shown(HostRef(home=home))["checkpoint"][0].startswith(
-        "100.0 GB left of 438.0 GB of amd/GLM-5.2-MXFP4 to download"
-    )
+    assert shown(HostRef(home=home))["checkpoint"][0].startswith("100.0 GB of amd/GLM-5.2-MXFP4 to download")
 
 
 def test_steps_on_remote_host_ignore_local_images(tmp_path: Path, images: set[str]) -> None:
     images |= {"deploy/", "lmsysorg/"}  # of this machine
     found = shown(HostRef(home=Home(tmp_path), remote="ssh://node"))
-    assert "amd/GLM-5.2-MXFP4, 438.0 GB, on ssh://node" in found["checkpoint"][0]
+    assert "438.0 GB of amd/GLM-5.2-MXFP4 to download on ssh://node" in found["checkpoint"][0]
     assert "pulled and patched on ssh://node" in found["image"][0]
     assert min(found["checkpoint"][1], found["image"][1]) > 900

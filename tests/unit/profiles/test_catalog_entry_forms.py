@@ -47,7 +47,7 @@ def test_inline_entry_is_named_after_profile(tmp_path: Path) -> None:
     assert rows["engine.version"].location.endswith("mine.yaml:8")
 
 
-def test_overridden_entry_values_have_user_or_source_origin(tmp_path: Path) -> None:
+def test_overridden_entry_values_have_user_origin(tmp_path: Path) -> None:
     text = "engine: {use: sglang-0.5.14-cpu, dockerfile: sglang-cpu, flags: {log-level: info}}\n"
     rows = {row.key: row for row in explained(load(profile(tmp_path, text)))}
     assert (rows["engine.dockerfile"].origin, rows["engine.dockerfile"].source) == ("user", "")
@@ -56,10 +56,6 @@ def test_overridden_entry_values_have_user_or_source_origin(tmp_path: Path) -> N
         "profiles/engines/sglang-0.5.14-cpu.yaml:3",
     )
     assert rows["flags.log-level"].origin == "user"
-    text = text.replace("use:", "source: a list, use:")
-    rows = {row.key: row for row in explained(load(profile(tmp_path, text)))}
-    assert (rows["engine.dockerfile"].origin, rows["engine.dockerfile"].source) == ("", "a list")
-    assert rows["engine.version"].source == ""
 
 
 def test_unknown_key_is_reported_with_its_line(tmp_path: Path) -> None:
@@ -79,4 +75,3 @@ def test_json_schema_accepts_every_form() -> None:
     assert {"use", "layers", "flags"} <= set(keys["properties"])
     assert "required" not in keys
     assert "required" not in schema["$defs"]["CheckpointSection"]
-    assert schema["$defs"]["QuestionSection"]["required"] == ["prompt", "expected"]

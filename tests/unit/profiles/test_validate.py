@@ -90,16 +90,6 @@ def test_unusable_value_is_rejected(setting: str, message: str) -> None:
     assert message in problem.message
 
 
-def test_image_fallback_may_be_pinned_by_digest(tmp_path: Path) -> None:
-    engine = "engine: {use: sglang-0.5.14-cpu, image_fallbacks: ['%s']}"
-    text, pinned = GOOD.replace("engine: sglang-0.5.14-cpu", engine), "x/sglang:v0.5.14@sha256:" + 64 * "a"
-    path = tmp_path / "pinned.yaml"
-    path.write_text(text % pinned)
-    assert load(str(path)).plan.engine.image_fallbacks == (pinned,)
-    for wrong in (pinned[:-1], pinned + "@" + pinned, pinned + " x"):
-        assert any("image_fallbacks" in fault for fault in faults(tmp_path, text % wrong))
-
-
 def test_missing_entry_is_reported(tmp_path: Path) -> None:
     assert "`engine` must name a file, found nothing" in faults(tmp_path, GOOD.replace("engine:", "motor:"))
 

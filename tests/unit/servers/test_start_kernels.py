@@ -17,8 +17,6 @@ from orchestrator.kernels.disk.archive import KernelStore, KernelUse, read_archi
 from orchestrator.kernels.disk.kernel_folders import KernelFolders
 from orchestrator.plan.lock import plan_lines
 from orchestrator.plan.plan import Plan
-from orchestrator.planner import image_env
-from orchestrator.planner.image_env import keep_config
 from orchestrator.planner.planning import load
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.render.artifacts import Artifacts, Command
@@ -199,9 +197,9 @@ def test_slurm_image_kernels_are_not_checked(plan: Plan, tmp_path: Path, capsys:
 def test_pod_image_without_kernels_is_rejected_for_new_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(image_env, "local_config", lambda _: None)
+    known = {IMAGE: ImageConfig(reference=IMAGE, digest="", env={}, labels={})}
+    monkeypatch.setattr("orchestrator.servers.start.kernels.local_config", known.get)
     host_ref = HostRef(home=Home(tmp_path))
-    keep_config(ImageConfig(reference=IMAGE, digest="", env={}, labels={}), host_ref.home)
     pod = named(cluster_plan("cpu-tiny", HOST_PATH), f"oci://me/my kernels@sha256:{'0' * 64}")
     with pytest.raises(KernelsError, match="a pod takes compiled kernels from its image") as refused:
         require_archive(pod, host_ref, offline=True)
