@@ -4,7 +4,7 @@ import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import typer
 
@@ -38,7 +38,9 @@ from orchestrator.core.paths import Home
 from orchestrator.servers.servers import open_servers, resolve_server_name
 from orchestrator.servers.targets import server_target, url_target
 
-ApiOption: TypeAlias = Annotated[str, typer.Option(metavar="completions|generate", help="API to send requests to")]
+ApiOption: TypeAlias = Annotated[
+    Literal["completions", "generate"], typer.Option(metavar="completions|generate", help="API to send requests to")
+]
 DurationOption: TypeAlias = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="duration of each rate (seconds)")
 ]
@@ -85,7 +87,9 @@ OutputOption: TypeAlias = Annotated[
 ]
 PriceOption: TypeAlias = Annotated[float | None, typer.Option(metavar="USD", help="price per GPU hour (USD)")]
 LabelOption: TypeAlias = Annotated[str | None, typer.Option(metavar="TEXT", help="name of the result in a report")]
-ToolOption: TypeAlias = Annotated[str, typer.Option("--tool", metavar="deploy|aiperf", help="load generator")]
+ToolOption: TypeAlias = Annotated[
+    Literal["deploy", "aiperf"], typer.Option("--tool", metavar="deploy|aiperf", help="load generator")
+]
 
 OUTPUT: Final = JsonOutput(BenchResult, omits_null=True)
 
@@ -121,7 +125,6 @@ def command(
     json: Json = False,
 ) -> None:
     """Measure throughput and latency. The knee is the highest rate that the server sustains."""
-    _check(api, tool)
     options = BenchOptions(
         workload=workload,
         tokens=(input_tokens, output_tokens),
@@ -160,6 +163,8 @@ class _OfUrl(NamedTuple):
 
 def _run(target: str, options: BenchOptions, behind: _OfUrl, host: str | None, *, json: bool) -> None:
     """Find the target, measure it, and show the result."""
+    if options.tool == "aiperf" and options.api != "completions":
+        raise UsageError("aiperf sends to the completions API only", hint="omit `--api`")
     target = resolve_server_name(target, Home.from_environment(), *behind, host)
     of_url = {f"--{option.replace('_', '-')}": value for option, value in behind._asdict().items()}
     require_kind(target, url=is_url(target), of_url=of_url, of_server={"--host": host})
@@ -198,12 +203,3 @@ def _tell_ending(result: BenchResult, target: str, *, url: str, again: str) -> N
             location=url,
             hint=f"when the endpoint answers again: `{again}`",
         )
-
-
-def _check(api: str, tool: str) -> None:
-    if api not in {"completions", "generate"}:
-        raise UsageError(f"unknown API `{api}`", hint="`--api completions` or `--api generate`")
-    if tool not in {"deploy", "aiperf"}:
-        raise UsageError(f"unknown load client `{tool}`", hint="`--tool deploy` or `--tool aiperf`")
-    if tool == "aiperf" and api != "completions":
-        raise UsageError("aiperf sends to the completions API only", hint="omit `--api`")

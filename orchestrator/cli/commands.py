@@ -98,17 +98,14 @@ PROFILE_KEYS: Final[Mapping[str, str]] = {
     "--workload": "workload",
 }
 ENDED_BY_HAND: Final = frozenset({"ask", "logs", "status", "top", "watch"})  # after Ctrl-C they say nothing
-# By command: message and hint of an error after Ctrl-C, "interrupted" by default. Without a hint, the server in use is
-# left running.
+# By command: message and hint of an error after Ctrl-C, "interrupted" by default.
 INTERRUPTED: Final[Mapping[str, tuple[str, str]]] = {
-    "bench": ("interrupted before the first measurement", ""),
     "build": ("interrupted; the build was stopped", "nothing is left running; the same command builds what is missing"),
-    "eval": ("interrupted before the first question", ""),
+    "down": ("interrupted", "`deploy status` shows what runs"),
     "quantize": ("interrupted; finished shards are kept", "nothing is left running; the same command continues"),
     "restart": ("interrupted", "`deploy status` shows what runs"),
     "rollback": ("interrupted", "`deploy status` shows what runs"),
     "stage": ("interrupted; downloaded bytes are kept", "nothing is left running; the same command continues"),
-    "sweep": ("interrupted before the first trial", ""),
     "up": ("interrupted; no server was started", "nothing is left running; the same command skips finished steps"),
 }
 RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {

@@ -15,7 +15,6 @@ from typing import Final, NoReturn, TypeAlias, TypeGuard
 
 from orchestrator.core.console import show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted, OutputError
-from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.secrets import redact
 from orchestrator.core.signals import TERMINATION_SIGNALS, start_thread_without_signals
@@ -25,10 +24,8 @@ from orchestrator.core.streams import lost_output
 _OF_THE_MACHINE: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
     | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
-)
-# The path of a file or directory is occupied by something else: a dangling link, a FIFO.
-_IN_THE_WAY: Final = frozenset(
-    {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV}
+    # something else is at the path of a file or directory: a dangling link, a FIFO
+    | {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV}
 )
 
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handlers
@@ -110,41 +107,19 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 
 def _is_of_the_machine(error: Exception) -> TypeGuard[OSError]:
-    """Return whether a system call failed for a reason that the user can change, such as a full disk."""
-    return isinstance(error, OSError) and (error.errno in _OF_THE_MACHINE | _IN_THE_WAY or _is_of_tempfile(error))
+    """Return whether a system call failed for a reason that the user can change, such as a full disk.
 
-
-def _is_of_tempfile(error: OSError) -> bool:
-    """Return whether Python's tempfile found no usable directory."""
-    return error.errno == errno.ENOENT and str(error.strerror).startswith("No usable temporary directory")
+    `tempfile` raises ENOENT if no directory takes a file.
+    """
+    return isinstance(error, OSError) and (
+        error.errno in _OF_THE_MACHINE or str(error.strerror).startswith("No usable temporary directory")
+    )
 
 
 def _of_the_machine(error: OSError) -> HostError:
-    if _is_of_tempfile(error):
-        return HostError(
-            f"cannot write a temporary file: {error.strerror}",
-            hint="free disk space there, or set TMPDIR to a directory where you may write",
-        )
     location = str(error.filename2 or error.filename or "")
-    variable = _variable_for(location)
-    hint = f"set {variable} to a directory where you may write" if variable else "choose another directory"
-    hint = f"free disk space, or {hint}" if location else ""
-    if error.errno in _IN_THE_WAY:
-        hint = f"move the existing file or directory away, or set {variable or 'DEPLOY_HOME'} to another directory"
-    what = "cannot write: " if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS} else ""
-    return HostError(f"{what}{error.strerror or error}", location=location, hint=hint)
-
-
-def _variable_for(location: str) -> str:
-    """Return the variable that moves a file elsewhere; "" for a file in a directory that the user named."""
-    path = Path(os.path.realpath(location))
-    try:
-        home, temporary = Home.from_environment().root, tempfile.gettempdir()
-    except (HostError, OSError):  # no usable home or temporary directory
-        return "DEPLOY_HOME"
-    if path.is_relative_to(os.path.realpath(home)):
-        return "DEPLOY_HOME"
-    return "TMPDIR" if path.is_relative_to(os.path.realpath(temporary)) else ""
+    hint = "free disk space, or name a directory where you may write: an option, DEPLOY_HOME or TMPDIR"
+    return HostError(f"cannot use a file: {error.strerror or error}", location=location, hint=hint)
 
 
 def _of_this_tool(error: Exception) -> DeployError:

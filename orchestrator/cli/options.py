@@ -12,12 +12,10 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import ImageReference, UnsafeValueError
-from orchestrator.render.cloud import LAUNCHERS
-from orchestrator.runs.run_dir import known_names, runs_by_name
+from orchestrator.runs.run_dir import known_names
 from orchestrator.runtimes import REGISTRY
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")
-_RUN: Final = re.compile(rf"{_WORD.pattern}/{_WORD.pattern}")
 
 
 def complete_names(kind: str) -> Callable[[str], list[str]]:
@@ -43,32 +41,14 @@ def server_names(incomplete: str) -> list[str]:
     return []
 
 
-def run_names(incomplete: str) -> list[str]:
-    """Complete the runs of this home, as `NAME/RUN`."""
-    with suppress(Exception):
-        home = Home.from_environment()
-        found = [f"{name}/{run.path.name}" for name, runs in runs_by_name(home).items() for run in runs]
-        return [text for text in found if text.startswith(incomplete) and _RUN.fullmatch(text)]
-    return []
-
-
 def runtime_names(incomplete: str) -> list[str]:
     """Complete the names of runtimes."""
     return _words(REGISTRY, incomplete)
 
 
-def _no_launcher(runtime: str | None) -> str | None:
-    """Raise UsageError for a launcher of rented machines in place of a runtime."""
-    if runtime in LAUNCHERS:
-        hint = f"`deploy render PROFILE --runtime {runtime}` writes the files for `{runtime}`"
-        raise UsageError(f"`{runtime}` is a launcher of rented machines, not a runtime", hint=hint)
-    return runtime
-
-
 def sides_to_compare(incomplete: str) -> list[str]:
-    """Complete profiles, servers and their runs."""
-    found = [*complete_names("PROFILE")(incomplete), *server_names(incomplete), *run_names(incomplete)]
-    return list(dict.fromkeys(found))
+    """Complete profiles and servers."""
+    return list(dict.fromkeys([*complete_names("PROFILE")(incomplete), *server_names(incomplete)]))
 
 
 def image_name(text: str | None) -> str | None:
@@ -107,7 +87,6 @@ RuntimeOption: TypeAlias = Annotated[
         metavar="RUNTIME",
         help="runtime to use, such as docker or process",
         autocompletion=runtime_names,
-        callback=_no_launcher,
     ),
 ]
 ImageOption: TypeAlias = Annotated[

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -15,13 +14,6 @@ from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.planner.listing import CatalogListing, catalog_listing, chosen_profiles, tables
 from orchestrator.planner.planning import usable_plans
 from orchestrator.runtimes import runtime_class
-
-
-class Format(StrEnum):
-    """The output format."""
-
-    TABLE = "table"
-    GITHUB_MATRIX = "github-matrix"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +39,9 @@ OUTPUT: Final = JsonOutput[CatalogListing | MatrixOutput](CatalogListing, Matrix
 def command(
     *,
     format_: Annotated[
-        Format,
+        Literal["table", "github-matrix"],
         typer.Option("--format", metavar="table|github-matrix", help="how to print them"),
-    ] = Format.TABLE,
+    ] = "table",
     hardware: Annotated[str | None, typer.Option(metavar="NAME", help="only profiles for this hardware")] = None,
     model: Annotated[str | None, typer.Option(metavar="TEXT", help="only profiles whose model contains this")] = None,
     json: Json = False,
@@ -59,7 +51,7 @@ def command(
     `--format github-matrix` prints the profiles with an image as a GitHub Actions matrix, with the disk space of each
     build in GiB.
     """
-    if format_ is Format.GITHUB_MATRIX:
+    if format_ == "github-matrix":
         OUTPUT.show(MatrixOutput(include=tuple(_matrix())))
         return
     catalog = Catalog.from_environment()

@@ -101,9 +101,9 @@ class ProfileCommand(TyperCommand):
         except KeyboardInterrupt as error:
             if verb in ENDED_BY_HAND:
                 raise
-            message, hint = INTERRUPTED.get(verb, ("interrupted", ""))
             left = left_running(params["target"]) if params.get("target") else "nothing is left running"
-            raise Interrupted(message, hint=hint or left) from error
+            message, hint = INTERRUPTED.get(verb, ("interrupted", left))
+            raise Interrupted(message, hint=hint) from error
 
     def _location_of(self, name: str, args: Sequence[str], ctx: "Context") -> int:
         """Return the index of the word that is this argument, not the value of an option."""
@@ -225,17 +225,8 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         if renamed:
             near = f"did you mean `{renamed}`?"
         elif not own and (key := get_close_matches(option, PROFILE_KEYS, n=1, cutoff=_NEAR_KEY)):
-            near = _key_hint(ctx.command, PROFILE_KEYS[key[0]])
+            near = f"`--set {PROFILE_KEYS[key[0]]}=VALUE`, for commands with `--set`"
         raise UsageError(message, hint=near or _begun_small(more) or help_) from error
-
-
-def _key_hint(command: "Command", key: str) -> str:
-    """Return how the value of a profile's key is given to this command, or to another one."""
-    if any("--set" in param.opts for param in command.params):
-        return f"`--set {key}=VALUE`"
-    if key == "server.port" and any("URL" in (getattr(param, "metavar", "") or "") for param in command.params[:1]):
-        return "give a URL, which has the port, instead of a name: `http://127.0.0.1:30000`"
-    return f"`{key}` of the profile sets it, when the server starts"
 
 
 def _begun_small(text: str) -> str:

@@ -20,7 +20,6 @@ from orchestrator.cli.options import (
     RuntimeOption,
     SetOption,
     StrictKernels,
-    run_names,
 )
 from orchestrator.cli.overrides import overridden
 from orchestrator.cli.rendered import FileOutput, file_outputs, write_rendered
@@ -45,8 +44,7 @@ ModelOption: TypeAlias = Annotated[
     str | None, typer.Option("--model", metavar="DIR|HUB_ID", help="checkpoint to serve on this host; writes a profile")
 ]
 FromOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--from", metavar="RUN", help="start an earlier run again with its plan", autocompletion=run_names),
+    str | None, typer.Option("--from", metavar="RUN", help="start an earlier run again with its plan")
 ]
 OutputOption: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="DIR", help="with `--dry-run`: directory for the files")

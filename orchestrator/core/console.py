@@ -19,14 +19,7 @@ from orchestrator.core.streams import write
 from orchestrator.core.text import printable, printable_json
 
 LOG_INTERVAL_SECONDS: Final = 30.0  # between two lines about the same stage, if stderr is no terminal
-_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-
-
-def styled(text: str, style: str) -> str:
-    """Return `text` in a style if stderr is a terminal that supports it."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty():
-        return text
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+_COLORS: Final = {"red": "31", "yellow": "33", "cyan": "36"}
 
 
 class _Muted:
@@ -147,8 +140,11 @@ def _show_location(problem: Problem, indent: str = "  ") -> None:
         info(problem.hint, lead=indent + _lead("hint:", "cyan"))
 
 
-def _lead(word: str, style: str) -> str:
-    return f"{styled(word, style)} "
+def _lead(word: str, color: str) -> str:
+    """Return a word, colored if stderr is a terminal that supports it, and a space."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty():
+        return f"{word} "
+    return f"\x1b[{_COLORS[color]}m{word}\x1b[0m "
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None) -> str:

@@ -1,29 +1,4 @@
-"""The tree of errors. Each has a message, a location and a hint; its class decides the exit code.
-
-::
-
-    DeployError              1   a bug of the tool, or none of the errors below
-    ├── UsageError           2   an invalid argument or option
-    ├── ProfileError         3   an invalid profile, or a plan that breaks a rule
-    ├── HostError            4   the host is not ready: GPUs, devices, ports, disk, Docker
-    │   └── CheckpointError  4   a missing, incomplete or modified checkpoint
-    │       ├── CheckpointNotFoundError  4   no checkpoint
-    │       ├── CheckpointModifiedError  4   a checkpoint that was complete before
-    │       └── CheckpointMismatchError  4   a checkpoint that disagrees with the profile or its own config
-    ├── BuildError           5   a failed build of an image or an environment
-    │   ├── PatchError       5   a required patch that neither applies nor is present
-    │   └── PathNotFoundError  5   a path that an image does not have
-    ├── StartError           6   no such server, not started, or exited
-    │   └── NameTakenError   6   the name is in use
-    ├── NotReadyError        7   the server started and never became ready
-    ├── SmokeError           8   the server is ready and failed its smoke test
-    ├── KernelsError         9   a tuned kernel table is missing, malformed or unused
-    ├── BenchError          10   a measurement failed or is invalid
-    ├── RestartLimitError   11   `deploy watch` has given up on a server
-    ├── OutputError         12   the command succeeded but could not write its result to standard output
-    └── Interrupted        130   Ctrl-C, after the command has stopped everything it started
-    ReaderGone (SystemExit) 141  the reader of standard output exited (SIGPIPE) before any change
-"""
+"""The tree of errors. Each has a message, a location and a hint; its class decides the exit code."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,6 @@
 """Validation of files against pydantic models, with every problem reported at its file and line."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -83,9 +82,6 @@ RENAMED_KEYS: Final[Mapping[str, str]] = {
     "without": "exclude",
     "without_patches": "skip_patches",
 }
-_WORD: Final = re.compile(r"[^\s-]\S*")
-_INNER_PATH: Final = re.compile(r"/[A-Za-z0-9_.+@/-]*")
-_NUMBER: Final = {"int_type": re.compile(r"\d+"), "float_type": re.compile(r"\d+(\.\d+)?")}
 _MOST: Final = 8 << 20  # bytes of a file that a person writes
 _SHOWN: Final = 60  # characters of a value in a message
 
@@ -93,18 +89,6 @@ _SHOWN: Final = 60  # characters of a value in a message
 def _one_line(text: str) -> str:
     if hidden := first_control_char(text):
         raise ValueError(f"a text of one line cannot contain {hidden!r}")
-    return text
-
-
-def _one_word(text: str) -> str:
-    if not _WORD.fullmatch(text):
-        raise ValueError("expected one word that does not begin with `-`")
-    return text
-
-
-def _inner_path(text: str) -> str:
-    if not _INNER_PATH.fullmatch(text):
-        raise ValueError("expected an absolute path of letters, digits and `_`, `.`, `+`, `@`, `-`")
     return text
 
 
@@ -117,8 +101,9 @@ def _image_name(text: str) -> str:
 
 # Texts are written into scripts, labels and comments, so each is a single line unless its field is prose.
 Text: TypeAlias = Annotated[str, AfterValidator(_one_line)]
-Word: TypeAlias = Annotated[Text, AfterValidator(_one_word)]  # a single argument of a command, and never an option
-AbsolutePath: TypeAlias = Annotated[str, AfterValidator(_inner_path)]  # in an image; a Dockerfile contains it
+Word: TypeAlias = Annotated[Text, Field(pattern=r"^[^\s-]\S*$")]  # a single argument of a command, and never an option
+# In an image; a Dockerfile contains it.
+AbsolutePath: TypeAlias = Annotated[str, Field(pattern="^/[A-Za-z0-9_.+@/-]*$")]
 ImageName: TypeAlias = Annotated[str, AfterValidator(_image_name)]  # in a Dockerfile's FROM, followed by a digest
 VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -258,9 +243,6 @@ def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
         *above, name = [step for step in details["loc"] if isinstance(step, str)]
         successor = _known_keys(kind, above).get(name) if kind else None
         return successor or f"it matches `{details['ctx']['pattern']}`"
-    quoted = details["input"].strip("'\"") if isinstance(details["input"], str) else ""
-    if (number := _NUMBER.get(details["type"])) and number.fullmatch(quoted):
-        return "without quotes it is a number"
     if details["type"] != "extra_forbidden" or kind is None:
         return ""
     *parents, key = details["loc"]

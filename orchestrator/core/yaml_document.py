@@ -55,16 +55,10 @@ def read_document(text: str, name: str) -> Document:
     try:
         data = reader.document()
     except yaml.MarkedYAMLError as error:
-        mark, problem = error.problem_mark, error.problem
-        suffix = f":{mark.line + 1}" if mark else ""
-        line = text.split("\n")[mark.line] if mark and mark.line <= text.count("\n") else ""
-        if mark and line[mark.column :].startswith("\t"):
-            problem, suffix = "a tab where YAML needs spaces", f"{suffix}:{mark.column + 1}"
-        raise ProfileError(f"invalid YAML: {problem}", location=f"{name}{suffix}") from error
-    except yaml.reader.ReaderError as error:
-        raise ProfileError(f"not text: {error.reason}", location=name) from error
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ProfileError(f"invalid YAML: {error.problem}", location=f"{name}{line}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a lone surrogate, an escape beyond Unicode
-        raise ProfileError(f"not text: {error}", location=name) from error
+        raise ProfileError(f"not text: {str(error).partition(chr(10))[0]}", location=name) from error
     if reader.problems:
         raise ProfileError(f"cannot read `{name}`", problems=truncate_problems(reader.problems))
     return Document(name, data, reader.lines)

@@ -18,7 +18,6 @@ import httpx
 
 from orchestrator.core.http import Deadline, iter_capped
 from orchestrator.core.secrets import MAX_SPELLING, Secret, excerpt
-from orchestrator.core.signals import defer_signals
 from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
 from orchestrator.engine.liveness import MOST_METRICS_BYTES
 from orchestrator.engine.metrics import Metrics, read_metrics
@@ -110,15 +109,11 @@ class EngineClient:
         A busy server needs two tries: a health request that arrives while another one ends waits for an output that
         never comes (sglang 0.5.14, managers/scheduler.py:1633), so a single 503 proves nothing.
         """
-        with defer_signals():
-            from tenacity import Retrying, retry_if_not_result, stop_after_attempt  # noqa: PLC0415 - see `poll_until`
-
-        attempts = Retrying(
-            stop=stop_after_attempt(tries),
-            retry=retry_if_not_result(lambda status: status == httpx.codes.OK),
-            retry_error_callback=lambda state: state.outcome and state.outcome.result(),
-        )
-        status: int = attempts(self._status, "GET", HEALTH, limits=HEALTH_LIMITS.within(within))
+        status = 0
+        for _ in range(tries):
+            status = self._status("GET", HEALTH, limits=HEALTH_LIMITS.within(within))
+            if status == httpx.codes.OK:
+                break
         return status
 
     def models(self, *, within: float = inf) -> dict[str, int | None]:

@@ -34,15 +34,10 @@ def read_key(value: str, *, location: str) -> Secret:
     The message names `location`, the variable of the key, and never the key.
     """
     key = value.rstrip("\r\n")
-    if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"the API key in `{location}` contains a character that an HTTP header cannot carry")
-    if key != key.strip() or not key:
-        raise UsageError(f"the API key in `{location}` begins or ends with a blank, which an HTTP header drops")
-    if len(key) < MIN_LENGTH:
+    if len(key) < MIN_LENGTH or key != key.strip() or key.startswith("-") or not (key.isascii() and key.isprintable()):
         raise UsageError(
-            f"the API key in `{location}` has fewer than {MIN_LENGTH} characters: guessable, and not redactable",
+            f"cannot use the API key in `{location}`: it needs at least {MIN_LENGTH} printable ASCII characters, no "
+            "blank at either end and no `-` at the beginning",
             hint=f"`export {location}=$(openssl rand -hex 16)`",
         )
-    if key.startswith("-"):
-        raise UsageError(f"the API key in `{location}` begins with `-`, so that sglang would parse it as an option")
     return Secret(key)

@@ -153,11 +153,6 @@ class GatewayLaunch:
     pods: PodDiscovery | None = None
 
 
-def worker_words(servers: Sequence[str]) -> tuple[str, ...]:
-    """Return the option that names equal servers; each is a base URL."""
-    return ("--worker-urls", *servers)
-
-
 def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str) -> tuple[str, ...]:
     """Return the whole command line of a gateway."""
     argv = [python, launcher, "--host", launch.host, "--port", str(launch.port)]

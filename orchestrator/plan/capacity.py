@@ -5,7 +5,6 @@ bytes.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -303,34 +302,10 @@ def _load_fit(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache)
     )
 
 
-def fraction_for_context(profile: Profile, facts: ServingFacts, capacity: Capacity) -> tuple[float, int] | None:
-    """Return the smallest safe static fraction, in hundredths, whose cache holds the context, and the cache's tokens.
-
-    If none does, the largest safe one. None if the memory or the cache is unknown.
-    """
-    if (memory := capacity.memory) is None or capacity.cache is None:
-        return None
-    page = capacity.cache.page
-
-    def tokens(hundredths: int) -> int:
-        cache = capacity_of(profile, replace(facts, memory_fraction=hundredths / 100), None).cache
-        return (cache.tokens or 0) if cache else 0
-
-    goal = min(facts.context, facts.cache_tokens or facts.context)
-    safe = round(100 * memory.safe_fraction)
-    found = 1 + bisect_left(range(1, safe), goal - page + 1, key=tokens)
-    return found / 100, tokens(found)
-
-
-def context_shortage(
-    capacity: Capacity,
-    location: Callable[[str, str], str],
-    larger: Callable[[], tuple[float, int] | None] = lambda: None,
-) -> Iterator[Problem]:
+def context_shortage(capacity: Capacity, location: Callable[[str, str], str]) -> Iterator[Problem]:
     """Yield a problem if the cache of a replica is smaller than the context: sglang rejects longer requests.
 
-    `location` gives `file:line` of a key; `larger` is `fraction_for_context`. Source: sglang 0.5.16,
-    srt/managers/tp_worker.py, max_req_len.
+    `location` gives `file:line` of a key. Source: sglang 0.5.16, srt/managers/tp_worker.py, max_req_len.
     """
     cap, page = capacity.max_tokens, capacity.cache.page if capacity.cache else 1
     tokens = cap if capacity.cache is None else capacity.cache.tokens
@@ -338,13 +313,11 @@ def context_shortage(
         return  # unknown, or no room at all, which `weights_fit` reports
     capped = cap is not None and tokens + page > cap
     key = Meaning.CACHE_TOKENS if capped else Meaning.CONTEXT
-    raised = f"raise `flags.{Meaning.CACHE_TOKENS}`" if capped else "raise `layout.tp`"
-    if not capped and (found := larger()) is not None and found[1] + page > capacity.context:
-        raised = f"raise `{Meaning.MEMORY_FRACTION}` to at least {found[0]:g}"
+    raised = f"`flags.{Meaning.CACHE_TOKENS}`" if capped else f"`{Meaning.MEMORY_FRACTION}` or `layout.tp`"
     yield Problem(
         f"the cache of a replica holds {tokens:,} tokens, less than one request of the context of {capacity.context:,}",
         location("flags", key),
-        f"{raised}, or set `flags.{Meaning.CONTEXT}` to {tokens:,} or less",
+        f"raise {raised}, or set `flags.{Meaning.CONTEXT}` to {tokens:,} or less",
     )
 
 
@@ -353,11 +326,11 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
     fit, memory, cache = capacity.load_fit, capacity.memory, capacity.cache
     if fit is not None and cache is not None and not fit.fits:
         running, fitting = fit.running or 1, fit.concurrent or 0
-        states = cache.requests is not None and cache.requests.requests == fitting
+        hint = f"raise `layout.tp` or `flags.{Meaning.CACHE_TOKENS}`, or use an 8-bit `{Meaning.CACHE_TYPE}`"
         room = f"{fit.needed(running):,} tokens of cache; a replica has {cache.tokens:,}"
-        if states:  # tokens may be left
+        if cache.requests is not None and cache.requests.requests == fitting:  # tokens may be left
             room = f"a state of linear attention each; a replica has room for {fitting:,}"
-        capped = capacity.max_tokens is not None and capacity.max_tokens - cache.page < (cache.tokens or 0)
+            hint = f"raise `{Meaning.STATE_RATIO}` or `{Meaning.MEMORY_FRACTION}`, or draft fewer tokens"
         yield PlanWarning(
             id="capacity-requests",
             summary=(
@@ -366,7 +339,7 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
                 f"{f'{fitting:,} fit, the others wait' if fitting else 'none fits'}"
             ),
             source="estimate of `deploy show --capacity`",
-            hint=", or ".join(_remedies(cache, fitting=fitting, capped=capped, states=states)),
+            hint=f"lower `{Meaning.RUNNING_REQUESTS}`{f' to {fitting}' if fitting else ''}, {hint}",
         )
     if memory is not None and memory.fraction_source == "set" and memory.fraction > memory.safe_fraction:
         reserved = capacity.reserved_bytes
@@ -379,22 +352,3 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
             source="estimate of `deploy show --capacity`",
             hint=f"`{Meaning.MEMORY_FRACTION}` {memory.safe_fraction:g}, or a smaller `{Meaning.PREFILL_CHUNK}`",
         )
-
-
-def _remedies(cache: KvCache, *, fitting: int, capped: bool, states: bool) -> Iterator[str]:
-    """Suggest changes that make a load fit; the bound is the profile's own limit if `capped`, or the `states`."""
-    if not cache.tokens and cache.requests:
-        yield from (f"lower `{Meaning.RUNNING_REQUESTS}`", f"raise `{Meaning.MEMORY_FRACTION}`")
-        return
-    if fitting:
-        yield f"lower `{Meaning.RUNNING_REQUESTS}` to {fitting}"
-    if states:
-        yield f"raise `{Meaning.STATE_RATIO}`, which leaves fewer tokens"
-        yield "draft fewer tokens: each request keeps a state for each of them"
-        return
-    if capped:
-        yield f"raise `flags.{Meaning.CACHE_TOKENS}`"
-        return
-    if not cache.kind.startswith("fp8"):
-        yield f"use an 8-bit `{Meaning.CACHE_TYPE}`"
-    yield "raise `layout.tp`"

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from pydantic import TypeAdapter
+
 from orchestrator.core.catalog import is_valid_name
 from orchestrator.core.errors import Problem, ProfileError, truncate_problems
 from orchestrator.core.yaml_document import Document, dump_yaml
@@ -90,20 +92,15 @@ def parse_lock(document: Document, tool: str) -> Lock:
         raise ProfileError(f"`{name}` was edited", problems=edited, hint=hint)
     try:
         return _lock(data)
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
+    except ValueError as error:
         raise ProfileError("not a lockfile", location=name) from error
 
 
 def _lock(data: Mapping[str, object]) -> Lock:
-    known = {name: data[name] for name in _SECTIONS}
-    texts = {
-        name: {str(key): str(value) for key, value in dict(known[name]).items()}  # type: ignore[call-overload]
-        for name in ("checkpoint", "patches", "files", "unknown", "plan")
-    }
-    if invalid := [name for name in texts["files"] if not is_valid_name(name)]:
+    lock = TypeAdapter(Lock).validate_python({section: data[section] for section in _SECTIONS})
+    if invalid := [file for file in lock.files if not is_valid_name(file)]:
         raise ValueError(f"invalid file name `{invalid[0]}`")
-    overrides = tuple(str(override) for override in known["overrides"])  # type: ignore[attr-defined]
-    return Lock(tool=str(known["tool"]), profile=str(known["profile"]), overrides=overrides, **texts)
+    return lock
 
 
 def _edited(document: Document) -> Iterator[Problem]:

@@ -1,11 +1,10 @@
 """The compatibility rules of a plan. A rule yields the problems of a profile; all rules always run."""
 
 import ipaddress
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Final
 
 from packaging.version import Version
@@ -15,13 +14,13 @@ from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import gb
 from orchestrator.core.yaml_document import KeyPath
-from orchestrator.engine.flag_checks import GivenFlags, argument_problems, name_problem, port_problem
+from orchestrator.engine.flag_checks import GivenFlags, argument_problems, port_problem
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.serving import ServingFacts, all_readable
 from orchestrator.patches.schema import Patch
-from orchestrator.plan.capacity import Capacity, Load, capacity_of, context_shortage, fraction_for_context
+from orchestrator.plan.capacity import Capacity, Load, capacity_of, context_shortage
 from orchestrator.plan.known_issues import KnownIssue
 from orchestrator.plan.placement import nodes_share_the_ranks, replicas_have_ports
 from orchestrator.plan.replicas import LOOPBACK, gpus_per_replica
@@ -142,13 +141,8 @@ def heads_divide(context: RuleContext) -> Iterator[Problem]:
     for heads, kind in ((model.attention_heads, "attention heads"), (model.kv_heads, "key and value heads")):
         if heads is None or heads % ranks == 0 or (kind != "attention heads" and ranks % heads == 0):
             continue
-        divisors = ", ".join(str(count) for count in range(1, min(heads, 1024) + 1) if heads % count == 0)
         per = f"tp {ranks}" if ranks == layout.tp.value else f"tp {layout.tp.value} over dp {layout.dp.value}"
-        yield Problem(
-            f"{heads} {kind} are not divisible by {per}",
-            context.location("layout", "tp"),
-            f"possible divisors: {divisors}",
-        )
+        yield Problem(f"{heads} {kind} are not divisible by {per}", context.location("layout", "tp"))
 
 
 def weights_fit(context: RuleContext) -> Iterator[Problem]:
@@ -161,38 +155,21 @@ def weights_fit(context: RuleContext) -> Iterator[Problem]:
     if memory is None or (fraction is not None and not 0 < fraction < 1):
         return  # `flag_values_are_valid` reports it
     if memory.cache_bytes <= 0:
-        room, least = memory.free_bytes * memory.fraction, memory.weights_bytes / memory.free_bytes
-        hint = "raise `layout.tp`, or choose a smaller quantization"
-        if context.capacity.gpus >= context.profile.hardware.gpus:  # all of the node
-            hint = "choose a smaller quantization, or hardware with more memory"
-        if least < memory.safe_fraction:
-            hint = _larger_fraction(context, least=least, safe=memory.safe_fraction)
+        room = memory.free_bytes * memory.fraction
         yield Problem(
             f"the weights leave no room for a cache: they need {gb(memory.weights_bytes)} per GPU at tp "
             f"{context.profile.layout.tp.value}; sglang may use {gb(room)}, {memory.fraction:g} of the "
             f"{memory.free_bytes / 1e9:.0f} GB free of {memory.vram_bytes / 1e9:.0f}",
             context.location("model", "weights_size"),
-            hint,
+            f"raise `layout.tp` or `{Meaning.MEMORY_FRACTION}`, or choose a smaller quantization, or larger GPUs",
         )
-
-
-def _larger_fraction(context: RuleContext, *, least: float, safe: float) -> str:
-    """Return the hint that makes room for weights and, if possible, a request of the profile's context."""
-    name, requested = Meaning.MEMORY_FRACTION, min(context.serving.context, context.serving.cache_tokens or math.inf)
-    fraction, tokens = fraction_for_context(context.profile, context.serving, context.capacity) or (None, 0)
-    if fraction is None:
-        return f"raise `{name}` above {least:.2f}, to at most {safe:g}"
-    if tokens + context.serving.page > requested:
-        return f"raise `{name}` to at least {fraction:g}, at most {safe:g}"
-    return f"raise `layout.tp`, or set `{name}` to {safe:g} and `flags.{Meaning.CONTEXT}` to {tokens:,} or less"
 
 
 def cache_holds_a_context(context: RuleContext) -> Iterator[Problem]:
     """Check that the cache of a replica holds one request of the profile's context."""
     if context.serving.context > context.profile.model.context_length:
         return  # `flag_values_are_valid` reports it
-    larger = partial(fraction_for_context, context.profile, context.serving, context.capacity)
-    yield from context_shortage(context.capacity, context.location, larger)
+    yield from context_shortage(context.capacity, context.location)
 
 
 def host_tier_is_larger(context: RuleContext) -> Iterator[Problem]:
@@ -264,8 +241,9 @@ def flags_are_known(context: RuleContext) -> Iterator[Problem]:
 def flag_values_are_valid(context: RuleContext) -> Iterator[Problem]:
     """Check the values that sglang accepts, but that do not mean what they say; `up` asks sglang for the others."""
     for found in argument_problems(_given_flags(context)):
-        yield Problem(found.message, context.location("flags", found.name), found.hint)
-    if message := name_problem(context.profile.model.served_name):
+        yield Problem(found.message, context.location("flags", found.location), found.hint)
+    if ":" in (name := context.profile.model.served_name):  # server_args.py:6671
+        message = f"`{name}` has a colon, which in sglang parts a model from an adapter"
         yield Problem(message, context.location("model", "served_name"))
     if message := port_problem(context.profile.server.port, context.profile.engine.version):
         yield Problem(message, context.location("server", "port"))
@@ -273,7 +251,7 @@ def flag_values_are_valid(context: RuleContext) -> Iterator[Problem]:
 
 def _given_flags(context: RuleContext) -> GivenFlags:
     """Return the flags of the profile, with the values that they are checked against."""
-    profile, layout = context.profile, context.profile.layout
+    profile = context.profile
     return GivenFlags(
         table=context.table,
         flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
@@ -281,11 +259,6 @@ def _given_flags(context: RuleContext) -> GivenFlags:
         sparse_attention=profile.model.sparse_attention,
         platform=profile.engine.platform,
         mtp_layer=profile.model.mtp_layer is not None,
-        port=profile.server.port,
-        ranks=layout.tp.value
-        * (1 if layout.dp_attention.value else layout.dp.value)
-        * profile.replicas
-        // layout.nodes.value,
     )
 
 
@@ -325,22 +298,21 @@ def public_address_is_allowed(context: RuleContext) -> Iterator[Problem]:
         )
 
 
-def skipped_patches_exist(context: RuleContext) -> Iterator[Problem]:
-    """Check that each skipped patch exists."""
-    known = [patch.id for patch in context.ledger]
-    for index, name in enumerate(context.profile.skip_patches):
-        if name not in known:
-            location = context.location("skip_patches", index)
-            yield Problem(f"no patch `{name}`", location, did_you_mean(name, known))
-
-
-def allowed_issues_exist(context: RuleContext) -> Iterator[Problem]:
-    """Check that each allowed known issue exists."""
-    known = [issue.id for issue in context.blocked_issues]
-    for index, name in enumerate(context.profile.allow_known_issues):
-        if name not in known:
-            location = context.location("allow_known_issues", index)
-            yield Problem(f"no known issue `{name}` that blocks a start", location, did_you_mean(name, known))
+def named_exceptions_exist(context: RuleContext) -> Iterator[Problem]:
+    """Check that each skipped patch and each allowed known issue exists."""
+    profile = context.profile
+    for key, what, names, known in (
+        ("skip_patches", "patch", profile.skip_patches, [patch.id for patch in context.ledger]),
+        (
+            "allow_known_issues",
+            "blocking known issue",
+            profile.allow_known_issues,
+            [issue.id for issue in context.blocked_issues],
+        ),
+    ):
+        for index, name in enumerate(names):
+            if name not in known:
+                yield Problem(f"no {what} `{name}`", context.location(key, index), did_you_mean(name, known))
 
 
 RULES: Final[Sequence[Rule]] = (
@@ -360,8 +332,7 @@ RULES: Final[Sequence[Rule]] = (
     flag_values_are_valid,
     profile_has_no_secrets,
     public_address_is_allowed,
-    skipped_patches_exist,
-    allowed_issues_exist,
+    named_exceptions_exist,
 )
 _OF_SIZES: Final = (weights_fit, cache_holds_a_context, host_tier_is_larger)
 # Rules of all servers under one name; the others look at one server, so each role has them.

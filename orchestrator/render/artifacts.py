@@ -12,7 +12,6 @@ from orchestrator.engine.gateway import (
     GatewayLaunch,
     PodDiscovery,
     gateway_argv,
-    worker_words,
 )
 from orchestrator.engine.launch import Launch, launch_argv
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Gateway, Plan
@@ -151,7 +150,7 @@ def _workers(plan: Plan) -> tuple[str, ...]:
     """Return the gateway's options for its workers: equal servers, or those of each role."""
     servers = replica_plans(plan)
     if not plan.roles:
-        return worker_words([server.server.url for server in servers])
+        return ("--worker-urls", *(server.server.url for server in servers))
     ports = [port for role in plan.roles for port in role.bootstrap_ports]
     urls = {
         role: [server.server.url for server in servers if server.role is role] for role in (Role.PREFILL, Role.DECODE)

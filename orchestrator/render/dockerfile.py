@@ -69,7 +69,6 @@ class PatchStep:
     title: str
     published: str | None
     upstream: str
-    effect: str  # what this step does to the image
     state: str  # of the patch after this step, in the words of the receipt
     source: str | None  # file in the context that the step copies to `destination`
     destination: str | None
@@ -143,31 +142,12 @@ def _patch_step(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSourc
         title=patch.title,
         published=patch.published,
         upstream=patch.upstream.reference,
-        effect=_describe_patch(plan, patch, use, sources),
         state=_state(plan, patch, use, sources),
         source=f"tables/{added.input}" if added and has_input else None,
         destination=added.destination if added else None,
         missing=added is not None and not has_input,
         env=patch_env((patch,), (use,)),
     )
-
-
-def _describe_patch(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) -> str:
-    """Describe a patch in the words of the receipt: applied, upstream, applied at startup."""
-    if isinstance(patch.apply, AddedFile):
-        if use.input_sha256 is None:
-            return f"No `{patch.apply.input}` was given, so this step stops the build: {_make_table(plan)}."
-        covers = f"; {sources.coverage}" if sources.coverage else ""
-        return f"Applied by this step: a table, sha256 {use.input_sha256}{covers}."
-    if not use.expected:
-        version = plan.engine.version
-        reason = f"Does not apply to sglang {version}"
-        if _is_upstream(plan, patch):
-            reason = f"Upstream since sglang {patch.upstream.released}, and this image has {version}"
-        return f"{reason}: this step checks that in the sources."
-    if isinstance(patch.apply, Diff):
-        return f"Applied by this step, if the sources of sglang {plan.engine.version} need it."
-    return "Applied at startup by `deploy up`, if this step finds that the sources need it."
 
 
 def _state(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) -> str:

@@ -1,16 +1,12 @@
 """After Ctrl-C, the last line says what was stopped, and what is left running on purpose."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.core.errors import Interrupted
-from orchestrator.runtimes.base import Status
 
 
 def interrupt(*_: object, **__: object) -> None:
@@ -36,22 +32,23 @@ def interrupted(*words: str) -> Interrupted:
         (
             "bench.server_target",
             ["bench", "owl"],
-            "interrupted before the first measurement",
+            "interrupted",
             "`owl` is left running; `deploy down owl` stops it",
         ),
         (
             "bench.url_target",
             ["bench", "http://owl:1"],
-            "interrupted before the first measurement",
+            "interrupted",
             "`http://owl:1` is left running",
         ),
         (
             "eval.forecast_eval",
             ["eval", "owl", "--suite", "gsm8k"],
-            "interrupted before the first question",
+            "interrupted",
             "`owl` is left running; `deploy down owl` stops it",
         ),
-        ("sweep.plan_sweep", ["sweep", "cpu-tiny"], "interrupted before the first trial", "nothing is left running"),
+        ("sweep.plan_sweep", ["sweep", "cpu-tiny"], "interrupted", "nothing is left running"),
+        ("down.down_all", ["down", "--all"], "interrupted", "`deploy status` shows what runs"),
         ("smoke.smoke_url", ["smoke", "http://owl:1"], "interrupted", "`http://owl:1` is left running"),
         ("add.model.add_model", ["add", "model", "OWNER/NAME"], "interrupted", "nothing is left running"),
     ],
@@ -66,31 +63,3 @@ def test_interrupt_before_start_reports_nothing_running(
     error = interrupted(*words)
     assert error.message == message
     assert error.hint.startswith(hint)
-
-
-@pytest.mark.parametrize(
-    ("running", "words", "hint"),
-    [
-        ("owl", ["down", "owl"], "`owl` may still be running; stop with `deploy down owl`"),
-        ("", ["down", "owl"], "`owl` is not running"),
-        ("owl jay", ["down", "--all"], "`jay`, `owl` may still be running; stop with `deploy down --all`"),
-        ("", ["down", "--all"], "no server is left running"),
-    ],
-)
-def test_interrupted_down_names_servers_still_running(
-    monkeypatch: pytest.MonkeyPatch, running: str, words: list[str], hint: str
-) -> None:
-    state = SimpleNamespace(status=Status.RUNNING)
-    found = [SimpleNamespace(name=name) for name in running.split()]
-    servers = SimpleNamespace(
-        find=lambda _name: found, runtime=lambda _each: SimpleNamespace(state=lambda _unit: state)
-    )
-
-    @contextmanager
-    def opened(*_: object, **__: object) -> Iterator[SimpleNamespace]:
-        yield servers
-
-    monkeypatch.setattr("orchestrator.cli.down.open_servers", opened)
-    for name in ("down", "down_all"):
-        monkeypatch.setattr(f"orchestrator.cli.down.{name}", interrupt)
-    assert interrupted(*words).hint == hint

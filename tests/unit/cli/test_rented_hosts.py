@@ -166,10 +166,3 @@ def test_multiple_replicas_are_rejected_on_rented_host(broker: str, home: Home) 
         "a rented machine runs 1 replica, not 2"
     ]
     told(broker, "mi355x-tp4x2", home, "replicas=1")
-
-
-@pytest.mark.parametrize("verb", ["up", "show", "preflight"])
-def test_launcher_given_as_runtime_hints_at_render(verb: str) -> None:
-    with pytest.raises(UsageError, match="`dstack` is a launcher of rented machines") as refused:
-        CliRunner().invoke(app, [verb, "cpu-tiny", "--runtime", "dstack"], catch_exceptions=False)
-    assert "`deploy render PROFILE --runtime dstack`" in (refused.value.hint or "")

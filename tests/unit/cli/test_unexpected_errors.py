@@ -132,7 +132,7 @@ def test_file_in_place_of_directory_is_host_error(
     assert deploy(monkeypatch) == 4
     said = capsys.readouterr().err
     assert f"--> {tmp_path / 'models'}" in said
-    assert "move the existing file or directory away" in said
+    assert "name a directory where you may write" in said
 
 
 def test_internal_error_saves_traceback_to_file(

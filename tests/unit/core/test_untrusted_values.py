@@ -112,7 +112,7 @@ def test_lockfile_with_unsafe_file_names_is_rejected() -> None:
     sound = {**texts, "tool": "1", "profile": "x", "overrides": [], "files": {"tiny_model.py": "0" * 64}}
     assert _lock(sound).files
     for name in filter(None, TEXTS):
-        with pytest.raises(ValueError, match="invalid file name"):
+        with pytest.raises(ValueError, match=r"invalid file name|valid string"):
             _lock(sound | {"files": {name: "0" * 64}})
 
 

@@ -33,6 +33,6 @@ def test_only_trailing_newline_of_key_is_stripped() -> None:
     ],
 )
 def test_invalid_api_key_is_rejected_without_revealing_it(key: str) -> None:
-    with pytest.raises(UsageError, match="the API key in `KEY` ") as caught:
+    with pytest.raises(UsageError, match="the API key in `KEY`") as caught:
         read_key(key, location="KEY")
     assert "sk-" not in caught.value.message + caught.value.hint

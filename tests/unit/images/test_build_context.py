@@ -86,10 +86,10 @@ def test_dockerfile_starts_with_published_fixes() -> None:
 
 def test_dockerfile_step_explains_its_patch() -> None:
     new = dockerfile(context(plan()))
-    assert "Upstream since sglang 0.5.15, and this image has 0.5.16: this step checks that in the sources." in new
+    assert "# State after this step: upstream by its version 0.5.16" in new
     old = dockerfile(context(load("mi355x-tp8-july").plan))
-    assert "Applied by this step, if the sources of sglang 0.5.14 need it." in old
-    assert "Applied at startup by `deploy up`, if this step finds that the sources need it." in old
+    assert "# State after this step: applied or upstream" in old
+    assert "# State after this step: applied at startup or upstream" in old
 
 
 def test_labels_name_each_patch_and_its_state() -> None:
@@ -110,10 +110,10 @@ def test_build_without_required_table_fails_with_command() -> None:
     without, given = context(plan()), context(plan(table=TABLE), table=TABLE)
 
     assert (without.missing_inputs, given.missing_inputs) == (("aiter-fp4-moe-table",), ())
-    assert "this step stops the build: `deploy kernels build mi355x-tp8` makes it, with" in dockerfile(without)
+    assert "This step stops the build;" in dockerfile(without)
     assert "ARG ALLOW_UNTUNED=" in dockerfile(without)
     assert "ALLOW_UNTUNED" not in dockerfile(given)
-    assert f"Applied by this step: a table, sha256 {sha256(TABLE).hexdigest()}" in dockerfile(given)
+    assert f"# State after this step: table, sha256 {sha256(TABLE).hexdigest()}" in dockerfile(given)
 
 
 def test_table_recorded_in_plan_must_be_provided() -> None:
