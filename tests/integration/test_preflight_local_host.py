@@ -88,7 +88,7 @@ def test_host_without_gpus_is_not_ready(deploy: CommandLine) -> None:
     assert done.returncode == 4
     report = json.loads(done.stdout)
     assert report["ready"] is False
-    assert report["findings"][0]["value"] == "no AMD GPU; no GPU tool or driver found"
+    assert report["findings"][0]["value"] == "no AMD GPU; found neither `amd-smi` nor `nvidia-smi`"
     assert "is not ready" in done.stderr
     assert "Traceback" not in done.stderr
 
