@@ -1,4 +1,4 @@
-"""One server on both nodes of a real Slurm: real sglang as its ranks, and the scripted engine where one ends."""
+"""One server on both nodes of a real Slurm, with real sglang as its ranks: one hangs, and one is killed."""
 
 import json
 import os
@@ -23,7 +23,6 @@ from orchestrator.runtimes.supervisor.record import Record, read_record
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "wide"
-SCRIPTED = (f"engine.python={Path(__file__).parents[1] / 'support/scripted_engine.py'}", "model.questions=null")
 KEY = "sk-of-the-server-on-two-nodes"
 
 
@@ -38,10 +37,10 @@ def deploy(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster)
     wait_for(lambda: not slurm_cluster.queue())
 
 
-def up(deploy: CommandLine, *more: str) -> None:
+def up(deploy: CommandLine) -> None:
     """Start it on both nodes, with a rank of tensor parallelism on each."""
     layout = ("layout.tp=2", "layout.nodes=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
-    settings = (*layout, "server.api_key_env=THE_KEY", f"server.port={free_port()}", *more)
+    settings = (*layout, "server.api_key_env=THE_KEY", f"server.port={free_port()}")
     sets = [word for each in (*settings, "timeouts.termination_grace=20") for word in ("--set", each)]
     done = deploy.run("up", "cpu-tiny", "--runtime", "slurm", "--name", NAME, *sets)
     assert done.returncode == 0, done.stderr
@@ -80,7 +79,7 @@ def health(record: Record, host: str) -> int:
         return 0
 
 
-def test_two_node_server_lifecycle_with_hung_rank(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_two_node_server_lifecycle_with_hung_and_killed_rank(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     up(deploy)
     [job] = slurm_cluster.queue()
     run = Path(status(deploy)["run_dir"])
@@ -106,6 +105,18 @@ def test_two_node_server_lifecycle_with_hung_rank(deploy: CommandLine, slurm_clu
     os.kill(stopped, signal.SIGCONT)
     wait_for(lambda: deploy.run("status", NAME).returncode == 0)
 
+    # Killed: the server ends, also a stopped process; the rank is named, and a restart starts all ranks.
+    os.kill(stopped, signal.SIGSTOP)
+    os.kill(main_process(second), signal.SIGKILL)
+    wait_for(lambda: status(deploy)["status"] == "exited")
+    wait_for(lambda: not slurm_cluster.queue())
+    assert status(deploy)["detail"] == "rank 1 on n1 ended first: killed by SIGKILL"
+    assert not server_processes(first.marks) + server_processes(second.marks)
+    assert deploy.run("restart", NAME).returncode == 0
+    assert deploy.run("status", NAME).returncode == 0
+    assert Path(status(deploy)["run_dir"]) != run
+    run = Path(status(deploy)["run_dir"])
+
     # The others wait for rank 0, which is asked alone; that rank 1 then ends with 3 and a traceback is its way.
     assert deploy.run("down", NAME).returncode == 0
     assert not slurm_cluster.queue()
@@ -113,22 +124,3 @@ def test_two_node_server_lifecycle_with_hung_rank(deploy: CommandLine, slurm_clu
     assert rank_record(run, 0).exit_code in {0, 137}
     ended = deploy.run("diagnose", NAME)
     assert "NoneType" not in ended.stdout
-
-
-def test_dead_rank_ends_server_and_restart_starts_all_ranks(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
-    """Also a stopped process ends, and the rank that was first is named."""
-    up(deploy, *SCRIPTED)
-    run = Path(status(deploy)["run_dir"])
-    first, second = rank_record(run, 0), rank_record(run, 1)
-    os.kill(scheduler(second), signal.SIGSTOP)
-    os.kill(main_process(second), signal.SIGKILL)
-    wait_for(lambda: status(deploy)["status"] == "exited")
-    wait_for(lambda: not slurm_cluster.queue())
-    assert status(deploy)["detail"] == "rank 1 on n1 ended first: killed by SIGKILL"
-    assert not server_processes(first.marks) + server_processes(second.marks)
-
-    assert deploy.run("restart", NAME).returncode == 0
-    assert deploy.run("status", NAME).returncode == 0
-    assert Path(status(deploy)["run_dir"]) != run
-    assert deploy.run("down", NAME).returncode == 0
-    assert not slurm_cluster.queue()

@@ -1,5 +1,6 @@
 """What Slurm 22.05 prints of jobs, recorded, and what becomes of it."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,12 @@ def test_recorded_job_is_parsed(name: str, state: str, node: str, restarts: int,
     assert (job.state, job.node, job.restarts, job.exit_code) == (state, node, restarts, code)
     assert (job.waits, job.runs) == (state == "PENDING", state == "RUNNING")
     assert job.is_over == (state in {"CANCELLED", "FAILED", "NODE_FAIL"})
+
+
+def test_failed_node_of_several_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (RECORDED / "node-fail.txt").read_text()
+    monkeypatch.setattr(jobs, "run", lambda argv, **_: answer("n1\nn1\n" * ("--states=down" in argv)))
+    assert read_job(re.sub(r"(?m)^( +NodeList=).*", r"\1n[0-1]", text)).node == "n1"
 
 
 def test_invalid_job_output_is_rejected() -> None:
